@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test lint style one-by-one bench reproduce studies audit attack fuzz chaos mutants docs docs-serve docs-test dist check-dist clean
 
 demo: $(VENV)/.installed
-	$(PY) -m isthmus.app.demo
+	$(PY) -m isthmus.demo
 
 # Types are checked while the tests are collected.
 test: $(VENV)/.installed-dev style
@@ -52,7 +52,7 @@ studies: $(VENV)/.installed
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(PY) lab/studies/$$name.py; done
 
 audit: $(VENV)/.installed
-	$(PY) -m isthmus.app.cli audit
+	$(PY) -m isthmus.cli audit
 
 # A long random search for a record that moves a release beyond its bound; REPLAY=... runs a reported case again.
 MINUTES ?= 20

@@ -13,8 +13,7 @@ import argparse
 import numpy as np
 from sklearn.linear_model import LinearRegression
 
-from isthmus import PrivateRegressor
-from isthmus.app import datasets
+from isthmus import PrivateRegressor, datasets
 
 RANGES = {  # public: what a district may have
     "longitude": (-125, -114),

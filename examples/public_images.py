@@ -14,8 +14,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from isthmus import PrivateClassifier
-from isthmus.app import datasets
+from isthmus import PrivateClassifier, datasets
 
 
 def images(count):

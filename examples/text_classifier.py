@@ -17,8 +17,7 @@ from sklearn.feature_extraction import FeatureHasher
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import normalize
 
-from isthmus import PrivateClassifier
-from isthmus.app import datasets
+from isthmus import PrivateClassifier, datasets
 
 GOOD, BAD = "great superb moving funny brilliant".split(), "awful dull waste poor boring".split()
 OTHER = [f"word{k}" for k in range(200)]

@@ -1,6 +1,6 @@
 """`python -m isthmus`: the command line."""
 
-from isthmus.app.cli import main
+from isthmus.cli import main
 
 if __name__ == "__main__":
     main(prog_name="isthmus")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import to_dense
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.base import Sketch
+from isthmus.sketches.base import Sketch
 
 
 class DenseSketch(Sketch):

@@ -16,8 +16,8 @@ import isthmus
 from isthmus import Logistic, PrivateClassifier, PrivateRegressor, algorithms, estimators, minimize
 from isthmus.algorithms.before import buying
 from isthmus.algorithms.purchases import ClassCounts, Ranges
+from isthmus.core.state import State
 from isthmus.privacy import Charge, Ledger, PrivacyPlan, PrivacyStatement
-from isthmus.round.state import State
 
 FILE = Path(__file__).parents[1] / "examples" / "own_parts.py"
 
@@ -129,7 +129,7 @@ def test_the_recipe_buys_what_is_not_declared(parts: Any, table: Any) -> None:
 def test_a_recipe_without_a_budget_of_ours_is_refused_by_name(table: Any) -> None:
     def own(binding: Any) -> Any:
         return algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=1.0, n="exact").build(
-            isthmus.round.minimize.Binding(
+            isthmus.core.minimize.Binding(
                 binding.constraint, binding.penalty, binding.space, binding.n, binding.steps, None
             )
         )

@@ -15,10 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from isthmus import InvalidInput, PrivateClassifier
-from isthmus.app.report.record import Record
-from isthmus.app.runs.folder import FORMATS, FolderDamaged, RunFolder, digest
 from isthmus.base import packed, storage
 from isthmus.codecs import Int8
+from isthmus.core.state import FORMAT as STATE
 from isthmus.distributed.hooks import SketchState, WarmRank
 from isthmus.estimators import load, save
 from isthmus.estimators.stored import FORMAT as ESTIMATOR
@@ -27,7 +26,8 @@ from isthmus.privacy import Gaussian, Ledger, LedgerCorrupt, PrivacyPlan, Privac
 from isthmus.privacy.event_json import canonical
 from isthmus.privacy.plan import Charge
 from isthmus.privacy.sampling import Poisson
-from isthmus.round.state import FORMAT as STATE
+from isthmus.report.record import Record
+from isthmus.runs.folder import FORMATS, FolderDamaged, RunFolder, digest
 from isthmus.tables.schema import Schema
 
 

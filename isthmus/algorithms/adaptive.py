@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from isthmus.geometry.sketches import Context, Encoder, Sketch
 from isthmus.gradients import Dense
 from isthmus.privacy import AdaptiveClip
+from isthmus.sketches import Context, Encoder, Sketch
 
 COUNT_SHARE = 0.05
 """The share of the budget that buys the count."""

@@ -12,13 +12,13 @@ from isthmus.algorithms.purchases import CAPACITY, Purchase, Terms
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy
 from isthmus.base.space import Space
-from isthmus.geometry.lifts import discard
+from isthmus.core.before import Prepared
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Before, Pipeline, Release, Stage
+from isthmus.lifts import discard
 from isthmus.privacy import Charge, FullBatch, Mechanism, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.library import dpa
-from isthmus.round.before import Prepared
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.pipeline import Before, Pipeline, Release, Stage
 
 
 @dataclass(frozen=True)

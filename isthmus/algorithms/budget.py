@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isthmus.base import validate
+from isthmus.core.minimize import Binding
+from isthmus.core.pipeline import Promise
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.budget import default_delta
 from isthmus.privacy.plan import Charge, PrivacyPlan
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
-from isthmus.round.minimize import Binding
-from isthmus.round.pipeline import Promise
 
 ASSUMPTIONS = (
     "one record belongs to one person",

@@ -11,7 +11,7 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix
-from isthmus.round.minimize import Recipe
+from isthmus.core.minimize import Recipe
 
 if TYPE_CHECKING:
     from isthmus.algorithms.declare import Algorithm

@@ -20,14 +20,14 @@ from isthmus.algorithms.filling import Choice, Facts, Refusal, Run, allowed_step
 from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
-from isthmus.geometry.lifts import CoSaMP, discard, pinv
-from isthmus.geometry.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
-from isthmus.geometry.sketches.selection import SelectionMap
+from isthmus.core.averages import average_of
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.lifts import CoSaMP, discard, pinv
+from isthmus.parts import Step
 from isthmus.privacy import Charge, Clip, Laplace
-from isthmus.round.averages import average_of
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import Step
-from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
+from isthmus.sketches.selection import SelectionMap
 from isthmus.theory import Rule, Schedule
 from isthmus.theory.paper_002 import compressive_scale, dense_scale, laplace_noise
 from isthmus.theory.printed import Inside, LargestEntries, Printed

@@ -22,13 +22,13 @@ from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.filling import AVERAGED, CONSTANTS, Choice, Facts, Refusal, Run, costs, full_run, sampled_run
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
-from isthmus.geometry.lifts import unbiased
-from isthmus.geometry.sketches import Blocks, Encoder, Nice
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage
+from isthmus.lifts import unbiased
+from isthmus.parts import Restart, Step
+from isthmus.penalties import Penalty
 from isthmus.privacy import Charge, Clip, Gaussian
-from isthmus.problems.penalties import Penalty
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import Restart, Step
-from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.sketches import Blocks, Encoder, Nice
 from isthmus.theory.paper_003 import (
     Loops,
     cover,

@@ -22,7 +22,7 @@ from isthmus.algorithms.choice import Choice, Refusal
 from isthmus.algorithms.facts import Facts
 from isthmus.algorithms.filling import allowed_step, free_run, plain_run, sampled_run, walk
 from isthmus.base import validate
-from isthmus.round.minimize import Recipe
+from isthmus.core.minimize import Recipe
 
 P = ParamSpec("P")
 Fill = Callable[[Facts], Choice | Refusal]
@@ -187,8 +187,8 @@ def algorithm(function: Any = None, /, *, fill: Fill | None = None, private: boo
     >>> from isthmus import plan
     >>> from isthmus.algorithms import Budget, algorithm, rounds_of
     >>> from isthmus.privacy import Charge, Clip
-    >>> from isthmus.round.parts import Step
-    >>> from isthmus.round.pipeline import Pipeline, Release, Stage
+    >>> from isthmus.parts import Step
+    >>> from isthmus.core.pipeline import Pipeline, Release, Stage
     >>> @algorithm
     ... def my_gd(*, epsilon, delta=None, clip, step, n=None, adjacency="add-remove"):
     ...     budget = Budget(epsilon, delta, adjacency, n)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from isthmus.base import validate
-from isthmus.geometry.sets import ConvexSet
-from isthmus.geometry.sketches.base import Size, resolve
-from isthmus.round.minimize import Binding
+from isthmus.core.minimize import Binding
+from isthmus.sets import ConvexSet
+from isthmus.sketches.base import Size, resolve
 from isthmus.theory import Rule, Schedule, narrow_dimension
 
 
@@ -24,7 +24,7 @@ class WidthRule:
     per       what t counts: every "step", or every "epoch" as in the experiments of paper 001
     width     w, where the constraint's own is not the right one (the cone at a sparse point is far narrower)
 
-    >>> from isthmus.geometry.sets import L1Ball
+    >>> from isthmus.sets import L1Ball
     >>> WidthRule(width=2.0).rule(L1Ball(), d=1000, per_epoch=10)(2)
     36
     >>> [WidthRule().rule(L1Ball(radius), d=10_000, per_epoch=1)(1) for radius in (1.0, 150.0)]
@@ -52,7 +52,7 @@ class WidthRule:
 def relative_width(constraint: ConvexSet, d: int) -> float:
     """w(C) over half the diameter of C: the width of a set of that shape and radius 1.
 
-    >>> from isthmus.geometry.sets import L2Ball
+    >>> from isthmus.sets import L2Ball
     >>> abs(relative_width(L2Ball(7.0), 400) - 20) < 0.02
     True
     """

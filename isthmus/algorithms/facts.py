@@ -12,9 +12,9 @@ import numpy as np
 
 from isthmus.algorithms.constants import CONSTANTS
 from isthmus.base import validate
+from isthmus.objectives.known import Loss, known_losses, loss_of, name_of
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.budget import default_delta, mu_of
-from isthmus.problems.objectives.known import Loss, known_losses, loss_of, name_of
 
 SCALES = ("auto", "none", "columns", "moments", "shapes")
 FEATURES = ("auto", "linear", "smooth")

@@ -11,7 +11,7 @@ from isthmus.algorithms import costs
 from isthmus.algorithms.choice import Choice, Refusal
 from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.facts import Facts
-from isthmus.geometry.sets import Subspace
+from isthmus.sets import Subspace
 
 AVERAGED = {"last": 1.0, "tail": math.sqrt(2 / 3), "average": math.sqrt(1 / 3)}
 """s.d. of a random walk's last point, of the mean of its second half, and of its mean, relative to the last."""

@@ -16,16 +16,16 @@ from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
 from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Run, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
-from isthmus.geometry.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unbiased
-from isthmus.geometry.sets import ConvexSet, Whole
-from isthmus.geometry.sketches import CountSketch, Encoder, Identity, SparseJL
-from isthmus.geometry.sketches.base import Random, Size, resolve
-from isthmus.round.averages import average_of
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
-from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
-from isthmus.round.samplers import Sampler
-from isthmus.round.wire import Wire
+from isthmus.core.averages import average_of
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.core.samplers import Sampler
+from isthmus.core.wire import Wire
+from isthmus.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unbiased
+from isthmus.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
+from isthmus.sets import ConvexSet, Whole
+from isthmus.sketches import CountSketch, Encoder, Identity, SparseJL
+from isthmus.sketches.base import Random, Size, resolve
 from isthmus.theory import Schedule
 
 StepRule = float | Callable[[int], float]

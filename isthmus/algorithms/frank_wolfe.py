@@ -11,13 +11,13 @@ from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
 from isthmus.algorithms.filling import Choice, Facts, Refusal, costs, free_run
 from isthmus.base import validate
-from isthmus.geometry.lifts import adjoint
-from isthmus.geometry.sketches import CountSketch, Encoder, Identity
-from isthmus.geometry.sketches.base import Size
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import FrankWolfe, Full, GapBelow, Uniform, WithoutReplacement
-from isthmus.round.pipeline import Pipeline, Release, Stage
-from isthmus.round.samplers import Sampler
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage
+from isthmus.core.samplers import Sampler
+from isthmus.lifts import adjoint
+from isthmus.parts import FrankWolfe, Full, GapBelow, Uniform, WithoutReplacement
+from isthmus.sketches import CountSketch, Encoder, Identity
+from isthmus.sketches.base import Size
 from isthmus.theory import Rule, Schedule
 
 

@@ -20,12 +20,12 @@ from torch import Tensor
 from isthmus.algorithms.purchases import ROOT, Purchased, Statistics, Terms, classes_of, unit
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
+from isthmus.core.before import Prepared
+from isthmus.core.updates import Preconditioned
 from isthmus.gradients import Counts
 from isthmus.privacy import Clip
 from isthmus.problems.features import Distribution, bins_of, distribution, grid, smooth_map
 from isthmus.problems.scaling import RowMaps, Scaled
-from isthmus.round.before import Prepared
-from isthmus.round.updates import Preconditioned
 
 UNSEEN = 0.01
 """Records that may differ from all others in a column that looks constant."""

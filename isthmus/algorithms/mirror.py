@@ -15,16 +15,16 @@ from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
 from isthmus.algorithms.first_order import Family, StepRule, step_rule
 from isthmus.algorithms.private import Relation, _Private
 from isthmus.base import validate
-from isthmus.geometry.lifts import pinv, unbiased
-from isthmus.geometry.sets import Simplex
-from isthmus.geometry.sketches import CountSketch, Identity
-from isthmus.geometry.sketches.base import Size
+from isthmus.core.averages import average_of
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage
+from isthmus.lifts import pinv, unbiased
+from isthmus.parts import Full, Mirror, Shuffle
+from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.averages import average_of
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import Full, Mirror, Shuffle
-from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.sets import Simplex
+from isthmus.sketches import CountSketch, Identity
+from isthmus.sketches.base import Size
 from isthmus.theory import Schedule
 
 ASKED = "for a simplex only: planned where it is asked for by name"

@@ -22,14 +22,14 @@ from isthmus.algorithms.private import Relation, _Private
 from isthmus.algorithms.purchases import Lambda, Purchased, Terms, unit
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
-from isthmus.geometry.sketches import Context, Encoder, Sketch
-from isthmus.geometry.sketches.orthonormal import random_rows
-from isthmus.geometry.sketches.subspace import SubspaceMap
+from isthmus.core.before import Prepared
+from isthmus.core.minimize import Recipe
 from isthmus.gradients import Outer
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows
-from isthmus.round.before import Prepared
-from isthmus.round.minimize import Recipe
+from isthmus.sketches import Context, Encoder, Sketch
+from isthmus.sketches.orthonormal import random_rows
+from isthmus.sketches.subspace import SubspaceMap
 
 MORE = 10
 """Directions that are tried beyond k: the span of a few more holds the top k far better."""

@@ -21,18 +21,18 @@ from isthmus.algorithms.first_order import Family, StepRule, step_rule, stop_of
 from isthmus.algorithms.histograms import Shapes, ShrunkStatistics, TargetShape
 from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Statistics, Terms
 from isthmus.base import validate
-from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
-from isthmus.geometry.sets import Whole
-from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Identity
-from isthmus.geometry.sketches.base import Size
+from isthmus.core.averages import average_of
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.core.updates import Update
+from isthmus.lifts import ProjectAndLift, discard, pinv
+from isthmus.parts import Step, Tail
+from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, GroupClip, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.averages import average_of
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import Step, Tail
-from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
-from isthmus.round.updates import Update
+from isthmus.sets import Whole
+from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Identity
+from isthmus.sketches.base import Size
 from isthmus.theory import Rule, Schedule
 from isthmus.theory.printed import Printed, own_length
 

@@ -22,7 +22,7 @@ from isthmus.algorithms.filling import (
 from isthmus.algorithms.histograms import Shapes, TargetShape
 from isthmus.algorithms.private import dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd
 from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Statistics
-from isthmus.problems.objectives.spectrum import GRAM_LIMIT
+from isthmus.objectives.spectrum import GRAM_LIMIT
 
 SHARES = {
     "none": 0.0,

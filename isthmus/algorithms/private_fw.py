@@ -17,14 +17,14 @@ from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
-from isthmus.geometry.lifts import Lifted
-from isthmus.geometry.sets import ConvexSet, VertexForm
-from isthmus.geometry.sketches import Context, Encoder, Sketch
-from isthmus.geometry.sketches.identity import IdentityMap
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage
+from isthmus.lifts import Lifted
+from isthmus.parts import FrankWolfe
 from isthmus.privacy import Charge, Clip, NoisyMax
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import FrankWolfe
-from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.sets import ConvexSet, VertexForm
+from isthmus.sketches import Context, Encoder, Sketch
+from isthmus.sketches.identity import IdentityMap
 from isthmus.theory import Rule
 
 

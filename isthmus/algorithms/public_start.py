@@ -24,15 +24,15 @@ from torch import Tensor
 from isthmus.algorithms.histograms import ShrunkStatistics
 from isthmus.algorithms.purchases import scaled_targets
 from isthmus.base import validate
-from isthmus.geometry.sets import ConvexSet
+from isthmus.core.before import Prepared
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, StepSize
+from isthmus.core.updates import Preconditioned
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.library import dpa
 from isthmus.problems.public_fit import PublicFit, fit_public
 from isthmus.problems.scaling import Scaled
-from isthmus.round.before import Prepared
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.pipeline import Pipeline, StepSize
-from isthmus.round.updates import Preconditioned
+from isthmus.sets import ConvexSet
 
 FACTORS = torch.logspace(-5, 0, 101, dtype=torch.float64)
 """What steps may be multiplied by."""

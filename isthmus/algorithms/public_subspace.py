@@ -17,9 +17,9 @@ from isthmus.algorithms.filling import Choice, Facts, Refusal, allowed_step, cos
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Relation, _Private
 from isthmus.base import validate
-from isthmus.geometry.sketches import Encoder, GaussianSketch, Identity, Progressive, PublicSubspace
+from isthmus.core.minimize import Recipe
 from isthmus.privacy import AdaptiveClip
-from isthmus.round.minimize import Recipe
+from isthmus.sketches import Encoder, GaussianSketch, Identity, Progressive, PublicSubspace
 from isthmus.theory import Schedule
 
 _PUBLISHED = (

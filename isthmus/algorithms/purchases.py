@@ -24,15 +24,15 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
+from isthmus.core.before import Prepared
+from isthmus.core.updates import Preconditioned
 from isthmus.gradients import Counts, Glm, Rows, Stack
 from isthmus.gradients.adding import KAPPA
+from isthmus.objectives.targets import CountTargets
 from isthmus.privacy import Clip, PerLeafClip
 from isthmus.problems.moments import Products, Squares
-from isthmus.problems.objectives.targets import CountTargets
 from isthmus.problems.queries import Query, TopEigenvalue
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled, unit_rows
-from isthmus.round.before import Prepared
-from isthmus.round.updates import Preconditioned
 
 SMALL = 300
 """Up to this many columns moments are centred and sufficient statistics are affordable."""

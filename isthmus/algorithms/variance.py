@@ -10,10 +10,10 @@ from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Refusal, Run, b
 from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage
+from isthmus.parts import AgainstAnchor, Restart, Step
 from isthmus.privacy import Charge, Clip, FullBatch, Poisson
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import AgainstAnchor, Restart, Step
-from isthmus.round.pipeline import Pipeline, Release, Stage
 
 
 @algorithm(

@@ -12,9 +12,9 @@ from torch import Tensor
 from isthmus.audit.bounds import one_run_epsilon
 from isthmus.audit.records import LinearRecords
 from isthmus.base import validate
+from isthmus.core.minimize import minimize
+from isthmus.core.pipeline import Pipeline
 from isthmus.privacy.noise import SecretSource
-from isthmus.round.minimize import minimize
-from isthmus.round.pipeline import Pipeline
 
 __all__ = ["OneRun", "one_run", "orthogonal_canaries", "training"]
 
@@ -112,7 +112,7 @@ def training(
     Every canary is the gradient of one linear loss, so a canary that is in pulls the iterate along itself.  `others`
     are records that are always there, by default one zero vector.
 
-    >>> from isthmus.round.pipeline import Promise, Release, Stage
+    >>> from isthmus.core.pipeline import Promise, Release, Stage
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian, SeededSource
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(50.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))

@@ -18,11 +18,11 @@ from isthmus.audit.probe import Probe, Values
 from isthmus.audit.records import Pair
 from isthmus.base import validate
 from isthmus.base.space import as_space
+from isthmus.core.pipeline import Pipeline, Release, Stage, slots
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import SecretSource
-from isthmus.round.pipeline import Pipeline, Release, Stage, slots
 
 __all__ = ["AuditReport", "attack", "scores"]
 
@@ -104,7 +104,7 @@ def attack(
     The other records' membership is held fixed, which every sampler's guarantee allows: it holds whoever else is in.
 
     >>> from isthmus.audit import worst_pair
-    >>> from isthmus.round.pipeline import Promise
+    >>> from isthmus.core.pipeline import Promise
     >>> from isthmus.privacy import Clip, FullBatch, SeededSource, noise_multiplier
     >>> z = noise_multiplier(epsilon=1.0, delta=1e-5)
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(z))])], lambda t: 0.1,

@@ -10,12 +10,12 @@ from torch import Tensor
 from isthmus.algorithms import priv_sgd
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.geometry.sets import Whole
+from isthmus.core.minimize import Binding
+from isthmus.core.pipeline import Pipeline
+from isthmus.penalties import NoPenalty
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.minimize import Binding
-from isthmus.round.pipeline import Pipeline
+from isthmus.sets import Whole
 
 __all__ = ["Halved", "halved", "published_privsgd"]
 
@@ -53,7 +53,7 @@ class Halved:
 def halved(pipe: Pipeline) -> Pipeline:
     """The pipeline with half of every noise and the same promise.  Broken on purpose.
 
-    >>> from isthmus.round.pipeline import Promise, Release, Stage
+    >>> from isthmus.core.pipeline import Promise, Release, Stage
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))

@@ -14,11 +14,11 @@ from isthmus.audit.probe import Probe
 from isthmus.audit.records import Pair
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
-from isthmus.geometry.sketches import Sketch
+from isthmus.core.pipeline import Pipeline, Release, slots
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.mechanisms import NoisyMax, TopK
-from isthmus.round.pipeline import Pipeline, Release, slots
+from isthmus.sketches import Sketch
 
 __all__ = ["Movement", "candidates", "inner", "law", "movement", "movements", "worst_pair"]
 
@@ -56,7 +56,7 @@ def worst_pair(
     Among pairs that move it equally far the one whose outcomes are easiest to tell apart: a movement in one
     coordinate for Laplace noise, the largest ratio of probabilities for a selection.
 
-    >>> from isthmus.round.pipeline import Promise, Release, Stage
+    >>> from isthmus.core.pipeline import Promise, Release, Stage
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(2.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))

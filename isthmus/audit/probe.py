@@ -12,16 +12,16 @@ from torch import Tensor
 from isthmus.audit.records import LinearRecords
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
-from isthmus.geometry.lifts import discard
-from isthmus.geometry.sketches import Sketch
+from isthmus.core.pipeline import Pipeline, Release, Stage, slots
+from isthmus.core.step import bind_stage, close_stage, fragment, open_round, start
+from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
+from isthmus.lifts import discard
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import dpa
 from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import SeededSource
-from isthmus.round.pipeline import Pipeline, Release, Stage, slots
-from isthmus.round.step import bind_stage, close_stage, fragment, open_round, start
-from isthmus.round.wire import Keys, Message
+from isthmus.sketches import Sketch
 
 Values = dict[str, Bounded]
 
@@ -63,7 +63,7 @@ class Probe:
     Maps and clip bounds are those of round `t` of a run with `seed`.  A later stage sees what the stages before it
     release on a record that is zero: one fixed public transcript for every dataset.
 
-    >>> from isthmus.round.pipeline import Promise
+    >>> from isthmus.core.pipeline import Promise
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))

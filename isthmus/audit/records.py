@@ -11,8 +11,8 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
 from isthmus.gradients import Dense, Rows
+from isthmus.objectives.base import Objective, as_index
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.problems.objectives.base import Objective, as_index
 
 
 class LinearRecords(Objective):

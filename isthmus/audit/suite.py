@@ -18,9 +18,11 @@ import torch
 from isthmus import algorithms
 from isthmus.audit import attack, known_bad, one_run, orthogonal_canaries, training, worst_pair
 from isthmus.base.space import Space
-from isthmus.geometry.lifts import adjoint, pinv
-from isthmus.geometry.sets import L1Ball, Whole
-from isthmus.geometry.sketches import Blocks, CountSketch, GaussianSketch, Identity
+from isthmus.core.minimize import Binding
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.lifts import adjoint, pinv
+from isthmus.parts import FrankWolfe
+from isthmus.penalties import NoPenalty
 from isthmus.privacy import (
     Adjacency,
     Clip,
@@ -35,10 +37,8 @@ from isthmus.privacy import (
     calibrate,
     noise_multiplier,
 )
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.minimize import Binding
-from isthmus.round.parts import FrankWolfe
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.sets import L1Ball, Whole
+from isthmus.sketches import Blocks, CountSketch, GaussianSketch, Identity
 
 EPSILON, DELTA = 1.0, 1e-5
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE

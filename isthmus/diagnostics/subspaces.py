@@ -12,8 +12,8 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.diagnostics.spectra import axes, check_public, products, squares
-from isthmus.geometry.sketches.public import NEGLIGIBLE
 from isthmus.gradients import Rows
+from isthmus.sketches.public import NEGLIGIBLE
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from isthmus.diagnostics.spectra import axes
 
 
 class Sink(Protocol):
-    """Where a `Tracker` sends its numbers as they come: `isthmus.diagnostics.tensorboard.TensorBoardWriter`, say."""
+    """Where a `Tracker` sends its numbers as they come: `isthmus.tensorboard.TensorBoardWriter`, say."""
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Take the named numbers of a step."""

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from isthmus.base import storage, validate
+from isthmus.core.torch_loop import TorchDriver
 from isthmus.privacy import event_json
 from isthmus.privacy.ledger import Ledger
-from isthmus.round.torch_loop import TorchDriver
 
 RESTORED = "restored:"
 FORMAT = storage.Format("isthmus-checkpoint-2", "save_checkpoint", unsealed=("isthmus-checkpoint-1",))
@@ -33,7 +33,7 @@ def terms(event: Any, sampler: Any, sketch: Any, **choices: Any) -> dict[str, An
 def words(part: Any) -> Any:
     """A sketch by its kind and its numbers; data and functions are not compared.
 
-    >>> from isthmus.geometry.sketches import Kronecker
+    >>> from isthmus.sketches import Kronecker
     >>> words(Kronecker(3, 2, refresh=4))
     'Kronecker(refresh=4, rank_in=3, rank_out=2, ranks=None)'
     """

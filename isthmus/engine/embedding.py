@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.base import validate
-from isthmus.geometry.sketches import Encoder
 from isthmus.privacy.budget import split
+from isthmus.sketches import Encoder
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class GradientEmbedding:
     encoder    the map of the code, tight: `PublicSubspace`, `KroneckerSubspace`, ...
     clip_rest  the clip bound of residuals
 
-    >>> from isthmus.geometry.sketches import PublicSubspace
+    >>> from isthmus.sketches import PublicSubspace
     >>> GradientEmbedding(PublicSubspace(4), clip_rest=0.1).multipliers(3.0)[1] > 3.0
     True
     """

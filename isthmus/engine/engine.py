@@ -12,9 +12,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from isthmus import modules
 from isthmus.base import validate
+from isthmus.core.drivable import Ticket
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.core.sound import others_parts
+from isthmus.core.spending import stopped
+from isthmus.core.torch_loop import TorchDriver
 from isthmus.diagnostics import Tracker
-from isthmus.engine import checkpoint, modules, options
+from isthmus.engine import checkpoint, options
 from isthmus.engine.accountant import Accountant
 from isthmus.engine.claims import FIXED, KEPT, PIECES, claims
 from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
@@ -38,11 +44,6 @@ from isthmus.privacy.ledger import Limit
 from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import Account, PrivacyStatement
-from isthmus.round.drivable import Ticket
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.round.sound import others_parts
-from isthmus.round.spending import stopped
-from isthmus.round.torch_loop import TorchDriver
 
 Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 

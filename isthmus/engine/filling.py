@@ -12,10 +12,9 @@ from torch import Tensor
 from isthmus.algorithms.adaptive import COUNT_SHARE, Below
 from isthmus.base import validate
 from isthmus.base.space import Space
+from isthmus.core.pipeline import Release
 from isthmus.engine.embedding import GradientEmbedding
-from isthmus.geometry.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
-from isthmus.geometry.sets import ConvexSet
-from isthmus.geometry.sketches import Encoder, Identity, Residual, Sketch
+from isthmus.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
@@ -23,7 +22,8 @@ from isthmus.privacy.budget import split
 from isthmus.privacy.clips import GroupClip
 from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.noise import Noise
-from isthmus.round.pipeline import Release
+from isthmus.sets import ConvexSet
+from isthmus.sketches import Encoder, Identity, Residual, Sketch
 
 CLIPPINGS = ("flat", "per_layer", "adaptive")
 Norm = float | Sequence[float] | Mapping[str, float]

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from isthmus.base import validate
 from isthmus.base.randomness import key
-from isthmus.round.ranks import Ranks
-from isthmus.round.together import Company, Single, Together
+from isthmus.core.ranks import Ranks
+from isthmus.core.together import Company, Single, Together
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 SHARED = (

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from isthmus.base import validate
-from isthmus.geometry.sets import ConvexSet, Product, Whole
+from isthmus.core.torch_loop import TorchDriver
 from isthmus.gradients.layers import Layers
-from isthmus.round.torch_loop import TorchDriver
+from isthmus.sets import ConvexSet, Product, Whole
 
 FIXED = "the noise multiplier is fixed when training is made private: it is what the ledger charges"
 ADAPTIVE = 'the clip bound is fixed when training is made private; for one that moves use clipping="adaptive"'

@@ -24,6 +24,10 @@ from isthmus.base import validate
 from isthmus.base.arrow import opened
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take
 from isthmus.base.streamed import Streamed
+from isthmus.core.minimize import Binding, Recipe, minimize
+from isthmus.core.pipeline import Pipeline
+from isthmus.core.spending import GONE, unspent
+from isthmus.core.state import State
 from isthmus.estimators import intervals, stored, turns
 from isthmus.estimators.effects import Curve, effects, in_order
 from isthmus.estimators.inputs import (
@@ -47,10 +51,6 @@ from isthmus.privacy.budget import mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
 from isthmus.problems.scaling import RowMaps, Scaled
-from isthmus.round.minimize import Binding, Recipe, minimize
-from isthmus.round.pipeline import Pipeline
-from isthmus.round.spending import GONE, unspent
-from isthmus.round.state import State
 from isthmus.tables.encoder import check_numbers_only
 from isthmus.tables.frames import is_frame
 

@@ -17,8 +17,8 @@ from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.leaks import leak
 from isthmus.estimators.stored import storable
-from isthmus.problems.objectives.known import Loss, known_losses, loss_for
-from isthmus.problems.objectives.linear import CLASSES_READ
+from isthmus.objectives.known import Loss, known_losses, loss_for
+from isthmus.objectives.linear import CLASSES_READ
 
 
 def _has_probabilities(estimator: Any) -> bool:

@@ -22,12 +22,12 @@ import torch.distributed as dist
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
 from isthmus.base.streamed import dense_parts
+from isthmus.core.aggregators import Aggregator, Local
+from isthmus.core.ranks import AllReduce, Ranks
+from isthmus.core.state import State
+from isthmus.objectives.spectrum import top_eigenvalue
 from isthmus.privacy import PrivacyStatement
-from isthmus.problems.objectives.spectrum import top_eigenvalue
 from isthmus.problems.queries import TopEigenvalue
-from isthmus.round.aggregators import Aggregator, Local
-from isthmus.round.ranks import AllReduce, Ranks
-from isthmus.round.state import State
 
 EACH = (
     "leave the checkpoint out: every rank keeps its own memory of what it left out, and a checkpoint has that "

@@ -28,8 +28,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from isthmus.algorithms.purchases import Statistics
 from isthmus.base import validate
+from isthmus.objectives import LeastSquares, Logistic
 from isthmus.problems.features import SmoothMap
-from isthmus.problems.objectives import LeastSquares, Logistic
 from isthmus.problems.scaling import RowMap
 
 ASSUMED = (

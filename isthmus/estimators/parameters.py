@@ -19,9 +19,9 @@ from isthmus.algorithms.declare import algorithm_of
 from isthmus.base import validate
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.inputs import check_bounds
+from isthmus.objectives.known import Loss, loss_of
 from isthmus.privacy import Adjacency, Ledger
 from isthmus.privacy.budget import default_delta
-from isthmus.problems.objectives.known import Loss, loss_of
 
 SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
 FEATURES = ("auto", "linear", "smooth")

@@ -15,9 +15,9 @@ from isthmus.base import validate
 from isthmus.estimators.base import Posed, PrivateLinear
 from isthmus.estimators.leaks import leak
 from isthmus.estimators.stored import storable
-from isthmus.problems.objectives import Huber
-from isthmus.problems.objectives.known import Loss, known_losses, loss_of
-from isthmus.problems.objectives.targets import CountTargets
+from isthmus.objectives import Huber
+from isthmus.objectives.known import Loss, known_losses, loss_of
+from isthmus.objectives.targets import CountTargets
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -24,11 +24,15 @@ import numpy as np
 import torch
 
 from isthmus.base import validate
+from isthmus.core.pipeline import Promise, Release, Stage
+from isthmus.core.sources import Sheet
+from isthmus.core.step import Setting, look
+from isthmus.core.wire import Keys
 from isthmus.estimators import figures
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
-from isthmus.geometry.lifts import discard
 from isthmus.gradients import Counts, Dense, Rows
+from isthmus.lifts import discard
 from isthmus.privacy import (
     Adjacency,
     Clip,
@@ -45,10 +49,6 @@ from isthmus.privacy import (
 from isthmus.privacy.budget import default_delta
 from isthmus.privacy.library import dpa
 from isthmus.privacy.statement import Account
-from isthmus.round.pipeline import Promise, Release, Stage
-from isthmus.round.sources import Sheet
-from isthmus.round.step import Setting, look
-from isthmus.round.wire import Keys
 
 RANGES, FIGURES = "test ranges", "test figures"
 FIRST = 0.2

@@ -35,13 +35,19 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from isthmus.base import validate
+from isthmus.core.aggregators import Local
+from isthmus.core.pipeline import Promise, Release, Stage
+from isthmus.core.sources import Sheet
+from isthmus.core.step import Setting, look
+from isthmus.core.wire import Keys
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.inputs import checked
 from isthmus.estimators.leaks import leak
 from isthmus.estimators.notebook import ShowsGuarantee
-from isthmus.geometry.lifts import discard
 from isthmus.gradients import Dense
+from isthmus.lifts import discard
+from isthmus.objectives.linear import CLASSES_READ
 from isthmus.privacy import (
     Adjacency,
     Clip,
@@ -60,12 +66,6 @@ from isthmus.privacy import (
 from isthmus.privacy.budget import default_delta, mu_of, split
 from isthmus.privacy.library import dpa
 from isthmus.privacy.statement import Account
-from isthmus.problems.objectives.linear import CLASSES_READ
-from isthmus.round.aggregators import Local
-from isthmus.round.pipeline import Promise, Release, Stage
-from isthmus.round.sources import Sheet
-from isthmus.round.step import Setting, look
-from isthmus.round.wire import Keys
 
 FIXED = {
     "epsilon",

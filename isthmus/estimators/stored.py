@@ -16,11 +16,11 @@ import numpy as np
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.declare import find
 from isthmus.base import known, storage, validate
+from isthmus.core.state import State
+from isthmus.objectives import LinearModel
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.features import SmoothMap
-from isthmus.problems.objectives import LinearModel
 from isthmus.problems.scaling import RowMap, RowMaps
-from isthmus.round.state import State
 
 if TYPE_CHECKING:
     from isthmus.estimators.base import PrivateLinear

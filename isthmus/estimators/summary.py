@@ -24,11 +24,11 @@ import torch
 
 from isthmus.algorithms.purchases import BINS, octaves, ranges
 from isthmus.base import validate
+from isthmus.core.pipeline import Promise
 from isthmus.estimators.figures import Bins
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, noise_multiplier
 from isthmus.privacy.statement import Account
-from isthmus.round.pipeline import Promise
 from isthmus.tables.dates import from_days
 from isthmus.tables.encode import as_days, as_numbers, check_readable, encode
 from isthmus.tables.frames import as_frame

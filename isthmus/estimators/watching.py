@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isthmus.core.state import State
 from isthmus.planner import Choice
-from isthmus.round.state import State
 
 SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""

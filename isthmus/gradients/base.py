@@ -18,10 +18,10 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import Total, exact_products
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.base import Mate, Sketch
-from isthmus.geometry.sketches.forms import OuterForm, TableForm
 from isthmus.gradients import adding, fused, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
+from isthmus.sketches.base import Mate, Sketch
+from isthmus.sketches.forms import OuterForm, TableForm
 
 KINDS: dict[str, Callable[..., Rows]] = {}
 """What makes the kinds that methods of all rows return: each is added by its own file, which imports this one."""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
-from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.base import KINDS, Dense, Rows
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
+from isthmus.sketches.base import Sketch
 
 
 class BlockOuter(Rows):

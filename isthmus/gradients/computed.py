@@ -25,8 +25,6 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import precision, with_precision
-from isthmus.geometry.sketches.base import Sketch
-from isthmus.geometry.sketches.forms import OuterForm
 from isthmus.gradients import adding, fused, rounding
 from isthmus.gradients._products import cheaper_ghost
 from isthmus.gradients.base import KINDS, Dense, Rows
@@ -35,6 +33,8 @@ from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.tied import Sum
+from isthmus.sketches.base import Sketch
+from isthmus.sketches.forms import OuterForm
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

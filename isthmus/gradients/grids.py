@@ -19,12 +19,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isthmus.geometry.sketches.base import Sketch
-from isthmus.geometry.sketches.forms import OuterForm
 from isthmus.gradients import adding, fused, rounding
 from isthmus.gradients.base import Rows
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import Bounds
+from isthmus.sketches.base import Sketch
+from isthmus.sketches.forms import OuterForm
 
 SIDE = 128
 GRID = 127 * SIDE

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
-from isthmus.geometry.sketches.base import Mate, Sketch
-from isthmus.geometry.sketches.forms import TableForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.base import KINDS, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
+from isthmus.sketches.base import Mate, Sketch
+from isthmus.sketches.forms import TableForm
 
 Entries = tuple[Tensor, Tensor, Tensor]
 """Places (ascending), the examples they belong to, and the sums of values there: no pair of the first two is twice."""

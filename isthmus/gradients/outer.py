@@ -25,11 +25,11 @@ from isthmus.base.matrix import (
     to_dense,
     with_data,
 )
-from isthmus.geometry.sketches.base import Mate, Sketch
-from isthmus.geometry.sketches.forms import OuterForm
 from isthmus.gradients import _products, adding, rounding
 from isthmus.gradients.base import KINDS, Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
+from isthmus.sketches.base import Mate, Sketch
+from isthmus.sketches.forms import OuterForm
 
 
 class Outer(Rows):

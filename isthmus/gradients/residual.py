@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import rounding
 from isthmus.gradients.base import KINDS, Rows
 from isthmus.gradients.rounding import Bounds
+from isthmus.sketches.base import Sketch
 
 
 class ResidualRows(Rows):

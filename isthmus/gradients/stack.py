@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.geometry.sketches.base import Mate, Sketch
 from isthmus.gradients import rounding
 from isthmus.gradients.base import KINDS, Dense, Rows
 from isthmus.gradients.rounding import Bounds
+from isthmus.sketches.base import Mate, Sketch
 
 SMALL = 1 << 20
 """Numbers of a leaf that is joined with other small ones: fewer and larger steps."""

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
-from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import _products, adding, rounding
 from isthmus.gradients.base import KINDS, Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import Bounds, gamma
+from isthmus.sketches.base import Sketch
 
 ROUNDOFF = 2.0**-30
 """Slack for the computation of an error bound itself, relative."""

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from isthmus.core.torch_loop import TorchDriver
 from isthmus.opacus_compat.refused import refuse
-from isthmus.round.torch_loop import TorchDriver
 
 ONE = "call step(): it clips, sums, adds noise and charges the ledger in one go, and there is no way to do a part of it"
 SKIP = (

@@ -18,12 +18,12 @@ from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import Algorithm, Variant, algorithm_of
 from isthmus.algorithms.facts import Facts, PublicFacts
 from isthmus.base import validate
+from isthmus.core.minimize import Recipe
+from isthmus.objectives.known import Loss
 from isthmus.planner.choices import Plan
 from isthmus.planner.notes import energy_of, notes_of
 from isthmus.planner.public import read_public
 from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Ranking, place_of
-from isthmus.problems.objectives.known import Loss
-from isthmus.round.minimize import Recipe
 
 Asked = str | Algorithm[Any] | Callable[..., Recipe]
 

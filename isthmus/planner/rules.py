@@ -15,7 +15,7 @@ from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.facts import Facts
 from isthmus.algorithms.private_filling import preferred
 from isthmus.algorithms.private_fw import ball_bound, reach, vertex_bound
-from isthmus.geometry.sets import Subspace
+from isthmus.sets import Subspace
 
 PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
 SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")

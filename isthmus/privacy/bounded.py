@@ -1,6 +1,6 @@
 """`Bounded`: a clipped sum that carries its bound, the only thing a mechanism accepts.
 
-A clip yields weights; the one function that reads per-example values (`isthmus.round.pipeline.measure`) turns
+A clip yields weights; the one function that reads per-example values (`isthmus.core.pipeline.measure`) turns
 them into a `Bounded`.  Whatever stands between the clip and the noise states how it grows the norm.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.recording import is_set, recording_now
-from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
+from isthmus.sketches.base import Sketch
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
     weights  what the losses of its rows are multiplied by
     towards  the point that coefficients are shrunk towards
 
-    >>> from isthmus.problems.objectives import LeastSquares
+    >>> from isthmus.objectives import LeastSquares
     >>> X = torch.eye(4, dtype=torch.float64).repeat(10, 1)
     >>> fit = fit_public(LeastSquares(X, X @ torch.tensor([1.0, -1.0, 0.5, 0.0]).double()))
     >>> [round(v, 2) + 0.0 for v in fit.w.tolist()]

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import Stored
-from isthmus.geometry.lifts import Lift, Lifted
-from isthmus.geometry.sketches import Context, Encoder, Sketch
+from isthmus.core.pipeline import Release
+from isthmus.lifts import Lift, Lifted
 from isthmus.privacy import Clip, Gaussian, Mechanism
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.noise import Noise
-from isthmus.round.pipeline import Release
+from isthmus.sketches import Context, Encoder, Sketch
 from isthmus.theory.published import comp_minibatch_sigma, privsgd_sigma
 
 Sum = tuple[Tensor, float, float]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from isthmus import datasets
 from isthmus.algorithms import comp_sgd, sgd
-from isthmus.app import datasets
-from isthmus.geometry.sets import L1Ball
-from isthmus.problems.objectives import Logistic
-from isthmus.round.minimize import minimize
+from isthmus.core.minimize import minimize
+from isthmus.objectives import Logistic
+from isthmus.sets import L1Ball
 from lab.bench.cases import Contest, Facts, Goal, Skipped, Work
 
 FEEDBACK, KEPT, MEMORYLESS, PLAIN = "error feedback", "error feedback, map kept 4 rounds", "memoryless", "plain SGD"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import SGDClassifier
 
-from isthmus.app import datasets
+from isthmus import datasets
 from isthmus.estimators import PrivateClassifier
 from lab.bench.cases import Contest, Facts, Growth, Skipped, Work
 

@@ -11,9 +11,9 @@ import torch
 from scipy.optimize import linprog
 from sklearn.linear_model import orthogonal_mp
 
-from isthmus.geometry.lifts import basis_pursuit, cosamp, solve_lift
-from isthmus.geometry.sets import ConvexSet, L1Ball, Simplex
-from isthmus.geometry.sketches import CountSketch, GaussianSketch, Sketch
+from isthmus.lifts import basis_pursuit, cosamp, solve_lift
+from isthmus.sets import ConvexSet, L1Ball, Simplex
+from isthmus.sketches import CountSketch, GaussianSketch, Sketch
 from lab.bench.cases import Contest, Facts, Growth, Work, need
 
 CLARABEL, HIGHS, OMP = "CVXPY with Clarabel", "HiGHS (SciPy)", "scikit-learn OMP"

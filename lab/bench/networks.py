@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus.geometry.sketches import Kronecker
-from isthmus.round.torch_loop import Ticket
+from isthmus.core.torch_loop import Ticket
+from isthmus.sketches import Kronecker
 from lab.bench.cases import need
 from lab.bench.gauges import DEVICE
 from lab.bench.steps import GHOST, NONE, PLAIN, our_parts

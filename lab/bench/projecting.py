@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from isthmus.geometry.sets import ConvexSet, L1Ball, Simplex
+from isthmus.sets import ConvexSet, L1Ball, Simplex
 from lab.bench.cases import Contest, Facts, Growth, Work, need_memory
 
 SORT = "NumPy sort"

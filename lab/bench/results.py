@@ -23,7 +23,7 @@ from lab.bench.registry import BENCHMARKS
 from lab.reproduce.experiment import fingerprint
 from lab.reproduce.sources import code_of, code_of_files
 
-NOT_TIMED = ("app", "audit", "diagnostics", "distributed", "opacus_compat")
+NOT_TIMED = ("audit", "cli", "diagnostics", "distributed", "opacus_compat", "report", "runs")
 """Folders of the package that no benchmark times; a benchmark's own code counts apart."""
 EARLIER = "of an earlier run"
 

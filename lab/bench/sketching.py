@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
-from isthmus.geometry.sketches import SRHT, CountSketch, GaussianSketch, SparseJL
 from isthmus.gradients.base import Dense
+from isthmus.sketches import SRHT, CountSketch, GaussianSketch, SparseJL
 from lab.bench.cases import Contest, Growth, Work, need_memory
 
 COPY = "copy of the vector"

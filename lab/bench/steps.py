@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from isthmus.core.torch_loop import Ticket
 from isthmus.engine import PrivacyEngine
-from isthmus.geometry.sketches import CountSketch, Kronecker, KroneckerSubspace, PublicSubspace
-from isthmus.round.torch_loop import Ticket
+from isthmus.sketches import CountSketch, Kronecker, KroneckerSubspace, PublicSubspace
 from lab.bench.cases import Contest, Goal, Growth, Work, need
 from lab.bench.models import BATCH, MODELS, batch
 

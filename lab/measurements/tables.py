@@ -83,7 +83,7 @@ def rows(n: int, dtype: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def part_rounds(folder: Path, n: int) -> dict[str, Any]:
     """CPU seconds of a round in memory."""
-    from isthmus.problems.objectives import Logistic
+    from isthmus.objectives import Logistic
 
     by_name = {}
     for dtype in ("float32", "float64"):
@@ -138,7 +138,7 @@ def parquet_of(folder: Path, n: int) -> Path:
 
 def part_disk(folder: Path, n: int) -> dict[str, Any]:
     """Rounds over a file."""
-    from isthmus.problems.objectives import Logistic
+    from isthmus.objectives import Logistic
 
     y = np.load(folder / f"labels_{n}.npy")
     with Peak() as peak:
@@ -151,7 +151,7 @@ def part_disk(folder: Path, n: int) -> dict[str, Any]:
 
 def part_parquet(folder: Path, n: int) -> dict[str, Any]:
     """Rounds over Parquet files."""
-    from isthmus.problems.objectives import Logistic
+    from isthmus.objectives import Logistic
 
     with Peak() as peak:
         seconds = timed(Logistic(folder / f"parquet_{n}", "label", classes=(0, 1)), 3)

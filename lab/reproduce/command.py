@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.app import datasets
+from isthmus import datasets
 from isthmus.base.progress import bar as progress_bar
 from lab.reproduce import bands, figures, runner
 from lab.reproduce.experiment import Experiment, Judgement, Results

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from isthmus.problems.objectives import LinearModel
+from isthmus.objectives import LinearModel
 
 
 class AbsoluteLoss(LinearModel):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.app import datasets
+from isthmus import datasets
 
 PUBLIC = 200
 CALIFORNIA = np.array([5, 5, 52, 40000, 7000, 36000, 7000, 15], dtype=float)

@@ -251,7 +251,7 @@ def linear(table: Table, parted: int) -> float:
 def isthmus(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """A command of the command line."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "isthmus.app.cli", *map(str, words)]
+    command = [sys.executable, "-m", "isthmus.cli", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 

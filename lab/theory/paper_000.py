@@ -31,10 +31,10 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import key
-from isthmus.geometry.sets import ConvexSet, Whole
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.minimize import Binding, Recipe, minimize
-from isthmus.round.pipeline import Pipeline
+from isthmus.core.minimize import Binding, Recipe, minimize
+from isthmus.core.pipeline import Pipeline
+from isthmus.penalties import NoPenalty
+from isthmus.sets import ConvexSet, Whole
 from isthmus.theory.arguments import check_arguments, harmonic, log_inverse, log_over_root
 from isthmus.theory.paper_000 import ALGORITHMS, COMPRESSED, PRIVATE
 from isthmus.theory.paper_003 import _check

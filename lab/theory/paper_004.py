@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.geometry.sets import Ellipsoid
+from isthmus.sets import Ellipsoid
 from isthmus.theory.arguments import check_arguments, check_sparsity
 from isthmus.theory.schedules import round_up
 

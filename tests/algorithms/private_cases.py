@@ -12,11 +12,11 @@ import scipy.sparse as sp
 import torch
 
 from isthmus import Logistic
-from isthmus.round.minimize import Binding, _gradient
-from isthmus.round.parts import Client
-from isthmus.round.pipeline import Pipeline
-from isthmus.round.step import bind_stage, close_stage, contribute, open_round, start
-from isthmus.round.wire import Keys
+from isthmus.core.minimize import Binding, _gradient
+from isthmus.core.pipeline import Pipeline
+from isthmus.core.step import bind_stage, close_stage, contribute, open_round, start
+from isthmus.core.wire import Keys
+from isthmus.parts import Client
 
 
 def problem(n: int = 300, d: int = 30, seed: int = 0, sparse: bool = False) -> Logistic:

@@ -7,8 +7,8 @@ import torch
 
 from isthmus import Logistic
 from isthmus.algorithms.adaptive import WIDTH, _BelowMap
-from isthmus.geometry.sketches import SRHT, GaussianSketch, Identity
 from isthmus.gradients import Dense
+from isthmus.sketches import SRHT, GaussianSketch, Identity
 
 SKETCHES = {"none": Identity(), "gaussian": GaussianSketch(8), "srht": SRHT(8)}
 

@@ -13,9 +13,9 @@ import torch
 import isthmus
 from isthmus import LeastSquares, algorithms, minimize
 from isthmus.base.space import Space
+from isthmus.core.minimize import Binding
+from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, NoPenalty, Penalty, ProxPenalty
 from isthmus.privacy.mechanisms import Exact
-from isthmus.problems.penalties import ElasticNet, GroupPenalty, L1Penalty, NoPenalty, Penalty, ProxPenalty
-from isthmus.round.minimize import Binding
 from isthmus.theory import expected_smoothness, sampling_probabilities
 from lab.theory import convex_block_bound, diagonal_majorant, matrix_block_bound, sampling_noise, weighted_radius
 

@@ -11,8 +11,8 @@ import torch
 import isthmus
 from isthmus import L1Ball, L2Ball, LeastSquares, algorithms, codecs, minimize, theory
 from isthmus.algorithms import WidthRule
-from isthmus.geometry.sketches import GaussianSketch
-from isthmus.round.minimize import EarlyStop
+from isthmus.core.minimize import EarlyStop
+from isthmus.sketches import GaussianSketch
 
 
 def problem(n: int = 60, d: int = 40, seed: int = 0) -> LeastSquares:
@@ -59,7 +59,7 @@ def test_a_schedule_fills_step_dimension_rounds_and_stop() -> None:
 def test_the_rescaled_stationarity_rule_does_not_fire_early() -> None:
     """At m = d/8 the printed rule stops at a point whose mapping is far above the rule; the rescaled one does not."""
     objective, ball = problem(200, 160, seed=2), L2Ball(5.0)
-    from isthmus.round.parts import FirstOrderStationary
+    from isthmus.parts import FirstOrderStationary
 
     mappings = {}
     for rescale in (True, False):

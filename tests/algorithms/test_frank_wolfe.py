@@ -11,8 +11,8 @@ import torch
 
 import isthmus
 from isthmus import L1Ball, LeastSquares, NuclearBall, Simplex, algorithms, minimize, theory
-from isthmus.geometry.sketches import CountSketch
-from isthmus.round.parts import FrankWolfe
+from isthmus.parts import FrankWolfe
+from isthmus.sketches import CountSketch
 from lab import theory as theorems
 
 

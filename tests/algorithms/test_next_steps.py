@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from isthmus import InvalidInput, LeastSquares, algorithms, minimize
-from isthmus.geometry.sets import L2Ball, Simplex
-from isthmus.geometry.sketches import CountSketch
-from isthmus.problems.penalties import L1Penalty
-from isthmus.round.wire import Wire
+from isthmus.core.wire import Wire
+from isthmus.penalties import L1Penalty
+from isthmus.sets import L2Ball, Simplex
+from isthmus.sketches import CountSketch
 
 D, M, STEP, LAMBDA = 6, 3, 0.1, 0.01
 

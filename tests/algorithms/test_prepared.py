@@ -14,10 +14,10 @@ import torch
 import isthmus
 from isthmus import L2Ball, LeastSquares, Logistic, algorithms, minimize
 from isthmus.base.matrix import matmul
+from isthmus.core.aggregators import Local
+from isthmus.core.state import State
 from isthmus.privacy import Ledger
 from isthmus.problems.scaling import RowMap
-from isthmus.round.aggregators import Local
-from isthmus.round.state import State
 
 COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.3, "n": "exact", "output": "average"}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -87,10 +87,10 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     from isthmus.algorithms.before import bought as buys
     from isthmus.algorithms.budget import Budget
     from isthmus.algorithms.purchases import Lambda, Terms
+    from isthmus.core.minimize import Binding
+    from isthmus.core.spending import Spending
+    from isthmus.objectives.spectrum import largest_eigenvalue, top_eigenvalue
     from isthmus.privacy import Charge
-    from isthmus.problems.objectives.spectrum import largest_eigenvalue, top_eigenvalue
-    from isthmus.round.minimize import Binding
-    from isthmus.round.spending import Spending
 
     n, d = size
     X = sp.random(n, d, density=min(1.0, 20 / d), format="csr", random_state=0)

@@ -14,9 +14,9 @@ from scipy import stats
 
 import isthmus
 from isthmus import L1Ball, L2Ball, Logistic, algorithms, minimize
-from isthmus.geometry.sketches import Identity
 from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Ledger, SeededSource, epsilon_of
+from isthmus.sketches import Identity
 
 RECIPES: dict[str, Any] = {
     "dp_sgd": lambda **o: algorithms.dp_sgd(batch_size=60, **(COMMON | o)),
@@ -62,7 +62,7 @@ def test_one_record_moves_the_sum_by_at_most_its_bound(name: str, adjacency: str
     objective = problem()
     other = Logistic(torch.cat([objective.X[1:], 1e3 * torch.ones(1, 30).double()]), np.append(objective.y[1:], 1.0))
     pipe = build(RECIPES[name](adjacency=adjacency), objective, L2Ball(5.0), steps=10)
-    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.round.parts.Full())])
+    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.parts.Full())])
     first, second = (one_release(pipe, f, SeededSource(0))[0].values["gradient"] for f in (objective, other))
     moved = float((first.value - second.value).norm())
     assert moved <= 2 * first.bound * (1 + 1e-12)
@@ -75,7 +75,7 @@ def test_noise_has_the_stated_scale_two_sidedly(name: str) -> None:
     objective = problem()
     pipe = build(RECIPES[name](), objective, L2Ball(5.0), steps=10)
     release = pipe.stages[0].releases[0]
-    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.round.parts.Full())])
+    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.parts.Full())])
     scale = release.mechanism.multiplier * 0.5 / objective.n
     draws = []
     for seed in range(60 if release.encode == Identity() else 400):
@@ -164,7 +164,7 @@ def test_the_published_map_is_different_and_promises_nothing() -> None:
 
 
 def isthmus_no_penalty() -> Any:
-    from isthmus.problems.penalties import NoPenalty
+    from isthmus.penalties import NoPenalty
 
     return NoPenalty()
 
@@ -227,7 +227,7 @@ def test_an_adaptive_clip_is_paid_for_and_moves_to_its_quantile(name: str) -> No
 
 @pytest.mark.parametrize("penalty", ["l1", "l2", "elastic", "group", "largest"])
 def test_regularisers_enter_after_the_noise_and_cost_nothing(penalty: str) -> None:
-    from isthmus.problems.penalties import ElasticNet, GroupPenalty, L1Penalty, L2Penalty, ProxPenalty
+    from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, L2Penalty, ProxPenalty
 
     kinds = {
         "l1": L1Penalty(0.02),

@@ -18,7 +18,7 @@ from test_private_variants import VARIANTS
 
 import isthmus
 from isthmus import algorithms, minimize
-from isthmus.geometry.lifts import discard
+from isthmus.lifts import discard
 from isthmus.privacy import SeededSource
 
 OTHERWISE = ("dp_fw-l1", "dp_fw-simplex", "dp_fw-hull", "compressive-selection", "compressive-batch")
@@ -43,7 +43,7 @@ def test_released_codes(name: str) -> None:
     stage = pipe.stages[0]
     # the lift is post-processing, tested elsewhere: without it many releases are cheap
     releases = [replace(release, lift=discard) for release in stage.releases]
-    pipe = replace(pipe, stages=[replace(stage, sampler=isthmus.round.parts.Full(), releases=releases)])
+    pipe = replace(pipe, stages=[replace(stage, sampler=isthmus.parts.Full(), releases=releases)])
     draws: dict[str, list[torch.Tensor]] = {release.name: [] for release in releases}
     for message, released in made(pipe, objective, map(SeededSource, itertools.count())):
         for release in releases:

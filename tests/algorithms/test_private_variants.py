@@ -81,7 +81,7 @@ def test_one_outlier_moves_every_release_by_at_most_its_bound(name: str) -> None
     objective = problem()
     other = Logistic(torch.cat([objective.X, 1e3 * torch.ones(1, 30).double()]), np.append(objective.y, 1.0))
     pipe = build(make(), objective, constraint, steps=24)
-    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.round.parts.Full())])
+    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.parts.Full())])
     first, second = (one_release(pipe, f, SeededSource(0))[0].values for f in (objective, other))
     for release in pipe.stages[0].releases:
         one, two = first[release.name], second[release.name]
@@ -93,7 +93,7 @@ def test_skgd_is_the_papers_step() -> None:
     """theta <- theta - Gamma I_S P^-1 (clipped gradient + noise): a step g_j / M_j on the drawn block only."""
     objective = problem()
     pipe = build(skgd(sampling="block", blocks=5, probabilities=[0.1, 0.2, 0.3, 0.2, 0.2]), objective, BALL, 4)
-    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.round.parts.Full())])
+    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.parts.Full())])
     state_w = torch.zeros(30, dtype=torch.float64)
     gamma = pipe.step(0)
     message, released = one_release(pipe, objective, SeededSource(0), state_w)
@@ -122,7 +122,7 @@ def test_the_compressive_mechanism_as_published() -> None:
     """One record breaks a tie of the average: top-kappa flips, and the sum moves by all of n Xi kappa."""
     from isthmus.base.space import Space
     from isthmus.gradients import Dense
-    from isthmus.problems.penalties import NoPenalty
+    from isthmus.penalties import NoPenalty
 
     d, n, kappa = 30, 200, 3
 

@@ -14,21 +14,21 @@ from private_cases import COMMON, build, problem
 import isthmus
 from isthmus import L1Ball, L2Ball, algorithms, minimize
 from isthmus.base.space import Space
-from isthmus.geometry.sketches import PublicSubspace
-from isthmus.geometry.sketches.public import learned, top_directions
-from isthmus.geometry.sketches.subspace import SubspaceMap, map_of
+from isthmus.core.measuring import contribute
+from isthmus.core.minimize import Binding
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.core.state import State
+from isthmus.core.step import bind_stage, no_public, open_round
+from isthmus.core.wire import Keys
 from isthmus.gradients import Dense, Outer
+from isthmus.parts import Client, Full
+from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, Poisson, SeededSource
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.mechanisms import Exact
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.measuring import contribute
-from isthmus.round.minimize import Binding
-from isthmus.round.parts import Client, Full
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.round.state import State
-from isthmus.round.step import bind_stage, no_public, open_round
-from isthmus.round.wire import Keys
+from isthmus.sketches import PublicSubspace
+from isthmus.sketches.public import learned, top_directions
+from isthmus.sketches.subspace import SubspaceMap, map_of
 from lab import theory as theorems
 
 
@@ -75,7 +75,7 @@ def rows_of(kind: str) -> Any:
 @pytest.mark.parametrize("built", [4096, 0])
 def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """V V' of both methods against numpy's eigenvectors of the d x d second moment, which neither ever builds."""
-    monkeypatch.setattr("isthmus.geometry.sketches.public.BUILT", built)
+    monkeypatch.setattr("isthmus.sketches.public.BUILT", built)
     rows = rows_of(kind)
     G = rows.dense().numpy()
     V = np.linalg.eigh(G.T @ G)[1][:, -(3 if kind == "rank 3" else 6) :]

@@ -35,16 +35,16 @@ from isthmus.algorithms.purchases import (
 )
 from isthmus.base.matrix import to_dense
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.identity import IdentityMap
+from isthmus.core.aggregators import Local
+from isthmus.core.before import Prepared
+from isthmus.core.pipeline import Promise, Release
+from isthmus.core.spending import Spending
+from isthmus.core.step import measure
 from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
 from isthmus.privacy.bounded import Rounding
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
-from isthmus.round.aggregators import Local
-from isthmus.round.before import Prepared
-from isthmus.round.pipeline import Promise, Release
-from isthmus.round.spending import Spending
-from isthmus.round.step import measure
+from isthmus.sketches.identity import IdentityMap
 
 D = 4
 HALF_KNOWN = (torch.tensor([0.0, math.nan, -1.0, math.nan]), torch.tensor([1.0, math.nan, 1.0, 2.0]))

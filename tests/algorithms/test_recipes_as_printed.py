@@ -13,15 +13,15 @@ import torch
 from isthmus import InvalidInput, LeastSquares, algorithms, minimize, theory
 from isthmus.algorithms import WidthRule
 from isthmus.base.space import Space
-from isthmus.geometry.sets import Box, L1Ball, L2Ball, NuclearBall, Simplex
-from isthmus.geometry.sketches import GaussianSketch
+from isthmus.core.minimize import Binding
+from isthmus.core.pipeline import Pipeline, Release, Stage
+from isthmus.core.samplers import Uniform
+from isthmus.core.stops import GapBelow
+from isthmus.core.wire import Keys
+from isthmus.penalties import NoPenalty
 from isthmus.privacy import Adjacency, Charge, Clip, PrivacyPlan, delta, epsilon, noise_multiplier
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.minimize import Binding
-from isthmus.round.pipeline import Pipeline, Release, Stage
-from isthmus.round.samplers import Uniform
-from isthmus.round.stops import GapBelow
-from isthmus.round.wire import Keys
+from isthmus.sets import Box, L1Ball, L2Ball, NuclearBall, Simplex
+from isthmus.sketches import GaussianSketch
 from lab import theory as theorems
 
 

@@ -10,11 +10,11 @@ import torch
 
 import isthmus
 from isthmus import L1Ball, LeastSquares, NuclearBall, algorithms, minimize, theory
-from isthmus.geometry.lifts import compressed_gradient_mapping
-from isthmus.geometry.sketches import GaussianSketch, Identity
-from isthmus.round.parts import GapBelow, MappingBelow
-from isthmus.round.samplers import Uniform
-from isthmus.round.wire import Keys
+from isthmus.core.samplers import Uniform
+from isthmus.core.wire import Keys
+from isthmus.lifts import compressed_gradient_mapping
+from isthmus.parts import GapBelow, MappingBelow
+from isthmus.sketches import GaussianSketch, Identity
 from lab import theory as theorems
 
 N, D = 60, 24

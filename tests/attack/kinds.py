@@ -16,7 +16,7 @@ from attack.data import SERIES, Rng, Series, spoilt
 from attack.probes import Arrays
 from isthmus import minimize
 from isthmus.base.space import Space
-from isthmus.geometry.sketches import SRHT, CountSketch, GaussianSketch, Identity, Kronecker, PublicSubspace, Residual
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.gradients import Dense, Glm, Lazy, Outer, Rows, Stack
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
@@ -24,7 +24,7 @@ from isthmus.gradients.tied import Sum
 from isthmus.privacy import Clip, FullBatch, Gaussian, Laplace, Ledger, NoisyMax, PerLeafClip, TopK
 from isthmus.privacy.clips import GroupClip
 from isthmus.problems.scaling import RowMap
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.sketches import SRHT, CountSketch, GaussianSketch, Identity, Kronecker, PublicSubspace, Residual
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 P, Q = 4, 2

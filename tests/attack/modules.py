@@ -15,8 +15,8 @@ from attack.cases import Case, size
 from attack.data import SERIES, Rng, Series, spoilt, table
 from attack.probes import Arrays
 from isthmus import GradientEmbedding, KroneckerSubspace, PrivacyEngine, PublicSubspace
-from isthmus.engine.modules import GRU, LSTM, RNN
-from isthmus.geometry.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Kronecker, PerLeaf, TensorSketch
+from isthmus.modules import GRU, LSTM, RNN
+from isthmus.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Kronecker, PerLeaf, TensorSketch
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 CLASSES, WORDS, STEPS = 3, 5, 4

@@ -15,8 +15,8 @@ from attack.probes import Arrays
 from isthmus import CountSketch, GaussianSketch, L1Ball, Simplex, algorithms, minimize
 from isthmus.algorithms.before import buying
 from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
-from isthmus.geometry.sketches import SRHT, RademacherSketch
-from isthmus.problems.objectives import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
+from isthmus.objectives import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
+from isthmus.sketches import SRHT, RademacherSketch
 
 LABELLED: dict[str, Any] = {"Logistic": Logistic, "Hinge": Hinge, "SmoothHinge": SmoothHinge}
 NUMBERS: dict[str, Any] = {"LeastSquares": LeastSquares, "Huber": Huber}

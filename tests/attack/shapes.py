@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from attack.cases import Case
 from attack.probes import Arrays
 from isthmus import PrivacyEngine, algorithms, minimize
-from isthmus.problems.objectives import Hinge
+from isthmus.objectives import Hinge
 
 DRAWS, NUDGES = 60, 6
 

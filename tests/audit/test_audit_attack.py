@@ -26,7 +26,7 @@ from isthmus.audit import (
     worst_pair,
 )
 from isthmus.audit.distinguish import scores
-from isthmus.geometry.sketches import CountSketch, GaussianSketch, Identity
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import (
     Adjacency,
     Clip,
@@ -41,7 +41,7 @@ from isthmus.privacy import (
     calibrate,
     noise_multiplier,
 )
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.sketches import CountSketch, GaussianSketch, Identity
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 DELTA = 1e-5

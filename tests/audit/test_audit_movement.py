@@ -10,7 +10,11 @@ import torch
 from isthmus import InvalidInput
 from isthmus.audit import LinearRecords, Pair, Probe, known_bad, movement, movements, worst_pair
 from isthmus.base.space import Space
-from isthmus.geometry.sketches import (
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.gradients import Dense
+from isthmus.gradients.adding import KAPPA
+from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, Laplace, NoisyMax, PerLeafClip, TopK
+from isthmus.sketches import (
     SRHT,
     Blocks,
     Coordinates,
@@ -26,10 +30,6 @@ from isthmus.geometry.sketches import (
     Residual,
     SparseJL,
 )
-from isthmus.gradients import Dense
-from isthmus.gradients.adding import KAPPA
-from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, Laplace, NoisyMax, PerLeafClip, TopK
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.theory.printed import OfTheSum
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE

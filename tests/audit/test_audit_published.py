@@ -8,9 +8,9 @@ from dataclasses import replace
 from isthmus import algorithms
 from isthmus.audit import known_bad, suite
 from isthmus.base.space import Space
-from isthmus.geometry.sets import Whole
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.minimize import Binding
+from isthmus.core.minimize import Binding
+from isthmus.penalties import NoPenalty
+from isthmus.sets import Whole
 
 
 def test_the_audit_runs_the_pipeline_of_the_recipe() -> None:

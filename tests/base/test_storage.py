@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from isthmus import InvalidInput
 from isthmus.base import known, storage
-from isthmus.geometry.lifts import Lifted
-from isthmus.geometry.sets import ConvexSet, L1Ball
-from isthmus.round.state import Held, State
+from isthmus.core.state import Held, State
+from isthmus.lifts import Lifted
+from isthmus.sets import ConvexSet, L1Ball
 
 NOTES = storage.Format("notes-2", "the test", sealed=("notes-1",), unsealed=("notes-0",))
 
@@ -142,9 +142,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_file_names_only_classes_that_are_there() -> None:
-    assert (
-        known.imported(ConvexSet, "L1Ball") is known.imported(ConvexSet, "isthmus.geometry.sets.balls:L1Ball") is L1Ball
-    )
+    assert known.imported(ConvexSet, "L1Ball") is known.imported(ConvexSet, "isthmus.sets.balls:L1Ball") is L1Ball
     assert known.imported(ConvexSet, known.address(Halfline)) is Halfline
     for name in ("os:system", "builtins:print", "Format", "this.module:Imports", f"{__name__}:Colour"):
         with pytest.raises(InvalidInput, match="import the module that defines this"):

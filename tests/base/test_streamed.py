@@ -18,7 +18,7 @@ from isthmus.base.parallel import in_order
 from isthmus.base.streamed import ChosenRows, FileRows, Streamed, ahead
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients.rounding import matrix_bounds
-from isthmus.problems.objectives import Logistic, Softmax
+from isthmus.objectives import Logistic, Softmax
 from isthmus.problems.scaling import RowMap, Scaled
 
 N, D = 700, 5

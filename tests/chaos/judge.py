@@ -7,12 +7,12 @@ from pathlib import Path
 
 from chaos.child import Ended
 from isthmus import estimators
-from isthmus.app.report import Record
-from isthmus.app.runs.folder import METRICS, RunFolder
 from isthmus.base.validate import InvalidInput
+from isthmus.core.state import State
 from isthmus.engine import checkpoint
 from isthmus.privacy import Ledger
-from isthmus.round.state import State
+from isthmus.report import Record
+from isthmus.runs.folder import METRICS, RunFolder
 from isthmus.tables.files import read
 
 CLEAR = (

@@ -14,8 +14,8 @@ from chaos.child import Ended
 from chaos.interrupts import interrupted
 from chaos.judge import charged, corrupt, unclear
 from isthmus.base.whole import CannotWrite, replaced
+from isthmus.core.state import State
 from isthmus.privacy import Ledger
-from isthmus.round.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks of a process with threads
 

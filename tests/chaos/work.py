@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus import PrivacyEngine, PrivateClassifier, algorithms
-from isthmus.app.cli import main as command_line
+from isthmus.cli import main as command_line
+from isthmus.core.state import State
 from isthmus.privacy import Ledger
-from isthmus.round.state import State
 
 ROUNDS = 12
 BUDGET = (50.0, 1e-5)

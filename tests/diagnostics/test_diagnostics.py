@@ -33,9 +33,9 @@ from isthmus.diagnostics import (
     spectrum,
     subspace_distance,
 )
-from isthmus.geometry.sketches.public import top_directions
 from isthmus.gradients import Dense, Glm, Lazy, Outer, Rows, Stack
-from isthmus.problems.objectives.module import Layers, captured
+from isthmus.objectives.module import Layers, captured
+from isthmus.sketches.public import top_directions
 
 matplotlib.use("Agg")
 
@@ -386,7 +386,7 @@ def test_importing_does_not_import_matplotlib() -> None:
     import subprocess
     import sys
 
-    code = "import sys, isthmus.diagnostics, isthmus.diagnostics.tensorboard; assert 'matplotlib' not in sys.modules"
+    code = "import sys, isthmus.diagnostics, isthmus.tensorboard; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

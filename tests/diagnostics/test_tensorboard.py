@@ -11,7 +11,7 @@ import torch
 
 from isthmus import InvalidInput
 from isthmus.diagnostics import Spectrum, Tracker, noise_to_signal
-from isthmus.diagnostics.tensorboard import TensorBoardWriter
+from isthmus.tensorboard import TensorBoardWriter
 
 INSTALLED = importlib.util.find_spec("tensorboard") is not None
 SPECTRUM = Spectrum(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64), n=4, d=9)
@@ -58,9 +58,9 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_importing_the_module_needs_no_tensorboard() -> None:
-    assert TensorBoardWriter.__module__ == "isthmus.diagnostics.tensorboard"
+    assert TensorBoardWriter.__module__ == "isthmus.tensorboard"
     import subprocess
     import sys
 
-    code = "import sys, isthmus.diagnostics.tensorboard; assert 'torch.utils.tensorboard' not in sys.modules"
+    code = "import sys, isthmus.tensorboard; assert 'torch.utils.tensorboard' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from pages import Block, blocks
 
-from isthmus.app.cli import main
+from isthmus.cli import main
 
 SLOW = "ISTHMUS_SLOW" in os.environ
 

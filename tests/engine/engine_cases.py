@@ -14,9 +14,9 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset
 
 from isthmus import PrivacyEngine
-from isthmus.geometry.sketches.selection import SelectionMap
 from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import GeneratorSource
+from isthmus.sketches.selection import SelectionMap
 
 N, BATCH, CLASSES, SEED = 40, 10, 3, 11
 Z, C = 0.8, 0.3

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from engine_cases import data, mlp, private
 
 from isthmus import InvalidInput
-from isthmus.round import compiles
+from isthmus.core import compiles
 
 EVALUATES = "a batch of the private loader was given to a module in eval mode, .* call module.train"
 

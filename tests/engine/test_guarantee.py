@@ -13,8 +13,8 @@ from scipy import stats
 from test_sketches import SKETCHES, public
 
 from isthmus import CountSketch, GradientEmbedding, Kronecker, KroneckerSubspace, PrivacyEngine, PublicSubspace
+from isthmus.core.torch_loop import Ticket
 from isthmus.gradients.adding import KAPPA
-from isthmus.round.torch_loop import Ticket
 
 EXTRA: dict[str, dict[str, Any]] = {
     "clip-before": {"sketch": PublicSubspace(5, refresh=1, clip="before")},

@@ -15,8 +15,8 @@ from mixing_cases import Between, Own, clipped_sum, private, worst
 from torch import Tensor, nn
 
 from isthmus import InvalidInput, ModuleObjective
+from isthmus.core.torch_loop import Ticket
 from isthmus.gradients.layers import Layers, apart
-from isthmus.round.torch_loop import Ticket
 
 LAYERS = {
     "largest": lambda x, w: x / x.abs().max().clamp(min=1) * w,

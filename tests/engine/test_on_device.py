@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import Kronecker, PrivacyEngine
-from isthmus.engine.modules import GRU, LSTM, RNN
+from isthmus.core.torch_loop import Ticket
+from isthmus.modules import GRU, LSTM, RNN
 from isthmus.privacy.bounded import Bounded
-from isthmus.round.torch_loop import Ticket
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),

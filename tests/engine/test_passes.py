@@ -9,7 +9,7 @@ from engine_cases import MODELS, data, private
 from torch import nn
 
 from isthmus import InvalidInput, PrivacyEngine
-from isthmus.round.torch_loop import Ticket
+from isthmus.core.torch_loop import Ticket
 
 
 def mlp() -> nn.Module:

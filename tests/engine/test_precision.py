@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus.base.validate import InvalidInput
+from isthmus.core import gather
+from isthmus.core.step import measure_leaf, measured_leaves
+from isthmus.core.torch_loop import Ticket
 from isthmus.gradients import Computed, Dense
 from isthmus.gradients.adding import kappa
 from isthmus.privacy import PerLeafClip
 from isthmus.privacy.bounded import Rounding
-from isthmus.round import gather
-from isthmus.round.step import measure_leaf, measured_leaves
-from isthmus.round.torch_loop import Ticket
 
 N, T, V, W = 4, 12, 30, 8
 

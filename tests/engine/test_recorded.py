@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import Kronecker, PrivacyEngine
-from isthmus.round.torch_loop import Ticket
+from isthmus.core.torch_loop import Ticket
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),

@@ -14,8 +14,8 @@ from torch import nn
 
 from isthmus import InvalidInput, Kronecker, PrivacyEngine
 from isthmus.engine import GradientEmbedding
-from isthmus.geometry.sketches import PublicSubspace
 from isthmus.privacy import Ledger
+from isthmus.sketches import PublicSubspace
 
 DELTA = 1e-5
 

@@ -15,8 +15,8 @@ from estimator_tables import QUICK, classifier, labelled, numbered, regressor
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from isthmus import InvalidInput, PrivacyBudgetWarning, PrivateClassifier, PrivateRegressor
+from isthmus.core.state import State
 from isthmus.privacy import BudgetExceeded, Ledger
-from isthmus.round.state import State
 
 # ---------------------------------------------------------------- partial fits
 

@@ -28,13 +28,13 @@ from isthmus import (
 )
 from isthmus.algorithms.purchases import ranged
 from isthmus.base.matrix import rmatmul
+from isthmus.core.minimize import Binding
 from isthmus.estimators import load, watching
-from isthmus.geometry.sets import Whole
 from isthmus.gradients.rounding import matrix_bounds
+from isthmus.objectives.spectrum import top_eigenvalue
+from isthmus.penalties import NoPenalty
 from isthmus.privacy import Ledger
-from isthmus.problems.objectives.spectrum import top_eigenvalue
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.minimize import Binding
+from isthmus.sets import Whole
 
 
 def data(n: int = 500) -> tuple[np.ndarray, np.ndarray]:

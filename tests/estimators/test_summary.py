@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from isthmus import private_summary
-from isthmus.app.cli import main
 from isthmus.base.validate import InvalidInput
+from isthmus.cli import main
 from isthmus.estimators import summary
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import Ledger, noise_multiplier

@@ -22,17 +22,17 @@ from isthmus import InvalidInput, LeastSquares, Logistic, PrivateClassifier, Pri
 from isthmus.algorithms import KNOWN, Algorithm, Budget, algorithm, rounds_of
 from isthmus.algorithms.choice import Refusal
 from isthmus.algorithms.filling import full_run
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.estimators import load, save
-from isthmus.geometry.sets import ConvexSet, L2Ball
+from isthmus.objectives import LinearModel
+from isthmus.objectives.known import known_losses, loss_for, loss_of
+from isthmus.objectives.softmax import Softmax
+from isthmus.objectives.targets import CountTargets, SignedLabels
+from isthmus.parts import Step
 from isthmus.planner import plan
 from isthmus.privacy import Charge, Clip
-from isthmus.problems.objectives import LinearModel
-from isthmus.problems.objectives.known import known_losses, loss_for, loss_of
-from isthmus.problems.objectives.softmax import Softmax
-from isthmus.problems.objectives.targets import CountTargets, SignedLabels
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import Step
-from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.sets import ConvexSet, L2Ball
 
 
 class Probit(LinearModel):

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from fuzz.target import Broken, Target, check, folder
-from isthmus.app.cli import code_of, main
+from isthmus.cli import code_of, main
 from isthmus.privacy import Ledger
 
 ROWS = "age,city,y\n" + "".join(f"{20 + k},{'ab'[k % 2]},{k % 2}\n" for k in range(30))

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fuzz.target import Target, a_file, check
-from isthmus.app.runs import config
+from isthmus.runs import config
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.infer import infer
 from isthmus.tables.numbers import Signs

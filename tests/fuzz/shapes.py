@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fuzz.target import DOCUMENTED, Target, check
+from isthmus import sets
 from isthmus.base.space import Space
-from isthmus.geometry import sets
-from isthmus.geometry.lifts import project_and_lift
-from isthmus.geometry.sketches import (
+from isthmus.gradients import Dense
+from isthmus.lifts import project_and_lift
+from isthmus.privacy.clips import Clip
+from isthmus.sketches import (
     SRHT,
     Blocks,
     Coordinates,
@@ -34,8 +36,6 @@ from isthmus.geometry.sketches import (
     SparseJL,
     TensorSketch,
 )
-from isthmus.gradients import Dense
-from isthmus.privacy.clips import Clip
 
 SETTINGS = hypothesis.settings(
     max_examples=25,

@@ -16,16 +16,16 @@ from safetensors.torch import load, save_file
 from fuzz.edits import SCRIPT, scripts, text_of
 from fuzz.target import Broken, Target, a_file, check, folder
 from isthmus import estimators
-from isthmus.app.runs import model
-from isthmus.app.runs.config import Settings
-from isthmus.app.runs.folder import FORMATS, METRICS, SETTINGS, TRAINED, RunFolder, _json, digest
-from isthmus.app.runs.measure import Measured
 from isthmus.base import storage
+from isthmus.core import state
 from isthmus.engine import checkpoint
 from isthmus.estimators import stored
 from isthmus.privacy import Ledger
 from isthmus.privacy.chain import START, _seal
-from isthmus.round import state
+from isthmus.runs import model
+from isthmus.runs.config import Settings
+from isthmus.runs.folder import FORMATS, METRICS, SETTINGS, TRAINED, RunFolder, _json, digest
+from isthmus.runs.measure import Measured
 
 EVENT = {"event": "Gaussian", "noise_multiplier": 40.0}
 

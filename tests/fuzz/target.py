@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from isthmus.app.runs.folder import FolderDamaged
 from isthmus.base.validate import InvalidInput
-from isthmus.geometry.sets.base import UnsupportedOperation
 from isthmus.privacy.ledger import BudgetExceeded, LedgerCorrupt
+from isthmus.runs.folder import FolderDamaged
+from isthmus.sets.base import UnsupportedOperation
 
 DOCUMENTED: tuple[type[Exception], ...] = (
     InvalidInput,

@@ -12,15 +12,15 @@ import torch
 
 from fuzz.target import a_file
 from fuzz.targets import TARGETS
-from isthmus.app.report import svg
-from isthmus.app.report.record import Record
-from isthmus.app.runs.config import Settings
+from isthmus import sets
 from isthmus.base.validate import InvalidInput
+from isthmus.core.state import FORMAT, State
 from isthmus.distributed.secagg.plan import SecurePlan
-from isthmus.geometry import sets
 from isthmus.privacy import PrivacyPlan, PrivacyStatement, event_json
 from isthmus.privacy.accounting import delta_of, epsilon_of
-from isthmus.round.state import FORMAT, State
+from isthmus.report import svg
+from isthmus.report.record import Record
+from isthmus.runs.config import Settings
 from isthmus.tables.files import Reading, read
 from isthmus.tables.schema import Schema
 
@@ -229,7 +229,7 @@ def test_scales_of_charts_for_any_numbers(values: list[float], zero: bool) -> No
 
 
 def test_a_folder_whose_name_no_file_can_have() -> None:
-    from isthmus.app.runs.folder import RunFolder
+    from isthmus.runs.folder import RunFolder
 
     with pytest.raises(InvalidInput, match="Folder not found"):
         RunFolder.open("run" * 200)

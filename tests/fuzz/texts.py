@@ -9,13 +9,13 @@ from functools import cache
 
 from fuzz.edits import scripts, text_of
 from fuzz.target import Target, a_file, check
-from isthmus.app.report import Record, render
 from isthmus.codecs import QSGD
 from isthmus.codecs import from_json as codec_of
 from isthmus.privacy import Gaussian, PrivacyPlan, PrivacyStatement, event_json
 from isthmus.privacy.accounting import UnsupportedEvent, epsilon_of
 from isthmus.privacy.plan import Charge
 from isthmus.privacy.statement import SECRET, Account
+from isthmus.report import Record, render
 
 EVENTS = [
     {"event": "PoissonSampled", "sampling_probability": 0.01, "inner": {"event": "Gaussian", "noise_multiplier": 1.5}},

@@ -13,6 +13,8 @@ from fuzz.edits import SCRIPT, scripts, text_of
 from fuzz.target import Target, check
 from isthmus.base import packed
 from isthmus.codecs import QSGD, VQSGD, Codec, PackedBits, RandomK, named
+from isthmus.core.order import Order
+from isthmus.core.wire import Message
 from isthmus.distributed.secagg import messages
 from isthmus.distributed.secagg.client import SecureClient
 from isthmus.distributed.secagg.messages import BadMessage
@@ -20,8 +22,6 @@ from isthmus.distributed.secagg.plan import SecurePlan
 from isthmus.distributed.secagg.server import RoundRefused, SecureServer
 from isthmus.privacy import Ledger
 from isthmus.privacy.bounded import Bounded
-from isthmus.round.order import Order
-from isthmus.round.wire import Message
 
 CODECS: list[Codec] = [
     QSGD(),

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from isthmus.base.matrix import Total
 from isthmus.base.space import Space
-from isthmus.geometry.sketches import CountSketch
-from isthmus.geometry.sketches.identity import IdentityMap
+from isthmus.core.pipeline import Release
+from isthmus.core.step import measure
 from isthmus.gradients import BlockOuter, Dense, Lazy, Lookup, Outer, Rows, Stack, adding
 from isthmus.gradients.tied import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip
 from isthmus.privacy.bounded import Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.scaling import RowMap
-from isthmus.round.pipeline import Release
-from isthmus.round.step import measure
+from isthmus.sketches import CountSketch
+from isthmus.sketches.identity import IdentityMap
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 F32, F64 = torch.float32, torch.float64

@@ -11,10 +11,10 @@ import torch
 from cells import PRIVATE, objective, rows, targets
 
 from isthmus import ConvexHull, L1Ball, LeastSquares, minimize
-from isthmus.geometry.sets import Whole
+from isthmus.core.minimize import Binding
+from isthmus.penalties import NoPenalty
 from isthmus.planner import plan
-from isthmus.problems.penalties import NoPenalty
-from isthmus.round.minimize import Binding
+from isthmus.sets import Whole
 
 N, D = 600, 12
 X = rows(N, D)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from isthmus.base.validate import InvalidInput
-from isthmus.geometry.sketches import CountSketch
 from isthmus.gradients import Dense, Outer, Stack, adding, rounding
 from isthmus.gradients.adding import RATIO
 from isthmus.privacy.bounded import Bounded, Rounding, _shortened, encoded_sum, part_of_error, weighted_sum
+from isthmus.sketches import CountSketch
 
 F32, F64 = torch.float32, torch.float64
 UNIT = 2.0**-24

@@ -10,7 +10,6 @@ import scipy.sparse as sp
 import torch
 
 from isthmus.base.validate import InvalidInput
-from isthmus.geometry.sketches import GaussianSketch
 from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack
 from isthmus.gradients.adding import KAPPA
 from isthmus.gradients.block_outer import BlockOuter
@@ -18,6 +17,7 @@ from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.tied import Sum
 from isthmus.privacy import AdaptiveClip, Clip, GroupClip, PerLeafClip, clips
 from isthmus.privacy.bounded import weighted_sum
+from isthmus.sketches import GaussianSketch
 
 N, P, Q, T = 4, 7, 3, 2
 SIZES = [

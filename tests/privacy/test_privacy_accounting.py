@@ -228,7 +228,7 @@ def test_zero_noise_has_no_epsilon() -> None:
 
 
 def test_the_accounting_library_is_loaded_only_when_it_is_needed() -> None:
-    code = "import sys, isthmus.round.pipeline, isthmus.privacy; assert 'dp_accounting' not in sys.modules"
+    code = "import sys, isthmus.core.pipeline, isthmus.privacy; assert 'dp_accounting' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

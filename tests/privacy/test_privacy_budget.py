@@ -13,6 +13,7 @@ import torch
 
 from isthmus import LeastSquares, minimize
 from isthmus.base.validate import InvalidInput
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import (
     Adjacency,
     Charge,
@@ -34,7 +35,6 @@ from isthmus.privacy import (
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.budget import default_delta, mu_of, split
 from isthmus.privacy.mechanisms import words_of
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 
 
 @dataclass(frozen=True)

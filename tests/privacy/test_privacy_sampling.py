@@ -12,11 +12,11 @@ import torch
 from scipy import stats
 
 from isthmus.base.validate import InvalidInput
+from isthmus.core.pipeline import Release, Stage
+from isthmus.core.samplers import Sampler
 from isthmus.gradients import Dense
 from isthmus.privacy import AdaptiveClip, Adjacency, Clip, FixedSize, FullBatch, Gaussian, Poisson, SeededSource
 from isthmus.privacy.bounded import Bounded
-from isthmus.round.pipeline import Release, Stage
-from isthmus.round.samplers import Sampler
 
 GAUSS = Gaussian(2.0).event()
 

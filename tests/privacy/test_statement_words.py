@@ -21,6 +21,7 @@ from isthmus import (
     algorithms,
     minimize,
 )
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import (
     Adjacency,
     Clip,
@@ -38,7 +39,6 @@ from isthmus.privacy import (
 )
 from isthmus.privacy.releases import Released
 from isthmus.privacy.statement import Account
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 
 X = np.random.default_rng(0).uniform(-1, 1, (50, 3))
 NOISE = "secret noise from the operating system's generator"

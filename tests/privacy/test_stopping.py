@@ -14,14 +14,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import LeastSquares, algorithms, minimize
 from isthmus.base.validate import InvalidInput
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.core.spending import unspent
+from isthmus.core.stops import FirstOrderStationary
 from isthmus.engine import PrivacyEngine
 from isthmus.estimators import PrivateClassifier
-from isthmus.geometry.sets import L2Ball
 from isthmus.privacy import Clip, FullBatch, Gaussian, PrivacyStatement, epsilon_of
 from isthmus.privacy.library import dpa
-from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.round.spending import unspent
-from isthmus.round.stops import FirstOrderStationary
+from isthmus.sets import L2Ball
 
 DELTA = 1e-3
 

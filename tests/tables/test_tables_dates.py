@@ -9,9 +9,9 @@ import numpy as np
 import pandas
 import pytest
 
-from isthmus.app.runs.config import load
-from isthmus.app.runs.prepare import prepare
 from isthmus.base.validate import InvalidInput
+from isthmus.runs.config import load
+from isthmus.runs.prepare import prepare
 from isthmus.tables.dates import day
 from isthmus.tables.encode import as_days, encode
 from isthmus.tables.infer import infer

@@ -16,8 +16,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from isthmus import PrivateClassifier, PrivateRegressor, TableEncoder
-from isthmus.app.cli import main
 from isthmus.base.validate import InvalidInput
+from isthmus.cli import main
 from isthmus.estimators.harmless import learners
 from isthmus.tables.encode import encode
 from isthmus.tables.frames import as_frame

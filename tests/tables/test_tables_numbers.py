@@ -9,9 +9,9 @@ import numpy as np
 import pandas
 import pytest
 
-from isthmus.app.runs.config import load
-from isthmus.app.runs.prepare import PreparedRows, prepare
 from isthmus.base.validate import InvalidInput
+from isthmus.runs.config import load
+from isthmus.runs.prepare import PreparedRows, prepare
 from isthmus.tables.encode import encode
 from isthmus.tables.infer import infer
 from isthmus.tables.numbers import Signs, number

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.app.runs.config import load
-from isthmus.app.runs.prepare import prepare
 from isthmus.base.validate import InvalidInput
+from isthmus.runs.config import load
+from isthmus.runs.prepare import prepare
 
 NUMBERS = {
     "price": lambda rng: rng.lognormal(3, 2, 60).round(2),

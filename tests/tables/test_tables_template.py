@@ -11,8 +11,8 @@ import pandas
 import pytest
 from click.testing import CliRunner, Result
 
-from isthmus.app.cli import main
 from isthmus.base.validate import InvalidInput
+from isthmus.cli import main
 from isthmus.tables.schema import Schema
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from isthmus.base import packed, validate
+from isthmus.core.ranks import Reach, for_wire
+from isthmus.core.wire import Message
 from isthmus.gradients.rounding import gamma
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.sampling import Sampler
-from isthmus.round.ranks import Reach, for_wire
-from isthmus.round.wire import Message
 
 if TYPE_CHECKING:
     from isthmus.distributed.flower.federation import Federation

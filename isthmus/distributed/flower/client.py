@@ -9,6 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.core.aggregators import Client
+from isthmus.core.order import DataSite
+from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower.agreed import check_linear, check_plan, narrowed
 from isthmus.distributed.flower.federation import Federation, OneTerm
 from isthmus.distributed.flower.packages import flower
@@ -25,9 +28,6 @@ from isthmus.distributed.flower.records import (
 )
 from isthmus.distributed.flower.secure import secure_step
 from isthmus.privacy.noise import Noise, SecretSource
-from isthmus.round.aggregators import Client
-from isthmus.round.order import DataSite
-from isthmus.round.wire import Keys, Message
 
 ITERATE, MEMORY = "isthmus.iterate", "isthmus.memory"
 Shared = Federation | Callable[[Any], Federation]

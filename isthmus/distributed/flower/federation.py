@@ -16,19 +16,19 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline, Stage
+from isthmus.core.samplers import Shuffle
+from isthmus.core.wire import Keys
 from isthmus.distributed.flower.agreed import digest
 from isthmus.distributed.flower.secure import secure_plan, with_noise_at_clients
 from isthmus.distributed.secagg import SecurePlan
-from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.gradients import Dense
+from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.accounting import joint
 from isthmus.privacy.sampling import FullBatch, Poisson
 from isthmus.privacy.statement import Account, PrivacyStatement
-from isthmus.problems.penalties import NoPenalty, Penalty
-from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.pipeline import Pipeline, Stage
-from isthmus.round.samplers import Shuffle
-from isthmus.round.wire import Keys
+from isthmus.sets import ConvexSet, Whole
 
 UNITS, DOWN = ("record", "client"), ("w", "update")
 

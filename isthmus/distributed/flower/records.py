@@ -25,11 +25,11 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.codecs import Codec
+from isthmus.core.order import Order, digest_of
+from isthmus.core.wire import Message
 from isthmus.distributed.flower.agreed import ANOTHER
 from isthmus.distributed.flower.packages import flower
 from isthmus.privacy.bounded import Bounded
-from isthmus.round.order import Order, digest_of
-from isthmus.round.wire import Message
 
 RECORD, ARRAYS, UPDATE = "isthmus", "arrays", "update"
 SEAL = 8

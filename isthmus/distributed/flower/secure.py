@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.core.pipeline import Release, Stage
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import RECORD, content_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecureClient, SecurePlan, SecureServer
@@ -23,7 +24,6 @@ from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import DpEvent, SkellamDpEvent
 from isthmus.privacy.mechanisms import Gaussian, Mechanism
 from isthmus.privacy.noise import Noise
-from isthmus.round.pipeline import Release, Stage
 
 SECURE = "isthmus.secure"
 STEPS = ("keys", "letters", "vector", "shares")

@@ -19,17 +19,17 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.randomness import generator
 from isthmus.codecs import CodecError
+from isthmus.core.aggregators import Aggregator, Client, check_samplers
+from isthmus.core.measuring import contribute
+from isthmus.core.order import Order, stage_of
+from isthmus.core.pipeline import Stage
+from isthmus.core.wire import Message
 from isthmus.distributed.flower.agreed import narrowed, reach_of, shortened
 from isthmus.distributed.flower.federation import Elsewhere, Federation
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import RECORD, ask, content_of, read_answer
 from isthmus.distributed.flower.secure import NoisedSum, secure_total
 from isthmus.privacy.sampling import Sampler
-from isthmus.round.aggregators import Aggregator, Client, check_samplers
-from isthmus.round.measuring import contribute
-from isthmus.round.order import Order, stage_of
-from isthmus.round.pipeline import Stage
-from isthmus.round.wire import Message
 
 LOG = logging.getLogger("flwr")
 PAUSE = 1.0

@@ -8,14 +8,14 @@ from typing import Any, NoReturn
 import torch
 
 from isthmus.base import validate
+from isthmus.core.minimize import minimize
+from isthmus.core.result import Result
+from isthmus.core.state import State
 from isthmus.distributed.flower.federation import Federation
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import from_arrays, to_arrays
 from isthmus.distributed.flower.server import LOG, FlowerClients
 from isthmus.privacy.statement import PrivacyStatement
-from isthmus.round.minimize import minimize
-from isthmus.round.result import Result
-from isthmus.round.state import State
 
 
 class SketchStrategy:

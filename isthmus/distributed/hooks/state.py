@@ -14,7 +14,7 @@ from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.distributed.hooks.low_rank import WarmRank
 from isthmus.distributed.hooks.ways import Drawn, Layout, Way
-from isthmus.geometry.sketches import Random
+from isthmus.sketches import Random
 
 Names = tuple[str, ...]
 FORMAT = "isthmus-hook-1"

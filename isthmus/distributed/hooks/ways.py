@@ -11,7 +11,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
-from isthmus.geometry.sketches import SRHT, Coordinates, CountSketch, Random, Sketch
+from isthmus.sketches import SRHT, Coordinates, CountSketch, Random, Sketch
 
 EQUAL = (SRHT, CountSketch, Coordinates)
 """Sketches whose maps and lifts are equal to the bit on every rank; those made by a QR depend on thread counts."""

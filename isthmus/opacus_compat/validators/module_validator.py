@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from isthmus.engine import modules
+from isthmus import modules
 from isthmus.opacus_compat.validators.errors import (
     IllegalModuleConfigurationError,
     ShouldReplaceModuleError,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from isthmus.algorithms import comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch, sgd
-from isthmus.geometry.sets import L1Ball
-from isthmus.problems.objectives import LeastSquares, LinearModel
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.objectives import LeastSquares, LinearModel
+from isthmus.sets import L1Ball
 from isthmus.theory import Schedule
 from lab.reproduce.losses import AbsoluteLoss
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from isthmus.geometry.sets import L1Ball
-from isthmus.problems.objectives import Hinge, LinearModel, Logistic
+from isthmus.objectives import Hinge, LinearModel, Logistic
+from isthmus.sets import L1Ball
 from isthmus.theory import Schedule, goal_schedule, private_generalisation_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish, line

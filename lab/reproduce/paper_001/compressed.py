@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from isthmus.algorithms import comp_sgd, sgd
-from isthmus.round.minimize import Recipe
+from isthmus.core.minimize import Recipe
 
 BATCH = 32
 SGD, COMP, FEEDBACK = "SGD", "CompSGD", "CompSGD + error feedback"

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from isthmus.geometry.sets import L1Ball
-from isthmus.round.minimize import minimize
+from isthmus.core.minimize import minimize
+from isthmus.sets import L1Ball
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Kind, Observed, Results, RunSetting
 from lab.reproduce.paper_001 import figures_2_6, logistic
 from lab.reproduce.paper_001.compressed import COMP, FEEDBACK, SGD

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.geometry.sets import L1Ball
-from isthmus.problems.objectives import LeastSquares
-from isthmus.round.minimize import minimize
+from isthmus.core.minimize import minimize
+from isthmus.objectives import LeastSquares
+from isthmus.sets import L1Ball
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import curves
 from lab.reproduce.measures import thinned

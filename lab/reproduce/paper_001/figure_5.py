@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from isthmus.algorithms import WidthRule, comp_sgd, sgd
-from isthmus.geometry.sets import ConvexSet, Simplex, Subspace
-from isthmus.problems.objectives import LeastSquares
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.objectives import LeastSquares
+from isthmus.sets import ConvexSet, Simplex, Subspace
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish, line
 from lab.reproduce.measures import first_below, log10, thinned

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from isthmus.algorithms import comp_sgd, sgd
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.core.minimize import Recipe, minimize
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish, line, one_legend
 from lab.reproduce.measures import thinned

@@ -9,8 +9,8 @@ import numpy as np
 
 from isthmus.algorithms import comp_dist_sgd
 from isthmus.codecs import QSGD
-from isthmus.geometry.sketches import Identity
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.sketches import Identity
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish, line
 from lab.reproduce.measures import thinned

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import comp_fw
-from isthmus.geometry.sets import ConvexSet, L1Ball, NuclearBall, Simplex
-from isthmus.problems.objectives import LeastSquares
-from isthmus.round.minimize import minimize
+from isthmus.core.minimize import minimize
+from isthmus.objectives import LeastSquares
+from isthmus.sets import ConvexSet, L1Ball, NuclearBall, Simplex
 from isthmus.theory import convex_fw_schedule, stationary_fw_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish, line

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from isthmus.geometry.sets import L1Ball
-from isthmus.problems.objectives import LinearModel, Logistic, Softmax
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.objectives import LinearModel, Logistic, Softmax
+from isthmus.sets import L1Ball
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish, line, one_legend
 from lab.reproduce.measures import thinned

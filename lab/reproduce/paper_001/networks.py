@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from isthmus.geometry.sets import L1Ball, Product
-from isthmus.geometry.sketches import CountSketch, PerLeaf
-from isthmus.problems.objectives.module import ModuleObjective
+from isthmus.objectives.module import ModuleObjective
+from isthmus.sets import L1Ball, Product
+from isthmus.sketches import CountSketch, PerLeaf
 from lab.reproduce.paper_001.splits import Split
 
 HIDDEN = 50

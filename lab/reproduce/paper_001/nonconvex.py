@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from isthmus.geometry.sets import ConvexSet, L1Ball
-from isthmus.problems.objectives import LinearModel
+from isthmus.objectives import LinearModel
+from isthmus.sets import ConvexSet, L1Ball
 from lab.reproduce.losses import Welsch
 
 

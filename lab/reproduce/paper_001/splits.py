@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.app import datasets
+from isthmus import datasets
 
 Split = tuple[Tensor, Tensor]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from isthmus.algorithms import dp_gd, priv_sgd
-from isthmus.geometry.sets import ConvexSet
-from isthmus.problems.objectives import LinearModel
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.objectives import LinearModel
+from isthmus.sets import ConvexSet
 from isthmus.theory import private_mapping_schedule, private_stationary_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish

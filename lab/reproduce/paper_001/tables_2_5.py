@@ -12,10 +12,10 @@ from torch import Tensor
 
 from isthmus.algorithms import comp_dist_sgd
 from isthmus.codecs import QSGD
-from isthmus.geometry.sets import ConvexSet, L1Ball
-from isthmus.geometry.sketches import Identity
-from isthmus.problems.objectives import Hinge, LeastSquares, LinearModel
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.objectives import Hinge, LeastSquares, LinearModel
+from isthmus.sets import ConvexSet, L1Ball
+from isthmus.sketches import Identity
 from isthmus.theory import Rule, Schedule, distributed_convex_schedule, strongly_convex_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.losses import AbsoluteLoss

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import compressive_dp_sgd, dp_gd
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.objectives import LeastSquares
 from isthmus.privacy.accounting import epsilon_of, noise_multiplier
 from isthmus.privacy.library import dpa
-from isthmus.problems.objectives import LeastSquares
-from isthmus.round.minimize import Recipe, minimize
 from lab.reproduce import scaled
 from lab.reproduce.experiment import Curve
 

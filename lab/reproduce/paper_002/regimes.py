@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import compressive_dp_sgd
-from isthmus.problems.objectives import LeastSquares
-from isthmus.round.minimize import minimize
+from isthmus.core.minimize import minimize
+from isthmus.objectives import LeastSquares
 from isthmus.theory.paper_002 import compressive_scale, dense_scale, laplace_noise
 from lab.reproduce import figures
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting

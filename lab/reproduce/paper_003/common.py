@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import dp_skgd, dp_svrg
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.objectives import Logistic
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.library import dpa
-from isthmus.problems.objectives import Logistic
-from isthmus.round.minimize import Recipe, minimize
 from isthmus.theory import (
     convex_block_loops,
     importance_probabilities,

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import dp_gd, dp_skgd, dp_svrg
-from isthmus.problems.objectives import LeastSquares
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.core.minimize import Recipe, minimize
+from isthmus.objectives import LeastSquares
 from lab.reproduce import figures, scaled
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.paper_003.common import (

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from isthmus.app import datasets
+from isthmus import datasets
 from isthmus.engine import PrivacyEngine
-from isthmus.geometry.sketches import GaussianSketch, Identity, PublicSubspace
-from isthmus.geometry.sketches.compose import Progressive
+from isthmus.sketches import GaussianSketch, Identity, PublicSubspace
+from isthmus.sketches.compose import Progressive
 from lab.reproduce.experiment import Cell, Observed, RunSetting
 
 DELTA, BATCH, STEPS = 1e-5, 250, 1200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from isthmus.app import datasets
+from isthmus import datasets
 from lab.reproduce.experiment import Experiment, Judgement, Results, RunSetting
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tiny import changed, judged, smoke
 
-from isthmus.app import datasets
+from isthmus import datasets
 from lab.reproduce.paper_002 import figure_1, figure_2, regimes, total_budget
 
 needs_lending = pytest.mark.skipif(not datasets.available("lending_club"), reason="needs ISTHMUS_DATA")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny import changed, judged, smoke
 
-from isthmus.app import datasets
+from isthmus import datasets
 from lab.reproduce import Observed, Results
 from lab.reproduce.paper_003 import common, regressions, section_4_3, table_1
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from isthmus import InvalidInput
-from isthmus.geometry.sets import L1Ball, LowRank, LpBall, NuclearBall, Simplex
-from isthmus.geometry.sketches import SparseJL
+from isthmus.sets import L1Ball, LowRank, LpBall, NuclearBall, Simplex
+from isthmus.sketches import SparseJL
 from isthmus.theory import narrow_dimension
 from isthmus.theory.schedules import round_up
 from lab.theory import (

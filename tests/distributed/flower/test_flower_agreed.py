@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from isthmus import CountSketch, InvalidInput, Logistic, Pipeline, Release, Stage, algorithms
+from isthmus.core.pipeline import Promise
+from isthmus.core.wire import Message
 from isthmus.distributed.flower import Federation, LocalGrid, LocalSteps, NobodyAnswered, SketchStrategy, client_app
 from isthmus.distributed.flower.agreed import narrowed, reach_of, room, shortened
 from isthmus.distributed.flower.records import RECORD, answer
 from isthmus.privacy import Clip, Gaussian, Poisson
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.sampling import FullBatch
-from isthmus.round.pipeline import Promise
-from isthmus.round.wire import Message
 
 D, N = 4, 60
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from isthmus import CountSketch, InvalidInput, L1Ball, Logistic, Pipeline, Release, Stage, Whole, algorithms, minimize
+from isthmus.core.pipeline import Promise
+from isthmus.core.updates import Step
+from isthmus.core.wire import Message
 from isthmus.distributed.flower import Federation, LocalGrid, SketchStrategy, client_app
 from isthmus.distributed.flower.records import RECORD, answer
-from isthmus.geometry.lifts import ProjectAndLift
+from isthmus.lifts import ProjectAndLift
 from isthmus.privacy import AdaptiveClip, BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import SeededSource
-from isthmus.round.pipeline import Promise
-from isthmus.round.updates import Step
-from isthmus.round.wire import Message
 
 D, ROUNDS = 30, 4
 BALL = L1Ball(4.0)

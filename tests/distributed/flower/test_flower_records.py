@@ -12,12 +12,12 @@ import torch
 from isthmus import InvalidInput, codecs
 from isthmus.base.space import Space
 from isthmus.codecs import CodecError
+from isthmus.core.order import Order
+from isthmus.core.wire import Message
 from isthmus.distributed.flower import from_arrays, space_of, to_arrays
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import SEAL, answer, ask, read_answer, read_ask
 from isthmus.privacy.bounded import Bounded
-from isthmus.round.order import Order
-from isthmus.round.wire import Message
 
 ASKED = b"the order"
 LIKE = Message({"gradient": Bounded(torch.zeros(8), 2, 1.0), "count": Bounded(torch.zeros(1), 2, 0.5)}, 4.0)

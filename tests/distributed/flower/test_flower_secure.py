@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from isthmus import CountSketch, InvalidInput, L1Ball, Logistic, Pipeline, Release, Stage, Whole, minimize
+from isthmus.core.pipeline import Promise
 from isthmus.distributed.flower import Federation, LocalGrid, SketchStrategy, client_app
 from isthmus.distributed.flower.records import RECORD
 from isthmus.distributed.flower.secure import AtClients
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
 from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.sampling import FullBatch
-from isthmus.round.pipeline import Promise
 
 pytest.importorskip("cryptography", reason="secure aggregation needs cryptography: pip install 'isthmus[secagg]'")
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from isthmus.geometry.sketches import Coordinates, CountSketch, Kronecker
-from isthmus.geometry.sketches.public import SubspaceMap
 from isthmus.gradients import Stack
 from isthmus.gradients.layers import Layers
-from isthmus.problems.objectives.module import merged
+from isthmus.objectives.module import merged
+from isthmus.sketches import Coordinates, CountSketch, Kronecker
+from isthmus.sketches.public import SubspaceMap
 
 ORDS = (1, 2, math.inf)
 

@@ -14,7 +14,7 @@ from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Stack
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.apart import look
-from isthmus.problems.objectives.module import merged
+from isthmus.objectives.module import merged
 
 WORDS, LENGTH, N = 23, 7, 5
 COMMON = {"vocab_size": WORDS, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}

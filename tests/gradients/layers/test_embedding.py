@@ -11,10 +11,10 @@ from torch import nn
 
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
-from isthmus.geometry.sketches import Kronecker
 from isthmus.gradients import Dense, Outer
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.lookup import Lookup
+from isthmus.sketches import Kronecker
 
 DTYPES = [torch.float64, torch.float32]
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.base.validate import InvalidInput
+from isthmus.core.pipeline import Pipeline, Stage
+from isthmus.core.torch_loop import TorchDriver
 from isthmus.gradients import Dense, Lazy
 from isthmus.gradients.layers import Layers, general, single
-from isthmus.round.parts import Shuffle
-from isthmus.round.pipeline import Pipeline, Stage
-from isthmus.round.torch_loop import TorchDriver
+from isthmus.parts import Shuffle
 
 pytestmark = pytest.mark.filterwarnings("ignore:layer .* owns parameters:UserWarning")
 

@@ -12,12 +12,12 @@ from torch import nn
 
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
-from isthmus.geometry.sketches import CountSketch, Kronecker
 from isthmus.gradients import Dense, Lazy, Outer, _products
 from isthmus.gradients import tied as module
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.tied import Sum, total
+from isthmus.sketches import CountSketch, Kronecker
 
 DTYPES = [torch.float64, torch.float32]
 V, D = 12, 9

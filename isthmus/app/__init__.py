@@ -1,1 +1,0 @@
-"""The program around the library: tables, runs, reports, the command line and the demo."""

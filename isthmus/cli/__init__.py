@@ -1,0 +1,111 @@
+"""The command line.
+
+Nothing heavy is imported before a command runs: `isthmus --help` answers at once.  Exit codes:
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | a promise was broken (`audit`) or something unforeseen happened |
+| 2 | wrong usage or input; nothing was spent |
+| 3 | the budget does not allow it; nothing beyond it was released |
+| 4 | interrupted; `isthmus train --resume RUN` goes on |
+| 5 | a run folder or a ledger is damaged |
+
+With `--json` the only thing on standard output is one JSON object (an error is one too); progress, warnings and words
+go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import click
+
+import isthmus
+from isthmus.cli import describing, tools, training
+
+FAILED, WRONG, OVER_BUDGET, INTERRUPTED, DAMAGED = 1, 2, 3, 4, 5
+_CODES = {
+    ("isthmus.base.validate", "InvalidInput"): WRONG,
+    ("isthmus.privacy.ledger", "BudgetExceeded"): OVER_BUDGET,
+    ("isthmus.privacy.ledger", "LedgerCorrupt"): DAMAGED,
+    ("isthmus.runs.folder", "FolderDamaged"): DAMAGED,
+    ("isthmus.runs.train", "Interrupted"): INTERRUPTED,
+    ("isthmus.core.ranks", "RankFailed"): FAILED,
+    ("isthmus.base.whole", "CannotWrite"): FAILED,
+}
+EPILOG = """\b
+Exit codes: 0 done, 1 a promise or a check failed, 2 wrong input, 3 over the
+budget, 4 interrupted (train --resume goes on), 5 a damaged run or ledger."""
+
+
+class Commands(click.Group):
+    """Commands in the order of use, and errors as one line with a code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """As they were added."""
+        return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Look for `--json` before anything else: an option that cannot be read is answered in JSON too."""
+        ctx.meta["isthmus.json"] = "--json" in args[: args.index("--") if "--" in args else None]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what it refuses becomes a line on standard error (or a JSON object) and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            code, words = INTERRUPTED, "interrupted"
+        except click.ClickException as error:
+            _answer(ctx, error.format_message(), error.exit_code)
+            raise
+        except click.exceptions.Exit:
+            raise
+        except Exception as error:
+            exit_code = code_of(error)
+            if exit_code is None:
+                _answer(ctx, f"{type(error).__name__}: {error}", FAILED)
+                raise
+            code, words = exit_code, str(error) + (_cheaper(error) if exit_code == OVER_BUDGET else "")
+        if training.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
+            time.sleep(1)
+        else:
+            _answer(ctx, words, code)
+            click.echo(f"error: {words}", err=True)
+        ctx.exit(code)
+
+
+def _answer(ctx: click.Context, words: str, code: int) -> None:
+    """The JSON object of an error, where JSON was asked for."""
+    if ctx.meta.get("isthmus.json"):
+        click.echo(json.dumps({"error": words, "exit_code": code}))
+
+
+def _cheaper(error: Any) -> str:
+    """What a run that a budget refuses may ask for instead."""
+    return f" Give a smaller --epsilon, or a --delta well below that of the budget, such as {error.budget[1] / 10:.0e}."
+
+
+def code_of(error: BaseException) -> int | None:
+    """The exit code of an error that is no accident, without importing what raised it."""
+    for (module, name), code in _CODES.items():
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return code
+    return None
+
+
+@click.group(
+    cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(isthmus.__version__, prog_name="isthmus")
+def main() -> None:
+    """Private models from tables, with low-dimensional gradients: train, predict, plan, audit, report."""
+
+
+for _command in (*training.COMMANDS, *describing.COMMANDS, *tools.COMMANDS):
+    main.add_command(_command)

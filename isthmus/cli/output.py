@@ -1,0 +1,66 @@
+"""What every command says, and where: JSON on standard output, words for people, all else on standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from isthmus.cli import parts
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json` and `--quiet`."""
+    json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
+    return json_option(quiet_option(command))
+
+
+class Out:
+    """Where a command writes.
+
+    >>> Out(as_json=True, quiet=False).result({"epsilon": float("inf")}, "words")
+    {"epsilon": "inf"}
+    """
+
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        self.as_json, self.quiet = as_json, quiet
+
+    def result(self, data: Any, words: str) -> None:
+        """The outcome: as JSON, or in words."""
+        click.echo(json.dumps(plain(data), allow_nan=False, ensure_ascii=False) if self.as_json else words)
+
+    def say(self, words: str = "") -> None:
+        """Something a person may want to know; on standard error beside JSON."""
+        if not self.quiet:
+            click.echo(words, err=self.as_json)
+
+    def warn(self, words: str) -> None:
+        """Something a person must know: always, on standard error."""
+        click.echo(f"warning: {words}", err=True)
+
+
+def warn_of_plan(out: Out, plan: Any) -> None:
+    """Warn of a delta that would allow publishing whole records."""
+    caution = "" if plan.facts.epsilon == float("inf") else parts.leaks.large_delta(plan.facts.delta, plan.facts.n)
+    if caution:
+        out.warn(caution)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: infinity as text, NaN as null, arrays as lists."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and value != value:
+        return None
+    return (
+        ("inf" if value > 0 else "-inf")
+        if isinstance(value, float) and value in (float("inf"), -float("inf"))
+        else value
+    )

@@ -1,0 +1,199 @@
+"""Aggregators: where the contributions of a round come from and how they are added."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.randomness import generator
+from isthmus.core.sources import Records
+from isthmus.core.wire import Message
+from isthmus.privacy.sampling import FixedSize, Sampler
+
+Lead = Callable[[Callable[[], Any]], Any]
+"""Runs something where the ledger and the noise are, and gives everybody what it returned: a tree of tensors."""
+
+
+def alone(make: Callable[[], Any]) -> Any:
+    """One process leads itself."""
+    return make()
+
+
+@dataclass(frozen=True)
+class Client:
+    """One holder of records: its name, its problem, and how often it was asked in this round before.
+
+    site    the place that answers: it knows the pipeline (`isthmus.core.order.DataSite`)
+    whole   how many records all holders have together; its own where it is the only one
+    share   what it may use of the error that rounding may give the sum of all holders
+    joint   finds what is no sum, together with the other holders: its value at one of them, 0 at the others
+    """
+
+    name: str
+    problem: Records
+    visit: int = 0
+    site: Any = None
+    whole: int | None = None
+    share: float = 1.0
+    joint: Callable[[Any], Tensor] | None = None
+
+    @property
+    def role(self) -> str:
+        """What its draws are keyed by: a client asked twice draws twice."""
+        return f"{self.name}/{self.visit}" if self.visit else self.name
+
+
+class Asks(Protocol):
+    """What a client is asked: an `isthmus.core.order.Order`."""
+
+    @property
+    def t(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    def __call__(self, client: Client) -> Message: ...
+
+
+class Aggregator(ABC):
+    """Collects one message from wherever the data is.
+
+    `problems` are the holders of records that this process knows of.
+    """
+
+    problems: Sequence[Any]
+
+    leads: bool = True
+    """Whether the ledger and the noise are in this process."""
+    number: int = 0
+    """Of this process among those that run the loop."""
+    noisy: bool = False
+    """Whether sums come with the noise of their stage, so that a stage is paid for before it is asked."""
+    shared: bool = False
+    """Whether several processes run the same loop: then `lead` is how they learn what one of them did."""
+
+    @abstractmethod
+    def holding(self, problems: Sequence[Any]) -> Self:
+        """The same holders with other problems, as after something was bought."""
+
+    @abstractmethod
+    def collect(self, order: Asks, site: Any) -> Message:
+        """The added message; holders in this process answer by `site`."""
+
+    def lead(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns where the ledger is; an error there is an error everywhere."""
+        return make()
+
+    def joined(self) -> AbstractContextManager[Any]:
+        """A whole run: whatever fails in it, here or elsewhere, fails everywhere."""
+        return nullcontext()
+
+    def publish(self, close: Callable[[], Any]) -> Any:
+        """What was released of a message that has just been collected."""
+        return self.lead(close)
+
+    def whole(self, n: int) -> int:
+        """How many records all holders have, where an objective of this process has n."""
+        return n
+
+    def mean(self, value: Any) -> Any:
+        """A number or vector of the whole data, from that of this process's objective: of runs that are not private."""
+        return value
+
+    def alike(self) -> AbstractContextManager[Any]:
+        """What several processes compute of released values, each for itself, and must find equal to the bit."""
+        return nullcontext()
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
+        """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
+
+
+@dataclass(frozen=True)
+class Local(Aggregator):
+    """All the data is here."""
+
+    problem: Any
+
+    @property
+    def problems(self) -> Sequence[Any]:  # type: ignore[override]
+        """The one problem."""
+        return (self.problem,)
+
+    def holding(self, problems: Sequence[Any]) -> Local:
+        """Another problem."""
+        (problem,) = problems
+        return Local(problem)
+
+    def collect(self, order: Asks, site: Any) -> Message:
+        """The one contribution."""
+        return order(Client("0", self.problem, site=site))
+
+
+@dataclass(frozen=True)
+class Clients(Aggregator):
+    """`per_round` of the clients, drawn with replacement, each with its own records and memory; it may be a rule of t.
+
+    With `uniform=True` the server averages the clients' means (every client counts the same); otherwise it
+    adds their sums (every record counts the same).
+
+    A private run asks every client once a round and adds sums: a client that is drawn twice would count its records
+    twice, and a mean of a client with few records would let one of them move the sum further than the others.
+    """
+
+    problems: Sequence[Any]
+    per_round: int | Callable[[int], int] | None = None
+    uniform: bool = True
+
+    def __post_init__(self) -> None:
+        validate.check(len(self.problems) > 0, "problems", list(self.problems), "give at least one client")
+        if self.per_round is not None and not callable(self.per_round):
+            validate.positive_int(per_round=self.per_round)
+
+    def holding(self, problems: Sequence[Any]) -> Clients:
+        """The same clients with other problems."""
+        return replace(self, problems=list(problems))
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """All clients, once, their sums added; no client twice, and records that add up to n."""
+        argument, names = "clients", f"{len(self.problems)} clients"
+        remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
+        validate.check(self.per_round is None, "per_round", self.per_round, remedy)
+        remedy = "give Clients(problems, uniform=False): a private run adds sums, and divides them by a public number"
+        validate.check(not self.uniform, "uniform", self.uniform, remedy)
+        twice = any(first is second for k, first in enumerate(self.problems) for second in self.problems[:k])
+        validate.check(not twice, argument, names, "give each of them once: a record belongs to one client")
+        total = sum(problem.n for problem in self.problems)
+        validate.check(
+            total == n, argument, f"{total} records", f"give an objective of all the clients' records: this one has {n}"
+        )
+        check_samplers(samplers, argument)
+
+    def collect(self, order: Asks, site: Any) -> Message:
+        """The sum of the drawn clients' messages."""
+        chosen: Sequence[int] = range(len(self.problems))
+        if self.per_round is not None:
+            count = self.per_round(order.t) if callable(self.per_round) else self.per_round
+            validate.positive_int(**{f"per_round({order.t})": count})
+            chosen = generator(order.seed, order.t, "clients").integers(0, len(self.problems), count).tolist()
+        total, visits = None, Counter[int]()
+        whole = None if self.uniform else sum(problem.n for problem in self.problems)
+        for number in chosen:
+            client = Client(str(number), self.problems[number], visits[number], site, whole, 1 / len(chosen))
+            message = order(client)
+            visits[number] += 1
+            message = message.normalised() if self.uniform else message
+            total = message if total is None else total + message
+        assert total is not None
+        return total
+
+
+def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
+    """Refuse samplers that draw from all records together where each holder draws its own."""
+    for sampler in samplers:
+        remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
+        validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)

@@ -1,0 +1,88 @@
+"""What a round has lifted becomes the optimiser's gradient, or moves the weights at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from isthmus.base.recording import Replay
+from isthmus.lifts import Lifted
+from isthmus.objectives.module import Layers
+from isthmus.sketches import Sketch
+
+Directions = Sequence[Sequence[Lifted]]
+"""The lifted values of several rounds."""
+Place = tuple[str, Tensor, Tensor, int, int]
+"""A leaf, a parameter of it, that parameter as a matrix in its own memory, and the columns it is."""
+
+
+class Taking:
+    """Hands directions to an optimiser; on a device the steps of a sketch may be recorded ones."""
+
+    def __init__(self, layers: Layers, optimizer: torch.optim.Optimizer) -> None:
+        self.layers, self.optimizer = layers, optimizer
+        self.replay: Replay[None] = Replay()
+        self._room: Tensor | None = None
+
+    def __call__(self, rounds: Directions) -> None:
+        """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
+        code = rounds[0][0].code if len(rounds) == 1 and len(rounds[0]) == 1 else None
+        rates = plain_rates(self.optimizer)
+        if code is None or rates is None:
+            give(self.layers, rounds)
+            return
+        places = [(name, *place) for name, binding in self.layers.bindings.items() for place in binding.places()]
+        if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+            give(self.layers, rounds)
+            return
+        for _, parameter, _, _, _ in places:
+            parameter.grad = None
+        self._move(*code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
+
+    def _move(self, sketch: Sketch, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
+        """w += rate Phi^+ y, leaf by leaf: the direction itself is never formed."""
+        memory = sketch.memory()
+        if not y.is_cuda or memory is None or len(set(rates)) > 1:
+            for (name, _, matrix, lo, hi), rate in zip(places, rates, strict=True):
+                sketch.add_pinv_columns(matrix, name, y, lo, hi, rate)
+            return
+        if self._room is None or self._room.shape != y.shape or self._room.dtype != y.dtype:
+            self._room = torch.empty_like(y)
+        room = torch.mul(y, rates[0], out=self._room)  # a rate that changes is none of what is recorded
+
+        def move() -> None:
+            bare = sketch.bare()
+            for name, _, matrix, lo, hi in places:
+                bare.add_pinv_columns(matrix, name, room, lo, hi, 1.0)
+
+        inputs = [room, *memory, *(matrix for _, _, matrix, _, _ in places)]
+        self.replay((sketch.m, sketch.norm), inputs, move)
+        torch.autograd.graph.increment_version([parameter for _, parameter, _, _, _ in places])
+
+
+def give(layers: Layers, rounds: Directions) -> None:
+    """The directions as gradients, leaf by leaf: the whole vector is never built."""
+
+    def columns(name: str, lo: int, hi: int) -> Tensor:
+        first, *rest = (piece.columns(layers.space, name, lo, hi) for lifted in rounds for piece in lifted)
+        total = sum(rest, first)
+        return total if len(rounds) == 1 else total / len(rounds)
+
+    layers.set_gradients(columns)
+
+
+def plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
+    """The learning rate of each parameter, where a step is w - lr g and nothing else; None for other optimisers."""
+    if getattr(optimizer, "_plain", type(optimizer)) is not torch.optim.SGD:
+        return None
+    quiet = all(not group[key] for group in optimizer.param_groups for key in ("momentum", "weight_decay", "maximize"))
+    if not quiet or any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
+        return None
+    return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
+    """Whether a matrix is a view of its parameter, and not a copy."""
+    return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()

@@ -1,0 +1,226 @@
+"""What travels: the keys of a run's randomness, and the messages of a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.base import packed, validate
+from isthmus.codecs import Codec, named
+from isthmus.lifts import unbiased
+from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.noise import Noise
+from isthmus.sketches import Sketch
+from isthmus.sketches.way_back import leave_pinv
+
+Raw = bytes  # a message has a field of that name
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The randomness of a run: a public seed, and a secret source of noise (operating-system entropy)."""
+
+    seed: int = 0
+    noise: Noise | None = None
+
+    def __post_init__(self) -> None:
+        validate.non_negative_int(seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a holder of data sends in a round: bounded sums that add up, and their public divisor.
+
+    A divisor that is `fixed` is one of all holders together (`expected` of a sampler): it is not added up.
+    `coded` has the bytes of values that a codec made, by name: they travel in place of the numbers.
+
+    >>> import torch
+    >>> sent = Message({"gradient": Bounded(torch.ones(3), 2, 1.0)}, 4.0, dims=3, bytes=12)
+    >>> again = Message.from_bytes(sent.to_bytes())
+    >>> again.values["gradient"].value.tolist(), again.values["gradient"].bound, again.divisor
+    ([1.0, 1.0, 1.0], 1.0, 4.0)
+    >>> Message.from_bytes(sent.to_bytes()[:-1])
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: data=... give what was packed as a message: what does not fit is its length
+    """
+
+    values: Mapping[str, Bounded]
+    divisor: float
+    dims: int = 0
+    bytes: int = 0
+    coded: Mapping[str, Raw] = field(default_factory=dict)
+    fixed: bool = False
+
+    def __add__(self, other: Message) -> Message:
+        same = self.fixed == other.fixed and (not self.fixed or self.divisor == other.divisor)
+        validate.check(same, "divisor", other.divisor, f"give {self.divisor}: all holders divide by one public number")
+        values = {name: value + other.values[name] for name, value in self.values.items()}
+        divisor = self.divisor if self.fixed else self.divisor + other.divisor
+        return Message(values, divisor, self.dims + other.dims, self.bytes + other.bytes, fixed=self.fixed)
+
+    def normalised(self) -> Message:
+        """Means instead of sums: every sender counts the same."""
+        scale = self.divisor
+        values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
+        return replace(self, values=values, divisor=1.0, fixed=False)
+
+    def fresh(self) -> Message:
+        """The same in memory of its own."""
+        values = {name: replace(b, value=b.value.clone()) for name, b in self.values.items()}
+        return replace(self, values=values)
+
+    def near(self, other: Message) -> bool:
+        """Whether two messages say the same, up to the order in which numbers were added."""
+        pairs = [(b, other.values[name]) for name, b in self.values.items()]
+        return all(mine.bound == theirs.bound and mine.dtype == theirs.dtype for mine, theirs in pairs) and all(
+            bool((mine.value - theirs.value).norm() <= 1e-3 * mine.bound + 1e-5 * theirs.value.norm())
+            for mine, theirs in pairs
+        )
+
+    def to_bytes(self) -> Raw:
+        """The message as bytes, without pickle (`isthmus.base.packed`)."""
+        values = {}
+        for name, bounded in self.values.items():
+            header = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
+            if name in self.coded:
+                coded = torch.frombuffer(bytearray(self.coded[name]), dtype=torch.uint8)
+                values[name] = {
+                    **header,
+                    "coded": coded,
+                    "size": bounded.value.numel(),
+                    "kind": _word(bounded.value.dtype),
+                }
+            else:
+                values[name] = {**header, "value": bounded.value}
+        tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
+        tree["fixed"] = self.fixed
+        return packed.pack("message", tree)
+
+    @staticmethod
+    def from_bytes(data: Raw, codec: Codec | None = None, sizes: Mapping[str, int] | None = None) -> Message:
+        """What `to_bytes` wrote; anything else is refused.
+
+        codec   of the pipeline, where it has one: it decodes its bytes
+        sizes   how many numbers each value must have, by name: those of the round's maps; needed with a codec
+        """
+        tree = packed.unpack(data, "message")
+        try:
+            return _message(tree, codec, sizes)
+        except validate.InvalidInput:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
+            validate.refuse("data", f"{len(data)} bytes", f"send a message of a round: this is not one ({error})")
+
+
+def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) -> Message:
+    values, coded = {}, {}
+    for name, header in tree["values"].items():
+        value, expected = header.get("value"), None if sizes is None else sizes[name]
+        if value is None:
+            size, like = header["size"], packed.DTYPES[header["kind"]]
+            validate.check(codec is not None, "codec", None, "give the codec of the pipeline: this message is coded")
+            validate.check(
+                type(size) is int and expected == size,
+                "sizes",
+                expected,
+                f"send a message whose coded numbers are as many as the release has: this one says {size!r}",
+            )
+            assert codec is not None
+            coded[name] = header["coded"].numpy().tobytes()
+            value = codec.decode(coded[name], torch.empty(size, dtype=like))
+        flat = value.ndim == 1 and value.is_floating_point() and expected in (None, len(value))
+        validate.check(flat, f"values[{name!r}]", tuple(value.shape), f"send {expected or 'some'} real numbers")
+        finite = bool(value.isfinite().all())
+        validate.check(finite, f"values[{name!r}]", "not finite", "send finite numbers, as a sum of clipped records is")
+        order, bound = float(header["ord"]), float(header["bound"])
+        validate.check(
+            bound > 0 and order in (1, 2, math.inf),
+            f"values[{name!r}]",
+            (order, bound),
+            "send a bound above 0 and the order 1, 2 or infinity",
+        )
+        dtype = None if header["dtype"] is None else packed.DTYPES[header["dtype"]]
+        values[name] = Bounded(value, order, bound, dtype=dtype)
+    validate.check(
+        sizes is None or values.keys() == sizes.keys(), "values", sorted(values), f"send {sorted(sizes or ())}"
+    )
+    validate.positive(divisor=tree["divisor"])
+    validate.non_negative_int(dims=tree["dims"], bytes=tree["bytes"])
+    validate.one_of((False, True), fixed=tree["fixed"])
+    return Message(values, float(tree["divisor"]), tree["dims"], tree["bytes"], coded, bool(tree["fixed"]))
+
+
+def _plus(value: Tensor, factor: float | Tensor, other: Tensor) -> Tensor:
+    """value + factor * other, in one pass where the factor is a number."""
+    return value + factor * other if isinstance(factor, Tensor) else torch.add(value, other, alpha=factor)
+
+
+def _word(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What a sender does to its code: a codec, and a memory of what the sketch and the codec lost.
+
+    codec      one of `isthmus.codecs`, or its name
+    feedback   error feedback: what was lost is added to the next gradient
+    shift      rate of a learned shift h (DIANA): sent is the code of g - h, and h moves by so much of what was sent.
+               The receiver keeps the mean of all shifts (`updates.Shifted`)
+    per_round  clients that are asked in a round, drawn with replacement: a number, or a rule t -> number; None asks all
+    """
+
+    codec: Codec | None = None
+    feedback: bool = False
+    per_round: int | Callable[[int], int] | None = None
+    shift: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", named(self.codec))
+        if self.shift is None:
+            return
+        validate.probability(shift=self.shift)
+        validate.check(
+            not self.feedback,
+            "feedback",
+            self.feedback,
+            "leave it out with shifts: a sender keeps a shift or an error, not both",
+        )
+        remedy = (
+            "leave it out with shifts: every sender has to answer every round, because the receiver knows the mean "
+            "of all shifts"
+        )
+        validate.check(self.per_round is None, "per_round", self.per_round, remedy)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether senders keep a vector of R^d."""
+        return self.feedback or self.shift is not None
+
+    def corrected(self, value: Tensor, memory: Tensor | None, divisor: float, eta: float | Tensor) -> Tensor:
+        """What a sender encodes: its sum with the error of earlier rounds, or without its shift."""
+        if memory is None:
+            return value
+        return _plus(value, divisor / eta, memory) if self.feedback else _plus(value, -divisor, memory)
+
+    def remembered(
+        self,
+        value: Tensor,
+        code: Tensor,
+        sketch: Sketch,
+        memory: Tensor | None,
+        divisor: float,
+        eta: float | Tensor,
+    ) -> Tensor:
+        """What a sender keeps after it has sent the `code` of `value`."""
+        if self.feedback:
+            back = leave_pinv(sketch, code / divisor)  # what the receiver lifts, too
+            return _plus(value * (eta / divisor), -eta, back)
+        assert self.shift is not None
+        moved = unbiased(sketch, code, None, eta).direction.mul(self.shift / divisor)
+        return moved if memory is None else moved.add_(memory)

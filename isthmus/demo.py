@@ -1,0 +1,248 @@
+"""`make demo`: handwritten digits, learned privately by several algorithms at two epsilons.
+
+Each line of the table is a real run on scikit-learn's embedded digits.  What is public about them: images of 8 x 8
+pixels between 0 and 16, ten classes, the number of records; of the records themselves only the few that are declared
+public, and the held-out ones that the scores are of.  A report of one run is written beside.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from isthmus import L1Ball, PrivateClassifier, Softmax, algorithms, minimize
+from isthmus.privacy import Ledger
+from isthmus.report import Record, write
+
+OUT = Path("demo-output")
+EPSILONS = (1.0, 4.0)
+DELTA = 1e-5
+PIXELS, CLASSES = (0, 16), range(10)
+Part = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Rows and labels: private ones, a few that are declared public, and those that scores are of."""
+
+    private: Part
+    public: Part
+    test: Part
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    epsilon: float
+    score: float
+    seconds: float
+    noise: float | None = None
+    numbers: int | None = None
+    model: Any = None
+
+
+RUNS: Mapping[str, Callable[[Digits], dict[str, Any]]] = {
+    "auto: what the planner chooses": lambda data: {"algorithm": "auto", "public": data.public},
+    "dp_gd, plain: all records, step 2/L": lambda data: {"algorithm": "dp_gd", "scale": "none", "step": 4.0},
+    "dp_sgd: random batches": lambda data: {"algorithm": "dp_sgd"},
+    "pdp_sgd: the span of public gradients": lambda data: {
+        "algorithm": "pdp_sgd",
+        "public": data.public,
+        "options": {"k": len(data.public[1])},
+    },
+    "dp_comp_minibatch: random directions": lambda data: {"algorithm": "dp_comp_minibatch"},
+}
+"""The private runs: the arguments of `PrivateClassifier` beside the budget and the public facts."""
+
+
+def digits(public: int = 50) -> Digits:
+    """The digits, split without looking at them: 540 are held out, a few are public, the rest is private."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    test, declared, private = np.split(order, [540, 540 + public])
+    return Digits((x[private], y[private]), (x[declared], y[declared]), (x[test], y[test]))
+
+
+# ------------------------------------------------------------ the table
+
+
+def head(name: str) -> None:
+    """The name of a run, shown while it runs."""
+    print(f"{name:<42}", end="", flush=True)
+
+
+def tail(row: Row) -> None:
+    """The rest of its line."""
+    noise = "-" if row.noise is None else f"{row.noise:.3g}"
+    numbers = "-" if row.numbers is None else f"{row.numbers:,}"
+    print(f"{row.epsilon:>8g}{row.score:>10.3f}{noise:>12}{numbers:>11}{row.seconds:>9.2f}", flush=True)
+
+
+def titles() -> None:
+    """The titles of the columns."""
+    print(f"{'':<42}{'':>8}{'test':>10}{'noise':>12}{'numbers':>11}")
+    print(f"{'':<42}{'epsilon':>8}{'accuracy':>10}{'multiplier':>12}{'released':>11}{'seconds':>9}")
+
+
+def public_alone(data: Digits) -> Row:
+    """What the public records give by themselves: no private record is used."""
+    name = f"public labels alone ({len(data.public[1])} records)"
+    head(name)
+    began = time.perf_counter()
+    model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
+    row = Row(name, 0.0, model.score(data.test[0] / PIXELS[1], data.test[1]), time.perf_counter() - began)
+    tail(row)
+    return row
+
+
+def fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> Row:
+    """A run of `PrivateClassifier`, and its line."""
+    head(name)
+    promise: dict[str, Any] = {} if epsilon == math.inf else {"bounds": PIXELS, "delta": DELTA}
+    model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **promise, **arguments).fit(*data.private)
+    noise_and_dims = model.choice_.noise_multiplier, model.result_.dims
+    row = Row(name, epsilon, model.score(*data.test), model.seconds_, *noise_and_dims, model)
+    tail(row)
+    return row
+
+
+def compared(data: Digits, epsilons: Sequence[float], names: Sequence[str]) -> tuple[list[Row], float]:
+    """All lines, and the epsilon of all private runs together."""
+    ledger = Ledger(adjacency="add-remove")
+    titles()
+    rows = [public_alone(data)]
+    for epsilon in epsilons:
+        rows += [fitted(name, data, epsilon, ledger=ledger, **RUNS[name](data)) for name in names]
+    rows.append(fitted("not private: comp_gd", data, math.inf, algorithm="comp_gd"))
+    return rows, ledger.spent(DELTA)
+
+
+# ------------------------------------------------------------ the report
+
+
+def short(row: Row) -> str:
+    """The name without what explains it."""
+    return row.name.partition(": ")[0]
+
+
+def report(data: Digits, rows: Sequence[Row], own: Row, together: float, out: Path) -> Path:
+    """Write the record and the report of one run, with the others beside it; `together` is the epsilon of them all."""
+    on = f"{len(data.test[1])} held-out records, declared public"
+    private = sum(0 < row.epsilon < math.inf for row in rows)
+    others = [
+        {
+            "name": short(row) if row.noise is None else f"{short(row)}, epsilon {row.epsilon:g}",
+            "note": row.name.partition(": ")[2] or None,
+            "epsilon": row.epsilon,
+            "score": row.score,
+            "metric": "accuracy",
+            "dims": row.numbers,
+            "seconds": row.seconds,
+        }
+        for row in rows
+    ]
+    record = Record.of(
+        own.model,
+        title="Handwritten digits, learned privately",
+        data={
+            "name": "the digits of scikit-learn",
+            "target": "digit",
+            "test_rows": len(data.test[1]),
+            "public_rows": len(data.public[1]),
+        },
+        metrics=[{"name": "accuracy", "value": own.score, "on": on}],
+        comparison=others,
+        curves=[by_epsilon(rows, on)],
+        warnings=[
+            f"The promise is of this run. The comparison shows {private} private runs on the same records, which "
+            f"together spend epsilon = {together:.3g}, and a run that promises nothing."
+        ],
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    record.save(out)
+    return write(record, out / "report.html")
+
+
+def by_epsilon(rows: Sequence[Row], on: str) -> dict[str, Any]:
+    """Accuracy against epsilon, one line an algorithm."""
+    private = [row for row in rows if 0 < row.epsilon < math.inf]
+    series = []
+    for name in dict.fromkeys(row.name for row in private):
+        own = [row for row in private if row.name == name]
+        series.append({"name": short(own[0]), "x": [r.epsilon for r in own], "y": [r.score for r in own]})
+    labels = {"x_label": "epsilon", "y_label": "test accuracy", "note": f"Scores of {on}."}
+    return {"title": "Accuracy by epsilon", **labels, "series": series}
+
+
+# ------------------------------------------------------------ without privacy
+
+
+def compressed(data: Digits, rounds: int = 800) -> None:
+    """SGD beside the same SGD that sends a tenth of the numbers, with and without memory of what was lost."""
+    (x, y), (x_test, y_test) = data.private, data.test
+    with_bias = [np.hstack([part / PIXELS[1], np.ones((len(part), 1))]) for part in (x, x_test)]
+    train, test = (Softmax(a, b, classes=10) for a, b in zip(with_bias, (y, y_test), strict=True))
+    m = train.d // 10
+    common: dict[str, Any] = {"step": 0.5, "batch_size": 32}
+    recipes = {
+        "SGD": algorithms.sgd(**common),
+        f"CompSGD m={m}, memoryless": algorithms.comp_sgd(m=m, **common),
+        f"CompSGD m={m}, error feedback": algorithms.comp_sgd(m=m, error_feedback=True, **common),
+    }
+    print(f"\nWithout privacy: {train.d} parameters in an l1 ball of radius 300, {rounds} rounds of 32 records.")
+    print(f"{'':<42}{'':>8}{'accuracy':>10}{'':>12}{'numbers':>11}{'seconds':>9}")
+    for name, recipe in recipes.items():
+        head(name)
+        result = minimize(train, recipe, L1Ball(300.0), steps=rounds, seed=0, progress=False)
+        print(f"{'':>8}{test.score(result.x):>10.3f}{'':>12}{result.dims:>11,}{result.seconds:>9.2f}", flush=True)
+
+
+def paragraphs(text: str, width: int = 100) -> str:
+    """The text in lines that a terminal shows whole."""
+    return "\n".join(textwrap.fill(line, width, subsequent_indent=_below(line)) for line in text.split("\n"))
+
+
+def _below(line: str) -> str:
+    """What stands before the rest of a long line: it goes on below a list's words, or below a table's last column."""
+    columns = list(re.finditer(r"(?<=\S)  +", line))
+    return " " * (columns[-1].end() if columns else 2 * line.startswith("- "))
+
+
+def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[str] = tuple(RUNS)) -> None:
+    """Train, compare, state, report: the first of `names` (of `RUNS`) at the first epsilon."""
+    torch.set_num_threads(1)  # the data is small: threads would wait for each other
+    data = digits()
+    private, public, test = (len(part[1]) for part in (data.private, data.public, data.test))
+    print(f"The digits of scikit-learn: {private} private records, {public} declared public, {test} held out.")
+    print("Accuracies are of the held-out records, which are declared public too.\n")
+    rows, together = compared(data, epsilons, names)
+    chosen = [row for row in rows if row.name == names[0]]
+    explanation = (
+        "The noise is relative to the most that one record can contribute to a round, of all records (dp_gd) or of a "
+        f"random batch. Each private line keeps its own epsilon; together they spend {together:.3g}."
+    )
+    print("\n" + paragraphs(explanation))
+    for row in chosen:
+        print(f"At epsilon {row.epsilon:g} the planner chose {row.model.choice_.name}.")
+    own = chosen[0]
+    print(f"\n{short(own)} at epsilon {own.epsilon:g}, in words\n")
+    print(textwrap.indent(paragraphs(own.model.privacy_.words()), "  "))
+    compressed(data)
+    print(f"\nreport: {report(data, rows, own, together, out)}")
+
+
+if __name__ == "__main__":
+    main()

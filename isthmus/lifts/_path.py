@@ -1,0 +1,707 @@
+"""The sketch as the lift solvers see it: NumPy float64, scaled to unit norm, with a cheap solve where it has one.
+
+Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` for a set S of columns:
+
+* `BucketOperator`: each column has at most one non-zero (count-sketches, coordinates, blocks): the matrix is diagonal;
+* `DenseOperator`: the m x d matrix itself, by Cholesky;
+* `MatrixFree`: only `forward` and `adjoint`, by conjugate gradients.
+
+The inner solver for any convex set with a projection: a semismooth Newton method on the dual in R^m.
+
+    max_mu <v, mu> - eps/2 ||mu||^2 - psi(w0 + Phi' mu),   grad psi = P_C
+
+has gradient F(mu) = v - Phi P_C(w0 + Phi' mu) - eps mu and generalised Hessian -(Phi J Phi' + eps I).  Newton steps
+come from conjugate gradients; a line search on the directional derivative (monotone, the dual being concave) makes
+them global.  The primal point w = P_C(w0 + Phi' mu) is in C at every step.
+
+The inner solver for l1 balls, simplices and hulls: a primal-dual active-set method on the regularised problem.
+
+    min_{w in C} 1/2 ||Phi w - v||^2 + eps/2 ||w - w0||^2
+
+The projection onto these sets is affine on pieces.  A piece names the free coordinates and their signs; on it the
+problem is a linear system with at most one multiplier tau (the threshold), whose solution names the next piece.
+This is a semismooth Newton method in which tau is an unknown of its own rather than projected out, so that
+coordinates cross their dead zone in one step: a handful of pieces is enough.  Where the number of changes stops
+falling it gives up, and the path takes a shorter step in eps.
+
+The path eps -> 0 of the regularised problem, whose end is the minimiser nearest to the start.
+
+    w(eps) = argmin_{w in C} 1/2 ||Phi w - v||^2 + eps/2 ||w - w0||^2
+
+||w(eps) - w0|| grows to the distance of the nearest minimiser, and f(w(eps)) falls to f*.  Each point of the path
+starts the next; an engine (active set or Newton) solves one point.  Phi is scaled to unit norm, so that eps has no
+unit.  The path ends when the certificate and the last move are small enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.optimize import nnls
+from threadpoolctl import ThreadpoolController
+
+from isthmus.sets import ConvexSet, VertexForm
+from isthmus.sets.derivatives import Derivative, threshold
+from isthmus.sketches.base import Sketch
+from isthmus.sketches.dense import DenseMap
+
+Array = NDArray[np.float64]
+
+Mask = NDArray[np.bool_]
+
+DENSE_BYTES = 1 << 28
+"""A working copy of the matrix is made only below this size."""
+
+
+class Operator(Protocol):
+    """Phi / scale with its transpose and its restricted Gram solve."""
+
+    m: int
+    d: int
+    scale: float
+
+    def forward(self, w: Array) -> Array: ...
+    def adjoint(self, y: Array) -> Array: ...
+    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]: ...
+
+
+class BucketOperator:
+    """Columns with one non-zero `value[j]` in row `index[j]`."""
+
+    def __init__(self, index: NDArray[np.intp], value: Array, m: int, scale: float) -> None:
+        self.index, self.value, self.m, self.d, self.scale = index, value / scale, m, len(index), scale
+        self._square = self.value * self.value
+
+    def forward(self, w: Array) -> Array:
+        return bincount(self.index, self.value * w, self.m)
+
+    def adjoint(self, y: Array) -> Array:
+        return self.value * y[self.index]
+
+    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
+        diagonal = bincount(self.index, self._square * mask, self.m) + eps
+        return [b / diagonal for b in right]
+
+
+class DenseOperator:
+    """An explicit m x d matrix."""
+
+    def __init__(self, matrix: Array) -> None:
+        self.m, self.d = matrix.shape
+        self.scale = float(np.linalg.norm(matrix)) / math.sqrt(self.m) or 1.0
+        self.matrix = matrix / self.scale
+
+    def forward(self, w: Array) -> Array:
+        return self.matrix @ w
+
+    def adjoint(self, y: Array) -> Array:
+        return y @ self.matrix
+
+    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
+        part = self.matrix if mask.all() else np.compress(mask, self.matrix, axis=1)
+        narrow = part.shape[1] < self.m
+        gram = part.T @ part if narrow else part @ part.T
+        gram.flat[:: len(gram) + 1] += eps
+        columns = np.stack(right, axis=1)
+        if narrow:
+            return list(((columns - part @ spd_solve(gram, part.T @ columns)) / eps).T)
+        return list(spd_solve(gram, columns).T)
+
+
+class MatrixFree:
+    """A sketch known by its two products."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        self._sketch, self.m, self.d, self.scale = sketch, sketch.m, sketch.d, float(sketch.norm)
+
+    def forward(self, w: Array) -> Array:
+        return self._sketch.forward(torch.from_numpy(w)).numpy() / self.scale
+
+    def adjoint(self, y: Array) -> Array:
+        return self._sketch.adjoint(torch.from_numpy(y)).numpy() / self.scale
+
+    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
+        return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
+
+
+def one_thread(phi: Operator) -> AbstractContextManager[object]:
+    """BLAS on one thread meanwhile, for small dense systems.
+
+    NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
+    """
+    return (
+        _pools().limit(limits=1, user_api="blas") if isinstance(phi, DenseOperator) and phi.m <= 1000 else nullcontext()
+    )
+
+
+@lru_cache(maxsize=1)
+def _pools() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
+    """The sum of the weights at each index."""
+    return np.bincount(index, weights, count).astype(np.float64, copy=False)
+
+
+def operator(sketch: Sketch | Array) -> Operator:
+    """The cheapest operator that represents `sketch` (a Sketch or an m x d matrix) exactly."""
+    if not isinstance(sketch, Sketch):
+        return DenseOperator(np.ascontiguousarray(sketch, dtype=np.float64))
+    by_column = _one_per_column(sketch)
+    if by_column is not None:
+        return by_column
+    if 8 * sketch.m * sketch.d <= DENSE_BYTES:
+        matrix = sketch.block(0, sketch.d) if isinstance(sketch, DenseMap) else sketch.dense(torch.float64)
+        return DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))
+    return MatrixFree(sketch)
+
+
+def _one_per_column(sketch: Sketch) -> BucketOperator | None:
+    """The bucket form, found by two adjoints; None unless every column has at most one non-zero.
+
+    With codes c_i = i + u_i, u_i random in (1/4, 3/4), a column with one non-zero has ratio Phi'c / Phi'1 = c_i with
+    i the row; a column with several has a mixture of codes there, which is no code except on a null set.
+    """
+    m = sketch.m
+    codes = _codes(m)
+    total = sketch.adjoint(torch.ones(m, dtype=torch.float64)).numpy()
+    coded = sketch.adjoint(torch.from_numpy(codes)).numpy()
+    empty = total == 0
+    if empty.any():
+        if np.any(coded[empty]):
+            return None
+        ratio = np.where(empty, codes[0], coded) / np.where(empty, 1.0, total)
+    else:
+        ratio = coded / total
+    if not (ratio.min() >= 0 and ratio.max() < m):
+        return None
+    index = ratio.astype(np.intp)
+    if np.abs(ratio - codes[index]).max() > 1e-12 * m:
+        return None
+    return BucketOperator(index, total, m, float(sketch.norm))
+
+
+@lru_cache(maxsize=16)
+def _codes(m: int) -> Array:
+    return np.arange(m) + np.random.default_rng(m).uniform(0.25, 0.75, m)
+
+
+def spd_solve(matrix: Array, right: Array) -> Array:
+    """Solve with a positive semidefinite matrix: Cholesky, or least squares where rounding has made it singular."""
+    try:
+        solved: Array = cho_solve(cho_factor(matrix, lower=True, check_finite=False), right, check_finite=False)
+    except LinAlgError:
+        solved = np.linalg.lstsq(matrix, right, rcond=None)[0].astype(np.float64, copy=False)
+    return solved
+
+
+def conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, max_iter: int = 500) -> Array:
+    """x with ||A x - b|| <= tol ||b|| for a positive definite A, or the last of `max_iter` iterates."""
+    x, r = np.zeros_like(b), b.copy()
+    p, rho = r, float(r @ r)
+    stop = tol * tol * rho
+    for _ in range(max_iter):
+        if rho <= stop:
+            break
+        q = apply(p)
+        curvature = float(p @ q)
+        if curvature <= 0:
+            break
+        x = x + (rho / curvature) * p
+        r = r - (rho / curvature) * q
+        rho, old = float(r @ r), rho
+        p = r + (rho / old) * p
+    return x
+
+
+@dataclass(frozen=True)
+class DualPoint:
+    """mu, the point w = P_C(w0 + Phi' mu), its image, and the derivative of the projection there."""
+
+    mu: Array
+    w: Array
+    image: Array
+    derivative: Derivative
+
+
+class Dual:
+    """The dual of one project-and-lift problem."""
+
+    def __init__(self, constraint: ConvexSet, phi: Operator, v: Array, w0: Array) -> None:
+        self.phi, self.v, self.w0, self._constraint = phi, v, w0, constraint
+        self._bound: float | None = None
+
+    def at(self, mu: Array) -> DualPoint:
+        w, derivative = self._constraint.linearised(self.w0 + self.phi.adjoint(mu))
+        return DualPoint(mu, w, self.phi.forward(w), derivative)
+
+    def gradient(self, point: DualPoint, eps: float) -> Array:
+        return self.v - point.image - eps * point.mu
+
+    def direction(self, point: DualPoint, eps: float, gradient: Array) -> Array:
+        """An approximate Newton direction; the gradient where curvature information is useless."""
+        phi = self.phi
+
+        def apply(x: Array) -> Array:
+            return phi.forward(point.derivative(phi.adjoint(x))) + eps * x
+
+        step = conjugate_gradient(apply, gradient, 1e-3, 200)
+        useful = np.isfinite(step).all() and float(step @ gradient) > 0
+        return step if useful else gradient / (1.0 + eps)
+
+    def descend(self, point: DualPoint, eps: float, steps: int) -> tuple[DualPoint, int]:
+        """Accelerated projected gradient on the regularised problem: a better start where Newton's was too far."""
+        phi, size = self.phi, 1 / (self._squared_norm() + eps)
+        ratio = (eps * size) ** 0.5
+        momentum = (1 - ratio) / (1 + ratio)
+        w = ahead = point.w
+        used = 0
+        while used < steps:
+            used += 1
+            pull = phi.adjoint(self.v - phi.forward(ahead)) + eps * (self.w0 - ahead)
+            new, _ = self._constraint.linearised(ahead + size * pull)
+            change, w = new - w, new
+            if float(np.linalg.norm(change)) <= 1e-12 * float(np.linalg.norm(w)):
+                break
+            ahead = w + momentum * change
+        return self.at((self.v - phi.forward(w)) / eps), used
+
+    def _squared_norm(self) -> float:
+        """A little above ||Phi||^2, by power iteration."""
+        if self._bound is None:
+            y = np.random.default_rng(0).standard_normal(self.phi.m)
+            for _ in range(50):
+                y = y / float(np.linalg.norm(y))
+                y = self.phi.forward(self.phi.adjoint(y))
+            self._bound = 1.1 * float(np.linalg.norm(y))
+        return self._bound
+
+
+def newton(dual: Dual, point: DualPoint, eps: float, tol: float, max_iter: int) -> tuple[DualPoint, int, bool]:
+    """(point, evaluations, converged): ||F|| <= tol at the point, or the best within `max_iter` evaluations."""
+    used = 0
+    gradient = dual.gradient(point, eps)
+    while float(np.linalg.norm(gradient)) > tol:
+        if used >= max_iter:
+            return point, used, False
+        step = dual.direction(point, eps, gradient)
+        stepped, count = _line_search(dual, point, eps, step, float(gradient @ step))
+        used += count
+        if stepped is point:
+            return point, used, False
+        point, gradient = stepped, dual.gradient(stepped, eps)
+    return point, used, True
+
+
+def _line_search(dual: Dual, point: DualPoint, eps: float, step: Array, slope: float) -> tuple[DualPoint, int]:
+    """The first trial whose slope along `step` is at most half the first one in size."""
+    lo, slope_lo, hi, slope_hi, t = 0.0, slope, 0.0, 0.0, 1.0
+    best = point
+    for count in range(1, 13):
+        trial = dual.at(point.mu + t * step)
+        here = float(dual.gradient(trial, eps) @ step)
+        if abs(here) <= 0.5 * slope:
+            return trial, count
+        if here > 0:
+            lo, slope_lo, best = t, here, trial
+            if hi == 0.0:
+                t *= 4.0
+                continue
+        else:
+            hi, slope_hi = t, here
+        fraction = slope_lo / (slope_lo - slope_hi)
+        t = lo + (hi - lo) * min(max(fraction, 0.1), 0.9)
+    return best, 12
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An affine piece: the `free` coordinates with their `signs`; `bound` when the threshold is active."""
+
+    free: Mask
+    signs: Array | None = None
+    bound: bool = True
+
+    def changes(self, other: Piece) -> Mask:
+        """The coordinates on which two pieces differ."""
+        if self.bound != other.bound:
+            return np.ones(len(self.free), dtype=bool)
+        differ: Mask = self.free != other.free
+        if self.bound and self.signs is not None and other.signs is not None:
+            differ |= self.free & (self.signs != other.signs)
+        return differ
+
+
+@dataclass(frozen=True)
+class Shape:
+    """{sum |a| <= radius} (signed) or {a >= 0, sum a = radius}, by thresholds."""
+
+    radius: float
+    signed: bool
+
+    def start(self, z: Array) -> Piece:
+        """The piece of the projection of z."""
+        size = np.abs(z) if self.signed else z
+        inside = self.signed and size.sum() <= self.radius
+        return self.classify(z, 0.0 if inside else threshold(size, self.radius))
+
+    def classify(self, z: Array, tau: float) -> Piece:
+        """The piece on which z - tau falls."""
+        if self.signed and tau <= 0:
+            return Piece(np.ones(len(z), dtype=bool), bound=False)
+        size = np.abs(z) if self.signed else z
+        free = size > tau
+        if not free.any():
+            free[int(size.argmax())] = True
+        return Piece(free, np.where(z < 0, -1.0, 1.0) if self.signed else None)
+
+    def margin(self, z: Array, tau: float) -> Array:
+        """How far each coordinate is from changing its piece."""
+        return np.abs((np.abs(z) if self.signed else z) - tau)
+
+    def point(self, z: Array, tau: float) -> Array:
+        """The thresholded point, scaled so that rounding leaves it in the set."""
+        w = np.sign(z) * np.maximum(np.abs(z) - max(tau, 0.0), 0.0) if self.signed else np.maximum(z - tau, 0.0)
+        total = float(np.abs(w).sum())
+        if total > self.radius or (not self.signed and total > 0):
+            w *= self.radius / total
+        return w
+
+
+class Pieces(Protocol):
+    """The linear system of a piece: `solve` gives (z, tau)."""
+
+    shape: Shape
+
+    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]: ...
+    def resolution(self, z: Array, tau: float) -> float: ...
+
+
+class CoordinatePieces:
+    """Pieces of a set in R^d itself: z = w0 + Phi' mu, from a system in R^m or in the free coordinates."""
+
+    def __init__(self, shape: Shape, phi: Operator, v: Array, w0: Array) -> None:
+        self.shape, self._phi, self._v, self._w0 = shape, phi, v, w0
+        self.mu = np.zeros(phi.m)
+
+    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]:
+        """Solve on a piece and keep the multiplier mu = (v - Phi w) / eps."""
+        phi, w0, free = self._phi, self._w0, piece.free
+        count = int(np.count_nonzero(free))
+        if isinstance(phi, DenseOperator) and count < phi.m:
+            return self._narrow(phi, piece, eps)
+        right = self._v - phi.forward(w0 * free)
+        if not piece.bound:
+            (self.mu,) = phi.solve(free, eps, (right,))
+            return w0 + phi.adjoint(self.mu), 0.0
+        signs = free.astype(np.float64) if piece.signs is None else piece.signs * free
+        image = phi.forward(signs)
+        x, y = phi.solve(free, eps, (right, image))
+        tau = float((signs @ w0 + image @ x - self.shape.radius) / (count - image @ y))
+        self.mu = x + tau * y
+        return w0 + phi.adjoint(self.mu), tau
+
+    def _narrow(self, phi: DenseOperator, piece: Piece, eps: float) -> tuple[Array, float]:
+        """The same with fewer free coordinates than rows: no digit is lost to 1/eps."""
+        free = piece.free
+        part, near = np.compress(free, phi.matrix, axis=1), self._w0[free]
+        signs = np.ones(len(near)) if piece.signs is None else piece.signs[free]
+        gram = part.T @ part
+        gram.flat[:: len(near) + 1] += eps
+        x, y = spd_solve(gram, np.stack([part.T @ self._v + eps * near, signs], axis=1)).T
+        level = float((signs @ x - self.shape.radius) / (signs @ y)) if piece.bound else 0.0
+        a, tau = x - level * y, level / eps
+        self.mu = (self._v - part @ a) / eps
+        z = self._w0 + phi.adjoint(self.mu)
+        z[free] = a + tau * signs
+        return z, tau
+
+    def resolution(self, z: Array, tau: float) -> float:
+        """Margins below this are rounding."""
+        return 1e-13 * (abs(tau) + float(np.abs(z).max()))
+
+
+class Weights:
+    """Pieces of a hull in the weights of its vertices; z - tau is the weight or, where it is 0, its gradient."""
+
+    def __init__(self, images: Array, gram: Array, v: Array, inner: Array) -> None:
+        self.shape = Shape(1.0, signed=False)
+        self._image_gram, self._gram = images @ images.T, gram
+        self._right, self._inner = images @ v, inner
+        self._ridge = 1e-13 * float(np.trace(self._image_gram)) / len(gram)
+        self._metric_ridge = 1e-6 * float(np.trace(gram)) / len(gram)
+
+    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]:
+        """Solve on a piece, in as many unknowns as are free."""
+        free = np.flatnonzero(piece.free)
+        whole = self._image_gram + eps * self._gram
+        matrix = whole[np.ix_(free, free)]
+        matrix.flat[:: len(free) + 1] += self._ridge + eps * self._metric_ridge + np.finfo(float).tiny
+        right = self._right + eps * self._inner
+        x, y = spd_solve(matrix, np.stack([right[free], np.ones(len(free))], axis=1)).T
+        level = float((x.sum() - 1.0) / y.sum())
+        a = x - level * y
+        z = right - level - whole[:, free] @ a
+        z[free] = a
+        self._noise = 1e-13 * (abs(level) + float(np.abs(right).max()))
+        return z, 0.0
+
+    def resolution(self, z: Array, tau: float) -> float:
+        """Margins below this are rounding."""
+        return min(self._noise, 1e-10)
+
+
+def active_set(pieces: Pieces, piece: Piece, eps: float, max_iter: int) -> tuple[Piece, Array, float, int, bool]:
+    """(piece, z, tau, iterations, converged) of the regularised problem from a first guess of the piece."""
+    fewest, patience = len(piece.free) + 1, 5
+    z, tau = pieces.solve(piece, eps)
+    for iteration in range(1, max_iter + 1):
+        following = pieces.shape.classify(z, tau)
+        changed = piece.changes(following)
+        count = int(np.count_nonzero(changed))
+        if count == 0:
+            return piece, z, tau, iteration, True
+        if piece.bound == following.bound and count <= 64:
+            changed &= pieces.shape.margin(z, tau) > pieces.resolution(z, tau)
+            if not changed.any():
+                return piece, z, tau, iteration, True
+        if count < fewest:
+            fewest, patience = count, 5
+        elif patience > 0:
+            patience -= 1
+        else:
+            return piece, z, tau, iteration, False
+        piece = following
+        z, tau = pieces.solve(piece, eps)
+    return piece, z, tau, max_iter, False
+
+
+SMALLEST, LARGEST = 1e-9, 1e6
+"""The path stays between these: below, rounding would win; above, w(eps) is the projection of w0 itself."""
+
+DESCENT = 1000
+"""Gradient steps that help a Newton solve which did not converge on its own."""
+
+
+@dataclass(frozen=True)
+class LiftProblem:
+    """min_{w in C} ||Phi w - v||^2 near w0, in the units of a unit-norm Phi."""
+
+    constraint: ConvexSet
+    phi: Operator
+    v: Array
+    w0: Array
+
+    @cached_property
+    def form(self) -> VertexForm | None:
+        """The vertices of a polytope that brings them."""
+        return self.constraint.vertex_form() if self.constraint.can("vertex_form") else None
+
+    @cached_property
+    def vertices(self) -> Array | None:
+        """Every vertex as a row; None where they are coordinate axes, or there are none."""
+        rows = None if self.form is None else self.form.all()
+        return None if rows is None else rows.double().cpu().numpy()
+
+    def reference(self, w: Array) -> float:
+        """What tolerances are relative to: ||v||^2, or for a zero target the size of a point."""
+        return float(self.v @ self.v) or max(float(w @ w), float(self.w0 @ self.w0))
+
+    def certificate(self, w: Array, residual: Array) -> float:
+        """An upper bound of f(w) - f*: from the Frank-Wolfe gap where there is a support function, else f(w).
+
+        With g = max_{s in C} <Phi' r, s - w>, f* >= (||r||^2 - g)_+^2 / ||r||^2.
+        """
+        f = float(residual @ residual)
+        if f == 0 or not self.constraint.can("support"):
+            return f
+        pull = self.phi.adjoint(residual)
+        gap = max(0.0, self.constraint.support(torch.from_numpy(pull)) - float(pull @ w))
+        return gap * (2 - gap / f) if gap < f else f
+
+
+@dataclass(frozen=True)
+class PathEnd:
+    """Where the path ended: the point, its multiplier mu = (v - Phi w)/eps, and how it got there."""
+
+    w: Array
+    mu: Array
+    eps: float
+    residual: Array
+    certificate: float
+    iterations: int
+    converged: bool
+
+
+class Engine(Protocol):
+    """One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
+
+    first: float
+    factor: float
+
+    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]: ...
+
+
+class ActiveEngine:
+    """The active-set engine, for polytopes that bring their vertices: l1 balls, simplices and hulls."""
+
+    def __init__(self, problem: LiftProblem, form: VertexForm, mu: Array | None) -> None:
+        separable = isinstance(problem.phi, BucketOperator)
+        self._problem, self.first = problem, 1e-4 if mu is not None or separable else 1e-2
+        self.factor = 1e-3 if separable else 1e-2
+        phi, v, w0, rows = problem.phi, problem.v, problem.w0, problem.vertices
+        self._vertices: Array = np.empty((0, 0)) if rows is None else rows
+        self._start: Piece | None
+        if rows is not None:
+            images = np.stack([phi.forward(row) for row in rows])
+            self._pieces: CoordinatePieces | Weights = Weights(images, rows @ rows.T, v, rows @ w0)
+            pull = images @ (v - images.mean(0))
+            self._start = Piece(pull >= np.sort(pull)[-min(len(rows), 300)])
+        else:
+            shape = Shape(form.radius, form.signed)
+            self._pieces = CoordinatePieces(shape, phi, v, w0)
+            self._start = None if mu is None else shape.start(w0 + phi.adjoint(mu))
+
+    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
+        """Solve at eps from the last piece."""
+        piece, z, tau, used, solved = active_set(self._pieces, self._start or self._guess(eps), eps, min(60, budget))
+        self._start = piece if solved else self._start
+        w = self._pieces.shape.point(z, tau)
+        if isinstance(self._pieces, CoordinatePieces):
+            return w, self._pieces.mu, used, solved
+        w = w @ self._vertices
+        return w, (self._problem.v - self._problem.phi.forward(w)) / eps, used, solved
+
+    def _guess(self, eps: float) -> Piece:
+        """The piece of a projected gradient step."""
+        phi, v, w0 = self._problem.phi, self._problem.v, self._problem.w0
+        return self._pieces.shape.start(w0 + phi.adjoint(v - phi.forward(w0)) / max(1.0, eps))
+
+
+class HullEngine:
+    """Hulls by non-negative least squares: slower than the active set, finite for redundant vertices too.
+
+    The point of least norm in the hull of the columns of D has weights x / sum x, x the minimiser of
+    ||D x||^2 + (sum x - 1)^2 over x >= 0.
+    """
+
+    first, factor = 1e-2, 1e-2
+
+    def __init__(self, problem: LiftProblem, vertices: Array) -> None:
+        self._problem, self._vertices = problem, vertices
+        self._images = np.stack([problem.phi.forward(row) for row in vertices]) - problem.v
+
+    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
+        """Solve at eps from scratch."""
+        stacked = np.vstack([self._images.T, eps**0.5 * (self._vertices - self._problem.w0).T])
+        reduced = np.asarray(np.linalg.qr(stacked, mode="r"), dtype=np.float64)
+        size = float(np.linalg.norm(reduced, axis=0).min()) or float(np.linalg.norm(reduced)) or 1.0
+        rows: Array = np.vstack([reduced / size, np.ones(len(self._vertices))])
+        right = np.zeros(len(rows))
+        right[-1] = 1.0
+        x, _ = nnls(rows, right, maxiter=50 * len(self._vertices))
+        w = (x / x.sum()) @ self._vertices
+        return w, (self._problem.v - self._problem.phi.forward(w)) / eps, 1, True
+
+
+class NewtonEngine:
+    """The dual Newton engine, for every convex set with a projection."""
+
+    factor = 1e-1
+
+    def __init__(self, problem: LiftProblem, mu: Array | None, first: float) -> None:
+        self.first = first
+        self._dual = Dual(problem.constraint, problem.phi, problem.v, problem.w0)
+        self._point = self._dual.at(np.zeros(problem.phi.m) if mu is None else mu)
+        self._size = problem.reference(self._point.w) ** 0.5
+
+    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
+        """Solve at eps from the last multiplier."""
+        start = self._point
+        residual, length = float(np.linalg.norm(self._dual.v - start.image)), float(np.linalg.norm(start.mu))
+        loose = min(1e-3, 0.1 * eps) * min(residual, eps * length or residual)
+        point, used, solved = newton(self._dual, start, eps, max(loose, self._floor(start)), min(50, budget))
+        if not solved and used < budget:
+            closer, steps = self._dual.descend(start, eps, min(DESCENT, budget - used))
+            most = min(50, budget - used - steps)
+            point, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), most)
+            used += steps + more
+        self._point = point if solved else start
+        return point.w, point.mu, used, solved
+
+    def _floor(self, point: DualPoint) -> float:
+        """What rounding leaves of a gradient."""
+        return max(1e-10 * float(self._size), 1e-14 * float(np.linalg.norm(point.mu)))
+
+
+def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
+    """The engine of a set; `careful` starts further from eps = 0, goes slower and, where it can, by projection."""
+    if problem.form is not None and not careful:
+        return ActiveEngine(problem, problem.form, mu if problem.vertices is None else None)
+    if problem.vertices is not None:
+        return HullEngine(problem, problem.vertices)
+    return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
+
+
+def nearest(
+    problem: LiftProblem, tol: float, max_iter: int, mu: Array | None = None, eps: float | None = None
+) -> PathEnd:
+    """The minimiser nearest to w0: by the fast engine and, where that does not converge, by the careful one."""
+    end = follow(problem, engine(problem, mu, eps, False), tol, max_iter)
+    if not end.converged and (problem.form is not None or mu is not None):
+        again = follow(problem, engine(problem, None, None, True), tol, max_iter)
+        chosen = again if again.converged or again.certificate < end.certificate else end
+        end = replace(chosen, iterations=end.iterations + again.iterations)
+    if problem.form is not None:
+        return end
+    w = problem.constraint.project(torch.from_numpy(end.w)).numpy()
+    return replace(end, w=w, residual=problem.v - problem.phi.forward(w))
+
+
+def follow(problem: LiftProblem, run: Engine, tol: float, max_iter: int) -> PathEnd:
+    """Follow the path until f - f* <= tol ||v||^2 and the point has settled to sqrt(tol) of its move."""
+    eps, factor, used = run.first, run.factor, 0
+    last: Array | None = None
+    best: PathEnd | None = None
+    while True:
+        w, mu, count, solved = run.stage(eps, max_iter - used)
+        used += count
+        residual = problem.v - problem.phi.forward(w)
+        end = PathEnd(w, mu, eps, residual, np.inf, used, False)
+        if solved and last is not None and _settled(problem, w, last, tol):
+            bound = problem.certificate(w, residual)
+            end = PathEnd(w, mu, eps, residual, bound, used, bound <= tol * problem.reference(w))
+            if end.converged or (not problem.constraint.can("support") and _images_agree(problem, w, last, tol)):
+                return PathEnd(w, mu, eps, residual, bound, used, True)
+        if best is None or end.certificate < best.certificate or (solved and not np.isfinite(best.certificate)):
+            best = end
+        if used >= max_iter or (solved and eps <= SMALLEST) or (not solved and (factor > 0.6 or eps > LARGEST)):
+            bound = min(best.certificate, problem.certificate(best.w, best.residual))
+            return PathEnd(best.w, best.mu, best.eps, best.residual, bound, used, False)
+        if solved:
+            last, eps = w, max(eps * factor, SMALLEST)
+        elif last is None:
+            eps = 30 * eps
+        else:
+            eps, factor = eps / factor**0.5, factor**0.5
+
+
+def _settled(problem: LiftProblem, w: Array, last: Array, tol: float) -> bool:
+    move = float(np.linalg.norm(w - problem.w0))
+    rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
+    return float(np.linalg.norm(w - last)) <= math.sqrt(tol) * move + rounding
+
+
+def _images_agree(problem: LiftProblem, w: Array, last: Array, tol: float) -> bool:
+    change = problem.phi.forward(w - last)
+    return float(change @ change) <= tol * problem.reference(w)

@@ -1,0 +1,264 @@
+"""The least t with a target in t Phi C, by Newton's method on the value function (van den Berg, Friedlander 2008).
+
+Basis pursuit: the vector of least l1 norm with a given sketch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Generic, NoReturn
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.lifts._path import (
+    Array,
+    BucketOperator,
+    DenseOperator,
+    LiftProblem,
+    MatrixFree,
+    Operator,
+    PathEnd,
+    nearest,
+    operator,
+    spd_solve,
+)
+from isthmus.sets import L1Ball
+from isthmus.sets.base import Point
+from isthmus.sketches.base import Sketch
+
+__all__ = ["BasisPursuit", "basis_pursuit"]
+
+
+def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> PathEnd | None:
+    """w in t C with ||Phi w - v|| <= tol ||v|| for the least such t; None when that t is `limit` or more.
+
+    phi(t) = min_{w in tC} ||Phi w - v|| is convex and decreasing with slope -h_C(Phi' r)/||r||, so the steps
+    t + ||r||^2 / h_C(Phi' r) approach the root from below.  w in tC with target v is t u, u in C with target v/t.
+    """
+    constraint, phi, v = problem.constraint, problem.phi, problem.v
+    constraint.require("support")
+    enough = tol * float(np.linalg.norm(v))
+    t, used, residual = 0.0, 0, v
+    while True:
+        pull = constraint.support(torch.from_numpy(phi.adjoint(residual)))
+        step = float(residual @ residual) / pull if pull > 0 else math.inf
+        t += step
+        if t >= limit or not math.isfinite(t):
+            return None
+        end = nearest(LiftProblem(constraint, phi, v / t, problem.w0 / t), min(1e-8, tol**2), max_iter)
+        used += end.iterations
+        w = t * end.w
+        residual = v - phi.forward(w)
+        size = float(np.linalg.norm(residual))
+        if size <= enough or used >= max_iter or step <= 1e-14 * t:
+            return PathEnd(w, end.mu, end.eps, residual, size * size, used, size <= enough)
+
+
+def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -> PathEnd:
+    """Of the minimisers one of least gauge, from one minimiser `end`.
+
+    A target outside Phi C has minimisers of gauge 1 only, and so has every target over a simplex.
+    """
+    constraint, phi, v, form = problem.constraint, problem.phi, problem.v, problem.form
+    simplex = form is not None and form.rows is None and not form.signed
+    if simplex or float(end.residual @ end.residual) > tol * problem.reference(end.w):
+        return end
+    if not constraint.contains(torch.zeros(phi.d, dtype=torch.float64)):
+        validate.refuse("constraint", constraint, "give a set that contains the origin: pick='min_gauge' needs one")
+    if not np.any(v):
+        return replace(end, w=np.zeros(phi.d), residual=v, certificate=0.0, converged=True)
+    path_end = value_root(problem, 0.1 * tol**0.5, max_iter, limit=1.0)
+    return end if path_end is None else replace(path_end, iterations=path_end.iterations + end.iterations)
+
+
+@dataclass(frozen=True)
+class BasisPursuit(Generic[Point]):
+    """What `basis_pursuit` found: w, ||w||_1, and a proof.
+
+    Attributes:
+        point: w with Phi w = y.
+        value: ||w||_1.
+        dual: lam with ||Phi' lam||_inf <= 1, so that <lam, y> is below every feasible value.
+        gap: value - <lam, y>, a proven bound of the distance to the least value.
+        residual: ||Phi w - y||.
+        iterations: breakpoints of the path, or solver iterations.
+        method: "closed form", "homotopy", "linear program" or "value function".
+    """
+
+    point: Point
+    value: float
+    dual: Point
+    gap: float
+    residual: float
+    iterations: int
+    method: str
+
+
+def basis_pursuit(
+    sketch: Sketch | Point, y: Point, tol: float = 1e-8, max_iter: int | None = None
+) -> BasisPursuit[Point]:
+    """min ||w||_1 subject to Phi w = y.
+
+    The l1-homotopy follows min 1/2 ||Phi w - y||^2 + lam ||w||_1 from lam = ||Phi' y||_inf down.  At every
+    breakpoint, with support S and signs s, Phi_S (Phi_S' Phi_S)^{-1} s is tried as a dual certificate (the heuristic
+    optimality check of Lorenz, Pfetsch and Tillmann 2015): where it is feasible the rest of the path is one step.
+    A path that ends without a certificate (ties, dependent columns) hands over to a linear program (HiGHS).
+    Sketches with one non-zero a column have a closed form; maps too large for a matrix use the value function.
+
+    Args:
+        sketch: a Sketch or an m x d matrix.
+        y: the vector of R^m.
+        tol: the gap and the residual are at most tol relative to ||w||_1 and ||y||.
+        max_iter: most breakpoints; 10 m by default.
+
+    Returns:
+        A `BasisPursuit`; float64 inside, `point` of the type of `y`.
+
+    Raises:
+        InvalidInput: y is not in the range of Phi.
+
+    >>> pursuit = basis_pursuit(np.array([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]), np.array([2.0, 3.0]))
+    >>> pursuit.point.round(9).tolist(), round(pursuit.value, 9)
+    ([0.0, 1.0, 3.0], 4.0)
+    """
+    validate.positive(tol=tol)
+    right = validate.as_tensor("y", y, ndim=1).double().cpu().numpy()
+    phi = operator(sketch if isinstance(sketch, Sketch) else validate.as_tensor("matrix", sketch, ndim=2).numpy())
+    validate.shape((phi.m,), y=torch.from_numpy(right))
+    w, dual, steps, method = pursue(phi, right / phi.scale, tol, max_iter)
+    dual = dual / max(1.0, float(np.abs(phi.adjoint(dual)).max())) / phi.scale
+    value = float(np.abs(w).sum())
+    residual = float(np.linalg.norm(phi.scale * phi.forward(w) - right))
+    gap = max(0.0, value - float(dual @ right))
+    if isinstance(y, Tensor):
+        point, certificate = (torch.from_numpy(x).to(y.device) for x in (w, dual))
+        return BasisPursuit(point, value, certificate, gap, residual, steps, method)
+    return BasisPursuit(w, value, dual, gap, residual, steps, method)
+
+
+def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> tuple[Array, Array, int, str]:
+    """(w, dual, iterations, method) for an operator."""
+    size = float(np.linalg.norm(y))
+    if size == 0:
+        return np.zeros(phi.d), np.zeros(phi.m), 0, "closed form"
+    if isinstance(phi, BucketOperator):
+        return *_closed_form(phi, y), 1, "closed form"
+    if isinstance(phi, MatrixFree):
+        return _matrix_free(phi, y, tol)
+    matrix = np.stack([phi.adjoint(row) for row in np.eye(phi.m)]) if not isinstance(phi, DenseOperator) else phi.matrix
+    w, dual, steps = _homotopy(matrix, y / size, 10 * phi.m if max_iter is None else max_iter, tol)
+    method = "homotopy"
+    if not _proven(matrix, y / size, w, dual, tol):
+        w, dual, steps = _linear_program(matrix, y / size)
+        method = "linear program"
+    return w * size, dual, steps, method
+
+
+def _matrix_free(phi: Operator, y: Array, tol: float) -> tuple[Array, Array, int, str]:
+    """The least radius of an l1 ball whose image holds y, for maps too large for a matrix."""
+    end = value_root(LiftProblem(L1Ball(1.0), phi, y, np.zeros(phi.d)), max(tol, 1e-7), 100_000)
+    if end is None or not end.converged:
+        _out_of_range()
+    return end.w, end.mu / float(np.abs(phi.adjoint(end.mu)).max()), end.iterations, "value function"
+
+
+def _homotopy(matrix: Array, y: Array, max_iter: int, tol: float) -> tuple[Array, Array, int]:
+    """(w, dual, breakpoints) at the end of the path or where a certificate was found."""
+    m, d = matrix.shape
+    w, correlation = np.zeros(d), y @ matrix
+    support = [int(np.abs(correlation).argmax())]
+    level = float(abs(correlation[support[0]]))
+    signs = np.zeros(d)
+    signs[support[0]] = np.sign(correlation[support[0]])
+    dual, dropped = np.zeros(m), support[0]
+    for iteration in range(1, max_iter + 1):
+        part = matrix[:, support]
+        direction = spd_solve(part.T @ part, signs[support])
+        dual = part @ direction
+        slopes = dual @ matrix
+        if np.abs(slopes).max() <= 1 + 0.1 * tol:
+            candidate = w.copy()
+            candidate[support] += level * direction
+            if _proven(matrix, y, candidate, dual, tol):
+                return candidate, dual, iteration
+        blocked = [*support, dropped]
+        step, entering, leaving = _breakpoint(correlation, slopes, level, w, direction, support, blocked)
+        dropped = support[0]
+        w[support] += step * direction
+        correlation, level = correlation - step * slopes, level - step
+        if leaving is not None:
+            dropped = support.pop(leaving)
+            w[dropped], signs[dropped] = 0.0, 0.0
+        elif entering is not None and len(support) < m:
+            support.append(entering)
+            signs[entering] = np.sign(correlation[entering])
+        if not support or level <= 1e-15 or (leaving is None and entering is None):
+            break
+    return w, dual, iteration
+
+
+def _breakpoint(
+    correlation: Array,
+    slopes: Array,
+    level: float,
+    w: Array,
+    direction: Array,
+    support: list[int],
+    blocked: list[int],
+) -> tuple[float, int | None, int | None]:
+    """(step, entering column, leaving place in the support) of the next event as the level falls."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        up, down = (level - correlation) / (1 - slopes), (level + correlation) / (1 + slopes)
+        crossing = -w[support] / direction
+    up[(1 - slopes) <= 1e-10] = np.inf
+    down[(1 + slopes) <= 1e-10] = np.inf
+    joins = np.minimum(np.where(up > -1e-14, up, np.inf), np.where(down > -1e-14, down, np.inf))
+    joins[blocked] = np.inf
+    crossing[~(crossing > 1e-14)] = np.inf
+    entering, leaving = int(joins.argmin()), int(crossing.argmin())
+    step = max(0.0, float(min(joins[entering], crossing[leaving], level)))
+    if step >= level:
+        return level, None, None
+    return (step, None, leaving) if crossing[leaving] < joins[entering] else (step, entering, None)
+
+
+def _proven(matrix: Array, y: Array, w: Array, dual: Array, tol: float) -> bool:
+    value = float(np.abs(w).sum())
+    bound = float(dual @ y) / max(1.0, float(np.abs(dual @ matrix).max()))
+    return value - bound <= tol * value and float(np.linalg.norm(matrix @ w - y)) <= tol
+
+
+def _linear_program(matrix: Array, y: Array) -> tuple[Array, Array, int]:
+    m, d = matrix.shape
+    answer = linprog(np.ones(2 * d), A_eq=np.hstack([matrix, -matrix]), b_eq=y, method="highs")
+    if answer.status == 2:
+        _out_of_range()
+    if answer.status != 0:
+        raise ArithmeticError(f"Basis pursuit failed ({answer.message}): rescale the matrix")
+    return answer.x[:d] - answer.x[d:], np.asarray(answer.eqlin.marginals), int(answer.nit)
+
+
+def _closed_form(phi: BucketOperator, y: Array) -> tuple[Array, Array]:
+    """In each row the largest entry carries everything."""
+    order = np.argsort(np.abs(phi.value), kind="stable")
+    largest = np.full(phi.m, -1)
+    largest[phi.index[order]] = order
+    entries = np.where(largest >= 0, phi.value[largest], 0.0)
+    if np.any((entries == 0) & (y != 0)):
+        _out_of_range()
+    used = entries != 0
+    w, dual = np.zeros(phi.d), np.zeros(phi.m)
+    w[largest[used]] = y[used] / entries[used]
+    dual[used] = np.sign(y[used]) / np.abs(entries[used])
+    return w, dual
+
+
+def _out_of_range() -> NoReturn:
+    raise validate.InvalidInput(
+        "y is not in the range of Phi, so that no w has Phi w = y: project y onto the range first"
+    )

@@ -1,0 +1,460 @@
+"""Linear models: losses of the margin z = X w, on dense or CSR data that is neither densified nor copied."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.arrow import opened
+from isthmus.base.matrix import (
+    Matrix,
+    as_matrix,
+    dtype_of,
+    is_lazy,
+    is_sparse,
+    margins,
+    matmul,
+    rmatmul,
+    spans_of,
+    take,
+)
+from isthmus.base.space import Space
+from isthmus.gradients import Glm, Rows
+from isthmus.gradients.lengths import Lengths
+from isthmus.gradients.rounding import matrix_bounds
+from isthmus.objectives.base import Index, Objective, as_rows, check_point, choose_penalty
+from isthmus.objectives.spectrum import largest_eigenvalue
+from isthmus.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
+from isthmus.penalties import Penalty
+
+LABELS = (SignedLabels, ClassLabels)
+"""Targets that are labels."""
+CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
+"""What a classifier without declared classes has read off y, and the remedy."""
+
+
+class Options(TypedDict, total=False):
+    """What every linear model takes beside its data (see `LinearModel`)."""
+
+    l2: float
+    l1: float
+    penalty: Penalty | None
+    weights: object
+
+
+class LinearModel(Objective):
+    """(1/n) sum_i l(x_i'w, y_i) + penalty(w).
+
+    A loss is two formulas of the margin z: `losses(z, y)` and its derivative `slopes(z, y)`; the gradient of
+    example i is slope_i x_i.  The dtype of w drives every computation; X stays as it was given.
+
+    Args:
+        X: n x p array, tensor or SciPy sparse matrix (held as CSR, never densified); or a table that outgrows memory:
+            a memory-mapped array, a .npy or Parquet file, a folder of Parquet files, a pyarrow dataset.
+        y: n targets, read as `targets` say; by default as the class says in `reads`.  With Parquet also the name of
+            their column.
+        classes: the labels of a classifier, in order.
+        l1, l2: strengths of the penalty l1 ||w||_1 + (l2 / 2) ||w||^2; or give `penalty`.
+        weights: n numbers >= 0 that multiply the losses (the sum is still divided by n).
+
+    Class attributes say what planner and estimators need to know of it: `reads`, `curvature`, `slope_bound`,
+    `default_clip`.  A class that states them can be given to them: `PrivateRegressor(loss=Absolute)`.
+
+    >>> class Absolute(LinearModel):
+    ...     slope_bound = 1.0
+    ...     def losses(self, z, y):
+    ...         return (z - y).abs()
+    ...     def slopes(self, z, y):
+    ...         return torch.sign(z - y)
+    >>> f = Absolute(torch.eye(2), [1.0, -3.0])
+    >>> f.loss(torch.zeros(2)), f.gradient(torch.zeros(2))
+    (2.0, tensor([-0.5000,  0.5000]))
+    """
+
+    curvature: float | None = None
+    """A bound of the second derivative of l in z; None when there is none."""
+    slope_bound: float | None = None
+    """A bound of |slope|; None when there is none."""
+    name: str = ""
+    """What users call the loss: `plan(loss=...)` and the estimators find a class by the name it states itself."""
+    reads: type[Targets] = RealTargets
+    """How y is read and what a margin predicts: `RealTargets`, `CountTargets` (log link) or `SignedLabels`."""
+    default_clip: float | None = None
+    """|slope| at w = 0, or a measured bound of it, for rows of norm 1 and targets in [-1, 1]; None: `slope_bound`."""
+    usual_curvature: float | None = None
+    """The second derivative at margins that fitted models have; None: `curvature`."""
+    probabilities = False
+    """Whether a classifier's margins are log-odds: then it predicts probabilities."""
+    extends: type[LinearModel] | None = None
+    """The loss of two classes that this one takes to more of them."""
+    equivariant = False
+    """Whether targets that are shifted and scaled give margins that are shifted and scaled alike."""
+    linear = True
+    """Clipped sums of its gradients are taken in float64: one number a record is all that its rows are made of."""
+    read_off: tuple[tuple[str, str], ...] = ()
+    """Facts that were read from the data where they could have been declared, each with its remedy: no epsilon covers
+    them, so a private run warns of them and states them."""
+
+    def __init__(
+        self,
+        X: object,
+        y: object,
+        targets: Targets | None = None,
+        *,
+        classes: Any = None,
+        l2: float = 0.0,
+        l1: float = 0.0,
+        penalty: Penalty | None = None,
+        weights: object = None,
+    ) -> None:
+        self.penalty = choose_penalty(penalty, l1, l2)
+        allowed = classes is None or (targets is None and self.labelled())
+        validate.check(allowed, "classes", classes, "leave it out: only a classifier has classes")
+        if targets is None:
+            targets = self.reads(classes) if issubclass(self.reads, LABELS) else self.reads()
+        self.targets = targets
+        self.weights: Tensor | None = None
+        self.read_off = (CLASSES_READ,) if targets.labels and targets.classes is None else ()
+        self._load(X, y)
+        if weights is not None:
+            self.weights = validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
+            validate.check(
+                len(self.weights) == self.n,
+                "len(weights)",
+                len(self.weights),
+                f"give one weight for each of the {self.n} rows",
+            )
+            good = bool((self.weights >= 0).all())
+            validate.require(good, "weights holds a negative number: give weights of 0 or more")
+
+    @classmethod
+    def labelled(cls) -> bool:
+        """Whether targets are labels."""
+        return issubclass(cls.reads, LABELS)
+
+    @classmethod
+    def outputs(cls, classes: int = 2) -> int:
+        """How many margins an example has."""
+        return 1
+
+    @classmethod
+    def clip_for(cls, classes: int = 2) -> float:
+        """The clip for rows of norm 1 where none is given."""
+        clip = cls.slope_bound if cls.default_clip is None else cls.default_clip
+        remedy = f"give clip=, because {cls.__name__} states neither default_clip nor slope_bound"
+        validate.check(clip is not None, "clip", None, remedy)
+        return float(clip or 0)
+
+    @abstractmethod
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """l(z_i, y_i) for each example."""
+
+    @abstractmethod
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """dl/dz for each example."""
+
+    def data_loss(self, w: Tensor, index: Index = None) -> float:
+        """The mean loss of the chosen examples."""
+        X, y = self._batch(index)
+        losses = self.losses(*self._margins(X, y, w)).to(torch.float64)
+        return float(self._weighted(losses, index).sum()) / max(X.shape[0], 1)
+
+    def rows(self, w: Tensor, index: Index = None) -> Rows:
+        """The per-example gradients slope_i x_i, factored."""
+        X, y = self._batch(index)
+        return Glm(self._slopes(X, y, w, index), X, self._sizes(X, index))
+
+    def gradient(self, w: Tensor, index: Index = None) -> Tensor:
+        """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
+        X, y = self._batch(index)
+        total = rmatmul(X, self._slopes(X, y, w, index))
+        flat = total if total.ndim == 1 else total.T.reshape(-1)
+        return flat / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
+
+    def spans(self) -> list[tuple[int, int]] | None:
+        """Ranges of records that are looked at together, a choice of speed and memory; None: all."""
+        return spans_of(self.X)
+
+    def part(self, index: Index) -> LinearModel:
+        """The same problem with some of its records only."""
+        model = copy.copy(self)
+        model.X, model.y = self._batch(index)
+        model.n, model.lengths = model.X.shape[0], Lengths(model.X.shape[0])
+        model.weights = None if self.weights is None else self._weighted(torch.ones(model.n).double(), index)
+        return model
+
+    def forget(self) -> None:
+        """Forget what was computed of the rows: they may have been written to since."""
+        self.lengths = Lengths(self.n)
+        if is_lazy(self.X):
+            self.X.forget()
+
+    def predict(self, w: Tensor, X: object = None) -> Any:
+        """Labels (NumPy, as they were given) or numbers (tensor), for X or for the training data."""
+        return self.targets.predict(self._decide(w, X))
+
+    def score(self, w: Tensor, X: object = None, y: object = None) -> float:
+        """Accuracy of a classifier, R2 of a regression, on (X, y) or on the training data."""
+        validate.check((X is None) == (y is None), "y" if y is None else "X", None, "give both X and y, or neither")
+        truth = self.y if y is None else self.targets.read(y)[1]
+        z = self._decide(w, X)
+        validate.check(len(truth) == len(z), "len(y)", len(truth), f"give one target for each of {len(z)} rows")
+        return self.targets.score(z, truth.to(device=z.device, dtype=self._target_dtype(z)))
+
+    def accuracy(self, w: Tensor, X: object = None, y: object = None) -> float:
+        """The share of right labels (classifiers)."""
+        if not self.targets.labels:
+            raise TypeError(f"{type(self).__name__} predicts numbers and has no accuracy: use score, which is R2")
+        return self.score(w, X, y)
+
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        """The labels in order, or None for a regression."""
+        return self.targets.classes
+
+    def smoothness(self) -> float:
+        """A Lipschitz constant of the gradient: curvature * lambda_max(X'X) / n + l2; inf when there is none.
+
+        Exact up to `GRAM_LIMIT` rows or columns; beyond that the certified bound
+        lambda_max <= min(||X||_F^2, ||X||_1 ||X||_inf).  It reads the data: not for private runs.
+        """
+        if self.curvature is None:
+            return math.inf
+        return self.curvature * largest_eigenvalue(self.X) / self.n + self.penalty.curvature
+
+    def lipschitz(self) -> float:
+        """max_i ||x_i|| times the bound of the slope; inf when slopes have none.  It reads the data."""
+        if self.slope_bound is None:
+            return math.inf
+        return float(matrix_bounds(self.X, 2)[1].max()) * self.slope_bound
+
+    def on(self, data: tuple[object, object]) -> LinearModel:
+        """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
+        X, y = data
+        model = copy.copy(self)
+        model.weights = None
+        model._load(X, y)
+        validate.check(model.d == self.d, "X.shape", tuple(model.X.shape), f"give {self.X.shape[1]} columns")
+        return model
+
+    def with_inputs(self, X: object) -> LinearModel:
+        """The same loss, targets and penalty on other columns of the same examples (scaled, with a bias, ...)."""
+        model = copy.copy(self)
+        model.X = as_matrix("X", X)
+        validate.check(model.X.shape[0] == self.n, "X.shape", tuple(model.X.shape), f"give {self.n} rows")
+        model.dtype, model.space, model.lengths = dtype_of(model.X), model._space(), Lengths(self.n)
+        return model
+
+    def with_targets(self, y: object, targets: Targets | None = None) -> LinearModel:
+        """The same loss and inputs with other targets of the same examples."""
+        model = copy.copy(self)
+        model.targets, target = (targets or self.targets).read(y)
+        validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of {self.n} rows")
+        model.y = target
+        return model
+
+    def with_weights(self, weights: Tensor | None) -> LinearModel:
+        """The same problem with other weights of its examples."""
+        model = copy.copy(self)
+        model.weights = weights
+        return model
+
+    def _slopes(self, X: Matrix, y: Tensor, w: Tensor, index: Index) -> Tensor:
+        return self._weighted(self.slopes(*self._margins(X, y, w)), index)
+
+    def _weighted(self, values: Tensor, index: Index) -> Tensor:
+        """Values of the chosen examples times their weights."""
+        if self.weights is None:
+            return values
+        chosen = as_rows(index, self.n, self.weights.device)
+        weights = (self.weights if chosen is None else self.weights[chosen]).to(values)
+        return values * (weights if values.ndim == 1 else weights[:, None])
+
+    def _load(self, X: object, y: object) -> None:
+        X, y = opened(X, y)
+        self.X: Matrix = as_matrix("X", X)
+        some = self.X.shape[1] > 0 and (self.X.shape[0] > 0 or is_lazy(self.X))  # a rank's part of a fit may be empty
+        validate.check(some, "X.shape", tuple(self.X.shape), "give at least one row and one column")
+        self.targets, target = self.targets.read(y)
+        self.n, self.dtype = self.X.shape[0], dtype_of(self.X)
+        validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of the {self.n} rows")
+        self.y = target if is_sparse(self.X) else target.to(self.X.device)
+        self.space, self.lengths = self._space(), Lengths(self.n)
+
+    def _space(self) -> Space:
+        return Space.flat(self.X.shape[1])
+
+    def _batch(self, index: Index) -> tuple[Matrix, Tensor]:
+        chosen = as_rows(index, self.n, self.y.device)
+        return (self.X, self.y) if chosen is None else (take(self.X, chosen), self.y[chosen])
+
+    def _sizes(self, X: Matrix, index: Index) -> Callable[[float], Tensor]:
+        """Upper bounds of the norms of the chosen rows X, kept from round to round."""
+        where = as_rows(index, self.n)
+        return lambda ord: self.lengths.of(X, ord, where)
+
+    def _margins(self, X: Matrix, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        z = margins(X, self._as_columns(check_point(w, self.d)))
+        return z, y.to(device=z.device, dtype=self._target_dtype(z))
+
+    def _decide(self, w: Tensor, X: object) -> Tensor:
+        data = self.X if X is None else as_matrix("X", opened(X)[0])
+        columns = self.X.shape[1]
+        validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
+        return matmul(data, self._as_columns(check_point(w, self.d)))
+
+    def _as_columns(self, w: Tensor) -> Tensor:
+        return w
+
+    def _target_dtype(self, z: Tensor) -> torch.dtype:
+        return z.dtype
+
+    def __repr__(self) -> str:
+        kind = "CSR" if (self.X.sparse if is_lazy(self.X) else is_sparse(self.X)) else "dense"
+        return f"{type(self).__name__}(n={self.n}, d={self.d}, {kind}, penalty={self.penalty})"
+
+
+class Logistic(LinearModel):
+    """l = log(1 + exp(-y z)), y in {-1, 1}; slope -y sigmoid(-y z), curvature 1/4.
+
+    `y` holds {-1, 1}, {0, 1}, booleans, or the two labels `classes=(negative, positive)`.
+
+    >>> f = Logistic([[1.0], [2.0]], [0, 1])
+    >>> round(f.loss(torch.zeros(1, dtype=torch.float64)), 4), f.slope_bound
+    (0.6931, 1.0)
+    """
+
+    name, reads, probabilities = "logistic", SignedLabels, True
+    curvature, usual_curvature, slope_bound, default_clip = 0.25, 0.2, 1.0, 0.5
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """log(1 + exp(-y z)), stable for every margin."""
+        return -F.logsigmoid(y * z)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """-y / (1 + exp(y z)): torch's sigmoid would round the last rows of a vector in another way than the rest."""
+        return -y / (1 + torch.exp(y * z))
+
+
+class Hinge(LinearModel):
+    """l = max(0, 1 - y z); slope -y where y z < 1 and 0 elsewhere, a subgradient.
+
+    >>> Hinge([[1.0], [2.0]], [-1, 1]).loss(torch.ones(1, dtype=torch.float64))
+    1.0
+    """
+
+    name, reads, slope_bound, default_clip = "hinge", SignedLabels, 1.0, 0.5
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """max(0, 1 - y z)."""
+        return (1 - y * z).clamp_min(0)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """-y where y z < 1."""
+        return -y * (y * z < 1)
+
+
+class SmoothHinge(LinearModel):
+    """The hinge with a quadratic of width gamma at its corner; curvature 1 / gamma.
+
+    With m = y z: 0 for m >= 1, (1 - m)^2 / (2 gamma) for 1 - gamma < m < 1, and 1 - m - gamma / 2 below.
+
+    >>> SmoothHinge([[1.0], [2.0]], [-1, 1], gamma=0.5).loss(torch.ones(1, dtype=torch.float64))
+    0.875
+    """
+
+    name, reads = "smooth_hinge", SignedLabels
+    curvature, slope_bound, default_clip = 1.0, 1.0, 0.5
+
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+        validate.positive(gamma=gamma)
+        self.gamma, self.curvature = gamma, 1 / gamma
+        super().__init__(X, y, **options)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """t (1 - m) - gamma t^2 / 2 with t = clip((1 - m) / gamma, 0, 1)."""
+        gap = 1 - y * z
+        t = (gap / self.gamma).clamp(0, 1)
+        return t * (gap - self.gamma / 2 * t)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """-y clip((1 - m) / gamma, 0, 1)."""
+        return -y * ((1 - y * z) / self.gamma).clamp(0, 1)
+
+
+class LeastSquares(LinearModel):
+    """l = (z - y)^2 / 2; slope z - y, curvature 1.
+
+    >>> LeastSquares([[1.0], [2.0]], [1.0, 0.0]).loss(torch.ones(1, dtype=torch.float64))
+    1.0
+    """
+
+    name, curvature, default_clip = "squared", 1.0, 0.3
+    equivariant = True
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """(z - y)^2 / 2."""
+        return (z - y).square() / 2
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """z - y."""
+        return z - y
+
+
+class Huber(LinearModel):
+    """l = e^2 / 2 for |e| <= delta, else delta (|e| - delta / 2), e = z - y; slope clip(e, -delta, delta).
+
+    >>> Huber([[1.0], [5.0]], [0.0, 0.0], delta=1.0).loss(torch.ones(1, dtype=torch.float64))
+    2.5
+    """
+
+    name, curvature, default_clip = "huber", 1.0, 0.3
+
+    def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[Options]) -> None:
+        validate.positive(delta=delta)
+        self.delta = self.slope_bound = delta
+        super().__init__(X, y, **options)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """c (e - c / 2) with c = clip(e, -delta, delta)."""
+        clipped = self.slopes(z, y)
+        return clipped * (z - y - clipped / 2)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """The clipped error."""
+        return (z - y).clamp(-self.delta, self.delta)
+
+
+class Poisson(LinearModel):
+    """l = exp(z) - y z + log(y!), the negative log-likelihood of counts y with rate exp(z).
+
+    Beyond z = `max_log` the exponential goes on along its tangent, so that the loss stays convex and finite.
+
+    >>> round(Poisson([[1.0]], [2]).loss(torch.zeros(1, dtype=torch.float64)), 4)
+    1.6931
+    """
+
+    name, reads, default_clip = "poisson", CountTargets, 0.3
+
+    def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[Options]) -> None:
+        validate.positive(max_log=max_log)
+        validate.at_most(80.0, "the largest whose exponential float32 holds well", max_log=max_log)
+        self.max_log = max_log
+        super().__init__(X, y, **options)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """exp(z) - y z + log(y!)."""
+        low = z.clamp_max(self.max_log)
+        return low.exp() * (1 + z - low) - y * z + torch.lgamma(y + 1)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """exp(z) - y."""
+        return z.clamp_max(self.max_log).exp() - y

@@ -1,0 +1,137 @@
+"""Per-example gradients of a torch module, as factors taken during the backward pass.
+
+A linear layer `z = W a + c` has the per-example gradient `sum_t b_t [a_t, 1]'` with `b = d loss / d z`: one
+leaf `[W | c]`.  A tap on the layer's output hands b to whoever listens; in the layer's pass its weights ask for no
+gradient, so that the weight-gradient product is never done.  `isthmus.gradients.layers` has the other kinds of layers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.base import validate
+from isthmus.gradients.base import Rows
+from isthmus.gradients.layers import Layers as Layers
+from isthmus.gradients.layers.apart import look
+from isthmus.gradients.outer import Outer
+from isthmus.gradients.stack import Stack
+from isthmus.penalties import NoPenalty, Penalty
+
+
+class ModuleObjective:
+    """The mean loss of a torch module on data, as an objective over its flat parameter vector.
+
+    `loss(output, target)` is a batch loss with the given reduction.  Per-example gradients stay factored.  A module
+    or a loss in which examples meet has none, and is refused (`isthmus.gradients.layers.apart`).
+
+    >>> module, x, y = nn.Linear(3, 1), torch.randn(5, 3), torch.randn(5, 1)
+    >>> objective = ModuleObjective(module, nn.functional.mse_loss, (x, y))
+    >>> objective.rows(objective.start()).norms().shape
+    torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        data: tuple[Tensor, Tensor],
+        *,
+        reduction: str = "mean",
+        penalty: Penalty | None = None,
+        layers: Layers | None = None,
+    ) -> None:
+        validate.one_of(("mean", "sum"), reduction=reduction)
+        self.x, self.y = data
+        validate.check(
+            len(self.x) == len(self.y) > 0,
+            "data",
+            (len(self.x), len(self.y)),
+            "give as many targets as inputs, at least one",
+        )
+        self.n, self.reduction, self.penalty, self._loss = len(self.x), reduction, penalty or NoPenalty(), loss
+        if layers is None:
+            layers = Layers(module)
+            layers.attach()
+        self.layers, self.space, self.d = layers, layers.space, layers.space.d
+        self.dtype = next(layers.parameters()).dtype
+
+    def start(self) -> Tensor:
+        """The module's parameters as they are."""
+        return self.layers.pack()
+
+    def on(self, data: tuple[Tensor, Tensor]) -> ModuleObjective:
+        """The same loss of the same module on other data."""
+        return ModuleObjective(
+            self.layers.module, self._loss, data, reduction=self.reduction, penalty=self.penalty, layers=self.layers
+        )
+
+    def rows(self, w: Tensor, index: Tensor | None = None) -> Stack:
+        """The per-example gradients of the loss."""
+        self.layers.unpack(w)
+        x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
+        look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
+        return captured(self.layers, self._loss, x, y, self.reduction)
+
+    @torch.no_grad()
+    def loss(self, w: Tensor, index: Tensor | None = None) -> float:
+        """The mean loss plus the penalty."""
+        self.layers.unpack(w)
+        x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
+        value = float(self._loss(self.layers.module(x), y))
+        return (value if self.reduction == "mean" else value / len(x)) + float(self.penalty.value(w))
+
+    def gradient(self, w: Tensor, index: Tensor | None = None) -> Tensor:
+        """The mean gradient plus that of the penalty's smooth part."""
+        rows = self.rows(w, index)
+        return rows.sum() / rows.n + self.penalty.gradient(w)
+
+
+def captured(layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "mean") -> Stack:
+    """Forward and backward once; the per-example gradients of every layer as factors."""
+    pieces_of: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
+    with layers.listening(lambda name, rows: pieces_of[name].append(rows.compact()), len(x)), torch.enable_grad():
+        value = loss(layers.module(x), y)
+        (value * len(x) if reduction == "mean" else value).backward()
+    for name, rows in unused(layers, [name for name, pieces in pieces_of.items() if not pieces], len(x)):
+        pieces_of[name].append(rows)
+    return Stack([(name, merged(name, pieces)) for name, pieces in pieces_of.items()])
+
+
+def unused(layers: Layers, names: Sequence[str], n: int, warned: set[str] | None = None) -> Iterable[tuple[str, Rows]]:
+    """The rows of layers that took no part in a pass of n examples (left out, or in a branch not taken): zeros.
+
+    That is the gradient which every example has there.  `warned` has the layers that were warned about before.
+
+    >>> layers, unused_names = Layers(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))), {"1"}
+    >>> [(name, rows.norms().tolist()) for name, rows in unused(layers, ["1"], 2, unused_names)]
+    [('1', [0.0, 0.0])]
+    """
+    warned = set() if warned is None else warned
+    new = [name for name in names if name not in warned]
+    if new:
+        warned.update(new)
+        warnings.warn(
+            f"the layers {new} took no part in a batch: their gradients are zero there, and noise is added to them all "
+            "the same; freeze (requires_grad_(False)) what is never used",
+            stacklevel=4,
+        )
+    like, shapes = next(layers.parameters()), {name: layers.bindings[name].shape for name in names}
+    return [(name, Outer(like.new_zeros(n, p), like.new_zeros(n, q))) for name, (q, p) in shapes.items()]
+
+
+@overload
+def merged(name: str, pieces: Sequence[Rows]) -> Rows: ...
+@overload
+def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None: ...
+def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None:
+    """One piece from all the times a layer was used in the pass; None where a sketch takes nothing of it."""
+    assert pieces, name
+    present = [piece for piece in pieces if piece is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    return present[0].plus(present[1:])

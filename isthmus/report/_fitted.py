@@ -1,0 +1,137 @@
+"""What a fitted estimator may show of itself: its attributes, as the parts of a record."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import isthmus
+from isthmus.report._shape import need
+
+PACKAGES = ("isthmus", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
+_POINTS = 10
+"""Points of the budget's curve: each asks the accountant."""
+
+
+def described(estimator: Any, data: Mapping[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
+    """All parts of a record that the estimator knows."""
+    fitted = all(hasattr(estimator, name) for name in ("result_", "privacy_", "plan_", "choice_", "history_"))
+    need(fitted, "estimator", type(estimator).__name__, "give an isthmus estimator, and fit it first")
+    need("name" in data, "data", dict(data), "give at least its public name: data={'name': ...}")
+    statement, plan = estimator.privacy_, estimator.plan_
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "data": _data(estimator, data),
+        "model": _model(estimator),
+        "privacy": None if statement is None else json.loads(statement.to_json()),
+        "words": "" if statement is None else statement.words(),
+        "warnings": warnings,
+        "budget": _budget(estimator),
+        "history": _history(estimator.history_, estimator.choice_),
+        "energy": _energy(plan, estimator.choice_, estimator.options),
+        "plan": plan.to_dict(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that a result depends on."""
+    installed = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:  # used from a folder, not installed
+            continue
+    return installed
+
+
+def _data(estimator: Any, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said of the data, with the number of records only where it is public."""
+    names = getattr(estimator, "feature_names_in_", None)
+    classes = getattr(estimator, "classes_", None)
+    fitted = {
+        "d": int(estimator.n_features_in_),
+        "features": None if names is None else [str(name) for name in names],
+        "classes": None if classes is None else [str(label) for label in classes],
+    }
+    facts = {**fitted, **declared}
+    if estimator.privacy_ is not None:
+        facts["n"] = estimator.privacy_.n
+    return facts
+
+
+def _history(rows: Sequence[Mapping[str, Any]], choice: Any) -> list[dict[str, Any]]:
+    """How far each round moved and the expected length of its noise, where that is the step times the release's."""
+    scaled = not choice.arguments.get(
+        "precondition"
+    )  # else the noise goes through a matrix that the round does not tell
+    return [
+        {"t": row["t"], "moved": _finite(row.get("moved")), "noise": _finite(row.get("noise")) if scaled else None}
+        for row in rows
+    ]
+
+
+def _energy(plan: Any, choice: Any, options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The energy curve of public rows, and the number of directions where the run kept only so many."""
+    public = plan.facts.public
+    if public is None or public.curve is None:
+        return None
+    chosen = (options or {}).get("k", choice.arguments["k"]) if "data" in choice.of.parameters else None
+    source = f"{public.rows:,} public records, half of them to learn from and half to judge"
+    return {"k": public.curve.ks, "captured": public.curve.shares, "chosen": chosen, "source": source}
+
+
+def _model(estimator: Any) -> dict[str, Any]:
+    result, choice = estimator.result_, estimator.choice_
+    fixed = dict(estimator.options or {}) | ({"as_published": True} if estimator.as_published else {})
+    if estimator.clip is not None:
+        fixed["clip"] = estimator.clip
+    penalties = {"l1": estimator.l1, "l2": estimator.l2}
+    constraint, facts = estimator.constraint, estimator.plan_.facts
+    return {
+        "task": "classification" if hasattr(estimator, "classes_") else "regression",
+        "loss": estimator.plan_.facts.loss_name,
+        "algorithm": choice.algorithm,
+        "how": choice.of.words or None,
+        "choice": choice.name,
+        "arguments": choice.to_dict()["arguments"] | json.loads(json.dumps(fixed, default=str)),
+        "rounds": int(estimator.n_iter_),
+        "constraint": None if constraint is None else str(constraint),
+        "penalty": " + ".join(f"{name} {value:g}" for name, value in penalties.items() if value) or None,
+        "seconds": float(estimator.seconds_),
+        "strength": float(facts.b) if facts.private else None,
+        "dims": int(result.dims),
+        "bytes": int(result.bytes),
+    }
+
+
+def _budget(estimator: Any) -> dict[str, Any]:
+    statement = estimator.privacy_
+    return {
+        "epsilon": float(estimator.epsilon),
+        "delta": None if statement is None else statement.delta,
+        "curve": [] if statement is None else estimator.budget_curve(_POINTS),
+        "shared": None if statement is None else _shared(estimator),
+    }
+
+
+def _shared(estimator: Any) -> dict[str, Any] | None:
+    """The budget that this run drew on together with others."""
+    ledger, file = estimator.ledger, None
+    if isinstance(ledger, str | os.PathLike):
+        file = Path(ledger).name
+        ledger = isthmus.privacy.Ledger.open(ledger)
+    if ledger is None or ledger.budget is None:
+        return None
+    return {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None

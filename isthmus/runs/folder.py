@@ -1,0 +1,174 @@
+"""The folder of a run: it appears whole, its files are replaced whole, and what was damaged is refused.
+
+A file is written beside its place, forced to the disk and renamed, so a kill leaves the old one or the new one.
+`settings.json` states digests of itself and of the schema, the model has a seal of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from isthmus.base import storage, validate
+
+SETTINGS, SCHEMA, PLAN, LEDGER, CHECKPOINT = "settings.json", "schema.toml", "plan.json", "ledger", "checkpoint"
+MODEL, METRICS, RUN = "model.safetensors", "metrics.json", "run.json"
+TRAINED, SECRET = "training.json", "split.secret"
+"""Until the record is written only: what the record needs of the training, and the salt that tells test rows apart."""
+FORMATS = {TRAINED: "isthmus-training-1", SETTINGS: "isthmus-settings-1", METRICS: "isthmus-metrics-1"}
+
+
+class FolderDamaged(RuntimeError):
+    """A run folder that lacks a file, or whose files were cut or altered: the message has the file and what to do."""
+
+
+class RunFolder:
+    """A folder that `create` made or `open` found and checked.
+
+    >>> import tempfile
+    >>> base = Path(tempfile.mkdtemp())
+    >>> run = RunFolder.create(base / "census", {"epsilon": 1.0}, schema="", plan={})
+    >>> RunFolder.open(base / "census").settings
+    {'epsilon': 1.0}
+    >>> _ = (base / "census" / "settings.json").write_text('{"epsilon": 9.0}')
+    >>> RunFolder.open(base / "census")
+    Traceback (most recent call last):
+    isthmus.runs.folder.FolderDamaged: .../settings.json was cut or altered: ...
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path, self.settings = path, settings
+
+    # ------------------------------------------------------------ making and finding
+
+    @staticmethod
+    def create(
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        schema: str,
+        plan: Mapping[str, Any] | None,
+        secret: str | None = None,
+    ) -> RunFolder:
+        """A new folder with its settings, schema, plan and secret: all of them or none."""
+        remedy = "give another folder as --out, or continue that run with --resume"
+        validate.require(not os.path.exists(path), f"Folder exists already: {path} ({remedy})")
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            partial.mkdir(parents=True)
+            half = RunFolder(partial, dict(settings))
+            half.write(SCHEMA, schema.encode())
+            half.write_sealed(SETTINGS, {"settings": dict(settings), "schema_sha256": digest(schema.encode())})
+            if plan is not None:
+                half.write(PLAN, _json(plan))
+            if secret is not None:
+                half.write(SECRET, secret.encode())
+                (partial / SECRET).chmod(0o600)
+            partial.rename(path)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            validate.refuse("out", str(path), f"give a folder that can be written to ({error.strerror or error})")
+        storage.sync(path.parent)
+        return RunFolder(path, dict(settings))
+
+    @staticmethod
+    def open(path: str | Path) -> RunFolder:
+        """An existing folder, its settings and schema verified."""
+        folder = RunFolder(Path(path), {})
+        validate.present(os.path.isdir(folder.path), path, "give the folder of a run", kind="Folder")
+        if not os.path.exists(folder.path / SETTINGS):
+            raise FolderDamaged(
+                f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}: check the path, or restore it"
+            )
+        sealed = folder.read_sealed(SETTINGS)
+        settings = sealed.get("settings")
+        if not isinstance(settings, dict):
+            raise FolderDamaged(f"{folder.path / SETTINGS} has no settings: {_REMEDY}")
+        folder.settings = settings
+        if digest(folder.read(SCHEMA)) != sealed.get("schema_sha256"):
+            raise FolderDamaged(
+                f"{folder.path / SCHEMA} was changed after the run began: put it back, or begin a new run with the "
+                "changed copy as its --schema"
+            )
+        return folder
+
+    # ------------------------------------------------------------ files
+
+    def has(self, name: str) -> bool:
+        """Whether it has a file."""
+        return (self.path / name).exists()
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes; a missing one is damage."""
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise FolderDamaged(f"{self.path / name} cannot be read ({error.strerror}): {_REMEDY}") from None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file by another, whole or not at all."""
+        with storage.replaced(self.path / name) as partial:
+            partial.write_bytes(data)
+
+    def read_sealed(self, name: str) -> dict[str, Any]:
+        """A JSON file with its own digest."""
+        try:
+            data = json.loads(self.read(name))
+            stated = data.pop("sha256")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}") from None
+        if stated != digest(_json(data)):
+            raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}")
+        if data.get("format") != FORMATS[name]:
+            raise FolderDamaged(
+                f"{self.path / name} has the format {data.get('format')!r}, and this version of Isthmus reads "
+                f"{FORMATS[name]!r}: use the version of Isthmus that wrote it"
+            )
+        return data
+
+    def write_sealed(self, name: str, data: Mapping[str, Any]) -> None:
+        """A JSON file that states its own digest."""
+        body = {"format": FORMATS[name], **data}
+        self.write(name, _json({**body, "sha256": digest(_json(body))}))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder against other processes that would train in it."""
+        import fcntl
+
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                wait = "wait until it has finished, or stop it first"
+                validate.require(False, f"Another process is working on the run {self.path}: {wait}")
+            yield
+
+
+def next_folder(name: str, parent: str | Path = "runs") -> Path:
+    """`runs/<name>-<k>` for the first k that is free."""
+    safe = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+    k = 1
+    while os.path.exists(Path(parent) / f"{safe}-{k}"):
+        k += 1
+    return Path(parent) / f"{safe}-{k}"
+
+
+_REMEDY = "restore it, or begin a new run (what was spent stays spent: see the ledger)"
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()

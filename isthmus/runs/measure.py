@@ -1,0 +1,153 @@
+"""How the test rows of a run are measured, and from what it is paid: everything is inside the epsilon of the run.
+
+| test rows | figures | paid for |
+|---|---|---|
+| public, or published bare | exact | nothing is (bare ones are named as not covered) |
+| held out, all training noise Gaussian | noisy, as much as it | by the training: a record is in one part only |
+| held out, other training | noisy | from the run's epsilon: the training gets the rest |
+| private, from a file; or `test_epsilon` was given | noisy | the same |
+
+The figures themselves are those of `isthmus.estimators.scoring`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isthmus.base import validate
+from isthmus.core.pipeline import Promise
+from isthmus.estimators.crew import Crew
+from isthmus.estimators.figures import Figure, exact_figures
+from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
+from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
+from isthmus.privacy.budget import mu_of
+from isthmus.runs.config import Settings
+
+COVERED = (
+    "the held-out rows were drawn by coins that look at no record, and a record is either trained on or held out: the "
+    "figures of the held-out rows, which have at least as much noise as the training, cost nothing beside it; how many "
+    "rows were held out is public"
+)
+PAID = (
+    "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many test "
+    "rows there are is public"
+)
+COUNTED = "how many test rows there are is public, though nothing was measured on them"
+LITTLE = "nothing is left of epsilon for it: rounds were paid for and lost in an interruption"
+_STEPS, _FACTOR = 24, 1.25
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figures of a run: `releases` were paid for from its epsilon; `covered` ones were paid for by the training."""
+
+    figures: tuple[Figure, ...] = ()
+    curves: tuple[dict[str, Any], ...] = ()
+    releases: int = 0
+    covered: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `metrics.json`."""
+        values = {"curves": list(self.curves), "releases": self.releases, "covered": self.covered}
+        return {"metrics": [vars(figure) for figure in self.figures], **values}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Measured:
+        """What `to_dict` wrote; figures of an earlier version were all paid for."""
+        with validate.reading("metrics.json", sorted(data), "restore the file as the run wrote it, or begin a new run"):
+            figures, curves = tuple(Figure(**metric) for metric in data["metrics"]), tuple(data.get("curves", ()))
+        noisy = int(any(figure.noise for figure in figures))
+        return Measured(figures, curves, data.get("releases", noisy), data.get("covered", False))
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What a statement says of them; figures that have no value still say how many rows there were."""
+        unmeasured = bool(self.figures) and all(figure.value is None for figure in self.figures)
+        return [COVERED] if self.covered else [PAID] if self.releases else [COUNTED] if unmeasured else []
+
+
+def planned(settings: Settings, delta: float) -> list[Any]:
+    """The event that is kept free for the figures."""
+    epsilon = settings.measure_epsilon
+    return [] if epsilon is None else [Gaussian(1 / mu_of(epsilon, delta, Adjacency(settings.adjacency))).event()]
+
+
+def training_epsilon(settings: Settings, delta: float) -> float:
+    """What the training may spend: epsilon, less what is kept free for the figures.
+
+    Costs add up in mu^2, so that figures for a tenth of epsilon leave .99 of it and more.
+
+    >>> round(training_epsilon(Settings(data="a.csv", epsilon=1.0, test_fraction=0.2), 1e-5), 3)
+    0.992
+    """
+    if settings.measure_epsilon is None or not settings.private:
+        return settings.epsilon
+    adjacency = Adjacency(settings.adjacency)
+    whole, part = (mu_of(epsilon, delta, adjacency) for epsilon in (settings.epsilon, settings.measure_epsilon))
+    rest = Gaussian(1 / math.sqrt(whole**2 - part**2)).event()
+    return float(epsilon_of(rest, delta, adjacency)) * (1 - 1e-7)
+
+
+def measure(
+    settings: Settings, fitted: Any, x: Any, y: np.ndarray, delta: float, ledger: Ledger | None, crew: Crew, rows: int
+) -> Measured:
+    """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
+    if settings.measure_epsilon is None or not settings.private:
+        exact, curves = exact_figures(fitted, x, y, _where(settings, rows))
+        return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
+    multiplier, covered = crew.lead(lambda: list(_noise(settings, delta, ledger)))  # type: ignore[arg-type]
+    if multiplier is None:
+        name = "accuracy" if hasattr(fitted, "classes_") else "R2"
+        return Measured((Figure(name, None, _where(settings, rows), note=LITTLE),))
+    if ledger is not None:
+        ledger.planned = ()  # what was kept free is asked for now
+    promise = Promise(settings.epsilon, delta, Adjacency(settings.adjacency))
+    looks = Looks(multiplier, promise, ledger, covered=covered, crew=crew, whole=rows)
+    scores = noisy_figures(fitted, x, y, looks)
+    on = ", ".join([_where(settings, rows), *([_price(looks)] if looks.taken else [])])
+    figures = tuple(replace(figure, on=on) for figure in scores.figures)
+    curve_rows = tuple(curve.to_dict() for curve in scores.curves)
+    return Measured(figures, curve_rows, scores.releases, covered and bool(looks.taken))
+
+
+def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | None, bool]:
+    """The multiplier of the figures' noise, and whether the training has paid for them; None: nothing is left.
+
+    A first measurement of held-out rows is covered; one that is repeated, as a look of the first was lost, is bought.
+    """
+    assert settings.measure_epsilon is not None
+    event = ledger.event()
+    whole = joint([event])
+    free = settings.test_fraction is not None and settings.test_epsilon is None
+    first = not {RANGES, FIGURES} & set(ledger.rounds())
+    if free and first and covers(event, getattr(whole, "noise_multiplier", 0.0)):
+        return float(whole.noise_multiplier), True
+    multiplier = 1 / mu_of(settings.measure_epsilon, delta, ledger.adjacency)
+    for _ in range(_STEPS):
+        total = epsilon_of(compose([event, Gaussian(multiplier).event()]), delta, ledger.adjacency)
+        if total <= settings.epsilon:
+            return multiplier, False
+        multiplier *= _FACTOR
+    return None, False
+
+
+def _where(settings: Settings, rows: int) -> str:
+    """What the figures were measured on, for a reader."""
+    source = "held-out rows" if settings.test is None else f"rows of {Path(settings.test).name}"
+    if settings.measure_epsilon is not None or not settings.private:
+        return f"{rows} {source}"
+    return f"{rows} {source}, " + ("published without noise" if settings.test is None else "which counts as public")
+
+
+def _price(looks: Looks) -> str:
+    """What was paid for them."""
+    if looks.covered:
+        return "with noise, inside the epsilon of the training"
+    promise = looks.promise
+    epsilon = epsilon_of(Gaussian(looks.multiplier).event(), promise.delta, promise.adjacency)
+    return f"with noise for epsilon = {epsilon:.3g} of the whole"

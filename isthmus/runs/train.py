@@ -1,0 +1,371 @@
+"""The work behind `isthmus train`: prepare, fit, keep the model, measure, and write the record.
+
+A run has three stages, and each leaves a file that says it is done: `model.safetensors` (trained), `metrics.json`
+(measured), `run.json` (recorded).  A killed run is resumed at the first stage that is not done; training itself goes on
+from its checkpoint.  Whatever was released was charged to the ledger on the disk before: epsilon is never too low.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from isthmus import estimators
+from isthmus.base import validate
+from isthmus.base.whole import CannotWrite
+from isthmus.core.state import State
+from isthmus.distributed.parts import joined
+from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
+from isthmus.estimators.crew import Crew
+from isthmus.objectives.known import loss_for
+from isthmus.planner import plan
+from isthmus.privacy import Ledger
+from isthmus.privacy.budget import default_delta
+from isthmus.runs import folder as files
+from isthmus.runs import measure, model, record
+from isthmus.runs.budget import open_shared
+from isthmus.runs.config import Settings, read_constraint
+from isthmus.runs.folder import FolderDamaged, RunFolder, next_folder
+from isthmus.runs.measure import Measured
+from isthmus.runs.prepare import ALONE, PreparedRows, prepare
+from isthmus.runs.record import Outcome
+from isthmus.tables.schema import Schema
+
+Say = Callable[[str], None]
+HEADER = """# The public rules that turned the table into numbers. Columns with source = "data" were guessed from
+# private rows. Review a copy and give it as --schema next time: that declares it public, and nothing is guessed.
+
+"""
+
+
+class Interrupted(RuntimeError):
+    """A run was stopped from outside; the message says how to go on."""
+
+
+@contextmanager
+def together() -> Iterator[Crew]:
+    """The ranks that torchrun started, for as long as a command lasts; an error on one of them is one on all."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 or "RANK" not in os.environ:
+        yield ALONE
+        return
+    with joined("env://", int(os.environ["RANK"]), size):
+        crew = Crew.of(True)
+        with crew.joined("fit"):
+            yield crew
+
+
+# ---------------------------------------------------------------- entries
+
+
+def start(
+    settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE
+) -> Outcome | None:
+    """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
+    _check_ranks(settings, crew)
+    shared = None if settings.budget is None or not crew.leads else open_shared(settings.budget)
+    salt = str(crew.lead(lambda: secrets.token_hex(16)))
+    problem = prepare(settings, declared, salt=salt, crew=crew)
+    settled = _settled(settings, problem)
+    if not crew.leads:
+        _follow(settled, problem, crew)
+        return None
+    for note in problem.notes:
+        say(f"note: {note}")
+    leaks = [f"{leak}." for leak in problem.leaks] if settings.private else []
+    path = Path(settings.out) if settings.out else next_folder(problem.name)
+    stored = {"seed": secrets.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
+    stored |= {"ranks": crew.place[1]} if crew.several else {}
+    secret = salt if settings.test_fraction is not None else None
+    run = RunFolder.create(
+        path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=secret
+    )
+    for leak in leaks:
+        warn(leak)
+    try:
+        return _carry(run, settled, problem, shared, warn=warn, progress=progress, crew=crew)
+    except BaseException as error:
+        if not _begun(run):  # nothing was spent: leave nothing behind
+            shutil.rmtree(run.path)
+            if isinstance(error, Interrupted):
+                raise Interrupted("The run was stopped before anything was spent: start it again") from None
+        raise
+
+
+def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE) -> Outcome | None:
+    """Go on with a run that was stopped; one that is done is left as it is."""
+    run = RunFolder.open(path) if crew.leads else None
+    stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
+    settings = Settings.from_dict(json.loads(stored["settings"]))
+    if stored["done"]:
+        return None if run is None else _finished(run, settings, say)
+    schema = Schema.from_toml(stored["schema"], files.SCHEMA)
+    problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
+    if run is None:
+        _follow(settings, problem, crew)
+        return None
+    shared = None if settings.budget is None else open_shared(settings.budget)
+    say(f"resuming {run.path}")
+    return _carry(run, settings, problem, shared, warn=warn, progress=progress, crew=crew)
+
+
+def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
+    """What ranks need of a run folder that rank 0 can read."""
+    begun, now = run.settings.get("ranks", 1), crew.place[1]
+    remedy = f"continue with {begun}, by which the run was begun, so that every rank has its own rows again"
+    validate.check(run.has(files.RUN) or begun == now, "ranks", now, remedy)
+    settings = run.settings["settings"]
+    salt = "" if settings.get("test_fraction") is None or run.has(files.RUN) else run.read(files.SECRET).decode()
+    text = json.dumps(settings)
+    return {"settings": text, "done": run.has(files.RUN), "schema": run.read(files.SCHEMA).decode(), "salt": salt}
+
+
+def _finished(run: RunFolder, settings: Settings, say: Say) -> Outcome:
+    """What a run that is done left behind."""
+    say(f"{run.path} is finished: there is nothing left to do")
+    record.tidy(run)
+    return record.outcome(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
+
+
+def _check_ranks(settings: Settings, crew: Crew) -> None:
+    """Refuse what needs all rows in one process."""
+    bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
+    remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
+    validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
+
+
+def _begun(run: RunFolder) -> bool:
+    """Whether something was charged or kept."""
+    ledger = run.path / files.LEDGER
+    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
+
+
+def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
+    """The schema and the plan of a run that is not made: nothing is spent, nothing is written."""
+    if settings.budget is not None:
+        open_shared(settings.budget)
+    problem = prepare(settings, declared, salt=secrets.token_hex(16))
+    estimator = _estimator(settings, problem, ledger=None, checkpoint=None, seed=0, verbose=0)
+    classes = problem.target.classes
+    planned = plan(
+        n=settings.n or problem.n,
+        d=problem.d,
+        epsilon=estimator.epsilon,
+        delta=settings.delta,
+        loss=estimator.loss if classes is None else loss_for(estimator.loss, len(classes)),
+        classes=len(classes or (0, 1)),
+        constraint=estimator.constraint,
+        adjacency=settings.adjacency,
+        sparse=problem.features is None and not hasattr(problem.x, "__array_interface__"),
+        scale=settings.scale if settings.scale != "public" else "none",
+        features=settings.shape,
+        penalty=bool(settings.l1 or settings.l2),
+        algorithms=None if settings.algorithm == "auto" else [settings.algorithm],
+    )
+    return problem, planned
+
+
+def _settled(settings: Settings, problem: PreparedRows) -> Settings:
+    """The settings with everything that was guessed, so that a resumed run guesses nothing."""
+    target = problem.target
+    paths = {name: getattr(settings, name) for name in ("data", "public", "test", "budget")}
+    absolute: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in paths.items() if path is not None}
+    return replace(
+        settings,
+        target=target.name,
+        task=target.task,
+        classes=target.classes,
+        features=problem.d if problem.features is None else settings.features,
+        **absolute,
+    )
+
+
+# ---------------------------------------------------------------- the stages
+
+
+def _carry(
+    run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any, *, warn: Say, progress: bool, crew: Crew
+) -> Outcome:
+    """Every stage that is not done yet."""
+    heard: list[str] = list(run.settings["leaks"])
+    with run.locked():
+        ledger = _ledger(run, settings, problem, shared)
+        with _heard(heard, warn), _resumable(run):
+            fitted = _train(run, settings, problem, ledger, progress, crew)
+            measured = _measured(run, settings, problem, fitted, ledger, crew)
+            record.write(run, settings, fitted, measured, ledger, heard)
+        return record.outcome(run, settings, ledger)
+
+
+def _follow(settings: Settings, problem: PreparedRows, crew: Crew) -> None:
+    """The stages on a rank that has no folder: it trains and measures with rank 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rank 0 passes them on
+        fitted = _train(None, settings, problem, None, False, crew)
+        _measured(None, settings, problem, fitted, None, crew)
+
+
+def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any) -> Ledger | None:
+    """The run's own ledger, beside the shared one; None for a run that is not private."""
+    if not settings.private:
+        return None
+    planned = measure.planned(settings, _delta(settings, problem))
+    path, label = run.path / files.LEDGER, run.settings["label"]
+    begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
+    if begun and not path.exists():
+        raise FolderDamaged(f"{path} is missing, and with it what this run has spent: restore it")
+    return Ledger(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
+
+
+def _train(
+    run: RunFolder | None, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool, crew: Crew
+) -> Any:
+    """The fitted estimator; already trained, the one in the folder."""
+    if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
+        return _trained(run, crew)
+    checkpoint = None if run is None else run.path / files.CHECKPOINT
+    if checkpoint is not None:
+        _check_readable(checkpoint)
+    seed = 0 if run is None else run.settings["seed"]
+    options: dict[str, Any] = {"ledger": ledger, "checkpoint": checkpoint, "seed": seed, "verbose": int(progress)}
+    estimator = _estimator(settings, problem, **options)
+    estimator.fit(problem.x, problem.y, group=crew.group)
+    if run is not None:
+        run.write(files.PLAN, estimator.plan_.to_json().encode())
+        run.write_sealed(files.TRAINED, record.trained(estimator, settings, problem))
+        model.save(run, estimator)
+    return estimator
+
+
+def _trained(run: RunFolder | None, crew: Crew) -> Any:
+    """The model in rank 0's folder, on every rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
+        return model.load(run).estimator if run is not None else estimators.load(path)  # type: ignore[arg-type]
+
+
+def _check_readable(checkpoint: Path) -> None:
+    """Refuse a checkpoint that was cut or altered."""
+    if not checkpoint.exists():
+        return
+    try:
+        State.load(checkpoint)
+    except validate.InvalidInput:
+        raise FolderDamaged(
+            f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the same ledger "
+            "(what was spent stays spent)"
+        ) from None
+
+
+def _estimator(
+    settings: Settings, problem: PreparedRows, *, ledger: Any, checkpoint: Any, seed: int, verbose: int
+) -> Any:
+    """The estimator that the settings describe, not fitted."""
+    target = problem.target
+    options: dict[str, Any] = {
+        "epsilon": measure.training_epsilon(settings, _delta(settings, problem)),
+        "delta": _delta(settings, problem),
+        "algorithm": settings.algorithm,
+        "constraint": read_constraint(settings.constraint),
+        "l1": settings.l1,
+        "l2": settings.l2,
+        "clip": settings.clip,
+        "step": settings.step,
+        "max_iter": settings.max_iter,
+        "batch_size": settings.batch_size,
+        "scale": settings.scale,
+        "features": settings.shape,
+        "bounds": problem.bounds,
+        "data_norm": settings.data_norm,
+        "fit_intercept": settings.intercept,
+        "public": problem.public,
+        "n": settings.n,
+        "adjacency": settings.adjacency,
+        "ledger": ledger,
+        "checkpoint": checkpoint,
+        "options": settings.options or None,
+        "random_state": seed,
+        "verbose": verbose,
+        **({} if settings.loss is None else {"loss": settings.loss}),
+    }
+    if target.task == "classification":
+        options |= {"classes": list(target.classes or ()), "class_weight": settings.class_weight}
+        return PrivateClassifier(**options)
+    return PrivateRegressor(**options, target_bounds=target.bounds)
+
+
+def _measured(
+    run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: Crew
+) -> Measured:
+    """The figures of the test rows; already measured, those in the folder."""
+    done = bool(crew.lead(lambda: run.has(files.METRICS)))  # type: ignore[union-attr]
+    if done:
+        return Measured() if run is None else Measured.from_dict(run.read_sealed(files.METRICS))
+    measured, apart = Measured(), settings.measure_epsilon is None or not settings.private
+    if problem.test is not None and (crew.leads or not apart):  # exact figures are of rows that rank 0 has whole
+        rows = problem.test_rows or 0
+        measured = measure.measure(settings, fitted, *problem.test, _delta(settings, problem), ledger, crew, rows)
+    if run is not None:
+        run.write_sealed(files.METRICS, measured.to_dict())
+    return measured
+
+
+def _delta(settings: Settings, problem: PreparedRows) -> float:
+    """As asked, or min(1e-5, n^-1.1) of the public number of rows."""
+    return settings.delta if settings.delta is not None else default_delta(settings.n or problem.n)
+
+
+# ---------------------------------------------------------------- warnings and interrupts
+
+
+@contextmanager
+def _heard(remembered: list[str], warn: Say) -> Iterator[None]:
+    """Pass every warning on once, and remember those about privacy."""
+    heard = set(remembered)
+
+    def show(message: Any, category: type[Warning], *rest: Any) -> None:
+        words = str(message)
+        if words not in heard:
+            heard.add(words)
+            warn(words)
+            remembered.extend([words] if issubclass(category, PrivacyBudgetWarning | PrivacyLeakWarning) else [])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+@contextmanager
+def _resumable(run: RunFolder) -> Iterator[None]:
+    """Turn an interrupt (also SIGTERM) into words that say how to go on."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if main else None
+    try:
+        yield
+    except CannotWrite as error:
+        raise Interrupted(
+            f"The run was stopped: {error}. Then continue with: isthmus train --resume {run.path}"
+        ) from error
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"The run was stopped. What was released is in the ledger. Continue with: isthmus train --resume {run.path}"
+        ) from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)

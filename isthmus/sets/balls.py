@@ -1,0 +1,261 @@
+"""Norm balls of vectors: l1, l2, l-infinity and general lp."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.base.matrix import Array
+from isthmus.base.validate import check, positive
+from isthmus.sets.base import ConvexSet, VertexForm, inside, norm, of_length, own
+from isthmus.sets.derivatives import Linearised, clamped, shortened, smooth, thresholded
+from isthmus.sets.threshold import pnorm, project_unit_lp, shrink, threshold
+from isthmus.sets.widths import Width, chi_mean, exactly, max_abs_normal
+
+
+@dataclass(frozen=True)
+class L1Ball(ConvexSet):
+    """The l1 ball {x : sum_i |x_i| <= radius}.
+
+    Projection is soft thresholding sign(x) max(|x| - tau, 0), tau found in expected linear time without a sort.
+
+    >>> L1Ball(1.0).project(torch.tensor([2.0, 1.0, 0.0]))
+    tensor([1., 0., 0.])
+    >>> L1Ball(2.0).lmo(torch.tensor([1.0, -3.0]))
+    tensor([0., 2.])
+    """
+
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(radius=self.radius)
+
+    def _solve(self, x: Tensor, warm: float | None) -> tuple[Tensor, float]:
+        u = x.abs()
+        if float(u.sum(dtype=torch.float64)) <= self.radius:
+            return x, 0.0
+        top, drop = threshold(u, self.radius, warm)
+        return shrink(u, self.radius, top, drop).copysign_(x), top + drop
+
+    def _project(self, x: Tensor) -> Tensor:
+        return self._solve(x, None)[0]
+
+    def linearised(self, z: Array) -> Linearised:
+        """Coordinates above the threshold move, less their mean (both with their signs)."""
+        return thresholded(z, self.radius, signed=True)
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        s, i = torch.zeros_like(g), g.abs().argmax()
+        s[i] = -self.radius * g[i].sign()
+        return s
+
+    def _gauge(self, x: Tensor) -> float:
+        return float(x.abs().sum(dtype=torch.float64)) / self.radius
+
+    def _support(self, g: Tensor) -> Tensor:
+        return self.radius * g.abs().amax(-1)
+
+    def _diameter(self, d: int) -> float:
+        return 2 * self.radius
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        return exactly(self.radius * max_abs_normal(d))
+
+    def _vertex_form(self) -> VertexForm:
+        return VertexForm(self.radius, signed=True)
+
+
+@dataclass(frozen=True, eq=False)
+class L2Ball(ConvexSet):
+    """The Euclidean ball {x : ||x - center||_2 <= radius}, centred at 0 unless told otherwise.
+
+    >>> L2Ball(1.0).project(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    >>> L2Ball(1.0, center=[2.0, 0.0]).gauge([3.0, 0.0])
+    1.0
+    """
+
+    radius: float = 1.0
+    center: Any = None
+
+    def __post_init__(self) -> None:
+        positive(radius=self.radius)
+        if self.center is not None:
+            object.__setattr__(self, "center", own("center", self.center, ndim=1))
+
+    @property
+    def dim(self) -> int | None:
+        """The dimension of the centre, or None."""
+        return None if self.center is None else int(self.center.numel())
+
+    def _middle(self, x: Tensor) -> Tensor:
+        return torch.zeros(1).to(x) if self.center is None else self.center.to(x)
+
+    def _project(self, x: Tensor) -> Tensor:
+        offset = x - self._middle(x)
+        excess = norm(offset) / self.radius
+        return x if excess <= 1 else self._middle(x) + offset / excess
+
+    def linearised(self, z: Array) -> Linearised:
+        """Outside, moves along the ball, shortened."""
+        middle: Array | float = 0.0 if self.center is None else self.center.cpu().numpy()
+        w, derivative = shortened(z - middle, self.radius)
+        return w + middle, derivative
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        return self._middle(g) + of_length(g, -self.radius)
+
+    def _gauge(self, x: Tensor) -> float:
+        low, high = self._scales(x)
+        return low if low <= high else math.inf
+
+    def _scales(self, x: Tensor) -> tuple[float, float]:
+        if self.center is None:
+            return norm(x) / self.radius, math.inf
+        center, x64 = self.center.to(x.device), x.double()
+        low, high = ball_scales(x64, center, self.radius)
+        # Near the tangent cone both roots lose half the digits: membership, which does not, settles t = 1.
+        slack = 4 * torch.finfo(x.dtype).eps * (self.radius + norm(center))
+        member = norm(x64 - center) <= self.radius + slack
+        return (min(low, 1.0), max(high, 1.0)) if member else (low, high)
+
+    def _support(self, g: Tensor) -> Tensor:
+        ball: Tensor = self.radius * torch.linalg.vector_norm(g, dim=-1)
+        return ball if self.center is None else ball + g @ self.center.to(g)
+
+    def _diameter(self, d: int) -> float:
+        return 2 * self.radius
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        return exactly(self.radius * chi_mean(d))
+
+
+@dataclass(frozen=True)
+class LInfBall(ConvexSet):
+    """The cube {x : max_i |x_i| <= radius}.
+
+    >>> LInfBall(1.0).project(torch.tensor([3.0, -0.5]))
+    tensor([ 1.0000, -0.5000])
+    >>> round(float(LInfBall(1.0).gaussian_width(100)), 4)
+    79.7885
+    """
+
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(radius=self.radius)
+
+    def _project(self, x: Tensor) -> Tensor:
+        return x.clamp(-self.radius, self.radius)
+
+    def linearised(self, z: Array) -> Linearised:
+        """Coordinates strictly inside move, the others do not."""
+        return clamped(z, -self.radius, self.radius)
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        return -self.radius * g.sign()
+
+    def _gauge(self, x: Tensor) -> float:
+        return float(x.abs().max()) / self.radius
+
+    def _support(self, g: Tensor) -> Tensor:
+        return self.radius * g.abs().sum(-1)
+
+    def _diameter(self, d: int) -> float:
+        return 2 * self.radius * math.sqrt(d)
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        return exactly(self.radius * d * math.sqrt(2 / math.pi))
+
+
+@dataclass(frozen=True)
+class LpBall(ConvexSet):
+    """The lp ball {x : (sum_i |x_i|^p)^(1/p) <= radius}, 1 <= p <= inf.
+
+    p = 1, 2 and inf give the answers of `L1Ball`, `L2Ball` and `LInfBall`.  In between, projection solves
+    y + mu y^(p-1) = |x|, ||y||_p = radius to full precision, and the width E ||g||_{p*} is sampled.
+
+    >>> y = LpBall(3.0).project(torch.tensor([2.0, 2.0], dtype=torch.float64))
+    >>> round(float((y**3).sum()), 12)
+    1.0
+    """
+
+    p: float
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(radius=self.radius)
+        check(isinstance(self.p, (int, float)) and self.p >= 1, "p", self.p, "give a number of at least 1, or infinity")
+
+    @property
+    def _simple(self) -> ConvexSet | None:
+        kinds: dict[float, Any] = {1.0: L1Ball, 2.0: L2Ball, math.inf: LInfBall}
+        return kinds[self.p](self.radius) if self.p in kinds else None
+
+    @property
+    def _dual(self) -> float:
+        return math.inf if self.p == 1 else 1.0 if self.p == math.inf else self.p / (self.p - 1)
+
+    def _project(self, x: Tensor) -> Tensor:
+        if self._simple is not None:
+            return self._simple._project(x)
+        if self._gauge(x) <= 1:
+            return x
+        shrink = max(1.0, float(x.abs().max()) / 1e300 / self.radius)  # very far away only the ray counts
+        y = project_unit_lp(x.abs().double() / shrink / self.radius, self.p) * self.radius
+        return inside(y, self._gauge(y)).to(x).copysign(x)
+
+    def linearised(self, z: Array) -> Linearised:
+        """By the curvature (p - 1) |w|^(p - 2) of the ball."""
+        if self._simple is not None:
+            return self._simple.linearised(z)
+        w = self.project(torch.from_numpy(z)).numpy()
+        top = float(np.abs(w).max() or 1.0)
+        scaled = np.abs(w) / top
+        return smooth(
+            z,
+            w,
+            np.sign(w) * scaled ** (self.p - 1),
+            (self.p - 1) * np.maximum(scaled, 1e-150) ** (self.p - 2) / top,
+        )
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        if self._simple is not None:
+            return self._simple._lmo(g)
+        s = (g.abs().double() / (float(g.abs().max()) or 1.0)) ** (1 / (self.p - 1))
+        s = s.where(g != 0, 0.0) * (self.radius / (float(pnorm(s, self.p)) or 1.0))
+        return -inside(s, self._gauge(s)).to(g).copysign(g)
+
+    def _gauge(self, x: Tensor) -> float:
+        return float(pnorm(x.double(), self.p)) / self.radius
+
+    def _support(self, g: Tensor) -> Tensor:
+        return self.radius * pnorm(g, self._dual)
+
+    def _diameter(self, d: int) -> float:
+        return float(2 * self.radius * d ** max(0.0, 0.5 - 1 / self.p))
+
+    def _width(self, d: int, samples: int, seed: int) -> Width | None:
+        return None if self._simple is None else self._simple._width(d, samples, seed)
+
+
+def ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]:
+    """The t >= 0 with ||x - t c|| <= t radius: the roots of (|c|^2 - radius^2) t^2 - 2 <x, c> t + |x|^2 <= 0."""
+    far, unit = (2.0 ** math.frexp(size)[1] for size in (float(x.abs().max()), max(radius, float(center.abs().max()))))
+    x, center, radius = x / far, center / unit, radius / unit  # powers of two: no square overflows, no digit is lost
+    a = float(center @ center) - radius**2
+    b, c = float(x @ center), float(x @ x)
+    if c == 0:
+        return 0.0, (math.inf if a <= 0 else 0.0)
+    # The discriminant is radius^2 |x|^2 - (|x|^2 |c|^2 - <x, c>^2); a point of the cone's boundary may round below 0.
+    slack = b * b - a * c
+    if slack < -64 * torch.finfo(torch.float64).eps * max(b * b, abs(a) * c) or (b <= 0 and a >= 0):
+        return math.inf, math.inf
+    root = math.sqrt(max(slack, 0.0))
+    low = c / (b + root) if b > 0 else (b - root) / a
+    return low * far / unit, ((b + root) / a * far / unit if a > 0 else math.inf)

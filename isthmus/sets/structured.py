@@ -1,0 +1,229 @@
+"""Sets with block structure: the group-norm ball and Cartesian products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.base.matrix import Array
+from isthmus.base.validate import check, positive, positive_int, refuse
+from isthmus.sets.balls import L1Ball
+from isthmus.sets.base import ConvexSet, inside, of_length, tolerance
+from isthmus.sets.derivatives import Linearised, same, threshold
+from isthmus.sets.widths import Width, exactly, max_chi
+
+
+@dataclass(frozen=True, eq=False)
+class GroupBall(ConvexSet):
+    """The group ball {x : sum_k ||x_k||_2 <= radius} over groups that partition the coordinates.
+
+    `groups` is a list of index lists or one group id per coordinate; it is kept as ids 0..K-1.  Projection is the l1
+    projection of the group norms.
+
+    >>> ball = GroupBall([[0, 1], [2]], radius=1.0)
+    >>> ball.project(torch.tensor([3.0, 4.0, 1.0]))
+    tensor([0.6000, 0.8000, 0.0000])
+    >>> ball.gauge([3.0, 4.0, 1.0])
+    6.0
+    """
+
+    groups: Any
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(radius=self.radius)
+        object.__setattr__(self, "groups", group_ids(self.groups))
+
+    @property
+    def dim(self) -> int:
+        """The number of coordinates in all groups."""
+        return int(self.groups.numel())
+
+    def _norms(self, x: Tensor) -> Tensor:
+        count = int(self.groups.max()) + 1
+        sums = torch.zeros(*x.shape[:-1], count, dtype=x.dtype, device=x.device)
+        top = x.abs().amax(-1, keepdim=True)
+        safe = torch.where((top > 0) & (top < math.inf), top, torch.ones_like(top))  # no square overflows or vanishes
+        return sums.index_add_(-1, self.groups.to(x.device), (x / safe) ** 2).sqrt_() * safe
+
+    def _spread(self, per_group: Tensor) -> Tensor:
+        return per_group[self.groups.to(per_group.device)]
+
+    def _project(self, x: Tensor) -> Tensor:
+        norms = self._norms(x.double())
+        shares = L1Ball(self.radius)._project(norms) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+        y = x.double() * self._spread(shares.clamp(max=1.0))
+        return inside(y, self._gauge(y)).to(x.dtype) if float(norms.sum()) > self.radius else x
+
+    def linearised(self, z: Array) -> Linearised:
+        """Thresholded group norms: each group keeps its direction."""
+        ids = self.groups.cpu().numpy()
+
+        def totals(x: Array) -> Array:
+            return np.bincount(ids, x).astype(np.float64, copy=False)
+
+        norms = np.sqrt(totals(z * z))
+        if norms.sum() <= self.radius:
+            return z, same
+        tau = threshold(norms, self.radius)
+        above = norms > tau
+        safe = np.where(above, norms, 1.0)
+        shrink: Array = np.where(above, 1 - tau / safe, 0.0)[ids]
+        unit: Array = z * np.where(above, 1 / safe, 0.0)[ids]
+
+        def derivative(x: Array) -> Array:
+            along = totals(unit * x)
+            level = float(along.sum()) / np.count_nonzero(above)
+            moved: Array = shrink * x + unit * ((1 - shrink) * along[ids] - level)
+            return moved
+
+        return shrink * z, derivative
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        norms = self._norms(g.double())
+        best = torch.where(self.groups.to(g.device) == norms.argmax(), g.double(), 0.0)
+        return of_length(best, -self.radius).to(g.dtype)
+
+    def _gauge(self, x: Tensor) -> float:
+        return float(self._norms(x.double()).sum()) / self.radius
+
+    def _support(self, g: Tensor) -> Tensor:
+        return self.radius * self._norms(g).amax(-1)
+
+    def _diameter(self, d: int) -> float:
+        return 2 * self.radius
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        return exactly(self.radius * max_chi(torch.bincount(self.groups)))
+
+
+@dataclass(frozen=True, eq=False)
+class Product(ConvexSet):
+    """The product C_1 x ... x C_k over consecutive blocks of a flat vector; `parts` is a list of (set, size or shape).
+
+    Every operation acts block by block; one that a part lacks, the product lacks.
+
+    >>> layers = Product([(L1Ball(1.0), 2), (L1Ball(1.0), (1, 2))])
+    >>> layers.project(torch.tensor([2.0, 0.0, 0.0, -3.0]))
+    tensor([ 1.,  0.,  0., -1.])
+    >>> layers.dim
+    4
+    """
+
+    parts: Sequence[tuple[ConvexSet, int | Sequence[int]]]
+
+    def __post_init__(self) -> None:
+        check(len(self.parts) > 0, "parts", self.parts, "give at least one (set, size)")
+        parts = tuple((part, _block_size(part, size)) for part, size in self.parts)
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "convex", all(part.convex for part, _ in parts))
+        object.__setattr__(self, "bounded", all(part.bounded for part, _ in parts))
+
+    @property
+    def sets(self) -> tuple[ConvexSet, ...]:
+        """The sets of the blocks, in order."""
+        return tuple(part for part, _ in self.parts)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The lengths of the blocks, in order."""
+        return tuple(size for _, size in self.parts if isinstance(size, int))
+
+    @property
+    def dim(self) -> int:
+        """The length of the flat vector."""
+        return sum(self.sizes)
+
+    def _blocks(self, x: Tensor) -> list[tuple[ConvexSet, Tensor]]:
+        return list(zip(self.sets, x.split(self.sizes, dim=-1), strict=True))
+
+    def _refusal(self, operation: str) -> str | None:
+        for part in self.sets:
+            reason = part._refusal(operation)
+            if reason is not None:
+                return f"its part {type(part).__name__} has none, {reason}"
+        return super()._refusal(operation)
+
+    def _project(self, x: Tensor) -> Tensor:
+        return torch.cat([part._project(block) for part, block in self._blocks(x)])
+
+    def linearised(self, z: Array) -> Linearised:
+        """Block by block."""
+        cuts = np.cumsum(self.sizes)[:-1]
+        pieces = [part.linearised(block) for part, block in zip(self.sets, np.split(z, cuts), strict=True)]
+
+        def derivative(x: Array) -> Array:
+            return np.concatenate([slope(block) for (_, slope), block in zip(pieces, np.split(x, cuts), strict=True)])
+
+        return np.concatenate([w for w, _ in pieces]), derivative
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        return torch.cat([part._lmo(block) for part, block in self._blocks(g)])
+
+    def _gauge(self, x: Tensor) -> float:
+        low, high = self._scales(x)
+        return low if low <= high * (1 + tolerance(x)) else math.inf
+
+    def _scales(self, x: Tensor) -> tuple[float, float]:
+        ranges = [part._scales(block) for part, block in self._blocks(x)]
+        return max(low for low, _ in ranges), min(high for _, high in ranges)
+
+    def _support(self, g: Tensor) -> Tensor:
+        return torch.stack([part._support(block) for part, block in self._blocks(g)]).sum(0)
+
+    def _diameter(self, d: int) -> float:
+        return math.hypot(*(part._diameter(size) for part, size in zip(self.sets, self.sizes, strict=True)))
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        total = exactly(0.0)
+        for i, (part, size) in enumerate(zip(self.sets, self.sizes, strict=True)):
+            total = total + part.gaussian_width(size, samples=samples, seed=seed + i)
+        return total
+
+
+def group_ids(groups: Any) -> Tensor:
+    """Ids 0..K-1, one per coordinate, from index lists that partition 0..d-1 or from ids of any integers."""
+    if isinstance(groups, Tensor):
+        groups = groups.tolist()
+    items = list(groups)
+    check(len(items) > 0, "groups", groups, "give at least one group")
+    if all(hasattr(item, "__len__") for item in items):
+        return _ids_from_lists([[_index(i) for i in item] for item in items])
+    ids = torch.tensor([_index(item) for item in items])
+    places: Tensor = torch.unique(ids, return_inverse=True)[1]
+    return places
+
+
+def _ids_from_lists(lists: list[list[int]]) -> Tensor:
+    flat = torch.tensor([i for group in lists for i in group], dtype=torch.int64)
+    partition = all(lists) and torch.equal(flat.sort().values, torch.arange(len(flat)))
+    check(bool(partition), "groups", lists, "give nonempty lists that hold each index 0..d-1 exactly once")
+    owner = torch.repeat_interleave(torch.arange(len(lists)), torch.tensor([len(group) for group in lists]))
+    return torch.empty_like(flat).scatter_(0, flat, owner)
+
+
+def _index(value: Any) -> int:
+    number = getattr(value, "item", lambda: value)()
+    if isinstance(number, bool) or not isinstance(number, int):
+        refuse("groups", value, "give integers: index lists or one group id per coordinate")
+    return number
+
+
+def _block_size(part: Any, size: int | Sequence[int]) -> int:
+    check(isinstance(part, ConvexSet), "parts", part, "give pairs (ConvexSet, size)")
+    for side in (size,) if isinstance(size, int) else tuple(size):
+        positive_int(size=side)
+    total = size if isinstance(size, int) else math.prod(size)
+    check(
+        part.dim in (None, total),
+        "size",
+        size,
+        f"give {part.dim}, which is the dimension of this {type(part).__name__}",
+    )
+    return total

@@ -1,0 +1,208 @@
+"""Projection onto {y >= 0, sum y = radius} in expected linear time, without a sort (Michelot 1986, Condat 2016).
+
+The projection is y = max(u - tau, 0) with tau the root of f(tau) = sum max(u - tau, 0) - radius.  f is convex and
+decreasing, so a Newton step from anywhere lands at or left of the root and from then on the steps increase: entries
+below the current tau never come back and are dropped.
+
+Wolfe's nearest point of a convex hull that is known through its linear maximiser.
+
+Projection onto the unit lp ball, 1 < p < inf, from its optimality conditions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.sets.base import norm
+
+_SAMPLE = 2048
+
+
+def threshold(u: Tensor, radius: float, warm: float | None = None) -> tuple[float, float]:
+    """(top, drop) with top = max u and tau = top + drop, the root of sum max(u - tau, 0) = radius.
+
+    The pair keeps digits that tau alone loses when radius is small against top.
+    """
+    top = float(u.max())
+    mean = float(u.sum(dtype=torch.float64)) / u.numel()
+    lower = max(top - radius, mean - radius / u.numel())
+    start = min(max(lower, _guess(u, radius, top, warm)), top)  # the mean of equal entries may round to above them
+    active = _above(u, start) - top
+    drop = _newton_step(active, radius)
+    if drop < start - top:
+        active = _above(u, top + drop) - top
+    return top, _michelot(active, radius)
+
+
+def shrink(u: Tensor, radius: float, top: float, drop: float) -> Tensor:
+    """max(u - top - drop, 0) in place, with sum <= radius up to rounding."""
+    y = u.sub_(top).sub_(drop).clamp_(min=0)
+    total = float(y.sum(dtype=torch.float64))
+    return y.mul_(radius / total) if total > radius else y
+
+
+def _michelot(active: Tensor, radius: float) -> float:
+    """The root for shifted entries (max 0) of which no entry above the root is missing."""
+    candidates = active
+    while True:
+        drop = _newton_step(candidates, radius)
+        above = _compress(candidates, candidates > drop)
+        if above.numel() in (0, candidates.numel()):
+            break
+        candidates = above
+    # Entries equal to tau up to rounding are left out, so that every start ends in the same sum.
+    clear = _compress(candidates, candidates > drop * (1 - 16 * torch.finfo(torch.float64).eps))
+    return _newton_step(clear, radius) if 0 < clear.numel() < candidates.numel() else drop
+
+
+def _newton_step(active: Tensor, radius: float) -> float:
+    return (float(active.sum()) - radius) / active.numel()
+
+
+def _guess(u: Tensor, radius: float, top: float, warm: float | None) -> float:
+    """A value near tau, rather below it: the warm start or the threshold of a strided sample."""
+    tau = -math.inf if warm is None or not math.isfinite(warm) else float(warm)
+    if warm is None and u.numel() > 16 * _SAMPLE:
+        sample = u[:: u.numel() // _SAMPLE].contiguous()
+        tau = sum(threshold(sample, radius * sample.numel() / u.numel()))
+    return tau - 0.05 * abs(top - tau)
+
+
+def _above(u: Tensor, level: float) -> Tensor:
+    return _compress(u, u >= level).double()
+
+
+def _compress(u: Tensor, mask: Tensor) -> Tensor:
+    # Boolean indexing in torch builds int64 positions first: five times slower than NumPy on the CPU.
+    if u.device.type == "cpu":
+        return torch.from_numpy(np.compress(mask.numpy(), u.numpy()))
+    return u[mask]
+
+
+_EPS = torch.finfo(torch.float64).eps
+
+
+def nearest(x: Tensor, oracle: Callable[[Tensor], Tensor], tol: float, max_iterations: int) -> tuple[Tensor, float]:
+    """(p, gap): the nearest point p to x in float64; `oracle(g)` maximises <g, s> over the set.
+
+    The gap max_s <x - p, s - p> bounds ||p - Px||^2.  It stops at gap <= tol ||x - p|| max ||s||, or when rounding
+    ends the decrease; a polytope is finished in finitely many steps (Wolfe 1976).
+    """
+    atoms = oracle(x)[None]
+    weights = torch.ones(1).to(atoms)
+    p = atoms[0]
+    gap = float("inf")
+    for _ in range(max_iterations):
+        step = x - p
+        s = oracle(step)
+        gap = max(float(step @ (s - p)), 0.0)
+        size = max(norm(s), norm(p))
+        small = norm(step) <= 4 * _EPS * max(norm(x), size) or gap <= tol * norm(step) * size
+        if small or bool((atoms == s).all(1).any()):
+            break
+        atoms, weights = _correct(x, torch.cat([atoms, s[None]]), torch.cat([weights, weights.new_zeros(1)]))
+        following = weights @ atoms
+        if norm(x - following) >= norm(step):
+            break
+        p = following
+    return p, gap
+
+
+def _correct(x: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Move to the nearest point of the affine hull, dropping the atoms whose weight reaches 0 on the way."""
+    while True:
+        target = _affine_weights(x, atoms)
+        if bool((target >= 0).all()):
+            return atoms, target / target.sum()
+        falling = target < 0
+        ratio = torch.where(falling, weights / (weights - target), torch.inf)
+        # Only the blocking atom leaves: after a step of length 0 the newest one has weight 0 as well.
+        keep = torch.arange(len(atoms), device=atoms.device) != ratio.argmin()
+        weights = (weights + ratio.min() * (target - weights)).clamp_min(0)
+        atoms, weights = atoms[keep], weights[keep]
+
+
+def _affine_weights(x: Tensor, atoms: Tensor) -> Tensor:
+    """Weights of sum 1 that minimise ||x - weights @ atoms||, from least squares on differences."""
+    if len(atoms) == 1:
+        return torch.ones(1).to(atoms)
+    # On the CPU, where the solver reveals rank: the CUDA one assumes that no atom depends on the others.
+    directions, offset = (atoms[1:] - atoms[0]).T.cpu(), (x - atoms[0]).cpu()
+    rest = torch.linalg.lstsq(directions, offset[:, None]).solution[:, 0].to(x.device)
+    return torch.cat([1 - rest.sum()[None], rest])
+
+
+def pnorm(x: Tensor, p: float) -> Tensor:
+    """||x||_p over the last dimension, scaled so that no power overflows."""
+    top = x.abs().amax(-1, keepdim=True)
+    safe = torch.where((top > 0) & (top < math.inf), top, torch.ones_like(top))
+    norms: Tensor = torch.linalg.vector_norm(x / safe, ord=p, dim=-1)
+    return norms * safe.squeeze(-1)
+
+
+def project_unit_lp(a: Tensor, p: float) -> Tensor:
+    """The nearest point of the unit lp ball to a >= 0 in float64 with ||a||_p > 1.
+
+    The conditions are y + mu y^(p-1) = a coordinate by coordinate and ||y||_p = 1.  They give
+    mu = ||a - y||_{p*}, hence ||a||_{p*} - max ||y||_{p*} <= mu <= ||a||_{p*}; within that bracket Newton's method
+    runs on log ||y(mu)||_p against log mu, where the curve is nearly straight.  The unknowns are w = log y: near
+    p = 1 and for large p the powers of a rounded y would be wrong in every digit, those of w are not.
+    """
+    q, dual = p - 1, p / (p - 1)
+    high = float(pnorm(a, dual))
+    low = max(0.0, high - a.numel() ** max(0.0, 1 / dual - 1 / p))
+    mu = min(max(_first_step(a, p), low, 1e-300), high)
+    for _ in range(200):
+        w = _logarithms(a, mu, q)
+        y, excess = w.exp(), float(torch.logsumexp(p * w, 0)) / p
+        low, high = (mu, high) if excess > 0 else (low, mu)
+        if abs(excess) <= 2 * _EPS or high - low <= _EPS * high:
+            break
+        mu = _next(mu, excess, _slope(a - y, y, q), low, high)
+    return y / pnorm(y, p)  # far away the last digit of mu is more than y
+
+
+def _first_step(a: Tensor, p: float) -> float:
+    """Newton's step from mu = 0, exact to first order for a point just outside."""
+    size = float(pnorm(a, p))
+    return float((size - 1) * size ** (1 - p) / float(((a / size) ** (2 * (p - 1))).sum()))
+
+
+def _slope(b: Tensor, y: Tensor, q: float) -> float:
+    """d log ||y||_p / d log mu, from b = a - y = mu y^q."""
+    tiny = torch.finfo(b.dtype).tiny
+    return -float((b * (b * y) / (y + q * b).clamp_min(tiny)).sum()) / max(float(y @ b), tiny)
+
+
+def _next(mu: float, excess: float, slope: float, low: float, high: float) -> float:
+    """The Newton step where it stays in the bracket, else the bracket's geometric middle."""
+    step = -excess / slope if slope < 0 else math.inf
+    candidate = mu * math.exp(step) if step < 700 else math.inf
+    if low < candidate < high:
+        return candidate
+    middle = math.sqrt(low) * math.sqrt(high) if low > 0 else high / 16
+    return middle if low < middle < high else (low + high) / 2
+
+
+def _logarithms(a: Tensor, mu: float, q: float) -> Tensor:
+    """w = log y for the root y of y + mu y^q = a, entry by entry; -inf where a is 0.
+
+    log(exp(w) / a + (mu / a) exp(q w)) is convex and increasing in w: Newton's method from the upper bound decreases
+    to its zero.
+    """
+    goal, ratio = a.log(), (mu / a).log()
+    w = torch.minimum(goal, -ratio / q)
+    for _ in range(100):
+        first, second = w - goal, ratio + q * w
+        total = torch.logaddexp(first, second)
+        slope = torch.exp(first - total) + q * torch.exp(second - total)
+        step = (total / slope).nan_to_num(0.0)  # where a is 0 there is nothing to do
+        w = w - step
+        if bool((step.abs() <= _EPS * w.abs().clamp_min(min(1.0, 1 / q))).all()):
+            break
+    return w

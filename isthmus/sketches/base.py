@@ -1,0 +1,494 @@
+"""What a sketch is: a recipe (`Encoder`) that draws a linear map (`Sketch`) for each round.
+
+An encoder is frozen and holds no arrays: `(kind, m)`.  With `(seed, t)` it draws `Phi: R^d -> R^m`, the
+same on every machine, for every dtype and however the work is chunked.  The matrix is never sent and
+never part of a checkpoint; small ones may keep a working copy while their round lasts.
+
+A sketch is **tight** when `Phi Phi' = norm^2 I`.  Random tight sketches have `norm^2 = d/m`, so that they
+keep lengths on average and a clip bound or a step keeps its meaning when m changes; public ones have
+norm 1.  For a tight sketch `pinv(y) = Phi' y / norm^2` is the pseudo-inverse, and `pinv(forward(v))` is an
+orthogonal projector with `E[pinv forward] = coverage`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral
+from typing import Protocol, Self, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from isthmus.base import packed, randomness, validate
+from isthmus.base.matrix import Stored, columns, is_sparse, to_dense
+from isthmus.base.space import Space, as_space
+from isthmus.sketches.forms import OuterForm, TableForm
+
+Size = int | float | Callable[[int], int]
+"""A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
+
+CHUNK_BYTES = 1 << 26
+"""Temporary buffers of one call stay near this size."""
+CACHE_BYTES = 1 << 28
+"""A sketch keeps a working copy of its matrix for its round only below this size."""
+
+
+class Mate(Protocol):
+    """What rows ask of others, or of their factors, to multiply with them."""
+
+    n: int
+    d: int
+    dtype: torch.dtype
+
+    def part(self, lo: int, hi: int) -> Mate: ...
+    def dense(self) -> Tensor: ...
+    def leaves(self) -> Sequence[tuple[str, Mate]]: ...
+    def outer_form(self) -> OuterForm | None: ...
+    def table_form(self) -> TableForm | None: ...
+
+
+class CodeRows(Protocol):
+    """What a sketch asks of rows: a family that is closed under these (see `isthmus.gradients.Rows`)."""
+
+    n: int
+    d: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def leaves(self) -> Sequence[tuple[str, Self]]: ...
+    def through(self, sketch: Sketch, lo: int) -> Self: ...
+    def sum(self) -> Tensor: ...
+    def norms(self, ord: float = 2) -> Tensor: ...
+    def part(self, lo: int, hi: int) -> Self: ...
+    def dense(self) -> Tensor: ...
+    def scaled(self, factor: float) -> Self: ...
+    def plus(self, others: Sequence[Self]) -> Self: ...
+    def inner(self, other: Mate) -> Tensor: ...
+    def residual(self, codes: Self, sketch: Sketch) -> Self: ...
+    def stack(self, items: Sequence[tuple[str, Self]]) -> Self: ...
+    def with_factors(self, a: Tensor, b: Tensor) -> Self: ...
+    def of(self, values: Tensor) -> Self: ...
+    def outer_form(self) -> OuterForm | None: ...
+    def table_form(self) -> TableForm | None: ...
+
+
+R = TypeVar("R", bound=CodeRows)
+T = TypeVar("T")
+
+Tree: TypeAlias = "None | bool | int | float | str | Tensor | Sequence[Tree] | Mapping[str, Tree]"
+"""What may be kept in a checkpoint: tensors, numbers and words, in lists and dictionaries."""
+State: TypeAlias = Mapping[str, Tree] | None
+"""What an encoder remembers between rounds."""
+
+
+def read(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
+    """An entry of a state, which may come from a file: another kind of thing is refused.
+
+    >>> read({"t": 3}, "t", int)
+    3
+    """
+    value = state[key]
+    if not isinstance(value, kind):
+        validate.refuse(
+            f"state[{key!r}]", value, f"start the run anew: a {kind.__name__} belongs here, and this is of another kind"
+        )
+    return value
+
+
+class Context(Protocol):
+    """What an encoder may look at when it is bound: public things only."""
+
+    space: Space
+    t: int
+    epoch: int
+    seed: int
+    device: torch.device | None
+    """Where the parameters are, if that is not the CPU."""
+
+    @property
+    def w(self) -> Tensor: ...
+    def rows(self, data: object) -> CodeRows: ...
+    def bind(self, encoder: Encoder) -> Sketch: ...
+
+
+class Sketch(ABC):
+    """A linear map Phi: R^d -> R^m, fixed for a round."""
+
+    space: Space
+    d: int
+    m: int
+    tight: bool = False
+    coverage: float | Tensor = 1.0
+    direct: bool = False
+    """Whether `add_pinv_columns` adds a leaf to a parameter without forming it first."""
+    selects: bool = False
+    """Whether codes are chosen coordinates: the others are missing, so that a lift divides by the coverage."""
+    leafwise: bool = True
+    """Whether `leaf` encodes a leaf without the others, so that rows need not be kept until all are there."""
+
+    @cached_property
+    def norm(self) -> float:
+        """||Phi||_2, or a certified upper bound of it; here that of a random tight sketch, sqrt(d/m)."""
+        return round_up(math.sqrt(self.d / self.m))
+
+    @abstractmethod
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """Phi[:, lo:lo+k] applied to each row of an n x k block (dense or CSR): n x m, dense."""
+
+    @abstractmethod
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Phi' y."""
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Phi v."""
+        return self.rows(v.unsqueeze(0)).squeeze(0)
+
+    def pinv(self, y: Tensor) -> Tensor:
+        """Phi^+ y, for tight sketches."""
+        self._check_tight()
+        return self.adjoint(y / self.norm**2)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi' y, flat or as its matrix: the leaves in order are `adjoint(y)`."""
+        return self.recent("adjoint", y, lambda: self.adjoint(y))[self.space.slice(name)]
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """Columns lo..hi-1 of the leaf of Phi' y as its matrix: a weight without its bias, or the bias alone."""
+        q = self.space.shape(name)[0]
+        return self.adjoint_leaf(name, y).reshape(q, -1)[:, lo:hi]
+
+    def pinv_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """The same of Phi^+ y, for tight sketches."""
+        self._check_tight()
+        if self.norm == 1.0:
+            return self.adjoint_columns(name, y, lo, hi)
+        return self.adjoint_columns(name, self.recent("pinv", y, lambda: y / self.norm**2), lo, hi)
+
+    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
+        """out += alpha times columns lo..hi-1 of a leaf of Phi^+ y, in place."""
+        out.add_(self.pinv_columns(name, y, lo, hi), alpha=alpha)
+
+    def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi^+ y, flat or as its matrix, for tight sketches."""
+        self._check_tight()
+        return self.adjoint_leaf(name, self.recent("pinv", y, lambda: y / self.norm**2))
+
+    def gain(self, ord: float) -> float:
+        """A certified bound of max ||Phi v||_ord / ||v||_ord: never below that of the map as it is applied.
+
+        That is the map in float32 or in float64 (`as_applied`), with the terms of a code added in float64.
+        """
+        if ord == 2:
+            return as_applied(self.norm, self.m, self.d)
+        validate.one_of((1, 2, math.inf), ord=ord)
+        return as_applied(round_up(self._matrix_gain(ord), 64 + max(self.d, self.m)), self.m, self.d)
+
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+        """Codes of the rows vec(sum_t b_t a_t'), a: (n, T, p) or (n, p), b: (n, T, q) or (n, q).
+
+        Sparse `a` is never densified: code = sum_j b_j Phi[:, lo + jp :] a.  Dense products are built in
+        chunks of rows of about `CHUNK_BYTES`.
+        """
+        p, q = a.shape[-1], b.shape[-1]
+        if a.ndim == 2 and (q == 1 or is_sparse(a)):
+            parts = (self.rows(a, lo + j * p) * b[:, j : j + 1] for j in range(q))
+            return sum(parts, b.new_zeros(()))
+        chunk = max(1, CHUNK_BYTES // (8 * p * q))
+        equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
+        codes = [b.new_zeros(0, self.m)]
+        for start in range(0, a.shape[0], chunk):
+            stop = start + chunk
+            product = torch.einsum(equation, b[start:stop], to_dense(a[start:stop], b.dtype))
+            codes.append(self.rows(product.reshape(-1, q * p), lo))
+        return torch.cat(codes)
+
+    def leaf(self, name: str, rows: R) -> R | None:
+        """The piece of the code that one leaf gives (called inside a backward pass); None when it gives nothing."""
+        return rows.through(self, self.space[name].start)
+
+    def join(self, pieces: Mapping[str, R | None]) -> R:
+        """One code from the pieces of all leaves, None left out: here they share one code space and add up."""
+        first, *rest = (piece for piece in pieces.values() if piece is not None)
+        return first.plus(rest) if rest else first
+
+    def encode(self, rows: R) -> R:
+        """The codes Phi g_i of all rows, factored where they can be; rows without leaves count as one whole."""
+        pieces = rows.leaves()
+        if len(pieces) == 1 and rows.d == self.d:
+            if len(self.space.leaves) > 1:
+                return rows.through(self, 0)
+            pieces = [(self.space.leaves[0].name, rows)]
+        return self.join({name: self.leaf(name, piece) for name, piece in pieces})
+
+    def forward_sum(self, rows: CodeRows) -> Tensor:
+        """Phi sum_i g_i: the sum is encoded, never the rows."""
+        return self.forward(rows.sum())
+
+    def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
+        """The whole sum before its noise, the norm it is bounded in and that bound: as they are.
+
+        Only maps that a paper applies to the sum, and not to the records, change it (`isthmus.theory.printed`).
+        """
+        return value, ord, bound
+
+    def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The m x d matrix, for tests and for small problems."""
+        return torch.stack([self.adjoint(row) for row in torch.eye(self.m, dtype=dtype)])
+
+    def block(self, lo: int, hi: int) -> Tensor:
+        """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
+        return self.rows(torch.eye(hi - lo, dtype=torch.float64), lo).T
+
+    def sides_of_leaf(self) -> tuple[Tensor, Tensor, float] | None:
+        """(P_out, P_in, scale) where this is scale * P_out (x) P_in on a single leaf, else None."""
+        return None
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """Column ranges whose `block` (and the identity it may be read from) stays near `CHUNK_BYTES`."""
+        width = max(1, min(CHUNK_BYTES // (8 * self.m), math.isqrt(CHUNK_BYTES // 8)))
+        return [(lo, min(lo + width, self.d)) for lo in range(0, self.d, width)]
+
+    def stretch(self, like: Tensor) -> float | Tensor:
+        """The diagonal of Phi^+ Phi / coverage where that matrix is diagonal (codes are coordinates), else 1."""
+        return 1.0
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"{type(self).__name__}: {self.m} numbers for {self.d} parameters, norm {self.norm:.4g}"
+
+    def memory(self) -> Sequence[Tensor] | None:
+        """The tensors that all this map does comes from; None where nobody says."""
+        return None
+
+    def placed(self, memory: Sequence[Tensor]) -> Sketch:
+        """The same map of tensors that hold what those of `memory()` do."""
+        return self
+
+    def bare(self) -> Self:
+        """The same map with nothing remembered."""
+        bare_copy = copy(self)
+        for name in ("_once", "_recent", "fingerprint"):
+            bare_copy.__dict__.pop(name, None)
+        return bare_copy
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the numbers that make the map, which two machines compare before they add codes."""
+        memo = {name for name, value in vars(self).items() if name[0] == "_" and not isinstance(value, (int, Tensor))}
+        lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
+        attributes = {name: value for name, value in vars(self).items() if name not in memo | lazy}
+        return packed.fingerprint([type(self).__name__, attributes])
+
+    def once(
+        self, key: Hashable, make: Callable[[], Tensor], device: torch.device, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """A tensor of this map in a dtype and on a device, made and moved there at its first use."""
+        where = key, device, dtype
+        if where not in self._once:
+            tensor = make()
+            self._once[where] = tensor.to(device=device, dtype=tensor.dtype if dtype is None else dtype)
+        return self._once[where]
+
+    def recent(self, key: str, y: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` computes from y, remembered until another y comes: the leaves of a code are lifted one by one."""
+        if y.is_inference():
+            return make()
+        last = self._recent.get(key)
+        if last is None or last[0] is not y or last[1] != y._version:
+            last = self._recent[key] = y, y._version, make()
+        return last[2]
+
+    @cached_property
+    def _once(self) -> dict[Hashable, Tensor]:
+        return {}
+
+    @cached_property
+    def _recent(self) -> dict[str, tuple[Tensor, int, Tensor]]:
+        return {}
+
+    def _check_tight(self) -> None:
+        if not self.tight:
+            raise TypeError(
+                f"{self} is not tight, so it has no cheap pseudo-inverse: lift with `adjoint` or "
+                "`project_and_lift`, or draw it with scaling='tight'"
+            )
+
+    def _matrix_gain(self, ord: float) -> float:
+        """The induced norm from the matrix itself, a chunk of columns at a time."""
+        worst, row_sums = 0.0, torch.zeros(self.m, dtype=torch.float64)
+        for lo, hi in self.chunks():
+            block = self.block(lo, hi).abs()
+            worst = max(worst, float(block.sum(0).max()))
+            row_sums += block.sum(1)
+        return worst if ord == 1 else float(row_sums.max())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(m={self.m}, d={self.d})"
+
+
+class Encoder(ABC):
+    """A frozen recipe for sketches."""
+
+    @property
+    def clips_before(self) -> bool:
+        """Whether private gradients are clipped before the projection (as some methods were published)."""
+        return False
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether a code has a part for every leaf, so that layers can be clipped apart."""
+        return False
+
+    @property
+    def public(self) -> bool:
+        """Whether the map, or a part of it, is learned from public examples."""
+        return False
+
+    @property
+    def proven(self) -> bool:
+        """Whether the bound that its map states of a whole sum is a fact, and not only what a paper claims."""
+        return True
+
+    @abstractmethod
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """The map of this round and what the encoder wants to remember (public things only)."""
+
+    def token(self, context: Context) -> Hashable:
+        """What the map of this round depends on: while it stays the same a run keeps the map; None never does."""
+        return None
+
+    def settled_ord(self, ord: float) -> float:
+        """The norm in which a sum is bounded when its noise is added, from that of its clip (see `Sketch.settle`)."""
+        return ord
+
+
+@dataclass(frozen=True)
+class Random(Encoder):
+    """An encoder that is drawn from `(seed, t)` alone; one map serves `refresh` rounds in a row."""
+
+    refresh: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        validate.positive_int(refresh=self.refresh)
+
+    @abstractmethod
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map that a key stands for; t (the first round that uses it) only matters to a rule t -> m."""
+
+    def draw(self, space: Space | int, *, seed: int = 0, t: int = 0) -> Sketch:
+        """The map of round t for a space (or a dimension d)."""
+        whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+        validate.check(whole, "seed", seed, "give an integer")
+        validate.non_negative_int(t=t)
+        return self.build(as_space(space), self._key(seed, t), t - t % self.refresh)
+
+    def _key(self, seed: int, t: int) -> int:
+        """The key of the map that serves round t."""
+        return randomness.key(seed, t // self.refresh, type(self).__name__)
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """Draw the map of the context's round."""
+        seed, t = context.seed, context.t
+        return self.build(context.space, self._key(seed, t), t - t % self.refresh), None
+
+    def token(self, context: Context) -> Hashable:
+        """The seed and the first round of the map, when it serves several."""
+        return (context.seed, context.t // self.refresh) if self.refresh > 1 else None
+
+
+def resolve(m: Size, d: int, t: int = 0) -> int:
+    """The number of rows a `Size` stands for; m > d is refused.
+
+    >>> resolve(0.1, 250), resolve(lambda t: 10 * (t + 1), 250, t=2)
+    (25, 30)
+    """
+    if callable(m):
+        size: float = m(t)
+    elif isinstance(m, float) and m < 1:
+        validate.positive(m=m)
+        size = max(1, round(m * d))
+    else:
+        size = m
+    validate.positive_int(m=size)  # type: ignore[arg-type]
+    validate.at_most(d, "the dimension d", m=size)
+    return int(size)
+
+
+def spread(space: Space, shares: Sequence[float]) -> float | Tensor:
+    """One number a leaf as a coverage: the number itself when all agree, else d of them.
+
+    >>> spread(Space.of({"a": (1, 2), "b": (1, 1)}), [0.5, 0.25]).tolist()
+    [0.5, 0.5, 0.25]
+    """
+    if len(set(shares)) == 1:
+        return shares[0]
+    sizes = torch.tensor([leaf.size for leaf in space.leaves])
+    return torch.tensor(shares, dtype=torch.float64).repeat_interleave(sizes)
+
+
+def check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
+    """A clear error for a vector of the wrong length."""
+    if v.shape != (size,):
+        validate.refuse(f"{name}.shape", tuple(v.shape), f"give vectors of length {size}, which {sketch} takes")
+
+
+def check_block(sketch: Sketch, x: Stored, lo: int) -> int:
+    """The end lo + k of an n x k block of columns, which must lie inside [0, d]."""
+    validate.check(x.ndim == 2, "x.ndim", x.ndim, "give an n x k block of rows")
+    hi = lo + x.shape[1]
+    if lo < 0 or hi > sketch.d:
+        validate.refuse("columns", (lo, hi), f"give columns between 0 and {sketch.d}, which {sketch} has")
+    return hi
+
+
+def round_up(value: float, ulps: int = 64) -> float:
+    """A float a little above `value`: rounding errors of its computation do not make it a lower bound."""
+    return value * (1 + ulps * 2.0**-52)
+
+
+def as_applied(gain: float, m: int, d: int) -> float:
+    """A bound for the map as float32 applies it, from one of the map itself.
+
+    In float32 an entry is off by at most c roundings, |E_ij| <= c u |Phi_ij| with u = 2^-24 and c <= 4: its draw, its
+    scale, its cast, the product.  In the norms 1 and inf ||E|| <= c u ||Phi||; in the norm 2 <= c u || |Phi| ||, where
+    || |Phi| || <= ||Phi||_F <= sqrt(min(m, d)) ||Phi||.  The code is rounded once more (u), and its at most d terms,
+    added in float64, are off by another (d + 64) 2^-53 of || |Phi| ||.
+
+    >>> 0 < as_applied(1.0, 100, 10_000) - 1 < 4e-6
+    True
+    """
+    spread = math.sqrt(min(m, d))
+    return gain * (1 + (4 * spread + 4) * 2.0**-24 + (d + 64) * spread * 2.0**-52)
+
+
+__all__ = [
+    "CACHE_BYTES",
+    "CHUNK_BYTES",
+    "CodeRows",
+    "Context",
+    "Encoder",
+    "Mate",
+    "OuterForm",
+    "R",
+    "Random",
+    "Size",
+    "Sketch",
+    "State",
+    "TableForm",
+    "Tree",
+    "as_applied",
+    "as_space",
+    "check_block",
+    "check_vector",
+    "columns",
+    "is_sparse",
+    "read",
+    "resolve",
+    "round_up",
+    "spread",
+]

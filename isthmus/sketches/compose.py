@@ -1,0 +1,266 @@
+"""Encoders made of encoders: what a sketch lost, and a schedule of sketches over training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from isthmus.base import randomness, validate
+from isthmus.base.matrix import Stored, code_room, columns, to_dense
+from isthmus.base.space import Space
+from isthmus.sketches.base import (
+    Context,
+    Encoder,
+    R,
+    Random,
+    Sketch,
+    State,
+    as_applied,
+    check_block,
+    check_vector,
+    round_up,
+    spread,
+)
+from isthmus.sketches.identity import IdentityMap, stack
+
+
+@dataclass(frozen=True, eq=False)
+class Residual(Encoder):
+    """v -> v - Phi^+ Phi v, what a tight sketch loses: the projector on the complement of its row space (m = d).
+
+    It shares the round's map with other uses of the same `encoder` object, because the context binds it once.
+
+    >>> import torch
+    >>> from isthmus.sketches import Coordinates
+    >>> rest = ResidualMap(Coordinates(2).draw(5))
+    >>> round(float(rest.forward(torch.ones(5)).sum()), 6)
+    3.0
+    """
+
+    encoder: Encoder
+
+    @property
+    def public(self) -> bool:
+        """That of the inner encoder."""
+        return self.encoder.public
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """The residual of the map that the context binds for the inner encoder."""
+        return ResidualMap(context.bind(self.encoder)), None
+
+    def token(self, context: Context) -> Hashable:
+        """That of the inner encoder."""
+        return self.encoder.token(context)
+
+
+class ResidualMap(Sketch):
+    """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
+
+    leafwise = False
+
+    def __init__(self, inner: Sketch):
+        validate.check(inner.tight, "encoder", inner, "give a tight sketch, which the residual needs")
+        self.inner, self.space, self.d, self.m = inner, inner.space, inner.d, inner.d
+        self.norm = round_up(1.0, 1 << 12)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """v - Phi^+ Phi v."""
+        return v - self.inner.pinv(self.inner.forward(v))
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The same as `forward`: a projector is symmetric."""
+        return self.forward(y)
+
+    def pinv(self, y: Tensor) -> Tensor:
+        """The same as `forward`: a projector is its own pseudo-inverse."""
+        return self.forward(y)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
+        code = self.recent("code", y, lambda: self.inner.forward(y))
+        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code).reshape(-1)
+
+    def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The same as `adjoint_leaf`."""
+        return self.adjoint_leaf(name, y)
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """Residuals of dense rows, one pseudo-inverse a row."""
+        check_block(self, x, lo)
+        whole = IdentityMap(self.space).rows(to_dense(x), lo)
+        codes = self.inner.rows(x, lo)
+        for i in range(len(whole)):
+            whole[i] -= self.inner.pinv(codes[i])
+        return whole
+
+    def gain(self, ord: float) -> float:
+        """At most 1 + ||Phi||_1 ||Phi||_inf / norm^2 for the norms 1 and inf."""
+        if ord == 2:
+            return as_applied(self.norm, self.d, self.d)
+        validate.one_of((1, float("inf")), ord=ord)
+        whole = round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
+        return as_applied(whole, self.d, self.d)
+
+    def leaf(self, name: str, rows: R) -> R | None:
+        """The rows themselves: the residual needs all leaves."""
+        return rows
+
+    def join(self, pieces: Mapping[str, R | None]) -> R:
+        """The residual of all leaves."""
+        return self.encode(stack(pieces))
+
+    def encode(self, rows: R, codes: R | None = None) -> R:
+        """Residual rows; `codes` are those of the inner sketch where the caller has them."""
+        return rows.residual(self.inner.encode(rows) if codes is None else codes, self.inner)
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"what is lost by the first of two maps ({self.inner.describe()}), {self.d} numbers"
+
+
+@dataclass(frozen=True)
+class PerLeaf(Random):
+    """A sketch of its own for each leaf, side by side: Phi = blockdiag(Phi_l), with m_l a share of each leaf.
+
+    Tight families keep one common scale, Phi Phi' = (d/m) I with m = sum m_l.
+
+    >>> from isthmus.sketches import CountSketch
+    >>> sketch = PerLeaf(CountSketch(0.1)).draw(Space.of({"hidden": (20, 50), "out": (10, 20)}))
+    >>> sketch.m, sketch.code_space.shape("out")
+    (120, (20,))
+    """
+
+    keeps_layers = True
+
+    encoder: Random
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        leaves = {
+            x.name: self.encoder.build(Space.of({"w": x.shape}), randomness.key(key, x.name), t) for x in space.leaves
+        }
+        return PerLeafMap(space, leaves)
+
+
+class PerLeafMap(Sketch):
+    """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
+
+    def __init__(self, space: Space, blocks: Mapping[str, Sketch]):
+        self.space, self.d, self.blocks = space, space.d, dict(blocks)
+        self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
+        self.m = self.code_space.d
+        self.tight = all(block.tight for block in blocks.values())
+        common = math.sqrt(self.d / self.m)
+        self.scales = {name: common / block.norm if self.tight else 1.0 for name, block in blocks.items()}
+        self.norm = round_up(max(self.scales[name] * block.norm for name, block in blocks.items()))
+        self.coverage = spread(space, [block.m / block.d for block in blocks.values()])
+
+    def forward(self, v: Tensor) -> Tensor:
+        """The codes of the leaves, one after the other."""
+        check_vector(self, v, "v", self.d)
+        return torch.cat([self.scales[k] * x.forward(v[self.space.slice(k)]) for k, x in self.blocks.items()])
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Each leaf from its own piece of the code."""
+        return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.blocks])
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """One leaf from its own piece of the code."""
+        check_vector(self, y, "y", self.m)
+        return self.blocks[name].adjoint(self.scales[name] * y[self.code_space.slice(name)])
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """Codes of rows; columns may cover leaves in part."""
+        hi = check_block(self, x, lo)
+        code = code_room(x, self.m)
+        for leaf, left, right in self.space.overlaps(lo, hi):
+            part = self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
+            code[:, self.code_space.slice(leaf.name)] = self.scales[leaf.name] * part
+        return code
+
+    def leaf(self, name: str, rows: R) -> R | None:
+        """The code of one leaf, in its own code space."""
+        block = self.blocks[name]
+        piece = block.leaf(block.space.leaves[0].name, rows)
+        return None if piece is None else piece.scaled(self.scales[name])
+
+    def join(self, pieces: Mapping[str, R | None]) -> R:
+        """The codes of the leaves side by side."""
+        return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves})
+
+    def gain(self, ord: float) -> float:
+        """The largest of the blocks': leaves do not mix."""
+        whole = round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
+        return as_applied(whole, 1, 1)  # the scale of a block is one more factor
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        kind = type(next(iter(self.blocks.values()))).__name__
+        return f"a {kind} for each of {len(self.blocks)} leaves, {self.m} numbers for {self.d} parameters"
+
+
+@dataclass(frozen=True, eq=False)
+class Progressive(Encoder):
+    """A schedule over training: `(until, encoder)` is used while `epoch < until`, the last one for ever after.
+
+    >>> from isthmus.sketches import CountSketch, Identity
+    >>> schedule = Progressive([(2, CountSketch(10)), (10, Identity())])
+    >>> [type(schedule.at(epoch)).__name__ for epoch in (0, 2, 99)]
+    ['CountSketch', 'Identity', 'Identity']
+    """
+
+    schedule: Sequence[tuple[float, Encoder]]
+
+    def __post_init__(self) -> None:
+        validate.check(len(self.schedule) > 0, "schedule", self.schedule, "give at least one pair (until, encoder)")
+        ends = [until for until, _ in self.schedule]
+        increasing = all(a < b for a, b in zip(ends, ends[1:], strict=False))
+        validate.check(increasing, "schedule", ends, "give parts whose ends increase")
+
+    @property
+    def clips_before(self) -> bool:
+        """What every part of the schedule asks for."""
+        places = {encoder.clips_before for _, encoder in self.schedule}
+        validate.check(
+            len(places) == 1,
+            "sketch",
+            self,
+            "let every part of the schedule clip after its map, or every part before it",
+        )
+        return places.pop()
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether every part does."""
+        return all(encoder.keeps_layers for _, encoder in self.schedule)
+
+    @property
+    def public(self) -> bool:
+        """Whether any part is."""
+        return any(encoder.public for _, encoder in self.schedule)
+
+    def at(self, epoch: int) -> Encoder:
+        """The encoder of an epoch."""
+        return self.schedule[self._index(epoch)][1]
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """Bind the encoder of the context's epoch; the state of an earlier one is dropped."""
+        index = self._index(context.epoch)
+        memory = cast(State, state["inner"]) if state and state["index"] == index else None
+        sketch, inner = self.schedule[index][1].bind(context, memory)
+        return sketch, {"index": index, "inner": inner}
+
+    def token(self, context: Context) -> Hashable:
+        """That of the epoch's encoder: a map that serves many rounds is kept here too."""
+        index = self._index(context.epoch)
+        inner = self.schedule[index][1].token(context)
+        return None if inner is None else (index, inner)
+
+    def _index(self, epoch: int) -> int:
+        ends = (until for until, _ in self.schedule)
+        return next((i for i, until in enumerate(ends) if epoch < until), len(self.schedule) - 1)

@@ -1,0 +1,573 @@
+"""Sparse sketches with s signed non-zeros a column, found by hashing: count-sketch and sparse JL share this map.
+
+Count-sketch: one signed non-zero a column, with balanced buckets so that it is exactly tight.
+
+The sparse Johnson-Lindenstrauss transform of Kane and Nelson (2014), block construction.
+
+Tensor sketch: a count-sketch of matrices whose codes of outer products come from a fast Fourier transform.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.base import randomness, validate
+from isthmus.base.matrix import Stored, dtype_of, is_sparse
+from isthmus.base.space import Space
+from isthmus.sketches import base, bijections
+from isthmus.sketches.base import (
+    Context,
+    Random,
+    Size,
+    Sketch,
+    State,
+    check_block,
+    check_vector,
+    resolve,
+    round_up,
+    spread,
+)
+from isthmus.sketches.bijections import SHORT, Buckets, Permutation, bucket_rows, check_dimension, next_prime
+from isthmus.sketches.dense import EIGEN_LIMIT, largest_singular
+from isthmus.sketches.kronecker import matrix_shape
+
+KEEP = 1 << 23
+"""Up to this many non-zeros a map keeps its hashes for its round."""
+
+BLOCK = 1 << 20
+"""Entries of dense rows that are signed and scattered at once."""
+
+
+class HashedMap(Sketch):
+    """Phi with `s` non-zeros +-scale[h_r(j)] in column j, r < s."""
+
+    def __init__(self, space: Space, m: int, s: int, scale: Tensor):
+        self.space, self.d, self.m, self.s = space, space.d, m, s
+        self.scale = scale
+        self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    @abstractmethod
+    def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Rows h_r(j) in [0, m) (int64) and signs +-1 of columns lo..hi-1, both s x (hi - lo)."""
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Phi v by one signed scatter-add of v."""
+        check_vector(self, v, "v", self.d)
+        code, signed = v.new_zeros(self.m), v.new_empty(0)
+        for lo, hi, bucket, sign in self.tables(0, self.d, v):
+            signed = signed if signed.shape == sign.shape else torch.empty_like(sign)
+            torch.mul(sign, v[lo:hi], out=signed)
+            code.scatter_add_(0, bucket.reshape(-1), signed.view(-1))
+        return code * self.scales(code)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Phi' y by one signed gather from y."""
+        return self._adjoint(y, 0, self.d)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The gather of one leaf's columns."""
+        where = self.space.slice(name)
+        return self._adjoint(y, where.start, where.stop)
+
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
+        check_vector(self, y, "y", self.m)
+        scaled, out = self.recent("scaled", y, lambda: y * self.scales(y)), y.new_empty(stop - start)
+        for lo, hi, bucket, sign in self.tables(start, stop, y):
+            part = out[lo - start : hi - start]
+            if self.s == 1:
+                torch.index_select(scaled, 0, bucket[0], out=part).mul_(sign[0])
+            else:
+                torch.sum(scaled[bucket].mul_(sign), 0, out=part)
+        return out
+
+    def scales(self, like: Tensor) -> Tensor:
+        """The scale of each row, in the dtype and on the device of `like`."""
+        return self.once("scale", lambda: self.scale, like.device, like.dtype)
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """Codes of rows: CSR through a sparse product, dense by scatter-add in blocks that stay in cache."""
+        hi = check_block(self, x, lo)
+        if is_sparse(x):
+            return self._sparse_rows(x, lo, hi)
+        code = x.new_zeros(x.shape[0], self.m)
+        for left, right, bucket, sign in self.tables(lo, hi, x):
+            step = max(1, BLOCK // (right - left))
+            for start in range(0, x.shape[0], step):
+                part = x[start : start + step, left - lo : right - lo]
+                for r in range(self.s):
+                    code[start : start + step].scatter_add_(1, bucket[r].expand(part.shape), part * sign[r])
+        return code * self.scales(code)
+
+    def tables(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """(left, right, rows, signs in the dtype of `like`) over ranges of columns; valid until the next is asked."""
+        if self._keeps:
+            bucket, sign = self._whole(like)
+            yield lo, hi, bucket[:, lo:hi], sign[:, lo:hi]
+        else:
+            yield from self._stream(lo, hi, like)
+
+    def _stream(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        for left, right in self._ranges(lo, hi):
+            bucket, sign = self.hashes(left, right, like.device)
+            yield left, right, bucket, sign.to(like.dtype)
+
+    def transposed(self, lo: int, hi: int, dtype: torch.dtype = torch.float64) -> sp.csr_array:
+        """Phi[:, lo:hi]' as a SciPy CSR matrix with s non-zeros a row."""
+        bucket, sign = self.hashes(lo, hi, torch.device("cpu"))
+        values = (sign * self.scale.to(dtype)[bucket]).T.reshape(-1).numpy()
+        starts = np.arange(0, self.s * (hi - lo) + 1, self.s)
+        return sp.csr_array((values, bucket.T.reshape(-1).numpy(), starts), shape=(hi - lo, self.m))
+
+    def row_counts(self) -> Tensor:
+        """How many non-zeros each row has (int64, m)."""
+        counts = torch.zeros(self.m, dtype=torch.int64)
+        for lo, hi in self._ranges(0, self.d):
+            counts += torch.bincount(self.hashes(lo, hi, counts.device)[0].view(-1), minlength=self.m)
+        return counts
+
+    @cached_property
+    def _whole_csr(self) -> dict[torch.dtype, sp.csr_array]:
+        return {}
+
+    def _sparse_rows(self, x: Stored, lo: int, hi: int) -> Tensor:
+        dtype = dtype_of(x)
+        if self._keeps:
+            if dtype not in self._whole_csr:
+                self._whole_csr[dtype] = self.transposed(0, self.d, dtype)
+            whole = self._whole_csr[dtype]
+            return torch.from_numpy((x @ (whole if hi - lo == self.d else whole[lo:hi])).toarray())
+        code = torch.zeros(x.shape[0], self.m, dtype=dtype)
+        step = max(1, base.CHUNK_BYTES // (32 * self.s))
+        for left in range(lo, hi, step):
+            right = min(left + step, hi)
+            code += torch.from_numpy((x[:, left - lo : right - lo] @ self.transposed(left, right, dtype)).toarray())
+        return code
+
+    @property
+    def _keeps(self) -> bool:
+        return self.s * self.d <= KEEP
+
+    def _ranges(self, lo: int, hi: int) -> list[tuple[int, int]]:
+        step = max(1, bijections.RANGE // self.s)
+        return [(left, min(left + step, hi)) for left in range(lo, hi, step)]
+
+    def _whole(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        where = like.device, like.dtype
+        if where not in self._kept:
+            bucket, sign = self.hashes(0, self.d, like.device)
+            self._kept[where] = bucket, sign.to(like.dtype)
+        return self._kept[where]
+
+
+Table = NDArray[np.uint16]
+
+AHEAD = 8
+"""Turns whose tables are made together in a loop: one call for several short rows costs little more than for one."""
+
+
+@dataclass(frozen=True)
+class CountSketch(Random):
+    """(Phi v)_b = scale_b sum_{h(j) = b} sigma_j v_j, with random signs sigma and a bucket h(j) for each j.
+
+    `scaling="tight"`: h(j) = pi(j) mod m with a keyed bijection pi of [0, d), so the bucket sizes n_b are floor
+    or ceil of d/m, and scale_b^2 = (d/m) / n_b.  Then Phi Phi' = (d/m) I exactly, for every m <= d, and
+    E||Phi v||^2 = ||v||^2 with variance 2 (||v||_2^4 - ||v||_4^4) (d/m - 1) / (d - 1) when m divides d.
+
+    `scaling="jl"`: the classical one, independent uniform h(j) and scale 1: also an isometry on average (variance
+    2 (||v||_2^4 - ||v||_4^4) / m), but some buckets are empty and it is not tight.
+
+    >>> sketch = CountSketch(3).draw(10, seed=0)
+    >>> phi = sketch.dense()
+    >>> bool(torch.allclose(phi @ phi.T, 10 / 3 * torch.eye(3, dtype=phi.dtype)))
+    True
+    """
+
+    m: Size
+    scaling: str = "tight"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.one_of(("tight", "jl"), scaling=self.scaling)
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        m = resolve(self.m, space.d, t)
+        return BalancedMap(space, m, key) if self.scaling == "tight" else SparseMap(space, m, 1, key)
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """Draw the map of the context's round; tables of short maps are made for the next rounds, too."""
+        seed, t = context.seed, context.t
+        key = self._key(seed, t)
+        sketch = self.build(context.space, key, t - t % self.refresh)
+        if isinstance(sketch, BalancedMap) and sketch._made_of[0] == key and not callable(self.m):
+            sketch._ahead = partial(_table_of, self, seed, t // self.refresh, sketch.d, sketch.m)
+        return sketch, None
+
+
+def signed_tables(keys: Sequence[int], d: int, m: int) -> Table:
+    """A row for each key of a tight map: h(j) plus m where the sign is -1; for a prime p(d) < `SHORT`."""
+    table = bucket_rows([Buckets(key, d, m) for key in keys])
+    table += randomness.bit_rows([_sign_key(key) for key in keys], table.shape[1] // 32) * np.uint16(m)
+    return table[:, :d]
+
+
+def _sign_key(key: int) -> int:
+    return randomness.key(key, "signs")
+
+
+def _table_of(encoder: CountSketch, seed: int, turn: int, d: int, m: int) -> Table:
+    """The table of a turn, one of `AHEAD` that were made together."""
+    row: Table = _tables_of(encoder, seed, turn // AHEAD, d, m)[turn % AHEAD]
+    return row
+
+
+@lru_cache(maxsize=4)
+def _tables_of(encoder: CountSketch, seed: int, block: int, d: int, m: int) -> Table:
+    first = block * AHEAD * encoder.refresh
+    keys = [encoder._key(seed, first + k * encoder.refresh) for k in range(AHEAD)]
+    return signed_tables(keys, d, m)
+
+
+@lru_cache(maxsize=4)
+def _row_scales(d: int, m: int) -> Tensor:
+    """sqrt((d/m) / n_b): the same for every round, as bucket sizes do not depend on the key."""
+    with torch.inference_mode(False):  # it outlives whatever mode it is first asked for in
+        return torch.sqrt(d / m / Buckets.sizes(d, m).double())
+
+
+@lru_cache(maxsize=8)
+def _signed_scales(d: int, m: int, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        scales = _row_scales(d, m).to(dtype)
+        return torch.stack([scales, -scales])
+
+
+class BalancedMap(HashedMap):
+    """A drawn tight count-sketch."""
+
+    tight = True
+
+    def __init__(self, space: Space, m: int, key: int):
+        check_dimension(space.d)
+        self._sign_key, self._made_of = _sign_key(key), (key, space.d, m)
+        super().__init__(space, m, 1, _row_scales(space.d, m))
+        self.coverage = m / space.d
+        self._ahead: Callable[[], Table] | None = None
+        self._signed: dict[torch.device, Tensor] = {}
+
+    @cached_property
+    def _buckets(self) -> Buckets:
+        return Buckets(*self._made_of)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Phi v; a short map adds the entries of sign -1 into buckets of their own and subtracts those."""
+        if not self._keeps:
+            return super().forward(v)
+        check_vector(self, v, "v", self.d)
+        both = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets(v.device), v)
+        code = both[: self.m] - both[self.m :]
+        return code if self._even else code.mul_(self.scales(code))
+
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
+        """Phi' y in columns start..stop-1; a short map reads from y and -y."""
+        if not self._keeps:
+            return super()._adjoint(y, start, stop)
+        check_vector(self, y, "y", self.m)
+        signed = self.recent("signed", y, lambda: (y * self._both_scales(y)).view(-1))
+        places = self._signed_buckets(y.device)
+        return signed.index_select(0, places if stop - start == self.d else places[start:stop])
+
+    def _both_scales(self, like: Tensor) -> Tensor:
+        """The scales of the rows, and those of columns of sign -1: 2 x m."""
+        return self.once("both", lambda: _signed_scales(self.d, self.m, like.dtype), like.device, like.dtype)
+
+    @property
+    def _even(self) -> bool:
+        """Whether all buckets are equally long: every scale is 1 then."""
+        return self.d % self.m == 0
+
+    def _signed_buckets(self, device: torch.device) -> Tensor:
+        """h(j), plus m where the sign is -1; kept for the round."""
+        if device not in self._signed and device.type == "cpu" and next_prime(self.d) < SHORT:
+            key, d, m = self._made_of
+            table = signed_tables([key], d, m)[0] if self._ahead is None else self._ahead()
+            self._signed[device] = torch.from_numpy(table.astype(np.int64))
+        elif device not in self._signed:
+            bucket, sign = (table[0] for table in self.hashes(0, self.d, device))
+            self._signed[device] = torch.where(sign < 0, bucket + self.m, bucket)
+        return self._signed[device]
+
+    def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Balanced buckets and signs, 1 x (hi - lo)."""
+        bucket = self._buckets.range(lo, hi, device)
+        return bucket.unsqueeze(0), randomness.sign_range(self._sign_key, lo, hi, device).unsqueeze(0)
+
+    def _stream(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """The same hashes in buffers that are used again."""
+        ranges = self._ranges(lo, hi)
+        width = ranges[0][1] - lo
+        buckets = torch.empty(1, width, dtype=torch.int64, device=like.device)
+        scratch = self._buckets.scratch(width, like.device)
+        bits = torch.empty(width // 32 + 2, 32, dtype=torch.int32, device=like.device)
+        signs = torch.empty(1, width, dtype=like.dtype, device=like.device)
+        for left, right in ranges:
+            bucket, sign = buckets[:, : right - left], signs[:, : right - left]
+            self._buckets.fill(bucket[0], left, scratch)
+            sign.copy_(randomness.sign_range(self._sign_key, left, right, like.device, bits))
+            yield left, right, bucket, sign
+
+    def _matrix_gain(self, ord: float) -> float:
+        """A column holds one scale_b; row b has l1 norm n_b scale_b = sqrt(n_b d/m)."""
+        counts = self._buckets.counts()
+        return float(self.scale.max()) if ord == 1 else math.sqrt(float(counts.max()) * self.d / self.m)
+
+
+@dataclass(frozen=True)
+class SparseJL(Random):
+    """s non-zeros +-1/sqrt(s) a column: one in each of s blocks of rows, at an independent uniform place.
+
+    When s does not divide m the blocks have B_r = floor or ceil of m/s rows.  E||Phi v||^2 = ||v||^2 with variance
+    (2 / s^2) sum_r (1 / B_r) (||v||_2^4 - ||v||_4^4), which is 2/m (...) when s divides m.  It is not tight: clip
+    after it and lift with the adjoint or project-and-lift.
+
+    `s=None`: ceil(sqrt(m log d)), the Kane-Nelson sparsity s = beta m at the distortion beta = sqrt(log d / m)
+    that m rows give d directions.  `s="theorem"`: ceil(log(d) / beta^2), the rule s = Omega(polylog / beta^2) of
+    Theorem A.4 with constant and power 1.  Both are capped at m.
+
+    >>> sketch = SparseJL(6, s=2).draw(10)
+    >>> (sketch.dense() != 0).sum(0).unique().tolist()
+    [2]
+    >>> SparseJL(200, s="theorem", beta=0.5).sparsity(200, 10_000)
+    37
+    """
+
+    m: Size
+    s: int | str | None = None
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.s, str):
+            validate.one_of(("theorem",), s=self.s)
+        elif self.s is not None:
+            validate.positive_int(s=self.s)
+        validate.positive(beta=self.beta)
+
+    def sparsity(self, m: int, d: int) -> int:
+        """The number of non-zeros a column for m rows and d columns."""
+        if isinstance(self.s, int):
+            validate.at_most(m, "the number of rows m", s=self.s)
+            return self.s
+        log_d = math.log(max(d, 2))
+        density = math.sqrt(m * log_d) if self.s is None else log_d / self.beta**2
+        return min(m, math.ceil(density))
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        m = resolve(self.m, space.d, t)
+        return SparseMap(space, m, self.sparsity(m, space.d), key)
+
+
+class SparseMap(HashedMap):
+    """A drawn sparse JL map; s = 1 is the classical count-sketch."""
+
+    def __init__(self, space: Space, m: int, s: int, key: int):
+        super().__init__(space, m, s, torch.full((m,), 1 / math.sqrt(s), dtype=torch.float64))
+        self.coverage = m / space.d
+        self._bucket_key, self._sign_key = randomness.key(key, "buckets"), randomness.key(key, "signs")
+        self._starts = torch.arange(s + 1) * m // s
+
+    def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """h_r(j) = the first row of block r + floor(u B_r / 2^32) for a 32-bit hash u of (r, j)."""
+        index = torch.arange(self.s, device=device)[:, None] * self.d + torch.arange(lo, hi, device=device)
+        starts = self._starts.to(device)[:, None]
+        word = randomness.mix(self._bucket_key, index).to(torch.int64) & 0xFFFFFFFF
+        return starts[:-1] + (word * (starts[1:] - starts[:-1]) >> 32), randomness.signs(self._sign_key, index)
+
+    @cached_property
+    def norm(self) -> float:
+        """s = 1: sqrt of the largest row count, exactly.  Else the certified largest singular value, or for many
+        rows sqrt(||Phi||_1 ||Phi||_inf) = sqrt(largest row count)."""
+        coarse = round_up(math.sqrt(int(self.row_counts().max())))
+        if self.s == 1 or self.m > EIGEN_LIMIT:
+            return coarse
+        gram = torch.zeros(self.m, self.m, dtype=torch.float64)
+        step = max(1, base.CHUNK_BYTES // (32 * self.s))
+        for lo in range(0, self.d, step):
+            part = self.transposed(lo, min(lo + step, self.d))
+            gram += torch.from_numpy((part.T @ part).toarray())
+        return min(coarse, largest_singular(gram, self.d))
+
+    def _matrix_gain(self, ord: float) -> float:
+        return math.sqrt(self.s) if ord == 1 else int(self.row_counts().max()) / math.sqrt(self.s)
+
+
+Shapes = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class TensorSketch(Random):
+    """A count-sketch whose bucket of entry (i, j) is h_out(i) + h_in(j) mod m, its sign s_out(i) s_in(j).
+
+    The code of an outer product is then a circular convolution of two short count-sketches (Pagh 2013):
+
+        Phi vec(sum_t b_t a_t') = scale * irfft( sum_t rfft(S_out b_t) rfft(S_in a_t) ),
+
+    in O(T (q + p + m log m)) work; the q x p product is never built.  All leaves share one code space.
+
+    Hashes of a leaf of shape (q, p): h_in(j) = pi(j) and h_out(i) = c + s rho(i) mod m with keyed random permutations
+    pi of [0, p) and rho of [0, q).  The stride s is the largest integer <= p that is prime to m, so that no two entries
+    of a column meet as long as q <= m.  As s <= p, the buckets c + s x + y are a range of s (q - 1) + p numbers without
+    a gap; the next leaf starts where it ends.  No bucket is empty when these ranges have m numbers or more; otherwise
+    (m close to d) s = p, and they have d >= m.
+
+    The number n_b of entries in bucket b depends on the shapes only; with scale_b^2 = (d/m) / n_b the rows are
+    orthogonal and Phi Phi' = (d/m) I exactly.  All entries of a leaf have the same law, so that the coverage of a leaf
+    is the mean of 1/n_b over its entries, known exactly.
+
+    >>> sketch = TensorSketch(5).draw(Space.of({"hidden": (3, 4), "out": (2, 3)}))
+    >>> phi = sketch.dense()
+    >>> bool(torch.allclose(phi @ phi.T, 18 / 5 * torch.eye(5, dtype=phi.dtype)))
+    True
+    >>> a, b = torch.ones(1, 4), torch.tensor([[1.0, 2.0, 3.0]])
+    >>> bool(torch.allclose(sketch.outer(a, b), sketch.rows((b.T @ a).reshape(1, 12)), atol=1e-5))
+    True
+    """
+
+    m: Size
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        return TensorMap(space, resolve(self.m, space.d, t), key)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the shapes of the leaves and m settle: a start c and a stride s for each leaf, and the bucket sizes."""
+
+    starts: tuple[int, ...]
+    strides: tuple[int, ...]
+    counts: Tensor
+    shares: tuple[float, ...]
+
+
+@lru_cache(maxsize=8)
+def _layout(shapes: Shapes, m: int) -> _Layout:
+    strides = [_coprime(p, m) for _, p in shapes]
+    if sum(s * (q - 1) + p for (q, p), s in zip(shapes, strides, strict=True)) < m:
+        strides = [p for _, p in shapes]
+    starts, end = [], 0
+    for (q, p), s in zip(shapes, strides, strict=True):
+        starts.append(end % m)
+        end += s * (q - 1) + p
+    leaves = list(zip(shapes, starts, strides, strict=True))
+    counts = sum((_counts(*shape, m, c, s) for shape, c, s in leaves), torch.zeros(m, dtype=torch.int64))
+    shares = [float((_counts(*shape, m, c, s) / counts.double()).sum()) / math.prod(shape) for shape, c, s in leaves]
+    if int(counts.min()) == int(counts.max()):
+        shares = [1 / int(counts[0])] * len(shapes)
+    return _Layout(tuple(starts), tuple(strides), counts, tuple(shares))
+
+
+def _coprime(p: int, m: int) -> int:
+    """The largest integer in [1, p] that is prime to m."""
+    return next(s for s in range(p, 0, -1) if math.gcd(s, m) == 1)
+
+
+def _counts(q: int, p: int, m: int, start: int, stride: int) -> Tensor:
+    """How often each bucket occurs among (start + stride x + y) mod m, x < q, y < p: q windows on a circle.
+
+    >>> _counts(2, 3, 4, 1, 3).tolist()
+    [1, 2, 2, 1]
+    """
+    first = (start + stride * torch.arange(q)) % m
+    last = first + p % m
+    edges = torch.bincount(first, minlength=m) - torch.bincount(last % m, minlength=m)
+    return edges.cumsum(0) + (last >= m).sum() + q * (p // m)
+
+
+class TensorMap(HashedMap):
+    """A drawn tensor sketch."""
+
+    tight = True
+
+    def __init__(self, space: Space, m: int, key: int):
+        shapes = [matrix_shape(leaf) for leaf in space.leaves]
+        self.layout = _layout(tuple(shapes), m)
+        super().__init__(space, m, 1, torch.sqrt(space.d / m / self.layout.counts.double()))
+        self._shapes = {leaf.start: shape for leaf, shape in zip(space.leaves, shapes, strict=True)}
+        self._sides: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        for leaf, (q, p), c, s in zip(space.leaves, shapes, self.layout.starts, self.layout.strides, strict=True):
+            for side, size, start, stride in ((0, q, c, s), (1, p, 0, 1)):
+                own = randomness.key(key, leaf.name, side)
+                image = Permutation(randomness.key(own, "buckets"), size)(torch.arange(size))
+                signs = randomness.sign_range(randomness.key(own, "signs"), 0, size)
+                self._sides[leaf.start, side] = (start + stride * image) % m, signs
+
+    @cached_property
+    def coverage(self) -> float | Tensor:  # type: ignore[override]
+        """E[Phi^+ Phi]: the mean of 1/n_b over the entries of each leaf."""
+        return spread(self.space, self.layout.shares)
+
+    def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Buckets and signs of columns lo..hi-1, from those of the two sides."""
+        buckets, signs = [], []
+        for leaf, left, right in self.space.overlaps(lo, hi):
+            index = torch.arange(left - leaf.start, right - leaf.start, device=device)
+            p = self._shapes[leaf.start][1]
+            places = index // p, index % p
+            first, second = ([x[at] for x in self._side(leaf.start, i, device)] for i, at in enumerate(places))
+            buckets.append((first[0] + second[0]) % self.m)
+            signs.append(first[1] * second[1])
+        return torch.cat(buckets).unsqueeze(0), torch.cat(signs).unsqueeze(0)
+
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+        """Codes of the rows vec(sum_t b_t a_t') of a whole leaf, a few rows at a time: one inverse transform a row."""
+        if self._shapes.get(lo) != (b.shape[-1], a.shape[-1]):
+            return super().outer(a, b, lo)
+        positions = 1 if b.ndim == 2 else b.shape[1]
+        step = max(1, base.CHUNK_BYTES // (4 * b.element_size() * positions * self.m))
+        codes = [b.new_zeros(0, self.m)]
+        for start in range(0, b.shape[0], step):
+            left = torch.fft.rfft(self._sketched(b[start : start + step], lo, 0, b.dtype))
+            product = left.mul_(torch.fft.rfft(self._sketched(a[start : start + step], lo, 1, b.dtype)))
+            codes.append(torch.fft.irfft(product if b.ndim == 2 else product.sum(1), n=self.m))
+        return torch.cat(codes) * self.scales(b)
+
+    def _sketched(self, x: Stored, start: int, side: int, dtype: torch.dtype) -> Tensor:
+        """S x for the last axis of one side of a leaf: signed sums in m buckets."""
+        if is_sparse(x):
+            places, signs = (table.numpy() for table in self._side(start, side, torch.device("cpu")))
+            size = len(places)
+            table = sp.csr_array((signs.astype(x.dtype), places, np.arange(size + 1)), (size, self.m))
+            return torch.from_numpy((x @ table).toarray()).to(dtype)
+        bucket, sign = self._side(start, side, x.device, dtype)
+        signed = x.to(dtype) * sign
+        return signed.new_zeros(*x.shape[:-1], self.m).scatter_add_(-1, bucket.expand(x.shape), signed)
+
+    def _side(
+        self, start: int, side: int, device: torch.device, dtype: torch.dtype = torch.int8
+    ) -> tuple[Tensor, Tensor]:
+        """Buckets and signs of one side of the leaf that starts there."""
+        bucket, sign = self._sides[start, side]
+        buckets = self.once((start, side, "buckets"), lambda: bucket, device)
+        return buckets, self.once((start, side, "signs"), lambda: sign, device, dtype)
+
+    def _matrix_gain(self, ord: float) -> float:
+        """A column holds one scale_b; row b has l1 norm n_b scale_b = sqrt(n_b d/m)."""
+        if ord == 1:
+            return float(self.scale.max())
+        return math.sqrt(int(self.layout.counts.max()) * self.d / self.m)
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"a tensor sketch of {len(self._shapes)} leaves: {self.m} numbers for {self.d} parameters"

@@ -1,0 +1,296 @@
+"""Kronecker sketches: a small projection on each side of every weight matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.matrix import Stored, code_room, columns, is_sparse, matmul
+from isthmus.base.space import Leaf, Space
+from isthmus.sketches.base import (
+    Context,
+    R,
+    Random,
+    Sketch,
+    State,
+    check_block,
+    check_vector,
+    round_up,
+    spread,
+)
+from isthmus.sketches.forms import OuterForm
+from isthmus.sketches.identity import stack
+from isthmus.sketches.orthonormal import frames
+
+ALIGN = 32
+"""Columns of a factor in memory are a multiple of this."""
+Ranks = Mapping[str, tuple[int, int]]
+"""Per-leaf ranks {leaf name: (rank_out, rank_in)}."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker(Random):
+    """Phi = sqrt(d/m) blockdiag(P_out (x) P_in): G -> P_out G P_in' for each leaf G of shape (q, p).
+
+    P_out (rank_out x q) and P_in (rank_in x p) have orthonormal random rows (uniformly distributed, or spanned by sign
+    vectors on long sides, or I where they span the whole side); ranks are capped at the leaf's sizes, and `ranks` sets
+    those of single leaves.  A gradient sum_t b_t a_t' has the code sum_t (P_out b_t)(P_in a_t)': codes stay factored
+    where they are long.  Phi Phi' = (d/m) I; a coordinate is covered with rank_out rank_in / (q p) of its own leaf.
+
+    >>> sketch = Kronecker(2, 1).draw(Space.of({"hidden": (3, 5), "out": (2, 4)}))
+    >>> sketch.m, sketch.code_space.shape("hidden")
+    (4, (1, 2))
+    """
+
+    keeps_layers = True
+
+    rank_in: int
+    rank_out: int
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranks(self.rank_in, self.rank_out, self.ranks)
+
+    def build(self, space: Space, key: int, t: int, device: torch.device | None = None) -> Sketch:
+        """The map of a key; its factors of one shape are drawn together, on the device where they are used."""
+        places: dict[tuple[int, int, int], list[str]] = {}
+        for leaf in space.leaves:
+            (q, p), (r_out, r_in) = matrix_shape(leaf), leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
+            places.setdefault((r_out, q, 0), []).append(leaf.name)
+            places.setdefault((r_in, p, 1), []).append(leaf.name)
+        narrow = {place: names for place, names in places.items() if place[0] < place[1]}
+        drawn = frames([(rank, size, len(names)) for (rank, size, _), names in narrow.items()], key, device)
+        sides = [Side(names, side, whole) for ((_, _, side), names), whole in zip(narrow.items(), drawn, strict=True)]
+        dtype = torch.float64 if device is None else torch.float32
+        for (rank, size, side), names in places.items():
+            if rank == size:  # the whole side: any basis is as good as I, and I need not be drawn
+                eye = torch.eye(size, dtype=dtype, device=device)
+                sides.append(Side(names, side, eye.expand(len(names), -1, -1)))
+        return RandomKroneckerMap(space, sides)
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """Draw the map of the context's round, where its parameters are."""
+        t, device = context.t, getattr(context, "device", None)  # contexts of one's own may say nothing of it
+        return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, device), None
+
+
+class KroneckerMap(Sketch):
+    """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
+
+    tight = True
+    direct = True
+
+    def __init__(self, space: Space, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float = 1.0):
+        self.space, self.d, self.factors, self.scale = space, space.d, dict(factors), scale
+        self.code_space = Space.of({name: (len(left), len(right)) for name, (left, right) in factors.items()})
+        self.m = self.code_space.d
+        eps = max(torch.finfo(f.dtype).eps for pair in self.factors.values() for f in pair)
+        self.norm = round_up(scale) * (1 + 64 * eps)
+        self._singles: dict[str, KroneckerMap] = {}
+        self._sides: dict[tuple[torch.device, torch.dtype], dict[str, tuple[Tensor, Tensor]]] = {}
+
+    def forward(self, v: Tensor) -> Tensor:
+        """P_out V P_in' for each leaf V."""
+        check_vector(self, v, "v", self.d)
+        return self.rows(v.unsqueeze(0)).squeeze(0)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """P_out' Y P_in for the code Y of each leaf."""
+        return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.factors])
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """P_out' Y P_in for the code Y of one leaf."""
+        return self.adjoint_columns(name, y, 0, self.factors[name][1].shape[1]).reshape(-1)
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """P_out' Y P_in[:, lo:hi]: the weight of a layer comes as a matrix of its own, without its bias."""
+        check_vector(self, y, "y", self.m)
+        return self._left(name, y) @ self.sides(name, y)[1][:, lo:hi]
+
+    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
+        """out += (alpha / norm^2) P_out' Y P_in[:, lo:hi] in one product: the leaf itself is never formed."""
+        check_vector(self, y, "y", self.m)
+        if out.dtype != y.dtype:
+            return super().add_pinv_columns(out, name, y, lo, hi, alpha)
+        out.addmm_(self._left(name, y), self.sides(name, y)[1][:, lo:hi], alpha=alpha / self.norm**2)
+
+    def _left(self, name: str, y: Tensor) -> Tensor:
+        """P_out' Y of a leaf, for the weight and the bias."""
+        return self.recent(f"left {name}", y, lambda: self.sides(name, y)[0].T @ self.code_space.view(y, name))
+
+    def sides(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """scale P_out and P_in of a leaf, in the dtype and on the device of `like`."""
+        where = like.device, like.dtype
+        if where not in self._sides:
+            self._sides[where] = self.moved(*where)
+        return self._sides[where][name]
+
+    def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+        """All factors, scale P_out and P_in, in a dtype and on a device."""
+        return {
+            name: ((self.scale * left).to(device, dtype), aligned(right, device, dtype))
+            for name, (left, right) in self.factors.items()
+        }
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """Codes of rows; a leaf that the block covers in part is completed with zeros."""
+        hi = check_block(self, x, lo)
+        if len(self.factors) == 1 and hi - lo == self.d and isinstance(x, Tensor):
+            return self._leaf_rows(self.space.leaves[0], x, x)
+        code = code_room(x, self.m)
+        for leaf, left, right in self.space.overlaps(lo, hi):
+            part = _padded(columns(x, left - lo, right - lo), left - leaf.start, leaf.size)
+            code[:, self.code_space.slice(leaf.name)] = self._leaf_rows(leaf, part, code)
+        return code
+
+    def _leaf_rows(self, leaf: Leaf, part: Stored, like: Tensor) -> Tensor:
+        (q, p), (left, right) = matrix_shape(leaf), self.sides(leaf.name, like)
+        inner = matmul(part.reshape((part.shape[0] * q, p)), right.T).view(-1, q, len(right))
+        return (left @ inner).reshape(len(inner), len(left) * len(right))
+
+    def leaf(self, name: str, rows: R) -> R | None:
+        """The code of one leaf: again an outer product where the rows are one."""
+        form = rows.outer_form()
+        if form is None:
+            return rows.through(self._single(name), 0)
+        left, right = self.sides(name, form.b)
+        outputs, inputs = form.b @ left.T, _inputs(form, right)
+        positions, size = (1 if outputs.ndim == 2 else outputs.shape[1]), len(left) * len(right)
+        if outputs.ndim == 2 or positions * (len(left) + len(right)) < size:
+            return rows.with_factors(inputs, outputs)
+        wide = torch.promote_types(outputs.dtype, torch.float32)  # the code is what this product gives
+        return rows.of(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
+
+    def sides_of_leaf(self) -> tuple[Tensor, Tensor, float] | None:
+        """The two factors of the only leaf."""
+        pairs = list(self.factors.values())
+        return (*pairs[0], self.scale) if len(pairs) == 1 else None
+
+    def _single(self, name: str) -> KroneckerMap:
+        """The block of one leaf as a map of its own."""
+        if name not in self._singles:
+            space = Space.of({name: self.space[name].shape})
+            self._singles[name] = KroneckerMap(space, {name: self.factors[name]}, self.scale)
+        return self._singles[name]
+
+    def join(self, pieces: Mapping[str, R | None]) -> R:
+        """The codes of the leaves side by side."""
+        return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves if leaf.name in pieces})
+
+    def _matrix_gain(self, ord: float) -> float:
+        """Induced norms of Kronecker products multiply; leaves do not mix."""
+        dim = 0 if ord == 1 else 1
+        sides = ([f.double().abs().sum(dim).max() for f in pair] for pair in self.factors.values())
+        return self.scale * max(float(left * right) for left, right in sides)
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        widest = max(self.code_space.leaves, key=lambda leaf: leaf.size).shape
+        size = f"{self.m} numbers for {self.d} parameters"
+        return f"Kronecker codes of {len(self.factors)} leaves, at most {widest[0]} x {widest[1]} each: {size}"
+
+
+class Side(NamedTuple):
+    """Factors of one shape, of the named leaves, as one tensor (count, rank, size); side 0 is P_out, 1 is P_in."""
+
+    names: list[str]
+    side: int
+    whole: Tensor
+
+
+class RandomKroneckerMap(KroneckerMap):
+    """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
+
+    def __init__(self, space: Space, drawn: Sequence[Side]) -> None:
+        self._drawn = drawn
+        pairs = _pairs(space, drawn)
+        m = sum(len(left) * len(right) for left, right in pairs.values())
+        super().__init__(space, pairs, math.sqrt(space.d / m))
+
+    def memory(self) -> Sequence[Tensor]:
+        """The factors."""
+        return [side.whole for side in self._drawn]
+
+    def placed(self, memory: Sequence[Tensor]) -> RandomKroneckerMap:
+        """The map of the same factors elsewhere."""
+        drawn = zip(self._drawn, memory, strict=True)
+        return RandomKroneckerMap(self.space, [side._replace(whole=whole) for side, whole in drawn])
+
+    def bare(self) -> RandomKroneckerMap:
+        """The same map with nothing remembered."""
+        bare_copy = super().bare()
+        bare_copy._sides, bare_copy._singles = {}, {}
+        return bare_copy
+
+    def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+        """All factors of one shape at once."""
+        sides = (side._replace(whole=side.whole if side.side else self.scale * side.whole) for side in self._drawn)
+        return _pairs(self.space, [side._replace(whole=aligned(side.whole, device, dtype)) for side in sides])
+
+    @cached_property
+    def coverage(self) -> float | Tensor:  # type: ignore[override]
+        """rank_out rank_in / (q p) for the coordinates of each leaf."""
+        codes = zip(self.code_space.leaves, self.space.leaves, strict=True)
+        return spread(self.space, [code.size / leaf.size for code, leaf in codes])
+
+
+def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:
+    """(P_out, P_in) of every leaf."""
+    pairs = {
+        (name, side.side): part for side in drawn for name, part in zip(side.names, side.whole.unbind(), strict=True)
+    }
+    return {leaf.name: (pairs[leaf.name, 0], pairs[leaf.name, 1]) for leaf in space.leaves}
+
+
+def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A factor whose rows begin at multiples of `ALIGN` numbers: a bias makes odd widths."""
+    size = factor.shape[-1]
+    return torch.nn.functional.pad(factor.to(device, dtype), (0, -size % ALIGN))[..., :size]
+
+
+def _inputs(form: OuterForm, right: Tensor) -> Tensor:
+    """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
+    last = right[:, -1] if form.ones else None
+    right = right[:, :-1] if form.ones else right
+    if not is_sparse(form.a):
+        return torch.nn.functional.linear(form.a.to(right.dtype), right, last)
+    a = matmul(form.a, right.T)
+    return a if last is None else a + last
+
+
+def matrix_shape(leaf: Leaf) -> tuple[int, int]:
+    """A leaf as a q x p matrix; a vector is one row."""
+    q = leaf.shape[0] if len(leaf.shape) > 1 else 1
+    return q, leaf.size // q
+
+
+def leaf_ranks(leaf: Leaf, rank_in: int, rank_out: int, ranks: Ranks | None) -> tuple[int, int]:
+    """(rank_out, rank_in) of a leaf, capped at its sizes."""
+    (q, p), (r_out, r_in) = matrix_shape(leaf), (ranks or {}).get(leaf.name, (rank_out, rank_in))
+    return min(q, r_out), min(p, r_in)
+
+
+def check_ranks(rank_in: int, rank_out: int, ranks: Ranks | None) -> None:
+    """All ranks are integers >= 1."""
+    validate.positive_int(rank_in=rank_in, rank_out=rank_out)
+    for name, (r_out, r_in) in (ranks or {}).items():
+        validate.positive_int(**{f"ranks[{name!r}][0]": r_out, f"ranks[{name!r}][1]": r_in})
+
+
+def _padded(part: Stored, before: int, size: int) -> Stored:
+    if part.shape[1] == size:
+        return part
+    if is_sparse(part):
+        wide = part.copy()
+        wide.resize(part.shape[0], size)
+        wide.indices = wide.indices + before
+        return wide
+    return torch.nn.functional.pad(part, (before, size - before - part.shape[1]))

@@ -1,0 +1,502 @@
+"""Subspaces learned from public gradients: one for the whole vector, or one for each side of every layer.
+
+The top directions of public gradients, from their Gram matrices: float64, on the device of the rows.
+
+Rows held as outer products are read in blocks of columns, so that no n x d matrix is ever built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor
+
+from isthmus.base import randomness, validate
+from isthmus.base.matrix import Stored, as_dtype, exact_products, is_sparse, rmatmul, to_dense
+from isthmus.base.space import Leaf, Space
+from isthmus.sketches import base
+from isthmus.sketches.base import CodeRows, Context, Encoder, Sketch, State, Tree, read
+from isthmus.sketches.forms import OuterForm
+from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
+from isthmus.sketches.orthonormal import orthonormal
+from isthmus.sketches.subspace import Factors, OuterFactors, TableFactors, map_of
+from isthmus.sketches.subspace import SubspaceMap as SubspaceMap
+
+
+@dataclass(frozen=True, eq=False)
+class PublicSubspace(Encoder):
+    """Phi = V_k': the top-k eigenvectors of the second moment sum_i g_i g_i' of per-example public gradients.
+
+    V_k comes from the n x n Gram matrix of the public gradients at the current point, anew every `refresh` rounds;
+    `method="lanczos"` finds its top k eigenvectors only, which pays from some hundred public examples on.  Before
+    `start_epoch` the map is the identity.  Tight with norm 1 and coverage 1.  If fewer than k directions
+    carry energy, k shrinks to their number (see `learned`).  Large linear layers and embeddings keep the factors of
+    the public rows in place of their part of V_k: memory about that of the public activations.
+
+    `data` (and `loss`) go to the context, which turns public data into rows; without `data` it uses the public data it
+    was given itself.  `clip` says whether private gradients are clipped after the projection or before it.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from isthmus.base.space import Space
+    >>> from isthmus.gradients import Dense
+    >>> public = Dense(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    >>> context = SimpleNamespace(space=Space.flat(3), t=0, epoch=0, seed=0, w=torch.zeros(3), rows=lambda data: data)
+    >>> sketch, state = PublicSubspace(1, data=public).bind(context, None)
+    >>> sketch.dense().abs().round().tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+
+    k: int
+    data: object = None
+    loss: object = None
+    refresh: int = 10
+    start_epoch: int = 0
+    clip: str = "after"
+    method: str = "gram"
+
+    public = True
+
+    @property
+    def clips_before(self) -> bool:
+        """As `clip` says."""
+        return self.clip == "before"
+
+    def __post_init__(self) -> None:
+        validate.positive_int(k=self.k, refresh=self.refresh)
+        validate.non_negative_int(start_epoch=self.start_epoch)
+        validate.one_of(("after", "before"), clip=self.clip)
+        validate.one_of(METHODS, method=self.method)
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """The map of the round and its basis, kept until the next refresh."""
+        validate.at_most(context.space.d, "the dimension d", k=self.k)
+        if context.epoch < self.start_epoch:
+            return IdentityMap(context.space), None
+        if state is None or context.t - read(state, "t", int) >= self.refresh:
+            rows = _public_rows(context, self.data, self.loss)
+            state = {**learned(context.space, rows, self.k, context.w.dtype, self.method), "t": context.t}
+        return map_of(context.space, state), state
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerSubspace(Encoder):
+    """Phi = blockdiag(P_out (x) P_in) with the top public eigenvectors on each side of every layer.
+
+    For the public gradients G_i of a leaf, the rows of P_in are the top eigenvectors of sum_i G_i' G_i and those of
+    P_out the top ones of sum_i G_i G_i'.  When fewer directions than the rank carry energy, seeded random ones
+    complete them, so that full ranks are always a rotation of the whole space.  Tight, norm 1, coverage 1;
+    learned anew every `refresh` rounds.  Without `data` the context uses the public data it was given itself.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from isthmus.base.space import Space
+    >>> from isthmus.gradients import Dense
+    >>> public, space = Dense(torch.tensor([[0.0, 3.0, 0.0, 0.0]])), Space.of({"w": (2, 2)})
+    >>> context = SimpleNamespace(space=space, t=0, epoch=0, seed=0, w=torch.zeros(4), rows=lambda data: data)
+    >>> KroneckerSubspace(1, 1, data=public).bind(context, None)[0].dense().abs().round().tolist()
+    [[0.0, 1.0, 0.0, 0.0]]
+    """
+
+    rank_in: int
+    rank_out: int
+    data: object = None
+    loss: object = None
+    refresh: int = 20
+    ranks: Ranks | None = None
+
+    keeps_layers = public = True
+
+    def __post_init__(self) -> None:
+        check_ranks(self.rank_in, self.rank_out, self.ranks)
+        validate.positive_int(refresh=self.refresh)
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """The map of the round and its factors, kept until the next refresh."""
+        if state is None or context.t - read(state, "t", int) >= self.refresh:
+            rows = _public_rows(context, self.data, self.loss)
+            pieces = leaf_pieces(context.space, rows)
+            factors = {leaf.name: self._factors(context, leaf, pieces[leaf.name]) for leaf in context.space.leaves}
+            state = {"factors": factors, "t": context.t}
+        return KroneckerMap(context.space, read(state, "factors", dict)), state
+
+    def _factors(self, context: Context, leaf: Leaf, rows: CodeRows | Tensor) -> tuple[Tensor, Tensor]:
+        ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
+        key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
+        sides = side_directions(rows, matrix_shape(leaf), ranks)
+        left, right = (
+            completed(top, rank, randomness.key(key, i)).T.contiguous().to(context.w)
+            for i, (top, rank) in enumerate(zip(sides, ranks, strict=True))
+        )
+        return left, right
+
+
+def _public_rows(context: Context, data: object, loss: object) -> CodeRows:
+    rows = context.rows(data if loss is None else (data, loss))
+    validate.check(rows.n > 0, "data", rows.n, "give at least one public example")
+    return rows
+
+
+NEGLIGIBLE = 1e-12
+"""Directions with less than this share of the largest eigenvalue carry no energy."""
+
+FACTORED_FROM = 1 << 15
+"""Leaves from this size on may be held as factors."""
+
+WORTH = 2
+"""They are where this times the numbers in the factors is no more than those in the leaf's part of the basis."""
+
+TOLERANCE = {torch.float64: 1e-10}
+"""How far V'V may be from I where V is held as factors; 1e-6 for other dtypes than these."""
+
+METHODS = ("gram", "lanczos")
+"""All eigenvectors of the Gram matrix, or its top ones by Lanczos."""
+
+BUILT = 4096
+"""Up to so many public rows Lanczos works on their Gram matrix, which one product builds; beyond, on the rows."""
+
+
+def learned(
+    space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
+) -> dict[str, Tree]:
+    """The top directions V = G'U of public rows as tensors and numbers, with a certified bound `norm` of ||V||_2.
+
+    Either `basis` (d x k), or `weights` U (n x k) and `leaves`: the factors of the public rows of a leaf where they are
+    outer products with one term or places of a table, else its rows of V.  One Gram matrix gives U for all leaves.
+
+    With factors an error of a few eps in K is one of eps ||D u||^2 in V'V, D = diag(||g_i||), and no later step can
+    mend it: a direction with 8 eps ||D u||^2 above `TOLERANCE` is left out as one that carries no energy.
+
+    method  "gram" decomposes K; "lanczos" finds its top k eigenvectors from products K c.  Of more than `BUILT` rows
+            without factors these are G (G'c), and K is not built either
+
+    >>> from isthmus.gradients import Dense
+    >>> learned(Space.flat(2), Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2)["basis"].abs().round().tolist()
+    [[0.0], [1.0]]
+    """
+    pieces = _named(space, rows)
+    factors = {name: factor for name, piece in pieces.items() if (factor := _worth_holding(piece, k)) is not None}
+    if not factors:
+        basis, moment, error = _directions(rows, k, dtype, method)
+        return {"basis": basis, "norm": _certified(moment, error, dtype)}
+    exact = {name: _factor_gram(pieces[name], own) for name, own in factors.items()}
+    inside = sum((gram for gram, _ in exact.values()), torch.zeros(()))
+    whole = sum((_gram(piece) for name, piece in pieces.items() if name not in factors), inside)
+    weights = _weights(
+        _Gram(whole.diagonal(), whole.matmul, whole), k, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52), method
+    )
+    leaves: dict[str, Mapping[str, Tree]] = {}
+    moment, error = weights.T @ inside @ weights, 0.0
+    for name, piece in pieces.items():
+        if name in factors:
+            leaves[name] = factors[name].tensors()
+            error += _product_error(factors[name].sizes(), weights, exact[name][1])
+        else:
+            basis = _filled([piece], weights, dtype)
+            leaves[name] = {"basis": basis}
+            more, off = _moment(basis)
+            moment, error = moment + more, error + off
+    return {"weights": weights, "leaves": leaves, "norm": _certified(moment, error, dtype)}
+
+
+def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram") -> Tensor:
+    """d x min(k, rank) orthonormal: the top eigenvectors of sum_i g_i g_i', through the n x n Gram matrix.
+
+    With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
+    pass over the columns of G.  The products are float64, chunk by chunk; `dtype` is that of the result.
+
+    >>> from isthmus.gradients import Dense
+    >>> top_directions(Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2).abs().round()
+    tensor([[0.],
+            [1.]], dtype=torch.float64)
+    """
+    return _directions(rows, k, dtype, method)[0]
+
+
+def side_directions(rows: CodeRows | Tensor, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
+    form = None if isinstance(rows, Tensor) else rows.outer_form()
+    if form is not None and form.single:
+        a, b = _factors(form)
+        squares = torch.as_tensor(a.multiply(a).sum(1)) if is_sparse(a) else a.square().sum(1)
+        a_norm, b_norm = squares.view(-1, 1).sqrt(), b.norm(dim=1, keepdim=True)
+        weighted = a.multiply(b_norm.numpy()).tocsr() if is_sparse(a) else a * b_norm
+        return top_right(b * a_norm, ranks[0]), top_right(weighted, ranks[1])
+    if form is not None and len(form.b) * form.b.shape[1] >= max(shape):  # G = B'A: B'(AA')B and A'(BB')A
+        a, b = _factors(form)
+        assert isinstance(a, Tensor)  # CSR factors have one term
+        moments = (side.flatten(0, 1).T @ (other @ other.mT @ side).flatten(0, 1) for side, other in ((b, a), (a, b)))
+        left, right = (_top(moment, rank)[1] for moment, rank in zip(moments, ranks, strict=True))
+        return left, right
+    return _side_top(rows, shape, 0, ranks[0]), _side_top(rows, shape, 1, ranks[1])
+
+
+def completed(columns: Tensor, rank: int, key: int) -> Tensor:
+    """`rank` orthonormal columns that start with the given ones; keyed random directions fill up."""
+    missing = rank - columns.shape[1]
+    if missing <= 0:
+        return columns
+    extra = torch.from_numpy(randomness.generator(key).standard_normal((len(columns), missing))).to(columns)
+    for _ in range(2):
+        extra = orthonormal(extra - columns @ (columns.T @ extra))
+    return torch.cat([columns, extra], 1)
+
+
+def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows | Tensor]:
+    """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
+    leaves = rows.leaves()
+    if len(leaves) > 1 or rows.d != space.d:
+        return dict(leaves)
+    if len(space.leaves) == 1:
+        return {space.leaves[0].name: rows}
+    whole = rows.dense()
+    return {leaf.name: whole[:, space.slice(leaf.name)] for leaf in space.leaves}
+
+
+def top_right(x: Stored, rank: int) -> Tensor:
+    """The top right singular vectors of x as columns (at most `rank`), from its smaller Gram matrix."""
+    if x.shape[0] >= x.shape[1]:
+        return _top(to_dense(x.T @ x) if is_sparse(x) else x.T @ x, rank)[1]
+    values, top = _top(_square(x), rank)
+    lifted = torch.from_numpy(x.T @ top.numpy()) if is_sparse(x) else x.T @ top
+    return orthonormal(lifted / values.sqrt())
+
+
+def _square(x: Stored) -> Tensor:
+    """x x', dense."""
+    return to_dense(x @ x.T) if is_sparse(x) else x @ x.T
+
+
+def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues that carry energy, descending, and their eigenvectors."""
+    values, vectors = torch.linalg.eigh(moment)
+    keep = _energetic(values)[-rank:].flip(0)
+    return values[keep], vectors[:, keep]
+
+
+def _side_top(rows: CodeRows | Tensor, shape: tuple[int, int], side: int, rank: int) -> Tensor:
+    """The top directions of one side of dense gradients, read a chunk of rows at a time.
+
+    The unfolding has n q (or n p) rows of the side's length: its second moment is summed up when that is the smaller
+    matrix, else the unfolding itself is kept.
+    """
+    n = len(rows) if isinstance(rows, Tensor) else rows.n
+    step = max(1, base.CHUNK_BYTES // (8 * math.prod(shape)))
+    spans = [(lo, min(lo + step, n)) for lo in range(0, n, step)]
+    chunks = (rows[lo:hi] if isinstance(rows, Tensor) else rows.part(lo, hi).dense() for lo, hi in spans)
+    parts = (_unfold(chunk.double().reshape(-1, *shape), side) for chunk in chunks)
+    if n * shape[1 - side] < shape[side]:
+        return top_right(torch.cat(list(parts)), rank)
+    return _top(sum((part.T @ part for part in parts), torch.zeros(())), rank)[1]
+
+
+def _unfold(cube: Tensor, side: int) -> Tensor:
+    """n x q x p as rows of length q (side 0) or p (side 1)."""
+    return (cube.transpose(1, 2) if side == 0 else cube).reshape(-1, cube.shape[1 + side])
+
+
+def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
+    """The basis, orthonormal to rounding, and its `_moment`; in place, so that d x k numbers are kept once."""
+    pieces = [piece for _, piece in rows.leaves()]
+    basis = _filled(pieces, _weights(_gram_of(pieces, k, method), k, method=method), dtype)
+    moment, error = _moment(basis)
+    close = max(4 * torch.finfo(dtype).eps, 64 * 2.0**-52)
+    for _ in range(2):
+        if float((moment - torch.eye(len(moment)).to(moment)).abs().max()) <= close:
+            break
+        for span in _row_spans(basis):
+            basis[span] = _whitened(basis[span].double(), moment).to(dtype)
+        moment, error = _moment(basis)
+    return basis, moment, error
+
+
+class _Gram(NamedTuple):
+    """K = G G': its diagonal, its products, and itself where it was built."""
+
+    diagonal: Tensor
+    times: Callable[[Tensor], Tensor]
+    whole: Tensor | None = None
+
+
+def _gram_of(pieces: Sequence[CodeRows], k: int, method: str) -> _Gram:
+    """The Gram matrix of leaves side by side, built or, for Lanczos, as products with their columns."""
+    n = pieces[0].n
+    if method == "gram" or k >= n - 1 or n <= BUILT:
+        whole = sum((_gram(piece) for piece in pieces), torch.zeros(()))
+        return _Gram(whole.diagonal(), whole.matmul, whole)
+    squares = sum((part.square().sum(1) for piece in pieces for part in _blocks(piece)), torch.zeros(()))
+    return _Gram(squares, lambda c: sum((part @ (part.T @ c) for x in pieces for part in _blocks(x)), torch.zeros(())))
+
+
+def _weights(gram: _Gram, k: int, most: float = math.inf, method: str = "gram") -> Tensor:
+    """U (n x k) with U' K U = I on the top eigenvectors, float64; only those with sum_i K_ii u_i^2 <= most."""
+    values, vectors = _eigen(gram, k, method)
+    keep = _energetic(values)[-k:].flip(0)
+    weights = vectors[:, keep] / values[keep].sqrt()
+    weights = weights[:, gram.diagonal @ weights.square() <= most]
+    return _whitened(weights, weights.T @ gram.times(weights))
+
+
+def _eigen(gram: _Gram, k: int, method: str) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors: all of them, or the top k by implicitly restarted Lanczos."""
+    n, device = len(gram.diagonal), gram.diagonal.device
+    if method == "gram" or k >= n - 1:
+        assert gram.whole is not None
+        pair: tuple[Tensor, Tensor] = torch.linalg.eigh(gram.whole)
+        return pair
+
+    def times(c: np.ndarray) -> np.ndarray:
+        return gram.times(torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
+
+    operator = LinearOperator((n, n), matvec=times, matmat=times, dtype=np.float64)
+    start = randomness.generator(randomness.key(0, n, "lanczos")).standard_normal(n)
+    if not bool(gram.diagonal.any()):  # Lanczos has nothing to start from: no direction has any energy
+        return torch.zeros(k).double().to(device), torch.eye(n, k).double().to(device)
+    values, vectors = eigsh(operator, k=k, which="LA", v0=start)
+    order = np.argsort(values)
+    return torch.from_numpy(values[order]).to(device), torch.from_numpy(vectors[:, order]).to(device)
+
+
+def _whitened(x: Tensor, moment: Tensor) -> Tensor:
+    """x R^-1 for the Cholesky factor R'R = moment."""
+    solved: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(moment).T, x, upper=True, left=False)
+    return solved
+
+
+def _filled(pieces: Sequence[CodeRows], weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """G' weights of leaves one under the other, straight in a dtype."""
+    basis, start = torch.empty(sum(x.d for x in pieces), weights.shape[1], dtype=dtype, device=weights.device), 0
+    for piece in pieces:
+        for part in _combined(piece, weights):
+            basis[start : start + len(part)] = part
+            start += len(part)
+    return basis
+
+
+def _row_spans(basis: Tensor) -> list[slice]:
+    """Rows of a basis whose float64 copy stays near `CHUNK_BYTES`."""
+    step = max(1, base.CHUNK_BYTES // (16 * basis.shape[1]))
+    return [slice(lo, lo + step) for lo in range(0, len(basis), step)]
+
+
+def _moment(basis: Tensor) -> tuple[Tensor, float]:
+    """V'V in float64, and a bound of its error in the spectral norm: d roundings of sum_ij V_ij^2 at most."""
+    parts = (basis[span].double() for span in _row_spans(basis))
+    moment = sum((part.T @ part for part in parts), torch.zeros(()))
+    return moment, (len(basis) + 8) * 2.0**-52 * float(moment.trace())
+
+
+def _certified(moment: Tensor, error: float, dtype: torch.dtype) -> float:
+    """An upper bound of ||V||_2 from V'V, known up to an error; codes may be rounded to a dtype, twice."""
+    off = torch.linalg.matrix_norm(moment - torch.eye(len(moment)).to(moment))
+    bound = math.sqrt(1 + float(off) * (1 + 2.0**-40) + error) * (1 + 2 * torch.finfo(dtype).eps)
+    return base.round_up(bound, 64 + len(moment))
+
+
+def _product_error(sizes: Tensor, weights: Tensor, roundings: int) -> float:
+    """A bound of |x'(U'KU)x - computed| for unit x, when K_ij is off by `roundings` of sizes_i sizes_j.
+
+    It is gamma (sum_i sizes_i |(Ux)_i|)^2 <= gamma n ||D U||_2^2; the two products with U add 2n roundings of the same.
+    """
+    n = len(sizes)
+    return (roundings + 2 * n + 8) * 2.0**-52 * n * float(torch.linalg.matrix_norm(sizes[:, None] * weights, 2)) ** 2
+
+
+def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
+    """The public rows of every leaf of the space, or nothing where they come as one whole for several."""
+    leaves = rows.leaves()
+    if len(leaves) == 1 and len(space.leaves) == 1:
+        return {space.leaves[0].name: leaves[0][1]}
+    return dict(leaves) if [name for name, _ in leaves] == [leaf.name for leaf in space.leaves] else {}
+
+
+def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
+    """The factors of a leaf, copied, where they are worth it."""
+    if rows.d < FACTORED_FROM:
+        return None
+    factors: Factors | None = None
+    form, table = rows.outer_form(), rows.table_form()
+    if form is not None and form.single:
+        a = form.whole_a()
+        factors = OuterFactors(a if is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
+    elif table is not None:
+        factors = TableFactors(*table)
+    if factors is None or WORTH * factors.numbers > rows.d * k:
+        return None
+    return factors.to(factors.device, factors.dtype, copy=True)
+
+
+def _factor_gram(rows: CodeRows, factors: Factors) -> tuple[Tensor, int]:
+    """<g_i, g_j> in float64 and the roundings of a product of sizes."""
+    if isinstance(factors, OuterFactors):
+        return factors.gram()
+    gram = rows.inner(factors.to(factors.device, torch.float64))
+    return (gram + gram.T) / 2, factors.positions * (factors.width + 2) + 4
+
+
+def _gram(rows: CodeRows) -> Tensor:
+    """<g_i, g_j> in float64; an outer product with one term needs its factors only."""
+    form = rows.outer_form()
+    if form is not None and form.single:
+        a, b = _factors(form)
+        return _square(a) * (b @ b.T)
+    return sum((part @ part.T for part in _blocks(rows)), torch.zeros(()))
+
+
+def _combined(rows: CodeRows, weights: Tensor) -> Iterator[Tensor]:
+    """G' weights (d x k), some rows of it at a time."""
+    form = rows.outer_form()
+    if form is not None and is_sparse(form.a):
+        a, b = _factors(form, weights.dtype)
+        yield from (rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
+    else:
+        yield from (part.T @ weights for part in _blocks(rows, weights.dtype))
+
+
+def _blocks(rows: CodeRows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
+    """The n x d matrix of dense rows, some columns at a time; outer products build those columns only.
+
+    Sums of several products are rounded to the dtype of the rows, in the same way at every call: the Gram matrix and
+    the directions belong to the same numbers.
+    """
+    form = rows.outer_form()
+    if form is None:
+        whole = rows.dense()
+        step = max(1, base.CHUNK_BYTES // (16 * max(1, rows.n)))
+        yield from (whole[:, lo : lo + step].to(dtype) for lo in range(0, rows.d, step))
+        return
+    a, b = _factors(form, dtype if form.single else rows.dtype)
+    step = max(1, base.CHUNK_BYTES // (24 * max(1, rows.n) * a.shape[-1]))
+    equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
+    for lo in range(0, b.shape[-1], step):
+        with exact_products(b.device):
+            part = torch.einsum(equation, b[..., lo : lo + step], to_dense(a))
+        yield part.reshape(rows.n, -1).to(dtype)
+
+
+def _factors(form: OuterForm, dtype: torch.dtype = torch.float64) -> tuple[Stored, Tensor]:
+    """The factors of outer products in a dtype, a column of ones shown; those of a single term as n x p and n x q."""
+    b, a, n = form.b.to(dtype), form.whole_a(), len(form.b)
+    if is_sparse(a):
+        return as_dtype(a, dtype), b.reshape(n, -1)
+    a = a.to(dtype)
+    return (a.reshape(n, -1), b.reshape(n, -1)) if form.single else (a, b)
+
+
+def _energetic(values: Tensor) -> Tensor:
+    """Indices (ascending) of the eigenvalues that are not rounding noise; at least one."""
+    largest = float(values[-1])
+    validate.check(
+        math.isfinite(largest) and largest > 0,
+        "largest eigenvalue",
+        largest,
+        "give public examples whose gradients are finite and not all zero",
+    )
+    return (values > NEGLIGIBLE * largest).nonzero().squeeze(1)

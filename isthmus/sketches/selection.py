@@ -1,0 +1,328 @@
+"""Sketches that pick coordinates: random subsets, random blocks, and the samplings of block coordinate descent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.matrix import Stored, code_room, is_sparse, to_dense
+from isthmus.base.space import Space
+from isthmus.sketches import base
+from isthmus.sketches.base import (
+    R,
+    Random,
+    Size,
+    Sketch,
+    as_applied,
+    check_block,
+    check_vector,
+    resolve,
+    round_up,
+)
+from isthmus.sketches.bijections import Permutation
+from isthmus.sketches.identity import stack
+
+
+class SelectionMap(Sketch):
+    """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I."""
+
+    tight = True
+    selects = True
+
+    def __init__(self, space: Space, index: Tensor, scale: float, coverage: float | Tensor):
+        self.space, self.d, self.m = space, space.d, len(index)
+        self.index, self.scale, self.coverage = index.cpu(), scale, coverage
+        self.norm = scale if scale == 1.0 else round_up(scale, 4)
+
+        self._singles: dict[str, SelectionMap] = {}
+
+    def forward(self, v: Tensor) -> Tensor:
+        """scale * v[index]."""
+        check_vector(self, v, "v", self.d)
+        return v[self._at(v.device)] * self.scale
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """y * scale in its places, zero elsewhere."""
+        check_vector(self, y, "y", self.m)
+        out = y.new_zeros(self.d)
+        out[self._at(y.device)] = y * self.scale
+        return out
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """One leaf, from the part of the code that it owns."""
+        check_vector(self, y, "y", self.m)
+        places = self._owned(name)
+        if places.start == places.stop:
+            return y.new_zeros(self.space[name].size)
+        return self._single(name).adjoint(y[places])
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """The chosen columns of the block."""
+        places, local = self._inside(lo, check_block(self, x, lo))
+        code = code_room(x, self.m)
+        if is_sparse(x):
+            read = to_dense(x[:, local.numpy()])
+        else:
+            read = x[:, self.once((lo, places.stop), lambda: local, code.device)]
+        code[:, places] = read * self.scale
+        return code
+
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+        """sum_t b_t[j // p] a_t[j % p] for the chosen j only: the products are never built."""
+        p = a.shape[-1]
+        places, local = self._inside(lo, lo + p * b.shape[-1])
+        left = self.once((lo, places.stop, p, 0), lambda: local // p, b.device)
+        right = self.once((lo, places.stop, p, 1), lambda: local % p, b.device)
+        code = b.new_zeros(b.shape[0], self.m)
+        step = max(1, base.CHUNK_BYTES // (16 * max(1, len(local)) * (1 if b.ndim == 2 else b.shape[1])))
+        for start in range(0, b.shape[0], step):
+            rows = slice(start, start + step)
+            read = to_dense(a[rows][:, right.cpu().numpy()]) if is_sparse(a) else a[rows][..., right]
+            product = b[rows][..., left] * read.to(b.dtype)
+            code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
+        return code
+
+    def leaf(self, name: str, rows: R) -> R | None:
+        """A leaf owns a part of the code: a whole one the scaled rows themselves, one outside the subset None."""
+        places = self._owned(name)
+        if places.start == places.stop:
+            return None
+        if places.stop - places.start == self.space[name].size:
+            return rows if self.scale == 1.0 else rows.scaled(self.scale)
+        return rows.through(self._single(name), 0)
+
+    def join(self, pieces: Mapping[str, R | None]) -> R:
+        """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
+        return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
+
+    def stretch(self, like: Tensor) -> Tensor:
+        """The diagonal of C = I_S P^-1: 1 / p_j on the chosen coordinates, 0 on the others."""
+        at, out = self._at(like.device), like.new_zeros(self.d)
+        out[at] = 1 / (self.coverage.to(like)[at] if isinstance(self.coverage, Tensor) else self.coverage)
+        return out
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"{self.m} of {self.d} coordinates, times {self.scale:.4g}"
+
+    def _at(self, device: torch.device) -> slice | Tensor:
+        """The index, as a slice where it is one: a slice is read without a gather."""
+        if self._range is not None:
+            return self._range
+        return self.once("index", lambda: self.index, device)
+
+    @cached_property
+    def _range(self) -> slice | None:
+        first, last = (int(self.index[i]) for i in (0, -1))
+        return slice(first, last + 1) if last - first + 1 == self.m else None
+
+    def _owned(self, name: str) -> slice:
+        """The places of the code that a leaf feeds."""
+        where = self.space.slice(name)
+        return self._inside(where.start, where.stop)[0]
+
+    def _single(self, name: str) -> SelectionMap:
+        """The part of one leaf, as a map of its own."""
+        if len(self.space.leaves) == 1:
+            return self
+        if name not in self._singles:
+            where = self.space.slice(name)
+            local = self._inside(where.start, where.stop)[1]
+            self._singles[name] = SelectionMap(Space.of({name: self.space.shape(name)}), local, self.scale, 1.0)
+        return self._singles[name]
+
+    def _inside(self, lo: int, hi: int) -> tuple[slice, Tensor]:
+        """Which codes columns lo..hi-1 feed, and from which of them; the search runs on the CPU."""
+        first, last = torch.searchsorted(self.index, torch.tensor([lo, hi])).tolist()
+        return slice(first, last), self.index[first:last] - lo
+
+    def gain(self, ord: float) -> float:
+        """The scale, for every norm."""
+        validate.one_of((1, 2, math.inf), ord=ord)
+        return self.norm if self.scale == 1.0 else as_applied(self.norm, 1, 1)
+
+
+@dataclass(frozen=True)
+class Coordinates(Random):
+    """m random coordinates times sqrt(d/m): Phi Phi' = (d/m) I and E[Phi' Phi] = I.
+
+    >>> sorted(Coordinates(4).draw(4).forward(torch.arange(4.0)).tolist())
+    [0.0, 1.0, 2.0, 3.0]
+    """
+
+    m: Size
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        m = resolve(self.m, space.d, t)
+        return SelectionMap(space, Permutation(key, space.d).first(m), math.sqrt(space.d / m), m / space.d)
+
+
+@dataclass(frozen=True, eq=False)
+class Nice(Random):
+    """x -> x[U] / C_U for a uniformly random tau-subset U: the tau-nice sampling.
+
+    `bounds` are per-coordinate bounds c_j and C_U = sqrt(sum_{j in U} c_j^2), so that a gradient with
+    |g_j| <= c_j has a code of length at most 1; without them C_U = 1.  Coverage is tau / d.
+
+    >>> sketch = Nice(2, bounds=[3.0, 3.0, 3.0]).draw(3)
+    >>> sketch.m, round(sketch.norm * 18**0.5, 9), round(sketch.coverage, 3)
+    (2, 1.0, 0.667)
+    """
+
+    tau: int
+    bounds: object = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive_int(tau=self.tau)
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The subset of a key."""
+        validate.at_most(space.d, "the dimension d", tau=self.tau)
+        chosen = Permutation(key, space.d).first(self.tau)
+        bound = 1.0
+        if self.bounds is not None:
+            bound = float(_positive("bounds", self.bounds, space.d)[chosen].square().sum().sqrt())
+        return SelectionMap(space, chosen, 1 / bound, self.tau / space.d)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks(Random):
+    """x -> x[S] / C_S for one of several subsets S of [0, d), drawn with probability p_S.
+
+    `blocks` is a number of (nearly) equal blocks, or a list of index tensors, slices, leaf names and lists of leaf
+    names that together hold every coordinate; they may overlap.  A block of whole leaves keeps their rows factored.
+    `bounds` are the C_S (default 1), `probs` the p_S (default uniform); both are public.  The map is tight with norm
+    1/C_S, and the coverage of a coordinate is the sum of p_S over its blocks, so that pinv / coverage is unbiased.
+
+    >>> sketch = Blocks([slice(0, 2), slice(2, 6)], bounds=[1.0, 2.0], probs=[0.0001, 0.9999]).draw(6)
+    >>> sketch.m, sketch.norm * 2 > 1 - 1e-9, sketch.coverage.tolist()[0]
+    (4, True, 0.0001)
+    """
+
+    blocks: int | Sequence[object]
+    bounds: object = None
+    probs: object = None
+    _known: dict[Space, _Partition] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.blocks, (int, np.integer)):
+            validate.positive_int(blocks=self.blocks)
+        count = self.count
+        validate.check(count > 0, "blocks", self.blocks, "give at least one block")
+        if self.bounds is not None:
+            _positive("bounds", self.bounds, count)
+        if self.probs is not None:
+            total = float(_positive("probs", self.probs, count).sum())
+            validate.check(abs(total - 1) < 1e-6, "sum(probs)", total, "give probabilities that sum to 1")
+
+    @property
+    def count(self) -> int:
+        """The number of blocks."""
+        return int(self.blocks) if isinstance(self.blocks, (int, np.integer)) else len(self.blocks)
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The block of a key."""
+        if space not in self._known:
+            self._known[space] = _Partition.of(space, self)
+        partition = self._known[space]
+        drawn = partition.pick(key / 2.0**64)
+        bound = 1.0 if self.bounds is None else float(_positive("bounds", self.bounds, self.count)[drawn])
+        return SelectionMap(space, partition.block(drawn), 1 / bound, partition.coverage)
+
+
+@dataclass(frozen=True, eq=False)
+class _Partition:
+    """Blocks resolved in a space; equal blocks are ranges and hold no arrays."""
+
+    d: int
+    count: int
+    blocks: list[Tensor] | None
+    cumulative: Tensor | None
+    coverage: float | Tensor
+
+    @staticmethod
+    def of(space: Space, recipe: Blocks) -> _Partition:
+        count = recipe.count
+        equal = isinstance(recipe.blocks, (int, np.integer))
+        if equal:
+            validate.at_most(space.d, "the dimension d", blocks=count)
+        blocks = None if equal else _resolve(space, recipe.blocks)  # type: ignore[arg-type]
+        apart = blocks is None or sum(map(len, blocks)) == space.d
+        if recipe.probs is None and apart:
+            return _Partition(space.d, count, blocks, None, 1 / count)
+        probs = torch.ones(count).double() if recipe.probs is None else _positive("probs", recipe.probs, count)
+        probs = probs / probs.sum()
+        partition = _Partition(space.d, count, blocks, probs.cumsum(0), 1.0)
+        coverage = torch.zeros(space.d, dtype=torch.float64)
+        for i in range(count):
+            coverage[partition.block(i)] += probs[i]
+        return _Partition(space.d, count, blocks, partition.cumulative, coverage)
+
+    def block(self, i: int) -> Tensor:
+        if self.blocks is not None:
+            return self.blocks[i]
+        return torch.arange(i * self.d // self.count, (i + 1) * self.d // self.count)
+
+    def pick(self, uniform: float) -> int:
+        if self.cumulative is None:
+            return min(int(uniform * self.count), self.count - 1)
+        return min(int(torch.searchsorted(self.cumulative, uniform, right=True)), self.count - 1)
+
+
+def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
+    """Sorted index tensors that cover [0, d)."""
+    resolved = []
+    for block in blocks:
+        names = [block] if isinstance(block, str) else block
+        if isinstance(block, slice):
+            resolved.append(torch.arange(space.d)[block])
+        elif _are_names(names):
+            ranges = [torch.arange(where.start, where.stop) for where in map(space.slice, names)]
+            resolved.append(torch.cat(ranges).sort().values)
+        else:
+            resolved.append(torch.as_tensor(block, dtype=torch.int64).reshape(-1).sort().values)
+        validate.check(len(resolved[-1]) > 0, "blocks", block, "give blocks that are not empty")
+    whole = torch.cat(resolved)
+    validate.check(
+        int(whole.min()) >= 0 and int(whole.max()) < space.d, "blocks", blocks, f"give indices from 0 to {space.d - 1}"
+    )
+    twice = any(len(block.unique()) < len(block) for block in resolved)
+    validate.check(not twice, "blocks", blocks, "name each coordinate at most once in a block")
+    times = torch.bincount(whole, minlength=space.d)
+    validate.check(
+        int(times.min()) >= 1,
+        "blocks",
+        blocks,
+        f"give blocks for all coordinates: {int((times == 0).sum())} are in none",
+    )
+    return resolved
+
+
+def _are_names(block: object) -> TypeGuard[Sequence[str]]:
+    """Whether a block is a list of leaf names; a list that holds names and other things is refused."""
+    if not isinstance(block, (list, tuple)):
+        return False
+    names = [isinstance(entry, str) for entry in block]
+    validate.check(
+        all(names) or not any(names), "blocks", block, "give a block as names of leaves or as indices, not as both"
+    )
+    return any(names)
+
+
+def _positive(name: str, values: object, count: int) -> Tensor:
+    """A float64 vector of `count` positive numbers."""
+    tensor = validate.as_tensor(name, values, ndim=1).to(torch.float64)
+    validate.check(len(tensor) == count, f"len({name})", len(tensor), f"give {count} numbers, one for each block")
+    validate.check(bool((tensor > 0).all()), name, values, "give numbers above 0")
+    return tensor

@@ -1,0 +1,204 @@
+"""A pipeline that claims privacy in any way holds no unnoised look at the data, whichever slot it stands in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from isthmus import LeastSquares, algorithms, minimize
+from isthmus.base.validate import InvalidInput
+from isthmus.core.minimize import Recipe
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.core.stops import FirstOrderStationary, GapBelow
+from isthmus.core.wire import Wire
+from isthmus.parts import FrankWolfe
+from isthmus.privacy import AdaptiveClip, Clip, Exact, FullBatch, Gaussian
+from isthmus.privacy.library import dpa
+from isthmus.sets import L1Ball, L2Ball
+from isthmus.sketches import Encoder, Identity
+from isthmus.sketches.identity import IdentityMap
+
+NOISY = Release("noisy", clip=Clip(1.0), mechanism=Gaussian(10.0))
+RAW = Release("raw")
+PROMISE = Promise(1.0, 1e-5)
+
+
+def pipe(*stages: Stage, **rest: Any) -> Pipeline:
+    return Pipeline(stages, lambda t: 0.1, **{"promise": PROMISE, **rest})
+
+
+def problem() -> LeastSquares:
+    X = torch.eye(4, dtype=torch.float64)
+    return LeastSquares(X, X[:, 0])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("promise", [PROMISE, None])
+def test_a_raw_stage_beside_a_noisy_one(order: tuple[int, int], promise: Promise | None) -> None:
+    stages = [Stage(FullBatch(), [NOISY], "noisy"), Stage(FullBatch(), [RAW], "raw")]
+    with pytest.raises(InvalidInput, match="raw/raw|promise"):
+        pipe(*(stages[i] for i in order), promise=promise)
+
+
+def test_a_raw_release_in_a_noisy_stage_and_a_seldom_one() -> None:
+    with pytest.raises(InvalidInput, match="main/raw"):
+        pipe(Stage(FullBatch(), [NOISY, RAW]))
+    with pytest.raises(InvalidInput, match="anchor/raw"):
+        pipe(Stage(FullBatch(), [RAW], "anchor", every=5), Stage(FullBatch(), [NOISY]))
+
+
+def test_a_promise_needs_noise() -> None:
+    with pytest.raises(InvalidInput, match="nothing adds noise"):
+        pipe(Stage(FullBatch(), [RAW]))
+    with pytest.raises(InvalidInput, match="feedback|nothing adds noise"):
+        pipe(Stage(FullBatch(), [RAW]), wire=Wire(feedback=True))
+
+
+def test_replace_is_checked_and_lists_cannot_be_changed_later() -> None:
+    releases = [NOISY]
+    stages = [Stage(FullBatch(), releases)]
+    pipeline = Pipeline(stages, lambda t: 0.1, promise=PROMISE)
+    releases.append(RAW)
+    stages.append(Stage(FullBatch(), [RAW], "raw"))
+    assert [release.name for stage in pipeline.stages for release in stage.releases] == ["noisy"]
+    with pytest.raises(InvalidInput, match="raw/raw"):
+        replace(pipeline, stages=stages)
+    with pytest.raises(InvalidInput, match="promise"):
+        replace(pipeline, promise=None)
+
+
+@dataclass(frozen=True)
+class Pretends(Exact):
+    """Calls itself private and accounts for itself as it likes."""
+
+    cost: Any = None
+    private: ClassVar[bool] = True
+
+    def event(self, adjacency: Any = None) -> Any:
+        return self.cost
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        dpa.NonPrivateDpEvent(),
+        dpa.NoOpDpEvent(),
+        dpa.GaussianDpEvent(0.0),
+        dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.0), dpa.NonPrivateDpEvent()]),
+        dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1.0), 0),
+    ],
+    ids=["non-private", "nothing", "no noise", "half", "never"],
+)
+def test_a_mechanism_that_only_calls_itself_private(cost: Any) -> None:
+    with pytest.raises(InvalidInput, match="mechanism"):
+        pipe(Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Pretends(cost))]))
+
+
+@dataclass(frozen=True)
+class Silent(FullBatch):
+    """A sampler that says a round costs nothing."""
+
+    def event(self, event: Any) -> Any:
+        return dpa.NoOpDpEvent()
+
+
+def test_a_sampler_that_hides_the_cost() -> None:
+    with pytest.raises(InvalidInput, match="sampler"):
+        pipe(Stage(Silent(), [NOISY]))
+
+
+def test_line_searches_and_certified_stops_look_at_the_data() -> None:
+    noisy, own = Stage(FullBatch(), [NOISY]), problem()
+    with pytest.raises(InvalidInput, match=r"update\.loss"):
+        pipe(noisy, update=FrankWolfe(L1Ball(1.0), "line", loss=own.loss))
+    with pytest.raises(InvalidInput, match=r"stop\.gradient"):
+        pipe(noisy, stop=GapBelow(0.1, L2Ball(1.0), own.gradient))
+    pipe(noisy, stop=FirstOrderStationary(0.1, L2Ball(1.0)))  # reads released values only
+
+
+@pytest.mark.parametrize("look", ["loss", "gradient"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_private_recipe_is_given_no_look(look: str, late: bool) -> None:
+    def build(binding: Any) -> Pipeline:
+        seen = getattr(binding, look)
+        zero = torch.zeros(4, dtype=torch.float64)
+        if late:  # a backtracking line search in the step
+            return Pipeline(
+                [Stage(FullBatch(), [NOISY])], lambda t: float(torch.as_tensor(seen(zero)).sum()), promise=PROMISE
+            )
+        step = float(torch.as_tensor(seen(zero)).sum())
+        return Pipeline([Stage(FullBatch(), [NOISY])], lambda t: step, promise=PROMISE)
+
+    with pytest.raises(InvalidInput, match="recipe"):
+        minimize(problem(), Recipe("mine", build), steps=2)
+
+
+class Fitted(Encoder):
+    """Learns from whatever the objective calls its own."""
+
+    def bind(self, context: Any, state: Any) -> Any:
+        context.rows(None)
+        return IdentityMap(context.space), None
+
+
+class Generous(LeastSquares):
+    """Gives its own rows where no public ones are named."""
+
+    def on(self, data: Any) -> Any:
+        return self
+
+
+def test_an_encoder_cannot_be_bound_to_the_private_rows() -> None:
+    X = torch.eye(4, dtype=torch.float64)
+    with pytest.raises(InvalidInput, match="public examples"):
+        minimize(Generous(X, X[:, 0]), pipe(Stage(FullBatch(), [replace(NOISY, encode=Fitted())])), steps=1)
+
+
+def test_an_adaptive_clip_follows_a_release_of_its_stage() -> None:
+    with pytest.raises(InvalidInput, match=r"clip\.release"):
+        pipe(Stage(FullBatch(), [replace(NOISY, clip=AdaptiveClip(1.0))]))
+
+
+def test_what_is_bought_before_the_loop_needs_a_promise_and_a_cost() -> None:
+    from isthmus.base.space import Space
+    from isthmus.core.sources import Sheet
+    from isthmus.core.spending import Spending
+    from isthmus.gradients import Dense
+
+    with pytest.raises(InvalidInput, match="promise"):
+        Pipeline([Stage(FullBatch(), [RAW])], lambda t: 0.1, before=[object()])
+    spending, sheet = Spending(PROMISE), Sheet(Dense(torch.ones(1, 2)))
+    for mechanism in (Exact(), Pretends(dpa.NoOpDpEvent())):
+        raw = Stage(FullBatch(1.0), [Release("raw", clip=Clip(1.0), mechanism=mechanism)], "raw")
+        with pytest.raises(InvalidInput, match="mechanism"):
+            spending.look(raw, sheet, Space.flat(2))
+    assert spending.ledger.rounds() == {}
+
+
+def test_own_sources_and_public_examples_are_stated() -> None:
+    def source(problem: Any, w: Any, index: Any, held: Any) -> Any:
+        return problem.rows(w, index)
+
+    plain = minimize(problem(), pipe(Stage(FullBatch(), [NOISY])), steps=1).privacy
+    mine = minimize(problem(), pipe(Stage(FullBatch(), [NOISY], source=source)), steps=1).privacy
+    assert not any("source" in assumption for assumption in plain.assumptions)
+    assert any("source of stage 'main'" in assumption for assumption in mine.assumptions)
+    X = torch.eye(4, dtype=torch.float64)
+    recipe = algorithms.pdp_sgd(
+        epsilon=1.0, delta=1e-5, k=2, data=(X, X[:, 0]), clip=1.0, step=0.1, batch_size=2, n="exact"
+    )
+    assert any(
+        "learns from are public" in assumption
+        for assumption in minimize(problem(), recipe, steps=2).privacy.assumptions
+    )
+
+
+def test_pipelines_without_a_claim_stay_free() -> None:
+    pipeline = Pipeline(
+        [Stage(FullBatch(), [RAW]), Stage(FullBatch(), [Release(encode=Identity())], "two")], lambda t: 0.1
+    )
+    assert not pipeline.private
+    assert minimize(problem(), algorithms.comp_fw(line_search="line"), L1Ball(1.0), steps=3).privacy is None

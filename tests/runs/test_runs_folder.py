@@ -1,0 +1,100 @@
+"""A run's folder appears whole, and a damaged one is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from isthmus.base.validate import InvalidInput
+from isthmus.runs import record
+from isthmus.runs.folder import (
+    CHECKPOINT,
+    METRICS,
+    SCHEMA,
+    SECRET,
+    SETTINGS,
+    FolderDamaged,
+    RunFolder,
+    next_folder,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", {"epsilon": 1.0}, schema="[columns]\n", plan={"n": 3})
+
+
+def test_what_was_written_is_found(run: RunFolder) -> None:
+    again = RunFolder.open(run.path)
+    assert again.settings == {"epsilon": 1.0} and json.loads(again.read("plan.json")) == {"n": 3}
+    again.write_sealed(METRICS, {"metrics": [1, 2]})
+    assert again.read_sealed(METRICS)["metrics"] == [1, 2]
+
+
+def test_nothing_but_whole_files_is_left(run: RunFolder) -> None:
+    run.write("a", b"1")
+    run.write("a", b"2")
+    assert run.read("a") == b"2"
+    assert sorted(path.name for path in run.path.iterdir()) == ["a", "plan.json", SCHEMA, SETTINGS]
+    assert sorted(path.name for path in run.path.parent.iterdir()) == ["run"]
+
+
+def test_half_files_of_a_killed_process_go_with_what_an_unfinished_run_needs(run: RunFolder) -> None:
+    for name in (SECRET, f"{SECRET}.0123456789abcdef.part", f"{CHECKPOINT}.0123456789abcdef.part", "other.part"):
+        (run.path / name).write_bytes(b"half")
+    record.tidy(run)
+    assert sorted(path.name for path in run.path.iterdir()) == ["other.part", "plan.json", SCHEMA, SETTINGS]
+
+
+def test_an_existing_folder_is_not_taken(run: RunFolder) -> None:
+    with pytest.raises(InvalidInput, match="give another folder as --out, or continue that run with --resume"):
+        RunFolder.create(run.path, {}, schema="", plan=None)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, -2])
+def test_cut_settings_are_refused(run: RunFolder, cut: int) -> None:
+    path = run.path / SETTINGS
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(FolderDamaged, match=r"settings\.json was cut or altered"):
+        RunFolder.open(run.path)
+
+
+def test_altered_settings_are_refused(run: RunFolder) -> None:
+    path = run.path / SETTINGS
+    path.write_text(path.read_text().replace("1.0", "0.1"))
+    with pytest.raises(FolderDamaged, match=r"settings\.json was cut or altered"):
+        RunFolder.open(run.path)
+
+
+def test_a_changed_schema_is_refused(run: RunFolder) -> None:
+    (run.path / SCHEMA).write_text("[columns]\na = [0, 1]\n")
+    with pytest.raises(FolderDamaged, match="was changed after the run began: put it back, or begin a new run"):
+        RunFolder.open(run.path)
+    (run.path / SCHEMA).unlink()
+    with pytest.raises(FolderDamaged, match=r"schema\.toml cannot be read"):
+        RunFolder.open(run.path)
+
+
+def test_folders_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="Folder not found"):
+        RunFolder.open(tmp_path / "nowhere")
+    with pytest.raises(FolderDamaged, match="is not the folder of a run"):
+        RunFolder.open(tmp_path)
+
+
+def test_one_process_at_a_time(run: RunFolder) -> None:
+    with run.locked():
+        with pytest.raises(InvalidInput, match="Another process is working on the run"):
+            with RunFolder.open(run.path).locked():
+                pass
+    with RunFolder.open(run.path).locked():
+        pass
+
+
+def test_the_next_free_name(tmp_path: Path) -> None:
+    assert next_folder("people", tmp_path).name == "people-1"
+    (tmp_path / "people-1").mkdir()
+    assert next_folder("people", tmp_path).name == "people-2"
+    assert next_folder("../a b", tmp_path).name == "a-b-1"

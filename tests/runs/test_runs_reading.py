@@ -1,0 +1,294 @@
+"""What a newcomer's file once was read as, without a word: each is read right, or refused with what to do."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from isthmus.base.validate import InvalidInput
+from isthmus.cli import main
+from isthmus.runs.config import load
+from isthmus.runs.prepare import PreparedRows, as_option, prepare
+
+QUICK = ["--algorithm", "dp_gd", "--scale", "none", "--step", "4", "--max-iter", "5"]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return result
+
+
+def table(n: int = 120, **columns: Any) -> str:
+    """A csv of columns that are functions of the row's number, with the label y."""
+    with Path("t.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*columns, "y"])
+        writer.writerows([*(make(k) for make in columns.values()), ["no", "yes"][k % 2]] for k in range(n))
+    return "t.csv"
+
+
+def prepared(**options: Any) -> PreparedRows:
+    settings, declared = load(None, {"data": "t.csv", "target": "y", "classes": ["no", "yes"], **options})
+    return prepare(settings, declared, salt="")
+
+
+# ---------------------------------------------------------------- identifiers
+
+
+@pytest.mark.parametrize("name", ["email", "E-Mail", "user_email", "phone", "Phone number", "ssn", "last_name", "iban"])
+def test_a_column_that_names_a_person_is_left_out_by_its_name(name: str) -> None:
+    """No row is looked at for it, so that it is no leak; it is said, with how to keep it."""
+    table(x=lambda k: k % 5, **{name: lambda k: f"u{k % 3}@x.org"})
+    begun = prepared(columns={"x": [0, 5]})
+    assert begun.features == ["x"] and begun.leaks == ()
+    assert any(f"column {name!r} is left out: its name says" in note and "--hash" in note for note in begun.notes)
+    assert prepared(columns={"x": [0, 5], name: "hash"}).d == 18
+
+
+def test_words_that_every_row_has_of_its_own_are_left_out() -> None:
+    table(x=lambda k: k % 5, contact=lambda k: f"u{k}@x.org")
+    begun = prepared()
+    assert begun.features == ["x"] and "'contact'" in begun.leaks[0]
+    assert any("'contact' is left out: nearly every row has a word of its own" in note for note in begun.notes)
+
+
+def test_undeclared_words_say_what_to_declare() -> None:
+    table(gender=lambda k: ["female", "male"][k % 2], x=lambda k: k % 5)
+    begun = prepared()
+    assert begun.d == 18
+    first = next(note for note in begun.notes if "go into fixed buckets" in note)
+    assert "16 for a column even where it has two words" in first and '--categories "gender=a,b,c"' in first
+    assert prepared(columns={"gender": ["female", "male"]}).d == 5
+
+
+def test_ids_are_never_features_and_go_along_with_predictions() -> None:
+    data = table(customer=lambda k: f"c{k:03d}", x=lambda k: k % 5)
+    invoke("train", data, "--target", "y", "--classes", "no,yes", "--bounds", "x=0,5", "--id", "customer", *QUICK)
+    schema = Path("runs/t-1/schema.toml").read_text()
+    assert 'type = "id"' in schema and "c001" not in schema
+    invoke("predict", "runs/t-1", data, "-o", "out.csv")
+    rows = list(csv.reader(Path("out.csv").read_text().splitlines()))
+    assert rows[0] == ["customer", "prediction"] and [row[0] for row in rows[1:4]] == ["c000", "c001", "c002"]
+    invoke("predict", "runs/t-1", data, "-o", "out.csv", "--id", "x", "--id", "y", "--proba")
+    assert Path("out.csv").read_text().splitlines()[1].startswith("0,no,c000,")
+    Path("new.csv").write_text("x\n3\n")  # new rows need no identifier
+    invoke("predict", "runs/t-1", "new.csv", "-o", "out.csv")
+    assert Path("out.csv").read_text().splitlines()[0] == "prediction"
+    output = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "z", code=2).output
+    assert "name a column of the file, which has" in output
+    Path("new.csv").write_text("x,prediction\n3,4\n")
+    output = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "prediction", code=2).output
+    assert "a column of the predictions has that name" in output
+
+
+def test_rows_of_one_id_are_not_protected_together() -> None:
+    """It is said whenever there is an id, whatever the rows hold."""
+    table(customer=lambda k: f"c{k // 7}", x=lambda k: k % 5)
+    notes = prepared(columns={"customer": "id", "x": [0, 5]}).notes
+    assert any("epsilon protects one row; where one 'customer' has several rows" in note for note in notes)
+
+
+def test_a_matrix_has_no_ids() -> None:
+    rng = np.random.default_rng(0)
+    np.savez("m.npz", X=rng.uniform(-1, 1, (60, 2)), y=np.arange(60) % 2)
+    invoke("train", "m.npz", "--classes", "0,1", "--bounds=-1,1", *QUICK)
+    output = invoke("predict", "runs/m-1", "m.npz", "-o", "o.csv", "--id", "a", code=2).output
+    assert "this file has no named columns" in output
+    np.savez("none.npz", X=np.empty((0, 2)))
+    invoke("predict", "runs/m-1", "none.npz", "-o", "o.csv")
+    assert Path("o.csv").read_text().split() == ["prediction"]
+
+
+@pytest.mark.parametrize(("entry", "options"), [("2.5", []), ("2,5", ["--decimal", ","]), ("2.5", ["--decimal", "."])])
+def test_new_rows_may_be_written_otherwise(entry: str, options: list[str]) -> None:
+    data = table(x=lambda k: k % 5, z=lambda k: k % 3)
+    common = ["--classes", "no,yes", "--bounds", "x=0,5", "--bounds", "z=0,5"]
+    invoke("train", data, "--target", "y", *common, *QUICK)
+    Path("a.csv").write_text("x,z\n2.5,1\n")
+    Path("b.csv").write_text(f"x;z\n{entry};1\n")
+    invoke("predict", "runs/t-1", "a.csv", "-o", "a-out.csv", "--proba")
+    invoke("predict", "runs/t-1", "b.csv", "-o", "b-out.csv", "--proba", *options)
+    assert Path("a-out.csv").read_text() == Path("b-out.csv").read_text()
+    if "," in entry:
+        assert "--decimal" in invoke("predict", "runs/t-1", "b.csv", "-o", "c.csv", code=2).output
+
+
+# ---------------------------------------------------------------- files without rows, labels, words
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npz", "parquet"])
+def test_predictions_for_no_rows_are_none(suffix: str) -> None:
+    data = table(x=lambda k: k % 5)
+    invoke("train", data, "--target", "y", "--classes", "no,yes", "--bounds", "x=0,5", *QUICK)
+    Path("none.csv").write_text("x\n")
+    said = json.loads(invoke("predict", "runs/t-1", "none.csv", "-o", f"o.{suffix}", "--proba", "--json").stdout)
+    assert said["rows"] == 0 and said["columns"] == ["prediction", "p(no)", "p(yes)"] and Path(f"o.{suffix}").exists()
+
+
+@pytest.mark.parametrize("option", ["--test", "--public"])
+def test_other_files_without_rows_are_refused(option: str) -> None:
+    data = table(x=lambda k: k % 5)
+    Path("none.csv").write_text("x,y\n")
+    output = invoke("train", data, "--target", "y", "--classes", "no,yes", option, "none.csv", *QUICK, code=2).output
+    assert f"{option[2:]}='none.csv' is not allowed: give a file with rows" in output and not Path("runs").exists()
+
+
+def test_one_label_is_not_too_many() -> None:
+    Path("t.csv").write_text("x,y\n" + "1,no\n" * 50)
+    output = invoke("train", "t.csv", "--target", "y", code=2).output
+    assert "classes='1 label' is not allowed: name all labels" in output and "too many" not in output
+    Path("t.csv").write_text("x,y\n" + "".join(f"1,w{k}\n" for k in range(200)))
+    output = invoke("train", "t.csv", "-y", "y", code=2).output
+    assert "'200 labels' is not allowed: give --task regression, or --classes: there may be at most 100" in output
+
+
+def test_words_with_commas_are_quoted() -> None:
+    table(city=lambda k: ["Rome, Italy", "Paris", 'the "Hague"'][k % 3], **{"a=b": lambda k: k % 2})
+    quoted = 'city="Rome, Italy", Paris, "the ""Hague"""'
+    common = ["train", "t.csv", "--target", "y", "--classes", "no,yes", "--categories", quoted, "--dry-run"]
+    result = invoke(*common, "--bounds", '"a=b"=0,1', "--algorithm", "dp_gd", "--json")
+    data = json.loads(result.stdout)
+    assert 'categories = ["Rome, Italy", "Paris", "the \\"Hague\\""]' in data["schema"] and '"a=b"' in data["schema"]
+    assert "close the quotes" in invoke(*common[:-2], 'city="Rome, Italy', code=2).output
+
+
+def test_labels_with_commas_come_back_as_an_option() -> None:
+    labels = ["Rome, Italy", "it's", "plain"]
+    Path("t.csv").write_text("x,y\n" + "".join(f'{k % 5},"{labels[k % 3]}"\n' for k in range(60)))
+    told = prepared(classes=None).leaks[-1]
+    assert told.endswith(f"give --classes {as_option(sorted(labels))}") and as_option(["a", "b"]) == "a,b"
+    words = ["--classes", '"Rome, Italy",it\'s,plain']
+    result = invoke("train", "t.csv", "-y", "y", *words, "--dry-run", "--algorithm", "dp_gd")
+    assert "classes: Rome, Italy, it's, plain" in result.output
+
+
+def test_declared_words_that_look_missing_are_kept() -> None:
+    """NA is Namibia; None is a level of education: the reader of csv files would have taken both for nothing."""
+    table(country=lambda k: ["NA", "DE", ""][k % 3], n=60)
+    begun = prepared(columns={"country": ["NA", "DE"]})
+    assert begun.x.sum(0).tolist() == [20, 20, 0, 20]
+    Path("t.csv").write_text("x,y\n" + "1,None\n2,some\n3,\n" * 20)
+    assert sorted(set(prepared(classes=["None", "some"], columns={"x": [0, 3]}).y)) == ["None", "some"]
+
+
+def test_a_quoted_header_does_not_hide_the_separator() -> None:
+    Path("t.csv").write_text('"Price, EUR";"Size, m, inside";y\n' + "1.5;2;no\n2.5;3;yes\n" * 30)
+    assert prepared().features == ["Price, EUR", "Size, m, inside"]
+
+
+def test_words_that_never_occur_are_refused() -> None:
+    """Written otherwise than declared, all of them would be "(other)" without a word."""
+    table(sex=lambda k: ["Female", "Male", ""][k % 3], x=lambda k: k % 5)
+    with pytest.raises(InvalidInput, match=r"columns.sex='category' .* no row has one of the words declared"):
+        prepared(columns={"sex": ["female", "male"], "x": [0, 5]})
+    assert prepared(columns={"sex": ["Female"], "x": [0, 5]}).x[:, 1].sum() == 40  # the rest is (other), as asked
+
+
+def test_all_columns_that_cannot_be_guessed_are_named_at_once() -> None:
+    dates = {"a": lambda k: "2020-01-01", "b": lambda k: "01/02/2020"}
+    table(**dates, c=lambda k: f"{k},5", d=lambda k: f"{k},25", x=lambda k: k % 5)
+    with pytest.raises(InvalidInput) as error:
+        prepared()
+    words = str(error.value)
+    assert words.startswith("The columns 'a', 'b', 'c', 'd' are not allowed as they are:\n  columns.a=")
+    assert words.count("not allowed") == 1 and '--drop "a"' in words and "they are not ISO" in words
+    assert words.count("--decimal ,") == 1
+
+
+def test_a_format_and_a_range_of_dates_are_two_options() -> None:
+    data = table(when=lambda k: f"{1 + k % 28:02d}/02/2020", x=lambda k: k % 5)
+    common = ["train", data, "-y", "y", "--classes", "no,yes", "--bounds", "x=0,5", "--algorithm", "dp_gd", "--dry-run"]
+    ranged = ["--bounds", "when=2020-01-01,2020-12-31"]
+    result = invoke(*common, *ranged, "--date-format", "when=%d/%m/%Y")
+    assert "date, 2020-01-01 to 2020-12-31, written as %d/%m/%Y (declared)" in result.stdout and result.stderr == ""
+    assert "another format than ISO" in invoke(*common, *ranged, code=2).output
+    assert "another format than %m/%d/%Y" in invoke(*common, *ranged, "--date-format", "when=%m/%d/%Y", code=2).output
+    assert "give the public range" in invoke(*common, "--date-format", "when=%d/%m/%Y", code=2).output
+    assert "give a format such as" in invoke(*common, *ranged, "--date-format", "when=dmy", code=2).output
+
+
+def test_a_tab_may_be_written_as_one_types_it() -> None:
+    Path("t.csv").write_text("a,b\ty\n" + "1\tno\n2\tyes\n" * 30)
+    assert prepared(separator="\\t").features == prepared(separator="\t").features == ["a,b"]
+
+
+# ---------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "t.csv", "--epsilon", "much"],
+        ["train", "t.csv", "--epsilom", "1"],
+        ["train"],
+        ["train", "t.csv", "--categories", "sex"],
+        ["train", "t.csv", "--task", "ranking"],
+        ["nonsense"],
+        ["predict", "run"],
+        ["plan", "--rows", "few"],
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_wrong_options_are_answered_in_json(arguments: list[str], first: bool) -> None:
+    command, *rest = arguments
+    result = invoke(command, *(["--json", *rest] if first else [*rest, "--json"]), code=2)
+    data = json.loads(result.stdout)
+    assert data["exit_code"] == 2 and data["error"] and "Usage:" in result.stderr
+    assert invoke(*arguments, code=2).stdout == ""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_missing_run_is_answered_in_json(first: bool) -> None:
+    result = invoke("report", *(["--json", "nowhere"] if first else ["nowhere", "--json"]), code=2)
+    data = json.loads(result.stdout)
+    assert data["exit_code"] == 2 and data["error"].startswith("File not found: nowhere")
+    assert invoke("report", "nowhere", code=2).stdout == ""
+
+
+def test_an_accident_is_answered_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise KeyError("inner")
+
+    monkeypatch.setattr("isthmus.planner.plan", broken)
+    arguments = ["plan", "-n", "10", "-d", "5", "--epsilon", "1"]
+    result = CliRunner().invoke(main, [*arguments, "--json"])
+    assert json.loads(result.stdout) == {"error": "KeyError: 'inner'", "exit_code": 1} and result.exit_code == 1
+    assert isinstance(result.exception, KeyError)
+
+
+def test_a_report_of_a_stopped_run_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    data = table(x=lambda k: k % 5)
+    with monkeypatch.context() as patch:
+        patch.setattr("isthmus.runs.record.write", interrupted)
+        invoke("train", data, "--target", "y", "--classes", "no,yes", "--bounds", "x=0,5", *QUICK, code=4)
+    error = json.loads(invoke("report", "runs/t-1", "--json", code=2).stdout)["error"]
+    assert "was stopped before its record was written" in error and "isthmus train --resume runs/t-1" in error
+    invoke("train", "--resume", "runs/t-1")
+    invoke("report", "runs/t-1")
+
+
+def test_a_dry_run_writes_the_schema_where_asked() -> None:
+    data = table(x=lambda k: k % 5)
+    common = ["train", data, "--target", "y", "--classes", "no,yes", "--algorithm", "dp_gd", "--write-schema", "s.toml"]
+    assert "Give --write-schema together with --dry-run" in invoke(*common, code=2).output
+    result = invoke(*common, "--dry-run")
+    assert "nothing was spent, the schema is in s.toml" in result.output and not Path("runs").exists()
+    assert "types of 'x' were read from the private rows" in result.stderr
+    assert 'source = "data"' in Path("s.toml").read_text()
+    again = invoke("train", data, "--schema", "s.toml", "--target", "y", "--dry-run", "--algorithm", "dp_gd")
+    assert "warning" not in again.stderr

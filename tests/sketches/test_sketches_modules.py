@@ -1,0 +1,198 @@
+"""What training a module asks of sketches: leafwise lifts, factored blocks, kept copies, public data of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sketch_cases import CASES, draw
+from test_sketches_layers import SPACE, N, Rounds, normal, rows
+
+from isthmus.base.space import Space
+from isthmus.gradients import Dense, Outer, Stack
+from isthmus.sketches import (
+    Blocks,
+    Coordinates,
+    CountSketch,
+    GaussianSketch,
+    Identity,
+    Kronecker,
+    KroneckerSubspace,
+    Nice,
+    PerLeaf,
+    PublicSubspace,
+    Residual,
+    TensorSketch,
+)
+from isthmus.sketches import base as sketch_base
+
+LAYERED = {
+    "identity": Identity(),
+    "count": CountSketch(7),
+    "gaussian": GaussianSketch(7),
+    "coordinates": Coordinates(7),
+    "nice": Nice(7),
+    "blocks": Blocks(3),
+    "blocks-leaves": Blocks(["out", "hidden"], bounds=[2.0, 3.0]),
+    "blocks-group": Blocks([["hidden", "out"]], bounds=[2.0]),
+    "kronecker": Kronecker(3, 2),
+    "public": PublicSubspace(4, data="public"),
+    "public-kronecker": KroneckerSubspace(3, 2, data="public"),
+    "per-leaf": PerLeaf(CountSketch(0.3)),
+    "per-leaf-kronecker": PerLeaf(Kronecker(2, 2)),
+    "tensor": TensorSketch(7),
+    "per-leaf-tensor": PerLeaf(TensorSketch(0.4)),
+    "residual": Residual(CountSketch(5)),
+    "residual-tensor": Residual(TensorSketch(5)),
+    "residual-public": Residual(PublicSubspace(3, data="public")),
+}
+TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-10}}
+
+
+def bound(name, public=None):
+    return LAYERED[name].bind(Rounds(rows() if public is None else public), None)[0]
+
+
+def with_ones(positions, dtype=torch.float64, n=N):
+    """Layers with a bias: the last input is always 1 and is not stored."""
+    middle = () if positions is None else (positions,)
+    hidden = Outer(normal(n, *middle, 5).to(dtype), normal(n, *middle, 4, seed=1).to(dtype), ones=True)
+    out = Outer(normal(n, *middle, 4, seed=2).to(dtype), normal(n, *middle, 3, seed=3).to(dtype), ones=True)
+    return Stack([("hidden", hidden), ("out", out)])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("name", list(LAYERED))
+def test_lifting_leaf_by_leaf_is_the_whole_lift(name, dtype):
+    sketch = bound(name)
+    for seed in (0, 1):
+        y = normal(sketch.m, seed=seed).to(dtype)
+        leaves = [sketch.adjoint_leaf(leaf.name, y).reshape(-1) for leaf in SPACE.leaves]
+        assert [len(leaf) for leaf in leaves] == [24, 15]
+        torch.testing.assert_close(torch.cat(leaves), (sketch.dense().T @ y.double()).to(dtype), **TOLERANCE[dtype])
+        lifted = torch.cat([sketch.pinv_leaf(leaf.name, y).reshape(-1) for leaf in SPACE.leaves])
+        torch.testing.assert_close(lifted, sketch.pinv(y), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "997" not in name])
+def test_leaves_of_every_family(name):
+    sketch, y = draw(name), normal(draw(name).m)
+    leaves = torch.cat([sketch.adjoint_leaf(leaf.name, y).reshape(-1) for leaf in sketch.space.leaves])
+    torch.testing.assert_close(leaves, sketch.adjoint(y), **TOLERANCE[torch.float64])
+    if not sketch.tight:
+        with pytest.raises(TypeError, match="not tight"):
+            sketch.pinv_leaf(sketch.space.leaves[0].name, y)
+
+
+@pytest.mark.parametrize("name", list(LAYERED))
+def test_a_code_changed_in_place_is_lifted_anew(name):
+    sketch = bound(name)
+    y = normal(sketch.m)
+    sketch.pinv_leaf("hidden", y)
+    y.mul_(2.0)
+    torch.testing.assert_close(sketch.pinv_leaf("hidden", y).reshape(-1), sketch.pinv(y)[:24])
+    with torch.inference_mode():
+        fixed = normal(sketch.m)
+        torch.testing.assert_close(sketch.pinv_leaf("out", fixed).reshape(-1), sketch.pinv(fixed)[24:])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("positions", [None, 1, 3])
+@pytest.mark.parametrize("name", list(LAYERED))
+def test_codes_of_layers_with_a_bias(name, positions, dtype):
+    sketch, given = bound(name), with_ones(positions, dtype)
+    want = (given.dense().double() @ sketch.dense().T).to(dtype)
+    pieces = {leaf: sketch.leaf(leaf, piece) for leaf, piece in given.leaves()}
+    torch.testing.assert_close(sketch.join(pieces).dense(), want, **TOLERANCE[dtype])
+    torch.testing.assert_close(sketch.encode(given).sum(), want.sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("positions", [None, 1, 3])
+@pytest.mark.parametrize("name", list(LAYERED))
+def test_no_rows_give_no_codes(name, positions):
+    codes = bound(name).encode(with_ones(positions, n=0))
+    assert (codes.n, codes.d) == (0, bound(name).m)
+    assert float(codes.sum().abs().sum()) == 0.0
+
+
+def test_blocks_of_whole_leaves_keep_their_rows_factored():
+    space = Space.of({"a": (4, 6), "b": (3, 5), "c": (2, 2)})
+    recipe = Blocks([("c", "a"), "b"], bounds=[2.0, 1.0])
+    by_name = {
+        name: Outer(normal(N, p), normal(N, q, seed=1)) for name, (q, p) in [(x.name, x.shape) for x in space.leaves]
+    }
+    whole = Stack(list(by_name.items()))
+    seen = set()
+    for t in range(12):
+        sketch = recipe.draw(space, t=t)
+        pieces = {name: sketch.leaf(name, piece) for name, piece in by_name.items()}
+        outside = ["b"] if sketch.m == 28 else ["a", "c"]
+        assert [name for name in pieces if pieces[name] is None] == outside
+        assert all(isinstance(piece, Outer) for piece in pieces.values() if piece is not None)
+        want = whole.dense() @ sketch.dense().T
+        torch.testing.assert_close(sketch.join(pieces).dense(), want)
+        shown = {name: piece for name, piece in reversed(pieces.items()) if piece is not None}
+        torch.testing.assert_close(sketch.join(shown).dense(), want)
+        seen.add(sketch.m)
+    assert seen == {28, 15}
+    assert recipe.draw(space, t=0).leaf("b", by_name["b"]) in (None, by_name["b"])
+
+
+def test_blocks_that_cut_a_leaf():
+    sketch = Blocks([range(0, 30), range(30, 39)]).draw(SPACE)
+    pieces = {name: sketch.leaf(name, piece) for name, piece in rows().leaves()}
+    torch.testing.assert_close(sketch.join(pieces).dense(), rows().dense() @ sketch.dense().T)
+
+
+@pytest.mark.parametrize("blocks", [["hidden", ["out", "bias"]], [["hidden", 3], ["out"]]])
+def test_wrong_groups_are_refused(blocks):
+    with pytest.raises((KeyError, ValueError), match="this space has|names of leaves or as indices"):
+        Blocks(blocks).draw(SPACE)
+
+
+@pytest.mark.parametrize("encoder", [PublicSubspace(3), KroneckerSubspace(3, 2)])
+def test_without_data_the_context_is_asked_for_its_own(encoder):
+    context = Rounds(rows())
+    assert encoder.bind(context, None)[0].m == (3 if isinstance(encoder, PublicSubspace) else 12)
+    assert context.asked == [None]
+    replace(encoder, loss="own").bind(context, None)
+    assert context.asked == [None, (None, "own")]
+
+
+@pytest.mark.parametrize("name", list(LAYERED))
+def test_descriptions_are_one_short_sentence(name):
+    text = bound(name).describe()
+    assert str(bound(name).m) in text and "\n" not in text and len(text) < 120
+
+
+def test_the_plain_description_has_size_and_norm():
+    assert draw("count-997-100").describe() == "BalancedMap: 100 numbers for 997 parameters, norm 3.158"
+
+
+@pytest.mark.parametrize("name", ["kronecker", "public", "tensor", "coordinates", "count"])
+def test_copies_are_made_once_for_each_dtype(name):
+    sketch = bound(name)
+
+    def use(dtype):
+        given = with_ones(2, dtype)
+        sketch.join({leaf: sketch.leaf(leaf, piece) for leaf, piece in given.leaves()})
+        sketch.adjoint_leaf("out", sketch.forward(given.sum()))
+        return dict(sketch._once)
+
+    first = use(torch.float32)
+    again = use(torch.float32)
+    assert first.keys() == again.keys() and all(first[key] is again[key] for key in first)
+    torch.testing.assert_close(sketch.forward(normal(39)), sketch.dense() @ normal(39))
+
+
+@pytest.mark.parametrize(("q", "p"), [(3, 8), (8, 3), (1, 6), (6, 1)])
+@pytest.mark.parametrize("positions", [None, 1, 2])
+@pytest.mark.parametrize("chunk", [1 << 10, 1 << 26])
+def test_codes_in_a_public_subspace_for_either_longer_side(q, p, positions, chunk, monkeypatch):
+    monkeypatch.setattr(sketch_base, "CHUNK_BYTES", chunk)
+    space, middle = Space.of({"w": (q, p)}), () if positions is None else (positions,)
+    sketch = PublicSubspace(4).bind(Rounds(Dense(normal(5, q * p, seed=7)), space), None)[0]
+    a, b = normal(N, *middle, p), normal(N, *middle, q, seed=1)
+    torch.testing.assert_close(sketch.outer(a, b), Outer(a, b).dense() @ sketch.dense().T)
+    torch.testing.assert_close(sketch.outer(a[:0], b[:0]), torch.zeros(0, 4, dtype=torch.float64))
