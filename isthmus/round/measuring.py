@@ -128,7 +128,7 @@ def contribute(
         total = message if total is None else total + message
     assert total is not None
     fixed = getattr(stage.sampler, "expected", None) is not None
-    return _send(round, stage, replace(total, divisor=divisor, fixed=fixed), client, memory)
+    return _send(round, stage, replace(total, divisor=divisor, fixed=fixed, records=n), client, memory)
 
 
 def fragment(

@@ -21,6 +21,7 @@ from torch import Tensor
 from isthmus.base import packed, validate
 from isthmus.base.space import Space
 from isthmus.gradients import Rows
+from isthmus.privacy.ledger import Purse
 from isthmus.round.aggregators import Client
 from isthmus.round.measuring import contribute
 from isthmus.round.opened import Kept, Round, bind_stage, clip_slot, no_public, open_round
@@ -134,6 +135,7 @@ class DataSite:
     read      the iterate, where orders do not bring it
     round     the round that was opened here last
     whole     how many records all places have together; None where this is the only one
+    purse     what pays for the stage that is asked, where the ledger is in this process
     """
 
     pipe: Pipeline
@@ -146,6 +148,7 @@ class DataSite:
     read: Callable[[], Tensor] | None = None
     round: Round | None = None
     whole: int | None = None
+    purse: Purse | None = None
 
     def stage(self, order: Order) -> Stage:
         """What an order asks for."""

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -181,7 +182,10 @@ class FlowerClients(Aggregator):
     def _answers(self, order: Order, letters: list[Any], empty: Message) -> list[Message]:
         """The right answers of those that came in time."""
         sent = letters[0].content[RECORD]["order"]
-        codec, divides = self.plan.pipe.wire.codec, not self.plan.private
+        codec, divisor = self.plan.pipe.wire.codec, None
+        if not self.plan.private:
+            sampler = stage_of(self.plan.at_clients, order.stage).sampler
+            divisor = partial(sampler.divisor, t=order.t)
         messages: dict[str, Message] = {}
         nodes = [letter.metadata.dst_node_id for letter in letters]
         replies = [*self.grid.send_and_receive(letters, timeout=self.timeout)]
@@ -190,7 +194,7 @@ class FlowerClients(Aggregator):
             try:
                 data = content_of(reply, "answer")
                 self.traffic.up += len(data) if isinstance(data, bytes) else 0
-                came = read_answer(data, sent, empty, codec, divides)
+                came = read_answer(data, sent, empty, codec, divisor)
                 messages.setdefault(about, self._checked(order, came))
             except (validate.InvalidInput, CodecError) as error:
                 self.traffic.refused(node, str(error))
@@ -232,12 +236,21 @@ class FlowerClients(Aggregator):
                 f"{why or 'no client answered in time; start SuperNodes, or give a longer timeout'}"
             )
 
+    def _counted(self, message: Message) -> Message:
+        """An answer as it counts in the mean of all: as `isthmus.Clients` has it."""
+        if self.plan.unit == "client" or self.plan.uniform:
+            return message.normalised()
+        message = message.by_records()
+        if self.plan.pipe.wire.per_round is None or message.fixed:
+            return message
+        return replace(message, divisor=self.plan.terms / self.plan.clients)
+
     def _total(self, stage: Stage, empty: Message, answers: list[Message]) -> Message:
         """The sum; in a private run with the public divisor, and with public counts of numbers and bytes."""
         if not stage.private:
-            means = [message.normalised() for message in answers] if self.plan.uniform else answers
-            total = means[0] if means else replace(empty, divisor=1.0, fixed=False)
-            for message in means[1:]:
+            counted = [self._counted(message) for message in answers]
+            total = counted[0] if counted else replace(empty, divisor=1.0, fixed=False)
+            for message in counted[1:]:
                 total = total + message
             return total
         plan, source = self.plan, stage_of(self.plan.pipe, stage.name).sampler
