@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from isthmus import CountSketch, InvalidInput, L1Ball, Logistic, Pipeline, Release, Stage, Whole, minimize
-from isthmus.distributed.flower import Federation, LocalGrid, SketchStrategy, client_app
+from isthmus.distributed.flower import (
+    Federation,
+    FlowerClients,
+    LocalGrid,
+    NobodyAnswered,
+    SketchStrategy,
+    client_app,
+)
 from isthmus.distributed.flower.records import RECORD
 from isthmus.distributed.flower.secure import AtClients
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
@@ -69,24 +76,76 @@ def test_lost_clients_up_to_the_plans_share_change_nothing_but_their_part(draws:
     assert torch.allclose(found, other, atol=2e-3) and other.norm() > 0.05
 
 
-def test_a_round_below_the_threshold_moves_nothing_and_is_paid_for(draws: torch.Generator) -> None:
+@pytest.mark.parametrize("moment", ["keys", "letters"])
+def test_a_run_that_too_few_clients_join_is_given_up_and_costs_nothing(moment: str, draws: torch.Generator) -> None:
     parts, ledger = data(draws), Ledger(budget=(60.0, 1e-5))
     plan = plan_of()
-    strategy = run(plan, grid_of(plan, parts, lambda number, reply: None if number < 3 else reply), ledger=ledger)
-    assert ledger.rounds() == {"main": ROUNDS} and not strategy.found.x.any()
-    assert any("nothing is released" in why for why in strategy.clients.traffic.reasons)
+
+    def between(number: int, reply: Any) -> Any:
+        return None if number < 2 and reply.metadata.group_id == moment else reply
+
+    strategy = SketchStrategy(plan, wait=0.0, ledger=ledger, patience=2)
+    with pytest.raises(NobodyAnswered, match="2 attempts in a row.*Only 4 of 6 .*nothing was charged.*dropouts=0.2"):
+        strategy.start(grid_of(plan, parts, between))
+    assert ledger.rounds() == {} and ledger.spent() == 0 and strategy.found is None
 
 
-def test_the_ledger_is_charged_before_anybody_is_asked(draws: torch.Generator) -> None:
-    plan, asked = plan_of(), []
+def test_a_round_is_tried_again_with_those_who_are_there_then(draws: torch.Generator) -> None:
+    """Two of six are away when the first keys are due, and are back: the run is made, and charged for its rounds."""
+    parts, ledger, replies = data(draws), Ledger(budget=(60.0, 1e-5)), []
+    plan = plan_of()
+
+    def between(number: int, reply: Any) -> Any:
+        replies.append(reply.metadata.group_id)
+        return None if number < 2 and len(replies) <= M else reply
+
+    strategy = run(plan, grid_of(plan, parts, between), ledger=ledger)
+    assert ledger.rounds() == {"main": ROUNDS} and strategy.found.x.any()
+    assert [each["answered"] for each in strategy.clients.traffic.rounds] == [0, 1, 1]
+    assert replies.count("vector") == M * ROUNDS  # the first attempt has asked nobody for one
+
+
+def test_rounds_that_too_few_vectors_come_in_are_paid_for_and_end_the_run(draws: torch.Generator) -> None:
+    parts, ledger = data(draws), Ledger(budget=(60.0, 1e-5))
+    plan = plan_of()
+
+    def between(number: int, reply: Any) -> Any:
+        return None if number < 2 and reply.metadata.group_id == "vector" else reply
+
+    strategy = SketchStrategy(plan, wait=0.0, ledger=ledger)
+    with pytest.raises(NobodyAnswered, match="Only 4 of 6 clients have sent their vectors.*charge for the round is kept"):
+        strategy.start(grid_of(plan, parts, between))
+    assert ledger.rounds() == {"main": ROUNDS}
+
+
+def test_one_round_below_the_threshold_moves_nothing_and_is_paid_for(draws: torch.Generator) -> None:
+    parts, ledger, vectors = data(draws), Ledger(budget=(60.0, 1e-5)), []
+    plan = plan_of()
+
+    def between(number: int, reply: Any) -> Any:
+        vectors.extend([number] if reply.metadata.group_id == "vector" else [])
+        return None if number < 2 and reply.metadata.group_id == "vector" and len(vectors) <= M else reply
+
+    points: list[float] = []
+    grid = grid_of(plan, parts, between)
+    minimize(
+        plan.problem, plan.pipe, plan.constraint, steps=ROUNDS, ledger=ledger, record=1, progress=False,
+        clients=FlowerClients(grid, plan, wait=0.0), callbacks=[lambda record, state: points.append(float(state.w.norm()))],
+    )  # fmt: skip
+    assert ledger.rounds() == {"main": ROUNDS} and points[0] == 0 and points[1] > 0
+
+
+def test_the_ledger_is_charged_before_a_vector_is_asked_for(draws: torch.Generator) -> None:
+    plan, charged = plan_of(), {"keys": [], "letters": [], "vector": [], "shares": []}
     ledger = Ledger(budget=(60.0, 1e-5))
 
     def between(number: int, reply: Any) -> Any:
-        asked.append(ledger.rounds().get("main", 0))
+        charged[reply.metadata.group_id].append(ledger.rounds().get("main", 0))
         return reply
 
     run(plan, grid_of(plan, data(draws), between), ledger=ledger)
-    assert asked[0] >= 1 and asked[-1] == ROUNDS
+    assert charged["keys"] == charged["letters"] == [0] * M + [1] * M
+    assert charged["vector"] == charged["shares"] == [1] * M + [2] * M
     grid = grid_of(plan, data(draws))
     with pytest.raises(BudgetExceeded):
         run(plan, grid, ledger=Ledger(budget=(0.1, 1e-5)))
@@ -123,9 +182,10 @@ def test_a_client_sends_no_more_vectors_than_the_run_has_rounds(draws: torch.Gen
     plan = plan_of()
     grid = grid_of(plan, data(draws))
     run(plan, grid)
-    again = SketchStrategy(plan, wait=0.0)
-    again.start(grid)
-    assert not again.found.x.any() and any("begin a new plan" in why for why in again.clients.traffic.reasons)
+    ledger = Ledger(budget=(60.0, 1e-5))
+    with pytest.raises(NobodyAnswered, match="begin a new plan"):
+        run(plan, grid, ledger=ledger)
+    assert ledger.rounds() == {}
 
 
 def test_noise_of_clients_is_released_by_secure_aggregation_only(draws: torch.Generator) -> None:
