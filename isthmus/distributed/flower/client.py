@@ -24,14 +24,18 @@ from isthmus.distributed.flower.records import (
     to_arrays,
 )
 from isthmus.distributed.flower.secure import secure_step
+from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.library import DpEvent
 from isthmus.privacy.noise import Noise, SecretSource
 from isthmus.round.aggregators import Client
-from isthmus.round.order import DataSite
+from isthmus.round.order import DataSite, stage_of
 from isthmus.round.wire import Keys, Message
 
 ITERATE, MEMORY = "isthmus.iterate", "isthmus.memory"
 Shared = Federation | Callable[[Any], Federation]
 """What server and clients share, or how it follows from a client's context (its `run_config`)."""
+OwnLedger = Callable[[Any], Ledger]
+"""The ledger of a client, from its context."""
 Terms = Callable[[Federation, Ask, str], Any]
 """The records of a client for an order, under its name."""
 
@@ -42,6 +46,7 @@ def client_app(
     *,
     mods: Sequence[Any] | None = None,
     physical_batch_size: int | None = None,
+    ledger: OwnLedger | None = None,
     noise: Noise | None = None,
 ) -> Any:
     """A Flower `ClientApp` that answers orders with its own records.
@@ -51,6 +56,8 @@ def client_app(
                 is slow to load
     mods        of the `ClientApp`
     physical_batch_size  how many records' gradients are held at once
+    ledger      context -> the client's own `privacy.Ledger`, a file: it is charged before the client answers, so that a
+                budget holds over all runs and whatever servers ask.  None: every run is counted by itself
     noise       for tests only: the source of the client's coins, which are the operating system's otherwise
     """
     app = flower().clientapp.ClientApp(mods=list(mods or ()))
@@ -63,17 +70,17 @@ def client_app(
                 return problem
             return OneTerm(lambda w: _term(plan, problem, w, request, name))
 
-        return answered(message, context, federation, records, noise, physical_batch_size)
+        return answered(message, context, federation, records, noise, physical_batch_size, ledger)
 
     return app
 
 
-def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
+def sketch_mod(federation: Shared, *, ledger: OwnLedger | None = None, noise: Noise | None = None) -> Any:
     """A mod for a `ClientApp` of one's own, whose `train` takes "arrays" and "config" and answers with new "arrays".
 
     The app sees what a server of Flower's `FedAvg` would send; what leaves the client is the sketch of the change of
     its arrays, clipped and coded as the federation says.  Metrics that the app adds stay with the client.  The
-    federation has unit="client", and its space is `space_of(arrays)`.
+    federation has unit="client", and its space is `space_of(arrays)`.  `ledger` is that of `client_app`.
     """
     app = flower().app
 
@@ -95,7 +102,7 @@ def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
                 raise RuntimeError(f"The client's app failed with this error: {reply.error.reason}")
             return from_arrays(reply.content[ARRAYS], plan.whole).to(w.dtype)
 
-        return answered(message, context, federation, change, noise)
+        return answered(message, context, federation, change, noise, ledger=ledger)
 
     return mod
 
@@ -107,22 +114,44 @@ def answered(
     terms: Terms,
     noise: Noise | None = None,
     physical: int | None = None,
+    ledger: OwnLedger | None = None,
 ) -> Any:
     """The reply to an order, or to a step of secure aggregation."""
     app, plan = flower().app, federation if isinstance(federation, Federation) else federation(context)
 
     def added(order: Ask) -> Message:
+        if purse is not None:
+            purse.pay(order.order.stage, cost(plan, order.order.stage), seeded=noise is not None and noise.seeded)
         return contribution(plan, order, context, terms, noise, physical)
 
     check_plan(plan, message.content[RECORD])
+    purse = own_ledger(plan, context, ledger)
     if plan.dropouts is not None:
-        data = _secured(message.content, context, plan, added, noise)
+        data = _secured(message.content, context, plan, added, noise, purse)
     else:
         request = read_ask(message.content, plan.whole, kept_vectors(context.state, ITERATE).get("w"))
         if plan.down == "update":
             keep(context.state, ITERATE, {"w": request.w})
         data = answer(added(request), request.data, not plan.private)
     return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
+
+
+def own_ledger(plan: Federation, context: Any, ledger: OwnLedger | None) -> Ledger | None:
+    """The ledger of this client, which must count what the run promises."""
+    promise = plan.pipe.promise
+    if ledger is None or promise is None:
+        return None
+    own = ledger(context)
+    remedy = f"give one for {promise.adjacency.value}, as this run is: it counts {own.adjacency.value}"
+    validate.check(own.adjacency == promise.adjacency, "ledger", own, remedy)
+    return own
+
+
+def cost(plan: Federation, stage: str) -> DpEvent:
+    """What one answer of a client costs it: a coin that the server has tossed for it is no longer secret."""
+    promise = plan.pipe.promise
+    assert promise is not None
+    return stage_of(plan.at_clients, stage).event(promise.adjacency)
 
 
 def contribution(
@@ -152,12 +181,19 @@ def contribution(
 
 
 def _secured(
-    content: Any, context: Any, plan: Federation, added: Callable[[Ask], Message], noise: Noise | None
+    content: Any,
+    context: Any,
+    plan: Federation,
+    added: Callable[[Ask], Message],
+    noise: Noise | None,
+    purse: Ledger | None,
 ) -> bytes:
     """The answer to one step of secure aggregation, by a plan that this client has computed itself."""
     remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
     validate.check("step" in content[RECORD], "message", sorted(content[RECORD]), remedy)
     (stage,) = plan.pipe.stages
+    if purse is not None and content[RECORD]["step"] == "keys":  # no round is joined that cannot be paid for
+        purse.require(cost(plan, stage.name), stage.name)
     # a wrong m fits no vector of this client, and is refused before it sends one; the rest is this client's own
     secure = plan.secure(stage, int(content[RECORD]["m"]), stage.releases[0].clipped.init())
 

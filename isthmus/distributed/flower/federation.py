@@ -281,6 +281,8 @@ class Federation:
         """What a promise over clients rests on, in words."""
         by_client = self.unit == "client"
         sentences = [
+            "what other runs release about the same clients is not in this statement: only a ledger of its own "
+            "(client_app(ledger=)) holds a client to one budget over several runs",
             "whether a client answers, and answers in time, does not depend on its records: a lost client adds "
             "nothing, and the noise and the divisor stay as they are"
         ]

@@ -51,7 +51,7 @@ class Traffic:
     In a private run it shows whom a round looked at, which outsiders must not learn (see `FlowerClients`).
 
     up, down   bytes of answers and of orders with their iterates
-    rounds     for every collected stage: t, and how many clients were asked, answered, were late, and failed
+    rounds     for every collected stage, and every attempt at a total of secure aggregation: t, and how many clients were asked, answered, were late, and failed
     reasons    why answers were refused, or what clients said that failed: how often each
     """
 

@@ -188,6 +188,30 @@ def test_a_client_sends_no_more_vectors_than_the_run_has_rounds(draws: torch.Gen
     assert ledger.rounds() == {}
 
 
+@pytest.mark.parametrize("dropouts", [0.2, None])
+def test_a_clients_own_ledger_holds_over_new_runs(dropouts: float | None, draws: torch.Generator, tmp_path: Any) -> None:
+    """A new run brings new contexts; the files of the clients remain, and they pay for their own plan and no more."""
+    plan, parts = plan_of(dropouts=dropouts), data(draws)
+    epsilon = plan.insiders().epsilon
+
+    def own(context: Any) -> Ledger:
+        return Ledger(tmp_path / f"{context.node_config['partition-id']}.ledger", budget=(epsilon * 1.001, 1e-5))
+
+    app = client_app(plan, lambda context: parts[context.node_config["partition-id"]], ledger=own)
+    run(plan, LocalGrid(app, M))
+    assert all(Ledger(tmp_path / f"{k}.ledger").rounds() == {"main": ROUNDS} for k in range(M))
+    ledger, again = Ledger(budget=(60.0, 1e-5)), LocalGrid(app, M)
+    with pytest.raises(NobodyAnswered, match="Nothing was released"):
+        run(plan, again, ledger=ledger)
+    assert all(Ledger(tmp_path / f"{k}.ledger").rounds() == {"main": ROUNDS} for k in range(M))
+    if dropouts is not None:
+        assert ledger.rounds() == {}
+
+
+def test_the_statement_says_that_other_runs_are_not_in_it() -> None:
+    assert "only a ledger of its own (client_app(ledger=))" in plan_of().insiders().words()
+
+
 def test_noise_of_clients_is_released_by_secure_aggregation_only(draws: torch.Generator) -> None:
     plan, part = plan_of(), data(draws)[0]
     assert isinstance(plan.pipe.stages[0].releases[0].mechanism, AtClients)
