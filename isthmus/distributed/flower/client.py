@@ -120,19 +120,26 @@ def answered(
     app, plan = flower().app, federation if isinstance(federation, Federation) else federation(context)
 
     def added(order: Ask) -> Message:
-        if purse is not None:
-            purse.pay(order.order.stage, cost(plan, order.order.stage), seeded=noise is not None and noise.seeded)
         return contribution(plan, order, context, terms, noise, physical)
 
+    def paid(stage: str) -> None:
+        if own is not None:
+            own.pay(stage, cost(plan, stage), seeded=noise is not None and noise.seeded)
+
     check_plan(plan, message.content[RECORD])
-    purse = own_ledger(plan, context, ledger)
+    own = own_ledger(plan, context, ledger)
     if plan.dropouts is not None:
-        data = _secured(message.content, context, plan, added, noise, purse)
+        if own is not None and message.content[RECORD].get("step") == "keys":  # no round that cannot be paid for
+            for stage in plan.pipe.stages:
+                own.require(cost(plan, stage.name), stage.name)
+        data = _secured(message.content, context, plan, added, noise, paid)
     else:
         request = read_ask(message.content, plan.whole, kept_vectors(context.state, ITERATE).get("w"))
         if plan.down == "update":
             keep(context.state, ITERATE, {"w": request.w})
-        data = answer(added(request), request.data, not plan.private)
+        reply = added(request)
+        paid(request.order.stage)
+        data = answer(reply, request.data, not plan.private)
     return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
 
 
@@ -186,19 +193,20 @@ def _secured(
     plan: Federation,
     added: Callable[[Ask], Message],
     noise: Noise | None,
-    purse: Ledger | None,
+    paid: Callable[[str], None],
 ) -> bytes:
     """The answer to one step of secure aggregation, by a plan that this client has computed itself."""
     remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
     validate.check("step" in content[RECORD], "message", sorted(content[RECORD]), remedy)
     (stage,) = plan.pipe.stages
-    if purse is not None and content[RECORD]["step"] == "keys":  # no round is joined that cannot be paid for
-        purse.require(cost(plan, stage.name), stage.name)
-    # a wrong m fits no vector of this client, and is refused before it sends one; the rest is this client's own
+    # a wrong m fits no vector of this client, and is refused before it pays for one; the rest is this client's own
     secure = plan.secure(stage, int(content[RECORD]["m"]), stage.releases[0].clipped.init())
 
     def vector() -> Tensor:
-        (value,) = added(read_ask(content, plan.whole, None)).values.values()
+        asked = read_ask(content, plan.whole, None)
+        (value,) = added(asked).values.values()
+        validate.shape((secure.m,), vector=value.value)
+        paid(asked.order.stage)
         return value.value
 
     return secure_step(content[RECORD], context.state, secure, plan.rounds, vector, noise)

@@ -208,7 +208,9 @@ class Federation:
             self._check(stage, pipe)
         if pipe.promise is None:
             return pipe
-        remedy = 'leave it out: a private run adds sums over records, so every record counts (unit="client": every client)'
+        remedy = (
+            'leave it out: a private run adds sums over records, so every record counts (unit="client": every client)'
+        )
         validate.check(self.unit == "client" or not self.uniform, "uniform", self.uniform, remedy)
         if self.dropouts is not None:
             validate.check(
@@ -284,7 +286,7 @@ class Federation:
             "what other runs release about the same clients is not in this statement: only a ledger of its own "
             "(client_app(ledger=)) holds a client to one budget over several runs",
             "whether a client answers, and answers in time, does not depend on its records: a lost client adds "
-            "nothing, and the noise and the divisor stay as they are"
+            "nothing, and the noise and the divisor stay as they are",
         ]
         if by_client:
             sentences += ["a client is connected once", "a record, here, is all that one client has"]

@@ -18,6 +18,7 @@ from isthmus.base import validate
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import RECORD, content_of
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
+from isthmus.distributed.secagg.messages import Kind, read
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.ledger import Purse
@@ -165,14 +166,21 @@ def secure_step(config: Any, state: Any, plan: SecurePlan, rounds: int, vector: 
     remedy = "begin a new plan: this client has sent a vector for every round of this one"
     validate.check(step not in ("keys", "vector") or saved["sent"] < rounds, "rounds", rounds, remedy)
     if step == "keys":
+        session, _ = read(config["data"], Kind.INVITATION)
+        if saved.get("session") == session:
+            raise BadMessage("This client has answered the invitation before: every message is answered once")
+        saved["session"] = session
         client = SecureClient(plan, int(config["index"]), noise)
         answer = client.keys(config["data"])
     else:
         validate.check("client" in saved, "step", step, "invite the client first: it keeps nothing of this round")
         client = SecureClient.from_bytes(plan, saved["client"], noise)
         if step == "vector":
+            client.open(
+                config["data"]
+            )  # first: a server that repeats or alters a message must not cost a client any work
             saved["sent"] += 1
-            answer = client.masked(config["data"], vector())
+            answer = client.vector(vector())
         else:
             answer = (client.shares if step == "letters" else client.reveal)(config["data"])
     state[SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})

@@ -264,8 +264,7 @@ class FlowerClients(Aggregator):
         if self.traffic.silent >= min(self.patience, self.plan.rounds):
             why = self._why() or "no client answered in time; start SuperNodes, or give a longer timeout"
             raise NobodyAnswered(
-                f"No valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): "
-                f"{why}"
+                f"No valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): {why}"
             )
 
     def _counted(self, message: Message) -> Message:

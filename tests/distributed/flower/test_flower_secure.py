@@ -16,10 +16,13 @@ from isthmus.distributed.flower import (
     SketchStrategy,
     client_app,
 )
+from isthmus.distributed.flower.client import cost
+from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import RECORD
-from isthmus.distributed.flower.secure import AtClients
+from isthmus.distributed.flower.secure import AtClients, secure_step
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
 from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
+from isthmus.privacy.library import SkellamDpEvent
 from isthmus.privacy.sampling import FullBatch
 from isthmus.round.pipeline import Promise
 
@@ -113,7 +116,9 @@ def test_rounds_that_too_few_vectors_come_in_are_paid_for_and_end_the_run(draws:
         return None if number < 2 and reply.metadata.group_id == "vector" else reply
 
     strategy = SketchStrategy(plan, wait=0.0, ledger=ledger)
-    with pytest.raises(NobodyAnswered, match="Only 4 of 6 clients have sent their vectors.*charge for the round is kept"):
+    with pytest.raises(
+        NobodyAnswered, match="Only 4 of 6 clients have sent their vectors.*charge for the round is kept"
+    ):
         strategy.start(grid_of(plan, parts, between))
     assert ledger.rounds() == {"main": ROUNDS}
 
@@ -189,7 +194,9 @@ def test_a_client_sends_no_more_vectors_than_the_run_has_rounds(draws: torch.Gen
 
 
 @pytest.mark.parametrize("dropouts", [0.2, None])
-def test_a_clients_own_ledger_holds_over_new_runs(dropouts: float | None, draws: torch.Generator, tmp_path: Any) -> None:
+def test_a_clients_own_ledger_holds_over_new_runs(
+    dropouts: float | None, draws: torch.Generator, tmp_path: Any
+) -> None:
     """A new run brings new contexts; the files of the clients remain, and they pay for their own plan and no more."""
     plan, parts = plan_of(dropouts=dropouts), data(draws)
     epsilon = plan.insiders().epsilon
@@ -253,3 +260,139 @@ def test_a_secure_client_goes_on_in_another_process(draws: torch.Generator) -> N
     for client in clients.values():
         server.receive(client.reveal(survivors))
     assert torch.allclose(torch.from_numpy(server.value()), vectors.sum(0), atol=0.05)
+
+
+# ---------------------------------------------------------------- a hostile server
+
+
+class Site:
+    """Three clients behind `secure_step`, each with a state that lasts from message to message."""
+
+    def __init__(self, rounds: int) -> None:
+        self.plan, self.rounds = SecurePlan(clients=3, m=8, bound=1.0, noise_multiplier=1.0), rounds
+        self.states = [flower().app.RecordDict() for _ in range(3)]
+        self.made: list[int] = []
+
+    def vector(self, place: int) -> torch.Tensor:
+        self.made.append(place)
+        return torch.zeros(8, dtype=torch.float64)
+
+    def ask(self, place: int, step: str, data: bytes, index: int | None = None) -> bytes:
+        config = {"step": step, "data": data, "index": place if index is None else index}
+        vector = lambda: self.vector(place)  # noqa: E731
+        return secure_step(config, self.states[place], self.plan, self.rounds, vector, None)
+
+    def invited(self) -> tuple[SecureServer, bytes]:
+        server = SecureServer(self.plan, Ledger())
+        invitation = server.invitation()
+        for place in range(3):
+            server.receive(self.ask(place, "keys", invitation))
+        return server, invitation
+
+    def until_vectors(self) -> tuple[SecureServer, dict[int, bytes]]:
+        server, self.invitation = self.invited()
+        roster = server.roster()
+        for place in range(3):
+            server.receive(self.ask(place, "letters", roster))
+        return server, server.inboxes()
+
+
+def test_a_replayed_step_gets_no_second_answer_from_a_client_that_is_a_new_process_each_time() -> None:
+    site = Site(rounds=5)
+    server, inboxes = site.until_vectors()
+    for place in range(3):
+        server.receive(site.ask(place, "vector", inboxes[place]))
+    for step, data in (("keys", site.invitation), ("vector", inboxes[0])):
+        with pytest.raises(BadMessage, match="answered once"):
+            site.ask(0, step, data)
+    assert site.made == [0, 1, 2]
+    survivors = server.survivors()
+    site.ask(0, "shares", survivors)
+    for list_again in (survivors, survivors[:-1] + bytes([0b011])):
+        with pytest.raises(BadMessage, match="answered once"):
+            site.ask(0, "shares", list_again)
+
+
+def test_steps_out_of_their_order_and_of_an_earlier_round_are_refused() -> None:
+    site = Site(rounds=5)
+    with pytest.raises(InvalidInput, match="invite the client first"):
+        site.ask(0, "vector", b"")
+    server, inboxes = site.until_vectors()
+    with pytest.raises(BadMessage, match="SURVIVORS came where INBOX was expected"):
+        site.ask(0, "shares", b"")
+    site.invited()  # a second invitation in the middle of a round: the first one is forgotten
+    with pytest.raises(BadMessage, match="INBOX came where ROSTER was expected"):
+        site.ask(0, "vector", inboxes[0])
+    assert site.made == []
+
+
+def test_the_same_round_again_counts_and_the_last_vector_is_the_last() -> None:
+    """The same round asked for twice is two rounds for the client: of a plan of two it then answers no third."""
+    site = Site(rounds=2)
+    for _ in range(2):
+        server, inboxes = site.until_vectors()
+        for place in range(3):
+            server.receive(site.ask(place, "vector", inboxes[place]))
+    with pytest.raises(InvalidInput, match="begin a new plan"):
+        site.invited()
+    assert len(site.made) == 6
+
+
+def test_an_altered_message_makes_a_client_send_nothing() -> None:
+    site = Site(rounds=1)
+    server, inboxes = site.until_vectors()
+    broken = inboxes[0][:-1] + bytes([inboxes[0][-1] ^ 1])
+    with pytest.raises(BadMessage, match="The letter of client 2 is not what that client sealed"):
+        site.ask(0, "vector", broken)
+    server.receive(site.ask(0, "vector", inboxes[0]))  # one damaged on the way is no loss
+
+
+class Twice(LocalGrid):
+    """A server's grid that delivers every message a second time."""
+
+    again: list[Any]
+
+    def push_messages(self, messages: Any) -> list[str]:
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        self.again = [*getattr(self, "again", []), *(self._answered(message) for message in messages)]
+        return ids
+
+
+class Wider(Federation):
+    """A server's plan of vectors that are one number longer than its clients'."""
+
+    def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:
+        return super().secure(stage, m + 1, bound)
+
+
+def test_replays_and_vectors_of_another_size_cost_a_clients_ledger_nothing(draws: torch.Generator) -> None:
+    plan, parts, own = plan_of(), data(draws), Ledger(budget=(1e3, 1e-5))
+    app = client_app(plan, lambda context: parts[context.node_config["partition-id"]], ledger=lambda context: own)
+    wider = Wider(pipe_of(), D, ROUNDS, M, unit="client", dtype=torch.float64, dropouts=0.2)
+    with pytest.raises(NobodyAnswered, match="vector.shape"):
+        run(wider, LocalGrid(app, M))
+    assert wider.digest == plan.digest and own.rounds() == {}
+    grid = Twice(app, M)
+    assert run(plan, grid).found.x.any()
+    assert own.rounds() == {"main": M * ROUNDS}
+    assert len(grid.again) == 4 * M * ROUNDS and all(reply.has_error() for reply in grid.again)
+
+
+def test_two_nodes_under_one_number_do_not_both_answer() -> None:
+    site = Site(rounds=1)
+    server = SecureServer(site.plan, Ledger())
+    invitation = server.invitation()
+    answers = [site.ask(place, "keys", invitation, index) for place, index in ((0, 0), (1, 1), (2, 1))]
+    for data in (answers[0], answers[1]):
+        server.receive(data)
+    with pytest.raises(BadMessage, match="KEYS of client 1 came twice"):
+        server.receive(answers[2])
+    assert site.made == []
+
+
+def test_an_answer_costs_a_client_its_own_coin_and_never_the_servers() -> None:
+    """A coin that the client has tossed hides it from the server; one that the server has tossed does not."""
+    hidden, shown = plan_of(pipe_of(rate=0.5)), plan_of(pipe_of(rate=0.5), dropouts=None)
+    assert cost(hidden, "main") == Poisson(0.5).event(SkellamDpEvent(1.0))
+    assert cost(shown, "main") == Gaussian(1.0).event()
