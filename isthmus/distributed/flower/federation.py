@@ -116,9 +116,9 @@ class Federation:
     local       with unit="client": `LocalSteps`; None sends the mean gradient of the client's records
     down        "w" sends the iterate every round; "update" sends the coordinates that have changed to clients that keep
                 the iterate in `context.state`, where that is shorter
-    uniform     with unit="record", in a run that is not private: whether every client counts the same.  By default every
-                record does, as in the objective of paper 001: clients say how many they have.  A private run adds sums
-                over records and divides by a public number, and with unit="client" every client counts the same
+    uniform     with unit="record", in a run that is not private: whether every client counts the same.  By default
+                every record does, as in the objective of paper 001, and clients say how many they have.  A private run
+                adds sums over records and divides by a public number; with unit="client" every client counts the same
     dtype       of the clients' gradients
     linear      whether the clients have linear models (`Logistic` and the like)
     dropouts    None: the server adds the noise of a private run, and sees the clients' sums.  A share of the clients in

@@ -121,7 +121,7 @@ def read_ask(content: Any, space: Space, iterate: Tensor | None) -> Ask:
 
 
 def answer(message: Message, asked: bytes, counts: bool) -> bytes:
-    """A message as bytes: a seal, how many records the client has where that `counts`, and the code of every release."""
+    """A message as bytes: a seal, how many records its client has where that `counts`, the code of every release."""
     parts = [struct.pack("<Q", message.records)] if counts else []
     for name, bounded in message.values.items():
         data = message.coded.get(name) or _raw(bounded.value)

@@ -51,7 +51,8 @@ class Traffic:
     In a private run it shows whom a round looked at, which outsiders must not learn (see `FlowerClients`).
 
     up, down   bytes of answers and of orders with their iterates
-    rounds     for every collected stage, and every attempt at a total of secure aggregation: t, and how many clients were asked, answered, were late, and failed
+    rounds     for every collected stage, and every attempt at a total of secure aggregation: t, and how many clients
+               were asked, answered, were late, and failed
     reasons    why answers were refused, or what clients said that failed: how often each
     """
 
@@ -78,8 +79,8 @@ class FlowerClients(Aggregator):
     plan      what server and clients share
     timeout   seconds that a round waits for answers; what comes later does not count
     wait      seconds that the first round waits for all clients to connect; then it goes on with those who are there
-    patience  how many rounds in a row (or all of a plan that has fewer) may go without any right answer before the run is
-              given up; in secure aggregation, how many attempts in a row at a total
+    patience  how many rounds in a row (or all of a plan that has fewer) may go without any right answer before the run
+              is given up; in secure aggregation, how many attempts in a row at a total
 
     A run that is not private asks every client that is connected, or as many as `Wire.per_round` says, drawn as
     `isthmus.Clients` draws them, and takes the mean of those who answer.

@@ -4,13 +4,13 @@
 |---|---|---|
 | `invitation` | nothing | the budget does not hold the round |
 | `roster` | keys | fewer than n - f have answered |
-| `inboxes` | letters; the ledger is charged here, before a vector is asked for | fewer than n - f have, or the budget is spent |
+| `inboxes` | letters; the ledger is charged here, before a vector is due | fewer have, or the budget is spent |
 | `survivors` | masked vectors | fewer than n - f have: the noise of fewer would not be what was promised |
 | `total` | shares | fewer than n - f have, or a secret is not the one that was committed to |
 
 A refusal is final.  Keys and letters say nothing of anybody's data, so one that comes before the inboxes has cost
-nothing; a later one keeps its charge, because vectors may have left the clients.  A message that is not what is due raises
-`BadMessage` and changes nothing: its sender counts as lost unless a right one follows.
+nothing; a later one keeps its charge, because vectors may have left the clients.  A message that is not what is due
+raises `BadMessage` and changes nothing: its sender counts as lost unless a right one follows.
 """
 
 from __future__ import annotations

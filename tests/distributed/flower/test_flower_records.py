@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,8 +51,8 @@ def test_forged_answers_are_refused_with_a_right_seal_too() -> None:
     right, wrong = sent(), torch.tensor([torch.nan])
     cases = {
         "belongs to another order": answer(right, b"an earlier order", True),
-        "bytes": answer(Message({**right.values, "count": Bounded(torch.ones(5), 2, 1.0)}, 7.0, records=7), ASKED, True),
-        "not finite": answer(Message({**right.values, "count": Bounded(wrong, 2, 1.0)}, 7.0, records=7), ASKED, True),
+        "bytes": answer(replace(right, values={**right.values, "count": Bounded(torch.ones(5), 2, 1.0)}), ASKED, True),
+        "not finite": answer(replace(right, values={**right.values, "count": Bounded(wrong, 2, 1.0)}), ASKED, True),
         "records=0": answer(Message(right.values, 7.0), ASKED, True),
         "send .* bytes|too early": answer(Message({"gradient": right.values["gradient"]}, 7.0, records=7), ASKED, True),
         "damaged": None,

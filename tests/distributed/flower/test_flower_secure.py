@@ -135,7 +135,7 @@ def test_one_round_below_the_threshold_moves_nothing_and_is_paid_for(draws: torc
     grid = grid_of(plan, parts, between)
     minimize(
         plan.problem, plan.pipe, plan.constraint, steps=ROUNDS, ledger=ledger, record=1, progress=False,
-        clients=FlowerClients(grid, plan, wait=0.0), callbacks=[lambda record, state: points.append(float(state.w.norm()))],
+        clients=FlowerClients(grid, plan, wait=0.0), callbacks=[lambda _, state: points.append(float(state.w.norm()))],
     )  # fmt: skip
     assert ledger.rounds() == {"main": ROUNDS} and points[0] == 0 and points[1] > 0
 

@@ -107,7 +107,7 @@ def test_a_budget_that_another_run_has_spent_meanwhile_is_refused_before_a_vecto
     ledger = Ledger(budget=(2.2, 1e-5))
     found = Round(ledger=ledger)
     sent = found.until("shares")
-    for index, client in found.clients.items():
+    for client in found.clients.values():
         found.server.receive(client.shares(sent))
     ledger.pay("another run", PLAN.event())
     with pytest.raises(BudgetExceeded):
