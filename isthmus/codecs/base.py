@@ -169,10 +169,10 @@ def named(codec: Any) -> Codec | None:
 def check_contraction(codec: Codec, m: int = 200, draws: int = 400) -> None:
     """Refuse a codec that is biased, or whose error is larger than its `chi` says: for whoever writes one.
 
-    Vectors of four shapes go through `encode` and `decode`, each under the seeds 0 to draws - 1.  The mean of what comes
-    back must be the vector, along directions in which codecs fail (its own, its signs, all ones, five random ones), to
-    within 4.5 standard errors; the mean squared error must be at most chi(m) ||v||^2, to within 4.  More draws see a
-    smaller bias; a codec that passes may still be biased for a vector that was not tried.
+    Vectors of four shapes go through `encode` and `decode`, each under the seeds 0 to draws - 1.  The mean of what
+    comes back must be the vector, along directions in which codecs fail (its own, its signs, all ones, five random
+    ones), to within 4.5 standard errors; the mean squared error must be at most chi(m) ||v||^2, to within 4.  More
+    draws see a smaller bias; a codec that passes may still be biased for a vector that was not tried.
 
     >>> from isthmus.codecs import QSGD
     >>> check_contraction(QSGD())
@@ -182,7 +182,7 @@ def check_contraction(codec: Codec, m: int = 200, draws: int = 400) -> None:
     ...         return norm, levels - (levels > 0)
     >>> check_contraction(Truncated())
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: codec=Truncated(levels=None, coding='gamma') is not allowed: make it unbiased: ...
+    isthmus.base.validate.InvalidInput: codec=Truncated(levels=None, coding='gamma') is not allowed: make it ...
     """
     validate.positive_int(m=m)
     validate.check(draws > 1, "draws", draws, "give 2 or more: how far a mean may be off follows from several")

@@ -37,7 +37,8 @@ class Message:
     """What a holder of data sends in a round: bounded sums that add up, and their public divisor.
 
     A divisor that is `fixed` is one of all holders together (`expected` of a sampler): it is not added up.
-    `records` says how many records the sender has, of which the sum may be that of a batch.
+    `records` says how many records the sender has, of which the sum may be that of a batch; 0 in a private stage, where
+    nobody is told.
     `coded` has the bytes of values that a codec made, by name: they travel in place of the numbers.
 
     >>> import torch
@@ -72,7 +73,7 @@ class Message:
 
     def by_records(self) -> Message:
         """The sum of a batch as one of all the sender's records: every record of every sender counts the same."""
-        if self.fixed or self.records == self.divisor:
+        if self.fixed or self.records in (0, self.divisor):
             return self
         return replace(self, values=self._over(self.divisor / self.records), divisor=float(self.records))
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from isthmus import Identity, LeastSquares, Pipeline, Release, Stage, algorithms, minimize
+from isthmus.round.aggregators import Client
 from isthmus.round.parts import Clients, Full, Shuffle, Uniform
 from isthmus.round.step import Setting, start, step
-from isthmus.round.wire import Keys
+from isthmus.round.wire import Keys, Message
 
 D, SIZES = 4, (30, 10)
 
@@ -39,6 +42,23 @@ def test_what_clients_remember_is_weighed_as_their_messages_are(shifts: bool) ->
     best = minimize(whole, algorithms.gd(step=0.3), steps=200, record=None).x
     found = minimize(whole, recipe, clients=parts, steps=800, record=None).x
     assert float((found - best).norm()) < (1e-6 if shifts else 0.2)
+
+
+def test_a_private_message_does_not_say_how_many_records_its_sender_has() -> None:
+    whole, parts = holders()
+    told: dict[str, int] = {}
+
+    class Watched(Clients):
+        def collect(self, order: Any, site: Any) -> Message:
+            for number, part in enumerate(self.problems):
+                message = order(Client(str(number), part, site=site))
+                told[f"{len(order.bounds)}/{number}"] = Message.from_bytes(message.to_bytes()).records
+            return super().collect(order, site)
+
+    private = algorithms.dp_sgd(epsilon=1.0, delta=1e-3, clip=1.0, step=0.1, batch_size=10, n=50)
+    for recipe in (algorithms.comp_dist_sgd(m=2, step=0.1), private):
+        minimize(whole, recipe, clients=Watched(parts), steps=1, record=None)
+    assert told == {"0/0": 30, "0/1": 10, "1/0": 0, "1/1": 0}
 
 
 @pytest.mark.parametrize(("sampler", "per_round"), [(Shuffle(5), None), (Full(), 1), (Uniform(4), 3)], ids=str)
