@@ -11,9 +11,9 @@ import argparse
 from dataclasses import dataclass
 
 import torch
-from isthmus.pipeline import Promise
 
 from isthmus import Mechanism, Pipeline, Release, Stage, audit
+from isthmus.pipeline import Promise
 from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, epsilon
 
 

@@ -10,10 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from isthmus.objectives import LinearModel
-from isthmus.objectives.targets import SignedLabels
-from isthmus.parts import Step, Weighted
-from isthmus.sketches.base import Random, resolve
 
 import isthmus
 from isthmus import (
@@ -32,7 +28,11 @@ from isthmus.algorithms import Budget, algorithm, rounds_of
 from isthmus.algorithms.filling import allowed_step, full_run, walk
 from isthmus.base.matrix import matmul
 from isthmus.base.randomness import signs
+from isthmus.objectives import LinearModel
+from isthmus.objectives.targets import SignedLabels
+from isthmus.parts import Step, Weighted
 from isthmus.privacy import Adjacency, Charge, Clip, Gaussian
+from isthmus.sketches.base import Random, resolve
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,9 @@ def comp_dist_sgd(
                        memory lasts `refresh` rounds, as the map does; `momentum` is then that of the codes
     sketch             the family, as a function of m: `CountSketch`, with `heavy` `SparseJL` of 5 non-zeros a column
 
-    Run it with `minimize(whole, recipe, clients=[objective_1, ..., objective_M])`.
+    Run it with `minimize(whole, recipe, clients=[objective_1, ..., objective_M])`.  It minimises the whole, as in the
+    paper: f_i = (M / n) sum of client i's losses, so clients count by their records, however unequal.  With
+    `clients=isthmus.Clients(objectives, uniform=True)` every client counts the same, and the minimiser is another one.
 
     >>> comp_dist_sgd(m=10, step=0.1, clients_per_round=4).arguments["clients_per_round"]
     4

@@ -7,7 +7,7 @@
 {'qsgd': 3419, 'terngrad': 2008, 'random_k': 4013, 'int8': 10008, 'natural': 11254}
 """
 
-from isthmus.codecs.base import Codec, from_json, named
+from isthmus.codecs.base import Codec, check_contraction, from_json, named
 from isthmus.codecs.bits import CodecError
 from isthmus.codecs.floats import BFloat16, Float16, Natural
 from isthmus.codecs.grids import Int8, PackedBits, TernGrad
@@ -26,6 +26,7 @@ __all__ = [
     "RandomK",
     "TernGrad",
     "VQSGD",
+    "check_contraction",
     "from_json",
     "named",
 ]

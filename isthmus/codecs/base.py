@@ -166,6 +166,46 @@ def named(codec: Any) -> Codec | None:
     return own
 
 
+def check_contraction(codec: Codec, m: int = 200, draws: int = 400) -> None:
+    """Refuse a codec that is biased, or whose error is larger than its `chi` says: for whoever writes one.
+
+    Vectors of four shapes go through `encode` and `decode`, each under the seeds 0 to draws - 1.  The mean of what
+    comes back must be the vector, along directions in which codecs fail (its own, its signs, all ones, five random
+    ones), to within 4.5 standard errors; the mean squared error must be at most chi(m) ||v||^2, to within 4.  More
+    draws see a smaller bias; a codec that passes may still be biased for a vector that was not tried.
+
+    >>> from isthmus.codecs import QSGD
+    >>> check_contraction(QSGD())
+    >>> class Truncated(QSGD):
+    ...     def draw(self, v, seed):
+    ...         norm, levels = super().draw(v, seed)
+    ...         return norm, levels - (levels > 0)
+    >>> check_contraction(Truncated())
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: codec=Truncated(levels=None, coding='gamma') is not allowed: make it ...
+    """
+    validate.positive_int(m=m)
+    validate.check(draws > 1, "draws", draws, "give 2 or more: how far a mean may be off follows from several")
+    random = np.random.default_rng(0)
+    normal = random.standard_normal(m)
+    spike = np.zeros(m)
+    spike[m // 3] = -7.0
+    shapes = {"normal": normal, "heavy-tailed": normal**5, "equal": np.sign(normal), "of one entry": spike}
+    for shape, v in shapes.items():
+        like, directions = torch.from_numpy(v), np.stack([v, np.sign(v), np.ones(m), *random.standard_normal((5, m))])
+        errors = np.stack([codec.decode(codec.encode(like, seed), like).numpy() - v for seed in range(draws)])
+        along = errors @ directions.T
+        spread = along.std(axis=0, ddof=1) / math.sqrt(draws) + 1e-7 * np.abs(directions) @ np.abs(v)  # of float32
+        scores = along.mean(axis=0) / spread
+        worst = float(scores[np.abs(scores).argmax()])
+        remedy = f"make it unbiased: the mean of {draws} draws of a {shape} vector is {worst:+.3g} standard errors off"
+        validate.check(abs(worst) <= 4.5, "codec", codec, remedy)
+        squares = (errors**2).sum(axis=1) / float(v @ v)
+        least, chi = float(squares.mean() - 4 * squares.std(ddof=1) / math.sqrt(draws)), codec.chi(m)
+        remedy = f"state a larger chi: chi({m}) = {chi:g}, and the variance of a {shape} vector is {squares.mean():.4g}"
+        validate.check(least <= chi * (1 + 2.0**-22) + 1e-12, "codec", codec, remedy)
+
+
 def _check_name(name: Any) -> None:
     validate.one_of(sorted(Codec.known), codec=name)
 

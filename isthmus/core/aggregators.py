@@ -72,8 +72,6 @@ class Aggregator(ABC):
     """Whether the ledger and the noise are in this process."""
     number: int = 0
     """Of this process among those that run the loop."""
-    noisy: bool = False
-    """Whether sums come with the noise of their stage, so that a stage is paid for before it is asked."""
     shared: bool = False
     """Whether several processes run the same loop: then `lead` is how they learn what one of them did."""
 
@@ -83,7 +81,10 @@ class Aggregator(ABC):
 
     @abstractmethod
     def collect(self, order: Asks, site: Any) -> Message:
-        """The added message; holders in this process answer by `site`."""
+        """The added message; holders in this process answer by `site`.
+
+        Sums that come with the noise of their stage are paid for (`site.purse`) before they leave their holders.
+        """
 
     def lead(self, make: Callable[[], Any]) -> Any:
         """What `make` returns where the ledger is; an error there is an error everywhere."""
@@ -138,8 +139,10 @@ class Local(Aggregator):
 class Clients(Aggregator):
     """`per_round` of the clients, drawn with replacement, each with its own records and memory; it may be a rule of t.
 
-    With `uniform=True` the server averages the clients' means (every client counts the same); otherwise it
-    adds their sums (every record counts the same).
+    Every record counts the same: the objective is that of all records together, f_i = (M / n) sum of client i's losses
+    (paper 001).  A client's mean is weighed by the number of its records, and where clients are drawn the sum is
+    divided by how many records so many clients have on average, which leaves it unbiased.  With `uniform=True` every
+    client counts the same, whatever it has: the objective is then the mean of the clients' own mean losses.
 
     A private run asks every client once a round and adds sums: a client that is drawn twice would count its records
     twice, and a mean of a client with few records would let one of them move the sum further than the others.
@@ -147,7 +150,7 @@ class Clients(Aggregator):
 
     problems: Sequence[Any]
     per_round: int | Callable[[int], int] | None = None
-    uniform: bool = True
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         validate.check(len(self.problems) > 0, "problems", list(self.problems), "give at least one client")
@@ -163,7 +166,7 @@ class Clients(Aggregator):
         argument, names = "clients", f"{len(self.problems)} clients"
         remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
-        remedy = "give Clients(problems, uniform=False): a private run adds sums, and divides them by a public number"
+        remedy = "leave it out: a private run adds sums over records, and divides them by a public number"
         validate.check(not self.uniform, "uniform", self.uniform, remedy)
         twice = any(first is second for k, first in enumerate(self.problems) for second in self.problems[:k])
         validate.check(not twice, argument, names, "give each of them once: a record belongs to one client")
@@ -181,12 +184,19 @@ class Clients(Aggregator):
             validate.positive_int(**{f"per_round({order.t})": count})
             chosen = generator(order.seed, order.t, "clients").integers(0, len(self.problems), count).tolist()
         total, visits = None, Counter[int]()
-        whole = None if self.uniform else sum(problem.n for problem in self.problems)
+        whole = None
+        if not self.uniform:
+            whole = sum(problem.n for problem in self.problems)
         for number in chosen:
             client = Client(str(number), self.problems[number], visits[number], site, whole, 1 / len(chosen))
             message = order(client)
             visits[number] += 1
-            message = message.normalised() if self.uniform else message
+            if whole is None:
+                message = message.normalised()
+            else:
+                message = message.by_records()
+                if self.per_round is not None and not message.fixed:
+                    message = replace(message, divisor=whole / len(self.problems))
             total = message if total is None else total + message
         assert total is not None
         return total

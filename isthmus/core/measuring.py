@@ -127,8 +127,10 @@ def contribute(
     for message in in_order(one, numbers) if several else map(one, numbers):
         total = message if total is None else total + message
     assert total is not None
-    fixed = getattr(stage.sampler, "expected", None) is not None
-    return _send(round, stage, replace(total, divisor=divisor, fixed=fixed), client, memory)
+    total = replace(total, divisor=divisor, fixed=getattr(stage.sampler, "expected", None) is not None)
+    if not stage.private:
+        total = replace(total, records=n)
+    return _send(round, stage, total, client, memory)
 
 
 def fragment(

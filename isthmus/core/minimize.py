@@ -97,7 +97,8 @@ def minimize(
                 what was released may have decided)
     record      "epoch", a number of rounds, or None.  Private runs record nothing computed from private data.
     progress    a progress bar; None shows it on a terminal and in a notebook
-    clients     objectives of several holders of data, or an aggregator; the objective is then their whole
+    clients     objectives of several holders of data, or an aggregator; the objective is then their whole, in which
+                every record counts the same (`isthmus.Clients(problems, uniform=True)`: every client)
     ledger      of a private run: a `privacy.Ledger` (a file, a budget shared with other runs); by default one in memory
     noise_seed  of a private run, for tests only: the statement then says "not private"
 
@@ -454,10 +455,10 @@ def _aggregator(objective: Any, clients: Any) -> Aggregator:
 
 
 def _aggregator_of(aggregator: Aggregator, clients: Any, pipe: Pipeline) -> Aggregator:
-    """How clients that were given as a list are asked: as the pipeline says, and all of them where it is private."""
+    """How clients that were given as a list are asked: as many as the pipeline says."""
     if isinstance(clients, Aggregator) or not isinstance(aggregator, Clients):
         return aggregator
-    return replace(aggregator, per_round=pipe.wire.per_round, uniform=pipe.promise is None)
+    return replace(aggregator, per_round=pipe.wire.per_round)
 
 
 def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, physical: Any, d: int) -> None:

@@ -27,6 +27,7 @@ from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.core.state import Held, State
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
+from isthmus.privacy.ledger import Purse
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +135,7 @@ class DataSite:
     read      the iterate, where orders do not bring it
     round     the round that was opened here last
     whole     how many records all places have together; None where this is the only one
+    purse     what pays for the stage that is asked, where the ledger is in this process
     """
 
     pipe: Pipeline
@@ -146,6 +148,7 @@ class DataSite:
     read: Callable[[], Tensor] | None = None
     round: Round | None = None
     whole: int | None = None
+    purse: Purse | None = None
 
     def stage(self, order: Order) -> Stage:
         """What an order asks for."""

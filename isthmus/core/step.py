@@ -203,10 +203,10 @@ def _opened(pipe: Pipeline, state: State, setting: Setting) -> DataSite:
 def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: Setting) -> Message:
     """One stage of a round: its maps, everybody's contributions, its release."""
     aggregator, ledger = setting.aggregator, setting.ledger
+    if ledger is not None:
+        ledger = _OncePaid(ledger)
     bind_stage(round, stage, state)
-    if aggregator.noisy and stage.private:  # what arrives is what is released
-        _needed(ledger, stage).charge(stage, round.t)
-        ledger = _Paid()
+    site.purse = ledger
     message = aggregator.collect(order_of(round, stage, state), site)
     with aggregator.alike():
         released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, ledger))
@@ -215,11 +215,17 @@ def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: 
     return message
 
 
-class _Paid:
-    """The purse of a stage that was charged before anybody was asked."""
+class _OncePaid:
+    """The purse of one stage of one round: charged at its release, or before where sums come with their noise."""
+
+    def __init__(self, purse: Purse) -> None:
+        self.purse, self.paid = purse, False
 
     def charge(self, stage: Any, t: int) -> None:
-        """Nothing more."""
+        """The first time only."""
+        if not self.paid:
+            self.purse.charge(stage, t)
+            self.paid = True
 
 
 def run(

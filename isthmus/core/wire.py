@@ -37,6 +37,8 @@ class Message:
     """What a holder of data sends in a round: bounded sums that add up, and their public divisor.
 
     A divisor that is `fixed` is one of all holders together (`expected` of a sampler): it is not added up.
+    `records` says how many records the sender has, of which the sum may be that of a batch; 0 in a private stage, where
+    nobody is told.
     `coded` has the bytes of values that a codec made, by name: they travel in place of the numbers.
 
     >>> import torch
@@ -55,19 +57,28 @@ class Message:
     bytes: int = 0
     coded: Mapping[str, Raw] = field(default_factory=dict)
     fixed: bool = False
+    records: int = 0
 
     def __add__(self, other: Message) -> Message:
         same = self.fixed == other.fixed and (not self.fixed or self.divisor == other.divisor)
         validate.check(same, "divisor", other.divisor, f"give {self.divisor}: all holders divide by one public number")
         values = {name: value + other.values[name] for name, value in self.values.items()}
         divisor = self.divisor if self.fixed else self.divisor + other.divisor
-        return Message(values, divisor, self.dims + other.dims, self.bytes + other.bytes, fixed=self.fixed)
+        dims, size, records = self.dims + other.dims, self.bytes + other.bytes, self.records + other.records
+        return Message(values, divisor, dims, size, fixed=self.fixed, records=records)
 
     def normalised(self) -> Message:
         """Means instead of sums: every sender counts the same."""
-        scale = self.divisor
-        values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
-        return replace(self, values=values, divisor=1.0, fixed=False)
+        return replace(self, values=self._over(self.divisor), divisor=1.0, fixed=False)
+
+    def by_records(self) -> Message:
+        """The sum of a batch as one of all the sender's records: every record of every sender counts the same."""
+        if self.fixed or self.records in (0, self.divisor):
+            return self
+        return replace(self, values=self._over(self.divisor / self.records), divisor=float(self.records))
+
+    def _over(self, scale: float) -> dict[str, Bounded]:
+        return {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
 
     def fresh(self) -> Message:
         """The same in memory of its own."""
@@ -98,7 +109,7 @@ class Message:
             else:
                 values[name] = {**header, "value": bounded.value}
         tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
-        tree["fixed"] = self.fixed
+        tree |= {"fixed": self.fixed, "records": self.records}
         return packed.pack("message", tree)
 
     @staticmethod
@@ -150,9 +161,10 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
         sizes is None or values.keys() == sizes.keys(), "values", sorted(values), f"send {sorted(sizes or ())}"
     )
     validate.positive(divisor=tree["divisor"])
-    validate.non_negative_int(dims=tree["dims"], bytes=tree["bytes"])
+    validate.non_negative_int(dims=tree["dims"], bytes=tree["bytes"], records=tree["records"])
     validate.one_of((False, True), fixed=tree["fixed"])
-    return Message(values, float(tree["divisor"]), tree["dims"], tree["bytes"], coded, bool(tree["fixed"]))
+    counts = tree["dims"], tree["bytes"]
+    return Message(values, float(tree["divisor"]), *counts, coded, bool(tree["fixed"]), tree["records"])
 
 
 def _plus(value: Tensor, factor: float | Tensor, other: Tensor) -> Tensor:

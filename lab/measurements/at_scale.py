@@ -19,10 +19,10 @@ from statistics import median
 
 import secagg
 import torch
-from isthmus.sketches import CountSketch
 
 from isthmus.codecs import QSGD
 from isthmus.distributed.secagg import SecurePlan
+from isthmus.sketches import CountSketch
 
 SIZES, CLIENTS, GROUP = (10**6, 10**7, 10**8, 10**9), (10, 100, 1000, 10**4, 10**5), 1000
 

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from isthmus.sketches import CountSketch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from isthmus import datasets
 from isthmus.base import packed
 from isthmus.distributed.hooks import SketchState, WarmRank, sketch_hook
+from isthmus.sketches import CountSketch
 
 BLOCK, START, WIDTHS = 5, 2, (1024, 2048, 2048, 2048, 10)
 RATES = {"mlp": (0.01, 0.9), "transformer": (0.02, 0.9)}

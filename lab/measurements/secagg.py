@@ -19,13 +19,13 @@ from statistics import median
 
 import numpy as np
 import torch
-from isthmus.sketches import SRHT
 
 from isthmus.distributed.secagg import RoundRefused, SecureClient, SecurePlan, SecureServer, crypto, run_round, shamir
 from isthmus.distributed.secagg.field import pack, to_field, unpack, word
 from isthmus.distributed.secagg.rounding import to_integers
 from isthmus.privacy import Gaussian, Ledger, SecretSource, SeededSource, epsilon_of
 from isthmus.privacy.poisson_exact import skellam
+from isthmus.sketches import SRHT
 
 DELTA = 1e-5
 

@@ -285,8 +285,8 @@ def _buying() -> Any:
 @pytest.mark.parametrize(
     ("clients", "text"),
     [
-        (lambda parts: Clients(parts, per_round=2, uniform=False), "per_round"),
-        (lambda parts: Clients(parts), "uniform"),
+        (lambda parts: Clients(parts, per_round=2), "per_round"),
+        (lambda parts: Clients(parts, uniform=True), "uniform"),
         (lambda parts: [*parts, parts[0]], "give each of them once"),
         (lambda parts: parts[:2], "40 records"),
     ],

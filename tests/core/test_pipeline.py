@@ -111,7 +111,7 @@ def test_remote_sums_equal_one_process() -> None:
         torch.testing.assert_close(whole.x, apart.x, rtol=0, atol=1e-14)
         assert apart.dims == 4 * whole.dims
     uneven = [LeastSquares(problem().X[:7], problem().y[:7]), LeastSquares(problem().X[7:], problem().y[7:])]
-    summed = minimize(problem(), pipe, steps=15, clients=Clients(uneven, uniform=False))
+    summed = minimize(problem(), pipe, steps=15, clients=Clients(uneven))
     torch.testing.assert_close(whole.x, summed.x, rtol=0, atol=1e-14)
 
 
@@ -128,7 +128,7 @@ def test_clients_drawn_with_replacement_are_unbiased_and_draw_twice() -> None:
             value = torch.tensor([float(client.name)], dtype=torch.float64)
             return Message({"g": Bounded(value, 2, 1.0)}, 1.0)
 
-    clients = Clients([0, 1, 2, 3], per_round=3)
+    clients = Clients([0, 1, 2, 3], per_round=3, uniform=True)
     means = [float(m.values["g"].value / m.divisor) for m in (clients.collect(Asked(t), None) for t in range(4000))]
     assert abs(np.mean(means) - 1.5) < 4 * np.sqrt(1.25 / 3 / 4000)
     assert any(visit == 1 for _, visit in seen) and len({role for role, _ in seen}) > 4

@@ -188,8 +188,8 @@ def test_joint_subsets_are_refused() -> None:
     """A subset of a fixed size is one draw from all records: holders that draw their own would draw something else."""
     holders = [logistic(0), logistic(1)]
     with pytest.raises(isthmus.InvalidInput, match="use Poisson"):
-        Clients(holders, uniform=False).check_private(61, [FixedSize(10, 61)])
-    Clients(holders, uniform=False).check_private(61, [Full()])
+        Clients(holders).check_private(61, [FixedSize(10, 61)])
+    Clients(holders).check_private(61, [Full()])
 
 
 # ---------------------------------------------------------------- float32 on the wire

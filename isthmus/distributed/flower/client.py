@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.core.aggregators import Client
-from isthmus.core.order import DataSite
+from isthmus.core.order import DataSite, stage_of
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower.agreed import check_linear, check_plan, narrowed
 from isthmus.distributed.flower.federation import Federation, OneTerm
@@ -27,11 +27,15 @@ from isthmus.distributed.flower.records import (
     to_arrays,
 )
 from isthmus.distributed.flower.secure import secure_step
+from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.library import DpEvent
 from isthmus.privacy.noise import Noise, SecretSource
 
 ITERATE, MEMORY = "isthmus.iterate", "isthmus.memory"
 Shared = Federation | Callable[[Any], Federation]
 """What server and clients share, or how it follows from a client's context (its `run_config`)."""
+OwnLedger = Callable[[Any], Ledger]
+"""The ledger of a client, from its context."""
 Terms = Callable[[Federation, Ask, str], Any]
 """The records of a client for an order, under its name."""
 
@@ -42,6 +46,7 @@ def client_app(
     *,
     mods: Sequence[Any] | None = None,
     physical_batch_size: int | None = None,
+    ledger: OwnLedger | None = None,
     noise: Noise | None = None,
 ) -> Any:
     """A Flower `ClientApp` that answers orders with its own records.
@@ -51,6 +56,8 @@ def client_app(
                 is slow to load
     mods        of the `ClientApp`
     physical_batch_size  how many records' gradients are held at once
+    ledger      context -> the client's own `privacy.Ledger`, a file: it is charged before the client answers, so that a
+                budget holds over all runs and whatever servers ask.  None: every run is counted by itself
     noise       for tests only: the source of the client's coins, which are the operating system's otherwise
     """
     app = flower().clientapp.ClientApp(mods=list(mods or ()))
@@ -63,17 +70,17 @@ def client_app(
                 return problem
             return OneTerm(lambda w: _term(plan, problem, w, request, name))
 
-        return answered(message, context, federation, records, noise, physical_batch_size)
+        return answered(message, context, federation, records, noise, physical_batch_size, ledger)
 
     return app
 
 
-def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
+def sketch_mod(federation: Shared, *, ledger: OwnLedger | None = None, noise: Noise | None = None) -> Any:
     """A mod for a `ClientApp` of one's own, whose `train` takes "arrays" and "config" and answers with new "arrays".
 
     The app sees what a server of Flower's `FedAvg` would send; what leaves the client is the sketch of the change of
     its arrays, clipped and coded as the federation says.  Metrics that the app adds stay with the client.  The
-    federation has unit="client", and its space is `space_of(arrays)`.
+    federation has unit="client", and its space is `space_of(arrays)`.  `ledger` is that of `client_app`.
     """
     app = flower().app
 
@@ -95,7 +102,7 @@ def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
                 raise RuntimeError(f"The client's app failed with this error: {reply.error.reason}")
             return from_arrays(reply.content[ARRAYS], plan.whole).to(w.dtype)
 
-        return answered(message, context, federation, change, noise)
+        return answered(message, context, federation, change, noise, ledger=ledger)
 
     return mod
 
@@ -107,6 +114,7 @@ def answered(
     terms: Terms,
     noise: Noise | None = None,
     physical: int | None = None,
+    ledger: OwnLedger | None = None,
 ) -> Any:
     """The reply to an order, or to a step of secure aggregation."""
     app, plan = flower().app, federation if isinstance(federation, Federation) else federation(context)
@@ -114,15 +122,43 @@ def answered(
     def added(order: Ask) -> Message:
         return contribution(plan, order, context, terms, noise, physical)
 
+    def paid(stage: str) -> None:
+        if own is not None:
+            own.pay(stage, cost(plan, stage), seeded=noise is not None and noise.seeded)
+
     check_plan(plan, message.content[RECORD])
+    own = own_ledger(plan, context, ledger)
     if plan.dropouts is not None:
-        data = _secured(message.content, context, plan, added, noise)
+        if own is not None and message.content[RECORD].get("step") == "keys":  # no round that cannot be paid for
+            for stage in plan.pipe.stages:
+                own.require(cost(plan, stage.name), stage.name)
+        data = _secured(message.content, context, plan, added, noise, paid)
     else:
         request = read_ask(message.content, plan.whole, kept_vectors(context.state, ITERATE).get("w"))
         if plan.down == "update":
             keep(context.state, ITERATE, {"w": request.w})
-        data = answer(added(request), request.data, not plan.private)
+        reply = added(request)
+        paid(request.order.stage)
+        data = answer(reply, request.data, not plan.private)
     return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
+
+
+def own_ledger(plan: Federation, context: Any, ledger: OwnLedger | None) -> Ledger | None:
+    """The ledger of this client, which must count what the run promises."""
+    promise = plan.pipe.promise
+    if ledger is None or promise is None:
+        return None
+    own = ledger(context)
+    remedy = f"give one for {promise.adjacency.value}, as this run is: it counts {own.adjacency.value}"
+    validate.check(own.adjacency == promise.adjacency, "ledger", own, remedy)
+    return own
+
+
+def cost(plan: Federation, stage: str) -> DpEvent:
+    """What one answer of a client costs it: a coin that the server has tossed for it is no longer secret."""
+    promise = plan.pipe.promise
+    assert promise is not None
+    return stage_of(plan.at_clients, stage).event(promise.adjacency)
 
 
 def contribution(
@@ -152,17 +188,25 @@ def contribution(
 
 
 def _secured(
-    content: Any, context: Any, plan: Federation, added: Callable[[Ask], Message], noise: Noise | None
+    content: Any,
+    context: Any,
+    plan: Federation,
+    added: Callable[[Ask], Message],
+    noise: Noise | None,
+    paid: Callable[[str], None],
 ) -> bytes:
     """The answer to one step of secure aggregation, by a plan that this client has computed itself."""
     remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
     validate.check("step" in content[RECORD], "message", sorted(content[RECORD]), remedy)
     (stage,) = plan.pipe.stages
-    # a wrong m fits no vector of this client, and is refused before it sends one; the rest is this client's own
+    # a wrong m fits no vector of this client, and is refused before it pays for one; the rest is this client's own
     secure = plan.secure(stage, int(content[RECORD]["m"]), stage.releases[0].clipped.init())
 
     def vector() -> Tensor:
-        (value,) = added(read_ask(content, plan.whole, None)).values.values()
+        asked = read_ask(content, plan.whole, None)
+        (value,) = added(asked).values.values()
+        validate.shape((secure.m,), vector=value.value)
+        paid(asked.order.stage)
         return value.value
 
     return secure_step(content[RECORD], context.state, secure, plan.rounds, vector, noise)

@@ -116,7 +116,9 @@ class Federation:
     local       with unit="client": `LocalSteps`; None sends the mean gradient of the client's records
     down        "w" sends the iterate every round; "update" sends the coordinates that have changed to clients that keep
                 the iterate in `context.state`, where that is shorter
-    uniform     in a run that is not private: whether every client counts the same, or every record
+    uniform     with unit="record", in a run that is not private: whether every client counts the same.  By default
+                every record does, as in the objective of paper 001, and clients say how many they have.  A private run
+                adds sums over records and divides by a public number; with unit="client" every client counts the same
     dtype       of the clients' gradients
     linear      whether the clients have linear models (`Logistic` and the like)
     dropouts    None: the server adds the noise of a private run, and sees the clients' sums.  A share of the clients in
@@ -139,7 +141,7 @@ class Federation:
     unit: str = "record"
     local: LocalSteps | None = None
     down: str = "w"
-    uniform: bool = True
+    uniform: bool | None = None
     dtype: torch.dtype = torch.float32
     linear: bool = False
     dropouts: float | None = None
@@ -162,6 +164,8 @@ class Federation:
             self.local,
             'give unit="client": local steps make one vector of each client',
         )
+        remedy = 'leave it out: a client is one term, whatever it has (unit="record" counts records)'
+        validate.check(not by_client or self.uniform is not False, "uniform", self.uniform, remedy)
         remedy = 'give a share of at least 0 and below 1/3, and unit="client"'
         fits = self.dropouts is None or (by_client and 0 <= self.dropouts < 1 / 3)
         validate.check(fits, "dropouts", self.dropouts, remedy)
@@ -204,6 +208,10 @@ class Federation:
             self._check(stage, pipe)
         if pipe.promise is None:
             return pipe
+        remedy = (
+            'leave it out: a private run adds sums over records, so every record counts (unit="client": every client)'
+        )
+        validate.check(self.unit == "client" or not self.uniform, "uniform", self.uniform, remedy)
         if self.dropouts is not None:
             validate.check(
                 len(pipe.stages) == 1,
@@ -275,8 +283,10 @@ class Federation:
         """What a promise over clients rests on, in words."""
         by_client = self.unit == "client"
         sentences = [
+            "what other runs release about the same clients is not in this statement: only a ledger of its own "
+            "(client_app(ledger=)) holds a client to one budget over several runs",
             "whether a client answers, and answers in time, does not depend on its records: a lost client adds "
-            "nothing, and the noise and the divisor stay as they are"
+            "nothing, and the noise and the divisor stay as they are",
         ]
         if by_client:
             sentences += ["a client is connected once", "a record, here, is all that one client has"]

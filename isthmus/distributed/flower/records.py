@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,9 +120,9 @@ def read_ask(content: Any, space: Space, iterate: Tensor | None) -> Ask:
 # ---------------------------------------------------------------- answers
 
 
-def answer(message: Message, asked: bytes, divides: bool) -> bytes:
-    """A message as bytes: a seal, the divisor where the server does not know it, and the code of every release."""
-    parts = [struct.pack("<d", message.divisor)] if divides else []
+def answer(message: Message, asked: bytes, counts: bool) -> bytes:
+    """A message as bytes: a seal, how many records its client has where that `counts`, the code of every release."""
+    parts = [struct.pack("<Q", message.records)] if counts else []
     for name, bounded in message.values.items():
         data = message.coded.get(name) or _raw(bounded.value)
         parts += [struct.pack("<I", len(data)), data]
@@ -130,8 +130,13 @@ def answer(message: Message, asked: bytes, divides: bool) -> bytes:
     return _seal(asked, body) + body
 
 
-def read_answer(data: Any, asked: bytes, like: Message, codec: Codec | None, divides: bool) -> Message:
-    """The message of an answer to `asked`, with the sizes, dtypes and bounds of `like`; anything else is refused."""
+def read_answer(
+    data: Any, asked: bytes, like: Message, codec: Codec | None, divisor: Callable[[int], float] | None
+) -> Message:
+    """The message of an answer to `asked`, with the sizes, dtypes and bounds of `like`; anything else is refused.
+
+    `divisor` is what follows from how many records a client has; None where the divisor is that of `like`, and public.
+    """
     right = isinstance(data, bytes) and len(data) > SEAL and data[:SEAL] == _seal(asked, data[SEAL:])
     validate.check(
         right,
@@ -139,17 +144,18 @@ def read_answer(data: Any, asked: bytes, like: Message, codec: Codec | None, div
         type(data).__name__,
         "ask the client again: the answer was damaged on the way, or belongs to another order",
     )
-    divisor, at, values = like.divisor, SEAL, {}
-    if divides:
-        divisor, at = _number("<d", data, at)
-        validate.positive(divisor=divisor)
+    at, values = SEAL, {}
+    if divisor is not None:
+        records, at = _number("<Q", data, at)
+        validate.positive_int(records=records)
+        like = replace(like, divisor=divisor(records), records=records)
     for name, bounded in like.values.items():
         size, at = _number("<I", data, at)
         values[name] = _value(name, bounded, data[at : at + size], codec)
         at += size
     validate.check(at == len(data), "answer", f"{len(data)} bytes", f"send {at} bytes, as the plan says")
     sent = len(data)
-    return replace(like, values=values, divisor=divisor, dims=sum(b.value.numel() for b in values.values()), bytes=sent)
+    return replace(like, values=values, dims=sum(b.value.numel() for b in values.values()), bytes=sent)
 
 
 def _value(name: str, like: Bounded, data: bytes, codec: Codec | None) -> Bounded:

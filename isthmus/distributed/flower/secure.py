@@ -18,9 +18,11 @@ from isthmus.base import validate
 from isthmus.core.pipeline import Release, Stage
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import RECORD, content_of
-from isthmus.distributed.secagg import BadMessage, RoundRefused, SecureClient, SecurePlan, SecureServer
+from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
+from isthmus.distributed.secagg.messages import Kind, read
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.ledger import Purse
 from isthmus.privacy.library import DpEvent, SkellamDpEvent
 from isthmus.privacy.mechanisms import Gaussian, Mechanism
 from isthmus.privacy.noise import Noise
@@ -75,15 +77,30 @@ def secure_plan(clients: int, dropouts: float, m: int, bound: float, release: Re
 # ---------------------------------------------------------------- the server
 
 
-def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, link: Any) -> Tensor | None:
-    """The noisy total of a round in the units of the vectors; None where too few clients were left.
+@dataclass(frozen=True)
+class ForStage:
+    """The loop's purse, as what a round of secure aggregation is paid from."""
+
+    purse: Purse
+    stage: Stage
+    t: int
+
+    def require(self, event: DpEvent, what: str) -> None:
+        """Nothing: the loop has asked for all its rounds before the first."""
+
+    def pay(self, what: str, event: DpEvent, rounds: int = 1, *, seeded: bool = False) -> None:
+        """Charge the stage."""
+        self.purse.charge(self.stage, self.t)
+
+
+def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, link: Any, payer: ForStage) -> Tensor:
+    """The noisy total of a round in the units of the vectors; `RoundRefused` where too few clients were left.
 
     order  content of the message that asks for vectors: the order and the iterate
     link   the `Traffic` and the timeout: counts what goes and comes
     """
     traffic, timeout = link
-    paid: Any = _Charged()
-    server = SecureServer(plan, paid)
+    server = SecureServer(plan, payer)
     terms = {"m": plan.m, "plan": order[RECORD]["plan"]}
     index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
 
@@ -94,17 +111,12 @@ def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, link
             except BadMessage as error:
                 traffic.refused(node, str(error))
 
-    try:
-        exchange("keys", dict.fromkeys(index, server.invitation()))
-        roster = server.roster()
-        exchange("letters", dict.fromkeys(index, roster))
-        inboxes = server.inboxes()
-        exchange("vector", {node: inboxes[place] for node, place in index.items() if place in inboxes}, order)
-        exchange("shares", dict.fromkeys(index, server.survivors()))
-        return torch.from_numpy(server.value())
-    except RoundRefused as error:
-        traffic.reasons[str(error)] += 1
-        return None
+    exchange("keys", dict.fromkeys(index, server.invitation()))
+    exchange("letters", dict.fromkeys(index, server.roster()))
+    inboxes = server.inboxes()
+    exchange("vector", {node: inboxes[place] for node, place in index.items() if place in inboxes}, order)
+    exchange("shares", dict.fromkeys(index, server.survivors()))
+    return torch.from_numpy(server.value())
 
 
 def _sent(
@@ -139,39 +151,36 @@ def _sent(
     return answers
 
 
-class _Charged:
-    """A ledger that was charged before the round began, by the loop."""
-
-    def pay(self, what: str, event: Any, rounds: int = 1, *, seeded: bool = False) -> None:
-        """Nothing more."""
-
-
 # ---------------------------------------------------------------- a client
 
 
 def secure_step(config: Any, state: Any, plan: SecurePlan, rounds: int, vector: Any, noise: Noise | None) -> bytes:
     """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
 
-    Of a run of so many rounds a client sends so many vectors and no more, whatever a server asks.
+    Of a run of so many rounds a client sends so many vectors and no more, whatever a server asks; one that has no
+    vector left does not come to another round.
     """
     step = str(config["step"])
     saved: dict[str, Any] = dict(state[SECURE].items()) if SECURE in state else {"sent": 0}
     validate.one_of(STEPS, step=step)
+    remedy = "begin a new plan: this client has sent a vector for every round of this one"
+    validate.check(step not in ("keys", "vector") or saved["sent"] < rounds, "rounds", rounds, remedy)
     if step == "keys":
+        session, _ = read(config["data"], Kind.INVITATION)
+        if saved.get("session") == session:
+            raise BadMessage("This client has answered the invitation before: every message is answered once")
+        saved["session"] = session
         client = SecureClient(plan, int(config["index"]), noise)
         answer = client.keys(config["data"])
     else:
         validate.check("client" in saved, "step", step, "invite the client first: it keeps nothing of this round")
         client = SecureClient.from_bytes(plan, saved["client"], noise)
         if step == "vector":
-            validate.check(
-                saved["sent"] < rounds,
-                "rounds",
-                rounds,
-                "begin a new plan: this client has sent a vector for every round of this one",
-            )
+            client.open(
+                config["data"]
+            )  # first: a server that repeats or alters a message must not cost a client any work
             saved["sent"] += 1
-            answer = client.masked(config["data"], vector())
+            answer = client.vector(vector())
         else:
             answer = (client.shares if step == "letters" else client.reveal)(config["data"])
     state[SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ from isthmus.distributed.flower.agreed import narrowed, reach_of, shortened
 from isthmus.distributed.flower.federation import Elsewhere, Federation
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import RECORD, ask, content_of, read_answer
-from isthmus.distributed.flower.secure import NoisedSum, secure_total
+from isthmus.distributed.flower.secure import ForStage, NoisedSum, secure_total
+from isthmus.distributed.secagg import RoundRefused, SecurePlan
 from isthmus.privacy.sampling import Sampler
 
 LOG = logging.getLogger("flwr")
@@ -36,7 +38,10 @@ PAUSE = 1.0
 
 
 class NobodyAnswered(RuntimeError):
-    """Several rounds in a row were asked of clients and got no valid answer; nothing of the last one was charged."""
+    """Several rounds in a row were asked of clients and got no valid answer, or too few for secure aggregation.
+
+    Rounds in which no vector could have left a client were not charged.
+    """
 
 
 @dataclass
@@ -46,7 +51,8 @@ class Traffic:
     In a private run it shows whom a round looked at, which outsiders must not learn (see `FlowerClients`).
 
     up, down   bytes of answers and of orders with their iterates
-    rounds     for every collected stage: t, and how many clients were asked, answered, were late, and failed
+    rounds     for every collected stage, and every attempt at a total of secure aggregation: t, and how many clients
+               were asked, answered, were late, and failed
     reasons    why answers were refused, or what clients said that failed: how often each
     """
 
@@ -73,7 +79,8 @@ class FlowerClients(Aggregator):
     plan      what server and clients share
     timeout   seconds that a round waits for answers; what comes later does not count
     wait      seconds that the first round waits for all clients to connect; then it goes on with those who are there
-    patience  how many rounds in a row may go without any right answer before the run is given up
+    patience  how many rounds in a row (or all of a plan that has fewer) may go without any right answer before the run
+              is given up; in secure aggregation, how many attempts in a row at a total
 
     A run that is not private asks every client that is connected, or as many as `Wire.per_round` says, drawn as
     `isthmus.Clients` draws them, and takes the mean of those who answer.
@@ -81,6 +88,10 @@ class FlowerClients(Aggregator):
     A private run divides by a public number, whoever answers.  Over records, every connected client is asked, and draws
     its own records.  Over clients, each connected one is asked with probability q by coins of the server's secret
     source; a round that asks nobody is released and paid for.
+
+    In secure aggregation an attempt waits up to `wait` seconds until as many clients are connected as it needs, and
+    asks all who are.  Where too few send keys or letters it has cost nothing, and the round is tried again with whoever
+    is there then; where too few send vectors or shares the round is paid for and moves nothing.
     """
 
     grid: Any
@@ -116,17 +127,12 @@ class FlowerClients(Aggregator):
 
     # ------------------------------------------------------------ one stage of a round
 
-    @property
-    def noisy(self) -> bool:  # type: ignore[override]
-        """Whether sums come with their noise."""
-        return self.plan.dropouts is not None
-
     def collect(self, order: Order, site: Any) -> Message:  # type: ignore[override]
         """The sum of the answers of this stage."""
         stage = stage_of(self.plan.at_clients, order.stage)
         empty = self.nothing(order, site, stage)
-        if self.noisy:
-            return self._secured(order, stage, empty)
+        if self.plan.dropouts is not None:
+            return self._secured(order, site, stage, empty)
         visits = self.asked(order, site)
         messages = [self._letter(order, node, visit) for node, visit in visits]
         answers = self._answers(order, messages, empty) if messages else []
@@ -142,7 +148,7 @@ class FlowerClients(Aggregator):
 
     def asked(self, order: Order, site: Any) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
-        nodes = self._connected(order)
+        nodes = self._connected()
         stage, per_round = site.stage(order), self.plan.pipe.wire.per_round
         if stage.private and self.plan.unit == "client":
             coins = site.keys.noise.mask(len(nodes), stage.sampler.rate)
@@ -155,10 +161,15 @@ class FlowerClients(Aggregator):
             visits[nodes[place]] += 1
         return chosen
 
-    def _connected(self, order: Order) -> list[int]:
-        """The nodes that are there; the first round waits for all.  Bounds of private sums hold for M, and no more."""
+    def _connected(self, needed: int = 0) -> list[int]:
+        """The nodes that are there; the first round waits for all, later ones for as many as are `needed`.
+
+        Bounds of private sums hold for M, and no more.
+        """
+        if not self.traffic.rounds:
+            needed = self.plan.clients
         nodes, waited = sorted(self.grid.get_node_ids()), 0.0
-        while not self.traffic.rounds and len(nodes) < self.plan.clients and waited < self.wait:
+        while len(nodes) < needed and waited < self.wait:
             self.clock(PAUSE)
             nodes, waited = sorted(self.grid.get_node_ids()), waited + PAUSE
         if self.plan.private:
@@ -181,7 +192,10 @@ class FlowerClients(Aggregator):
     def _answers(self, order: Order, letters: list[Any], empty: Message) -> list[Message]:
         """The right answers of those that came in time."""
         sent = letters[0].content[RECORD]["order"]
-        codec, divides = self.plan.pipe.wire.codec, not self.plan.private
+        codec, divisor = self.plan.pipe.wire.codec, None
+        if not self.plan.private:
+            sampler = stage_of(self.plan.at_clients, order.stage).sampler
+            divisor = partial(sampler.divisor, t=order.t)
         messages: dict[str, Message] = {}
         nodes = [letter.metadata.dst_node_id for letter in letters]
         replies = [*self.grid.send_and_receive(letters, timeout=self.timeout)]
@@ -190,7 +204,7 @@ class FlowerClients(Aggregator):
             try:
                 data = content_of(reply, "answer")
                 self.traffic.up += len(data) if isinstance(data, bytes) else 0
-                came = read_answer(data, sent, empty, codec, divides)
+                came = read_answer(data, sent, empty, codec, divisor)
                 messages.setdefault(about, self._checked(order, came))
             except (validate.InvalidInput, CodecError) as error:
                 self.traffic.refused(node, str(error))
@@ -207,37 +221,68 @@ class FlowerClients(Aggregator):
         own = reach_of(self.plan, stage_of(self.plan.at_clients, order.stage).sampler).own
         return replace(message, values={name: shortened(bounded, own) for name, bounded in message.values.items()})
 
-    def _secured(self, order: Order, stage: Stage, empty: Message) -> Message:
-        """The noisy total of secure aggregation; where too few were left, zero, and the charge is kept."""
-        (name, like), nodes = next(iter(empty.values.items())), self._connected(order)
+    def _secured(self, order: Order, site: Any, stage: Stage, empty: Message) -> Message:
+        """The noisy total of secure aggregation; where too few were left after the round was paid for, zero."""
+        ((name, like),) = empty.values.items()
         plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
-        content = ask(order, self.plan.whole, plan=self.plan.digest)
-        secure_sum = secure_total(self.grid, plan, nodes, content, (self.traffic, self.timeout))
-        counts = {"asked": min(len(nodes), plan.clients), "answered": int(secure_sum is not None)}
-        self.traffic.rounds.append({"t": order.t, **counts, "late": 0, "failed": int(secure_sum is None)})
-        total = torch.zeros_like(like.value) if secure_sum is None else secure_sum
+        content, payer = ask(order, self.plan.whole, plan=self.plan.digest), ForStage(site.purse, stage, order.t)
+        total = None
+        while total is None:
+            nodes = self._connected(plan.needed)
+            counts = {"t": order.t, "asked": len(nodes), "answered": 0, "late": 0, "failed": 1}
+            self.traffic.rounds.append(counts)
+            try:
+                total = secure_total(self.grid, plan, nodes, content, (self.traffic, self.timeout), payer)
+                counts |= {"answered": 1, "failed": 0}
+                self.traffic.silent = 0
+            except RoundRefused as refused:
+                self._no_total(order, plan, refused)
+                if refused.charged:
+                    total = torch.zeros_like(like.value)
         value = NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
+    def _no_total(self, order: Order, plan: SecurePlan, refused: RoundRefused) -> None:
+        """Give up a run whose attempts at a total have failed `patience` times in a row, or in all its rounds."""
+        self.traffic.silent += 1
+        self.traffic.reasons[str(refused)] += 1
+        if self.traffic.silent >= self.patience or (refused.charged and self.traffic.silent >= self.plan.rounds):
+            raise NobodyAnswered(
+                f"{self.traffic.silent} attempts in a row at a total of secure aggregation have failed (the last in "
+                f"round {order.t}): {self._why()}. Start the clients that are away, or make a plan in which more than "
+                f"{plan.dropouts} of {plan.clients} may be lost (dropouts={self.plan.dropouts:g})"
+            ) from refused
+
+    def _why(self) -> str:
+        return "; ".join(f"{text} ({count} times)" for text, count in self.traffic.reasons.most_common(3))
+
     def _patient(self, order: Order, visited: int, answered: int) -> None:
-        """Give up a run that nobody answers."""
+        """Give up a run that nobody answers in `patience` rounds in a row, or in all its rounds."""
         if not visited:
             self.traffic.rounds.append({"t": order.t, "asked": 0, "answered": 0, "late": 0, "failed": 0})
         self.traffic.silent = 0 if answered else self.traffic.silent + bool(visited or not self.plan.private)
-        if self.traffic.silent >= self.patience:
-            why = "; ".join(f"{text} ({count} times)" for text, count in self.traffic.reasons.most_common(3))
+        if self.traffic.silent >= min(self.patience, self.plan.rounds):
+            why = self._why() or "no client answered in time; start SuperNodes, or give a longer timeout"
             raise NobodyAnswered(
-                f"No valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): "
-                f"{why or 'no client answered in time; start SuperNodes, or give a longer timeout'}"
+                f"No valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): {why}"
             )
+
+    def _counted(self, message: Message) -> Message:
+        """An answer as it counts in the mean of all: as `isthmus.Clients` has it."""
+        if self.plan.unit == "client" or self.plan.uniform:
+            return message.normalised()
+        message = message.by_records()
+        if self.plan.pipe.wire.per_round is None or message.fixed:
+            return message
+        return replace(message, divisor=self.plan.terms / self.plan.clients)
 
     def _total(self, stage: Stage, empty: Message, answers: list[Message]) -> Message:
         """The sum; in a private run with the public divisor, and with public counts of numbers and bytes."""
         if not stage.private:
-            means = [message.normalised() for message in answers] if self.plan.uniform else answers
-            total = means[0] if means else replace(empty, divisor=1.0, fixed=False)
-            for message in means[1:]:
+            counted = [self._counted(message) for message in answers]
+            total = counted[0] if counted else replace(empty, divisor=1.0, fixed=False)
+            for message in counted[1:]:
                 total = total + message
             return total
         plan, source = self.plan, stage_of(self.plan.pipe, stage.name).sampler

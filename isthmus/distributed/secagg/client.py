@@ -95,8 +95,19 @@ class SecureClient:
     def masked(self, inbox: bytes, rows: Tensor | NDArray[np.float64]) -> bytes:
         """The packed sum of its rows (one vector, or one a record), rounded, noised and masked."""
         vectors = _matrix(rows, self.plan.m)  # before the letters: a wrong argument must not cost the round
+        self.open(inbox)
+        return self.vector(vectors)
+
+    def open(self, inbox: bytes) -> None:
+        """Take the letters; a client that has not made its vector yet makes it after this, and gives it to `vector`."""
         _, body = self._read(inbox, Kind.INBOX)
-        self._open(records(body, 2 * self.plan.share_bytes + crypto.TAG, self.plan.clients, "letters"))
+        self._take(records(body, 2 * self.plan.share_bytes + crypto.TAG, self.plan.clients, "letters"))
+        self._due = Kind.VECTOR
+
+    def vector(self, rows: Tensor | NDArray[np.float64]) -> bytes:
+        """What `masked` answers, once the letters are open."""
+        vectors = _matrix(rows, self.plan.m)
+        self._step(Kind.VECTOR)
         self._due = Kind.SURVIVORS
         total = self.integers(vectors) + skellam(self.plan.share, self.plan.m, self._noise)
         words = to_field(total, self.plan.bits) + crypto.stream(self._seed, self.plan.m, self.plan.bits)
@@ -153,11 +164,14 @@ class SecureClient:
 
     def _read(self, data: bytes, kind: Kind, length: int | None = None) -> tuple[bytes, bytes]:
         """Session and body of the message that is due; after this no other of its kind is answered."""
+        self._step(kind)
+        return read(data, kind, self._session or None, length)
+
+    def _step(self, kind: Kind) -> None:
         if self._due is not kind:
             due = "nothing" if self._due is None else self._due.name
             raise BadMessage(f"A message {kind.name} came where {due} was expected: every message is answered once")
         self._due = None  # until the answer is complete
-        return read(data, kind, self._session or None, length)
 
     def _divide(self, secret: bytes) -> list[bytes]:
         return shamir.share(secret, self.plan.clients, self.plan.needed, self.plan.packing, os.urandom)
@@ -172,7 +186,7 @@ class SecureClient:
     def _pair(self, peer: int) -> bytes:
         return pair_key(self._masks, self._roster[peer], self._session, self._about, self.index, peer)
 
-    def _open(self, letters: dict[int, bytes]) -> None:
+    def _take(self, letters: dict[int, bytes]) -> None:
         """Keep the shares of everybody who sent a letter."""
         if self.index in letters or not letters.keys() <= self._roster.keys():
             raise BadMessage("A letter came from somebody who is not another client of the roster")

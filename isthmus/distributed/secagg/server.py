@@ -2,14 +2,15 @@
 
 | it sends | after it has received | and refuses where |
 |---|---|---|
-| `invitation` | nothing; the ledger is charged here, before anybody answers | the budget is spent |
+| `invitation` | nothing | the budget does not hold the round |
 | `roster` | keys | fewer than n - f have answered |
-| `inboxes` | letters | fewer than n - f have |
+| `inboxes` | letters; the ledger is charged here, before a vector is due | fewer have, or the budget is spent |
 | `survivors` | masked vectors | fewer than n - f have: the noise of fewer would not be what was promised |
 | `total` | shares | fewer than n - f have, or a secret is not the one that was committed to |
 
-A refusal is final and keeps its charge: vectors may have left the clients.  A message that is not what is due raises
-`BadMessage` and changes nothing: its sender counts as lost unless a right one follows.
+A refusal is final.  Keys and letters say nothing of anybody's data, so one that comes before the inboxes has cost
+nothing; a later one keeps its charge, because vectors may have left the clients.  A message that is not what is due
+raises `BadMessage` and changes nothing: its sender counts as lost unless a right one follows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,27 +37,42 @@ from isthmus.distributed.secagg.messages import (
     write_set,
 )
 from isthmus.distributed.secagg.plan import SecurePlan
-from isthmus.privacy.ledger import Budgeted
+from isthmus.privacy.library import DpEvent
 
 
 class RoundRefused(RuntimeError):
-    """A round that ended without a total: too few clients, or shares that are wrong.  Its charge is kept."""
+    """A round that ended without a total: too few clients, or shares that are wrong.
+
+    `charged` says whether it was paid for: from the inboxes on, after which vectors may have left the clients.
+    """
+
+    def __init__(self, why: str, charged: bool) -> None:
+        super().__init__(why)
+        self.charged = charged
+
+
+class Pays(Protocol):
+    """What a round needs of a ledger."""
+
+    def require(self, event: DpEvent, what: str) -> None: ...
+    def pay(self, what: str, event: DpEvent, rounds: int = 1, *, seeded: bool = False) -> None: ...
 
 
 class SecureServer:
     """One round: call `receive` for every answer, and the others in the order of the table.
 
-    `ledger` pays for the plan's event, under the name `what`, before the round begins; `rate` is that of
+    `ledger` pays for the plan's event, under the name `what`, before a vector is asked for; `rate` is that of
     `SecurePlan.event`, and `seeded` says that clients of a test draw their noise from seeds.  `sent` and `received`
     count bytes by client.
     """
 
     def __init__(
-        self, plan: SecurePlan, ledger: Budgeted, what: str = "secagg", *, rate: float = 1.0, seeded: bool = False
+        self, plan: SecurePlan, ledger: Pays, what: str = "secagg", *, rate: float = 1.0, seeded: bool = False
     ) -> None:
         self.plan, self._ledger, self._what, self._event, self._seeded = plan, ledger, what, plan.event(rate), seeded
         self._session, self._about = os.urandom(SESSION), b""
         self._due: Kind | None = Kind.INVITATION
+        self._charged = False
         self._answers: dict[int, bytes] = {}
         self._taken: set[bytes] = set()
         self._roster: dict[int, bytes] = {}
@@ -69,9 +86,9 @@ class SecureServer:
     # ------------------------------------------------------------ what it sends
 
     def invitation(self) -> bytes:
-        """The same for everybody; the round is paid for first."""
+        """The same for everybody; a round that the budget does not hold is refused first."""
         self._step(Kind.INVITATION, None)  # where the ledger refuses, the round is over
-        self._ledger.pay(self._what, self._event, seeded=self._seeded)
+        self._ledger.require(self._event, self._what)
         self._due = Kind.KEYS
         return self._out(range(self.plan.clients), write(Kind.INVITATION, self._session, self.plan.digest))
 
@@ -84,9 +101,11 @@ class SecureServer:
         return self._out(self._roster, message)
 
     def inboxes(self) -> dict[int, bytes]:
-        """For each client the letters of all others who sent theirs."""
-        self._step(Kind.SHARES, Kind.VECTOR)
+        """For each client the letters of all others who sent theirs; the round is paid for first."""
+        self._step(Kind.SHARES, None)
         answers, self._answers = self._enough("letters"), {}
+        self._ledger.pay(self._what, self._event, seeded=self._seeded)
+        self._due, self._charged = Kind.VECTOR, True
         self._senders = sorted(answers)
         self._commitments = {index: body[: crypto.KEY] for index, body in answers.items()}
         letters = {index: self._letters(index, body[crypto.KEY :]) for index, body in answers.items()}
@@ -173,7 +192,8 @@ class SecureServer:
         if self._due is not now:
             due = "nothing: the round is over" if self._due is None else self._due.name
             raise RoundRefused(
-                f"{now.name} was called where {due} is expected: call the steps of a round in their order"
+                f"{now.name} was called where {due} is expected: call the steps of a round in their order",
+                self._charged,
             )
         self._due = then
 
@@ -181,12 +201,17 @@ class SecureServer:
         """The answers, in order; with fewer than n - f the round is over."""
         there = len(self._answers)
         if there < self.plan.needed:
-            self._due = None
-            raise RoundRefused(
-                f"Only {there} of {self.plan.clients} clients have sent their {what}, and {self.plan.needed} "
-                "are needed: nothing is released, and the charge for the round is kept"
+            raise self._over(
+                f"Only {there} of {self.plan.clients} clients have sent their {what}, and {self.plan.needed} are needed"
             )
         return dict(sorted(self._answers.items()))
+
+    def _over(self, why: str) -> RoundRefused:
+        """The round has ended here."""
+        self._due, cost = None, "and nothing was charged"
+        if self._charged:
+            cost = "and the charge for the round is kept"
+        return RoundRefused(f"{why}: nothing is released, {cost}", self._charged)
 
     def _letters(self, index: int, body: bytes) -> dict[int, bytes]:
         """One client's letters by whom they are for."""
@@ -203,11 +228,7 @@ class SecureServer:
         else:
             right = crypto.public_key(secret) == self._roster[index][crypto.KEY :]
         if not right:
-            self._due = None
-            raise RoundRefused(
-                f"Shares of the secret of client {index} are wrong: nothing is released, and the charge for the "
-                "round is kept"
-            )
+            raise self._over(f"Shares of the secret of client {index} are wrong")
         return secret
 
     def _out(self, to: Iterable[int], message: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,15 +26,15 @@ LIKE = Message({"gradient": Bounded(torch.zeros(8), 2, 1.0), "count": Bounded(to
 
 def sent() -> Message:
     values = {"gradient": torch.arange(8.0), "count": torch.ones(1)}
-    return Message({name: Bounded(value, 2, 99.0) for name, value in values.items()}, 7.0)
+    return Message({name: Bounded(value, 2, 99.0) for name, value in values.items()}, 7.0, records=7)
 
 
 def test_an_answer_comes_back_with_the_servers_own_bounds() -> None:
-    got = read_answer(answer(sent(), ASKED, True), ASKED, LIKE, None, True)
+    got = read_answer(answer(sent(), ASKED, True), ASKED, LIKE, None, float)
     assert torch.equal(got.values["gradient"].value, torch.arange(8.0)) and got.divisor == 7.0
     assert [value.bound for value in got.values.values()] == [1.0, 0.5]
     assert got.dims == 9 and got.bytes == SEAL + 8 + 4 + 32 + 4 + 4
-    assert read_answer(answer(sent(), ASKED, False), ASKED, LIKE, None, False).divisor == 4.0
+    assert read_answer(answer(sent(), ASKED, False), ASKED, LIKE, None, None).divisor == 4.0
 
 
 def test_every_damaged_byte_shows() -> None:
@@ -42,7 +43,7 @@ def test_every_damaged_byte_shows() -> None:
         broken = bytearray(data)
         broken[place] ^= 1
         with pytest.raises(InvalidInput, match="damaged"):
-            read_answer(bytes(broken), ASKED, LIKE, None, True)
+            read_answer(bytes(broken), ASKED, LIKE, None, float)
 
 
 def test_forged_answers_are_refused_with_a_right_seal_too() -> None:
@@ -50,25 +51,25 @@ def test_forged_answers_are_refused_with_a_right_seal_too() -> None:
     right, wrong = sent(), torch.tensor([torch.nan])
     cases = {
         "belongs to another order": answer(right, b"an earlier order", True),
-        "bytes": answer(Message({**right.values, "count": Bounded(torch.ones(5), 2, 1.0)}, 7.0), ASKED, True),
-        "not finite": answer(Message({**right.values, "count": Bounded(wrong, 2, 1.0)}, 7.0), ASKED, True),
-        "divisor": answer(Message(right.values, -1.0), ASKED, True),
-        "send .* bytes|too early": answer(Message({"gradient": right.values["gradient"]}, 7.0), ASKED, True),
+        "bytes": answer(replace(right, values={**right.values, "count": Bounded(torch.ones(5), 2, 1.0)}), ASKED, True),
+        "not finite": answer(replace(right, values={**right.values, "count": Bounded(wrong, 2, 1.0)}), ASKED, True),
+        "records=0": answer(Message(right.values, 7.0), ASKED, True),
+        "send .* bytes|too early": answer(Message({"gradient": right.values["gradient"]}, 7.0, records=7), ASKED, True),
         "damaged": None,
     }  # fmt: skip
     for told, data in cases.items():
         with pytest.raises(InvalidInput, match=told):
-            read_answer(data, ASKED, LIKE, None, True)
+            read_answer(data, ASKED, LIKE, None, float)
 
 
 def test_random_bytes_under_a_right_seal_never_crash(rng: np.random.Generator) -> None:
     codec, refused = codecs.QSGD(), 0
     for _ in range(300):
         size = int(rng.integers(0, 60))
-        body = struct.pack("<d", 1.0) + struct.pack("<I", size) + rng.bytes(size) + struct.pack("<I", 0)
+        body = struct.pack("<QI", 1, size) + rng.bytes(size) + struct.pack("<I", 0)
         seal = hashlib.blake2b(hashlib.blake2b(ASKED, digest_size=16).digest() + body, digest_size=SEAL).digest()
         try:
-            read_answer(seal + body, ASKED, LIKE, codec, True)
+            read_answer(seal + body, ASKED, LIKE, codec, float)
         except (InvalidInput, CodecError):
             refused += 1
     assert refused == 300  # the second release has no bytes at all

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isthmus import Coordinates, CountSketch, InvalidInput, L1Ball, Logistic, Whole, algorithms, minimize
+from isthmus import Clients, Coordinates, CountSketch, InvalidInput, L1Ball, Logistic, Whole, algorithms, minimize
 from isthmus.distributed.flower import (
     Federation,
     FlowerClients,
@@ -129,11 +129,22 @@ def test_a_run_that_nobody_answers_is_given_up(draws: torch.Generator) -> None:
     assert len(strategy.clients.traffic.rounds) == 2
 
 
-def test_every_record_may_count_the_same(draws: torch.Generator) -> None:
+def test_every_record_counts_the_same_or_every_client_does(draws: torch.Generator) -> None:
     parts, whole = data(draws)
-    result = trained(plan_of(algorithms.comp_dist_sgd(m=10, step=0.5), uniform=False), parts).found
+    recipe = algorithms.comp_dist_sgd(m=10, step=0.5)
+    result, same = trained(plan_of(recipe), parts).found, trained(plan_of(recipe, uniform=True), parts).found
     alone = minimize(whole, algorithms.comp_gd(m=10, step=0.5), BALL, steps=ROUNDS, record=None)
+    means = minimize(whole, recipe, BALL, steps=ROUNDS, clients=Clients(parts, uniform=True), record=None)
     assert torch.allclose(result.x, alone.x, atol=1e-12)
+    assert torch.equal(same.x, means.x) and not torch.allclose(same.x, alone.x, atol=1e-6)
+
+
+def test_uniform_is_refused_where_it_would_change_nothing() -> None:
+    with pytest.raises(InvalidInput, match="uniform=False.*a client is one term"):
+        plan_of(algorithms.comp_dist_sgd(m=10, step=0.5), unit="client", uniform=False)
+    recipe = algorithms.dp_gd(epsilon=2.0, delta=1e-5, clip=1.0, step=0.5, n="exact")
+    with pytest.raises(InvalidInput, match="uniform=True.*a private run adds sums"):
+        plan_of(recipe, uniform=True).pipe  # noqa: B018
 
 
 def test_local_steps_at_rate_one_are_federated_averaging(draws: torch.Generator) -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo import together
-from isthmus.sketches import SRHT, Coordinates, CountSketch, Kronecker
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from isthmus.base.validate import InvalidInput
 from isthmus.distributed.hooks import SketchState, WarmRank, sketch_hook
+from isthmus.sketches import SRHT, Coordinates, CountSketch, Kronecker
 
 WAYS = {
     "low rank": WarmRank(3),

@@ -80,12 +80,14 @@ def test_numbers_that_leave_the_field_wrap_and_nothing_else_changes() -> None:
     assert (np.abs(total) > 8).any()
 
 
-@pytest.mark.parametrize("moment", ["keys", "letters", "vector", "shares"])
-def test_below_the_threshold_nothing_is_released_and_the_charge_is_kept(moment: str) -> None:
-    found = Round()
-    with pytest.raises(RoundRefused, match="3 of 6 clients.*4 are needed.*charge for the round is kept"):
+@pytest.mark.parametrize(("moment", "charged"), [("keys", 0), ("letters", 0), ("vector", 1), ("shares", 1)])
+def test_below_the_threshold_nothing_is_released_and_vectors_are_paid_for(moment: str, charged: int) -> None:
+    """Keys and letters say nothing of anybody's data: a round that ends with them has cost nothing."""
+    found, cost = Round(), "charge for the round is kept" if charged else "nothing was charged"
+    with pytest.raises(RoundRefused, match=f"3 of 6 clients.*4 are needed.*{cost}") as refused:
         found.run(**{moment: [0, 2, 4]})
-    assert found.ledger.rounds() == {"secagg": 1}
+    assert refused.value.charged == bool(charged)
+    assert sum(found.ledger.rounds().values()) == charged
     for again in (found.server.total, found.server.survivors, found.server.roster, found.server.invitation):
         with pytest.raises(RoundRefused, match="in their order"):
             again()
@@ -93,13 +95,26 @@ def test_below_the_threshold_nothing_is_released_and_the_charge_is_kept(moment: 
 
 def test_a_spent_budget_is_refused_before_anybody_is_asked() -> None:
     ledger = Ledger(budget=(1.0, 1e-5))
-    SecureServer(PLAN, ledger, rate=0.01).invitation()
     server = SecureServer(PLAN, ledger)
     with pytest.raises(BudgetExceeded):
         server.invitation()
     with pytest.raises(RoundRefused):
         server.roster()
     assert server.sent == {}
+
+
+def test_a_budget_that_another_run_has_spent_meanwhile_is_refused_before_a_vector_is_asked_for() -> None:
+    ledger = Ledger(budget=(2.2, 1e-5))
+    found = Round(ledger=ledger)
+    sent = found.until("shares")
+    for client in found.clients.values():
+        found.server.receive(client.shares(sent))
+    ledger.pay("another run", PLAN.event())
+    with pytest.raises(BudgetExceeded):
+        found.server.inboxes()
+    with pytest.raises(RoundRefused, match="the round is over"):
+        found.server.survivors()
+    assert ledger.rounds() == {"another run": 1}
 
 
 def test_the_ledger_holds_the_plans_event() -> None:
