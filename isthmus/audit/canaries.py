@@ -27,7 +27,7 @@ class OneRun:
     """What one run gave away: `correct` of `guesses` about `canaries` records, so epsilon is at least `lower`.
 
     `gaussian` is the larger bound for a run whose trade-off curve is that of Gaussian noise, as it is of a sum over
-    all records; without such knowledge, or of sampled records, it refutes nothing.  None where delta is 0.
+    all records; of other runs it refutes that they are as private as such noise, and no epsilon.  None at delta 0.
     """
 
     canaries: int
