@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
-from isthmus.gradients import Dense, Rows
+from isthmus.gradients import Dense, Lookup, Rows
 from isthmus.objectives.base import Objective, as_index
 from isthmus.privacy.adjacency import Adjacency
 
@@ -18,7 +18,8 @@ from isthmus.privacy.adjacency import Adjacency
 class LinearRecords(Objective):
     """`l_i(w) = <v_i, w>`: the gradient of record i is the vector v_i, wherever the iterate is.
 
-    With these an adversary hands any vectors to any pipeline.
+    With these an adversary hands any vectors to any pipeline.  Whole numbers k in place of vectors are the unit vectors
+    e_k of the space, and never written out.
 
     >>> f = LinearRecords([[1.0, 0.0], [0.0, 3.0]])
     >>> f.n, f.rows(torch.zeros(2)).dense().tolist(), f.loss(torch.ones(2))
@@ -26,19 +27,25 @@ class LinearRecords(Objective):
     """
 
     def __init__(self, vectors: Any, space: Space | int | None = None) -> None:
-        self.vectors = validate.as_tensor("vectors", vectors, ndim=2)
-        self.n, self.dtype = self.vectors.shape[0], self.vectors.dtype
-        self.space = as_space(self.vectors.shape[1] if space is None else space)
-        validate.shape((self.n, self.space.d), vectors=self.vectors)
+        self.vectors, self.dtype = vectors, torch.float64
+        if space is None or not isinstance(vectors, Tensor) or vectors.ndim != 1:
+            self.vectors = validate.as_tensor("vectors", vectors, ndim=2)
+            self.dtype = self.vectors.dtype
+        self.n, self.space = len(self.vectors), as_space(self.vectors.shape[1] if space is None else space)
+        if self.vectors.ndim == 2:
+            validate.shape((self.n, self.space.d), vectors=self.vectors)
 
     def data_loss(self, w: Tensor, index: Any = None) -> float:
         """The mean of the `<v_i, w>`; 0 for an empty batch."""
-        chosen = self._chosen(index)
-        return float((chosen @ w.to(chosen)).mean()) if len(chosen) else 0.0
+        rows = self.rows(w, index)
+        return float(rows.sum() @ w.to(rows.dtype)) / max(1, rows.n)
 
     def rows(self, w: Tensor, index: Any = None) -> Rows:
         """The vectors themselves, in the leaves of the space."""
         chosen = self._chosen(index)
+        if chosen.ndim == 1:
+            ones = torch.ones(len(chosen), 1, 1, dtype=self.dtype)
+            return Lookup(chosen[:, None], ones, self.space.d, apart=True)
         if len(self.space.leaves) == 1:
             return Dense(chosen)
         return Rows.stack([(leaf.name, Dense(chosen[:, self.space.slice(leaf.name)])) for leaf in self.space.leaves])

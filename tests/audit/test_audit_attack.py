@@ -18,11 +18,6 @@ from isthmus.audit import (
     clopper_pearson,
     epsilon_from_counts,
     known_bad,
-    one_run,
-    one_run_epsilon,
-    one_run_p_value,
-    orthogonal_canaries,
-    training,
     worst_pair,
 )
 from isthmus.audit.distinguish import scores
@@ -185,14 +180,6 @@ def test_bad_input_is_refused() -> None:
         attack(gaussian(adjacency=REPLACE), pair, 1000)
     with pytest.raises(InvalidInput, match="hits"):
         clopper_pearson(11, 10, 0.9)
-    with pytest.raises(InvalidInput, match="correct"):
-        one_run_p_value(10, 5, 6, 1.0)
-    with pytest.raises(InvalidInput, match="guesses"):
-        one_run_epsilon(10, 11, 5)
-    with pytest.raises(InvalidInput, match="scores.shape"):
-        one_run(lambda included: torch.zeros(3), torch.eye(4))
-    with pytest.raises(InvalidInput, match="count"):
-        orthogonal_canaries(6, 5)
 
 
 # ---------------------------------------------------------------- bounds from counts
@@ -218,68 +205,3 @@ def test_the_epsilon_of_counts_is_rarely_above_the_true_one() -> None:
     assert (bounds > math.log(tpr / fpr)).mean() < 0.1
     assert np.median(bounds) > 0.7 * math.log(tpr / fpr)
     assert epsilon_from_counts(10, 900, 1000, 0.0, 0.9) == 0
-
-
-# ---------------------------------------------------------------- one run
-
-
-def brute_p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """The formula by plain sums."""
-    q = math.exp(epsilon) / (1 + math.exp(epsilon))
-    pmf = [math.comb(r, k) * q**k * (1 - q) ** (r - k) for k in range(r + 1)]
-    worst = max((sum(pmf[v - i : v]) / i for i in range(1, v + 1)), default=0.0)
-    return min(1.0, sum(pmf[v:]) + 2 * m * delta * worst)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1e-3, 0.05])
-def test_the_one_run_bound_is_its_formula(delta: float) -> None:
-    for v in range(13):
-        for epsilon in (0.0, 0.5, 2.0):
-            assert one_run_p_value(20, 12, v, epsilon, delta) == pytest.approx(brute_p_value(20, 12, v, epsilon, delta))
-
-
-@pytest.mark.parametrize("delta", [0.0, 0.01])
-def test_the_one_run_bound_holds_for_simulated_randomised_response(delta: float) -> None:
-    # every bit is shown as it is with probability delta, else through epsilon randomised response
-    epsilon, m, runs = 1.0, 200, 20_000
-    rng = np.random.default_rng(11)
-    right = delta + (1 - delta) / (1 + math.exp(-epsilon))
-    correct = rng.binomial(m, right, runs)
-    for v in range(130, 170, 4):
-        share = (correct >= v).mean()
-        assert share <= one_run_p_value(m, m, v, epsilon, delta) + 4 * math.sqrt(0.25 / runs)
-    bounds = {v: one_run_epsilon(m, m, int(v), delta) for v in np.unique(correct)}
-    values = np.array([bounds[v] for v in correct])
-    assert (values > epsilon).mean() <= 0.05 + 4 * math.sqrt(0.05 / runs)
-    if delta == 0:
-        assert np.median(values) > 0.6 * epsilon
-
-
-def test_the_one_run_epsilon_is_monotone() -> None:
-    by_correct = [one_run_epsilon(100, 100, v, 1e-5) for v in range(50, 101, 5)]
-    assert by_correct == sorted(by_correct) and by_correct[0] == 0 and by_correct[-1] > 2
-    assert one_run_epsilon(100, 100, 90, 1e-3) <= one_run_epsilon(100, 100, 90, 0.0)
-    assert one_run_epsilon(100, 100, 90, 0.0, 0.99) < one_run_epsilon(100, 100, 90, 0.0, 0.9)
-
-
-def test_one_run_of_randomised_response() -> None:
-    epsilon, canaries = 2.0, torch.eye(2000)
-    noise = SeededSource(3)
-
-    def train(included: torch.Tensor) -> torch.Tensor:
-        bits = canaries @ included.sum(0)
-        flip = noise.mask(len(bits), 1 / (1 + math.exp(epsilon)))
-        return torch.where(flip, 1 - bits, bits)
-
-    report = one_run(train, canaries, guesses=1000, noise=SeededSource(4))
-    assert 0.8 * epsilon < report.lower <= epsilon and "1000 guesses" in str(report)
-
-
-def test_one_run_of_a_pipeline() -> None:
-    canaries = orthogonal_canaries(400, 500)
-    z = noise_multiplier(epsilon=4.0, delta=DELTA, steps=5)
-    pipe = private(Gaussian(z), epsilon=4.0)
-    sound = one_run(training(pipe, canaries, steps=5, noise_seed=1), canaries, guesses=100, noise=SeededSource(2))
-    loud = private(Gaussian(z / 8), epsilon=1000.0)
-    broken = one_run(training(loud, canaries, steps=5, noise_seed=1), canaries, guesses=100, noise=SeededSource(2))
-    assert 0.1 < sound.lower <= 4.0 and broken.correct == 100 and broken.lower > sound.lower

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", ["float32", "bfloat16", "bfloat16, Kronecker 16"])
 def test_a_training_gives_away_less_than_it_states(case: str) -> None:
     found, stated = benchmark.audited(benchmark.cases(SMALL)[case])
-    assert 1.8 < stated <= 2.0 + 1e-3 and found.lower <= stated and found.guesses == 80
+    assert 1.8 < stated <= 2.0 + 1e-3 and found.lower <= stated and found.guesses == 60
 
 
 def test_a_training_with_a_tenth_of_its_noise_is_caught() -> None:
-    found, stated = benchmark.audited(benchmark.cases(SMALL)["control: noise / 10"])
+    found, stated = benchmark.audited(replace(SMALL, understated=10.0))
     assert found.lower > stated
 
 
