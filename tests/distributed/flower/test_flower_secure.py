@@ -16,7 +16,7 @@ from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.sampling import FullBatch
 from isthmus.round.pipeline import Promise
 
-pytest.importorskip("cryptography", reason="secure aggregation needs cryptography: pip install 'isthmus[secagg]'")
+pytest.importorskip("cryptography", reason="secure aggregation needs cryptography: pip install -e '.[secagg]'")
 
 D, M, ROUNDS = 30, 6, 2
 
