@@ -41,6 +41,5 @@ def test_flower_can_run_the_example_from_a_clone(monkeypatch: pytest.MonkeyPatch
     places, kinds = config["tool"]["flwr"]["app"]["components"], {"serverapp": "ServerApp", "clientapp": "ClientApp"}
     for part, kind in kinds.items():
         module, _, name = places[part].partition(":")
-        assert isinstance(
-            getattr(importlib.import_module(module), name), getattr(importlib.import_module(f"flwr.{part}"), kind)
-        )
+        app = getattr(importlib.import_module(module), name)
+        assert isinstance(app, getattr(importlib.import_module(f"flwr.{part}"), kind))
