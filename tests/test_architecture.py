@@ -107,5 +107,3 @@ def test_noise_is_drawn_in_one_place() -> None:
                 collected.append(str(path.relative_to(ROOT)))
     allowed = {"round/step.py", "papers/printed.py", "audit/known_bad.py", "audit/distinguish.py"}
     assert set(collected) <= allowed and collected.count("round/step.py") == 1
-
-

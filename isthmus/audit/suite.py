@@ -19,8 +19,9 @@ from isthmus import algorithms
 from isthmus.audit import attack, known_bad, one_run, orthogonal_canaries, training, worst_pair
 from isthmus.base.space import Space
 from isthmus.geometry.lifts import adjoint, pinv
-from isthmus.geometry.sets import L1Ball, Whole
+from isthmus.geometry.sets import L1Ball, Simplex, Whole
 from isthmus.geometry.sketches import Blocks, CountSketch, GaussianSketch, Identity
+from isthmus.gradients import Dense
 from isthmus.privacy import (
     Adjacency,
     Clip,
@@ -124,12 +125,13 @@ def private_pipelines() -> dict[str, Case]:
 
 
 def recipe_pipelines() -> dict[str, Case]:
-    """The recipes of `isthmus.algorithms`, bound to one round."""
+    """Every private recipe of `isthmus.algorithms`, bound to one round."""
     common: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA, "clip": 1.0, "n": "exact"}
     step: dict[str, Any] = {**common, "step": 0.1}
     narrow: dict[str, Any] = {**step, "m": 50}
     sparse: dict[str, Any] = {**step, "p": 50, "kappa": 5}
     a, ball = algorithms, L1Ball(1.0)
+    public = Dense(torch.randn(12, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     return {
         "dp_sgd": bound(a.dp_sgd(**step, batch_size=10), d=20),
         "dp_gd": bound(a.dp_gd(**step), d=20),
@@ -142,6 +144,11 @@ def recipe_pipelines() -> dict[str, Case]:
         "dp_svrg": bound(a.dp_svrg(**step, inner=5, batch_size=None), d=20),
         "compressive_dp_sgd, selection": bound(a.compressive_dp_sgd(**sparse, variant="selection"), d=60),
         "dp_fw": bound(a.dp_fw(**common), d=20, constraint=ball),
+        "dp_cd": bound(a.dp_cd(**common, smoothness=1.0), d=20),
+        "dp_mirror_descent": bound(a.dp_mirror_descent(**step), d=20, constraint=Simplex()),
+        "dp_subspace_gd": bound(a.dp_subspace_gd(**step, k=5), d=40),
+        "rpdp_sgd": bound(a.rpdp_sgd(**step, k=5, batch_size=10), d=40),
+        "pdp_sgd": bound(a.pdp_sgd(**step, k=5, data=public, batch_size=10), d=40),
     }
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from scipy.stats import beta, binom, norm
 
-from isthmus import InvalidInput
+from isthmus import InvalidInput, algorithms
+from isthmus.algorithms.declare import Algorithm
 from isthmus.audit import (
     AuditReport,
     Pair,
@@ -22,6 +23,7 @@ from isthmus.audit import (
     one_run_epsilon,
     one_run_p_value,
     orthogonal_canaries,
+    suite,
     training,
     worst_pair,
 )
@@ -283,3 +285,11 @@ def test_one_run_of_a_pipeline() -> None:
     loud = private(Gaussian(z / 8), epsilon=1000.0)
     broken = one_run(training(loud, canaries, steps=5, noise_seed=1), canaries, guesses=100, noise=SeededSource(2))
     assert 0.1 < sound.lower <= 4.0 and broken.correct == 100 and broken.lower > sound.lower
+
+
+def test_every_private_algorithm_is_attacked() -> None:
+    """As `isthmus audit` says: a case of each, by its name and what may follow it ("priv_sgd, replace-one")."""
+    made = {name: part for name, part in vars(algorithms).items() if isinstance(part, Algorithm)}
+    private = {name for name, part in made.items() if part.private and part is not algorithms.dp_comp_gd}
+    assert len(private) >= 13
+    assert private == {name.split(",")[0] for name in suite.recipe_pipelines()}
