@@ -1,6 +1,6 @@
 """Four clients train one model without pooling their records, with short messages, and privately.
 
-    pip install "isthmus[flower]"
+    pip install -e '.[flower]'
     python examples/federated.py
     python examples/federated.py --small    # seconds: does it run?
 

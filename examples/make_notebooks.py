@@ -1,6 +1,6 @@
 """Write and run the two notebooks of this folder.
 
-    pip install "isthmus[notebooks]"
+    pip install -e '.[notebooks]'
     python examples/make_notebooks.py
 
 A notebook is a list of cells below: text in triple quotes, and code.  Both run in under a minute on one core, with data

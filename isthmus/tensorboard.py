@@ -1,6 +1,6 @@
 """Diagnostics to TensorBoard: scalars of public and released values, spectra of public gradients.
 
-TensorBoard is an extra: pip install 'isthmus[tensorboard]'.  It is imported when a writer is made.
+TensorBoard is an extra: pip install -e '.[tensorboard]' in a clone of Isthmus.  It is imported when a writer is made.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.diagnostics import Spectrum
-
-REMEDY = "TensorBoardWriter needs TensorBoard: pip install 'isthmus[tensorboard]'"
 
 
 class TensorBoardWriter:
@@ -74,5 +72,5 @@ def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(REMEDY) from error
+        raise ImportError(f"TensorBoardWriter needs TensorBoard; {validate.extra('tensorboard')}") from error
     return SummaryWriter

@@ -21,6 +21,7 @@ from isthmus.audit import attack, known_bad, one_run, training, worst_pair
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.gradients import Dense
 from isthmus.lifts import adjoint, pinv
 from isthmus.parts import FrankWolfe
 from isthmus.penalties import NoPenalty
@@ -38,7 +39,7 @@ from isthmus.privacy import (
     calibrate,
     noise_multiplier,
 )
-from isthmus.sets import L1Ball, Whole
+from isthmus.sets import L1Ball, Simplex, Whole
 from isthmus.sketches import Blocks, CountSketch, GaussianSketch, Identity
 
 EPSILON, DELTA = 1.0, 1e-5
@@ -116,12 +117,13 @@ def private_pipelines() -> dict[str, Case]:
 
 
 def recipe_pipelines() -> dict[str, Case]:
-    """The recipes of `isthmus.algorithms`, bound to one round."""
+    """Every private recipe of `isthmus.algorithms`, bound to one round."""
     common: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA, "clip": 1.0, "n": "exact"}
     step: dict[str, Any] = {**common, "step": 0.1}
     narrow: dict[str, Any] = {**step, "m": 50}
     sparse: dict[str, Any] = {**step, "p": 50, "kappa": 5}
     a, ball = algorithms, L1Ball(1.0)
+    public = Dense(torch.randn(12, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     return {
         "dp_sgd": bound(a.dp_sgd(**step, batch_size=10), d=20),
         "dp_gd": bound(a.dp_gd(**step), d=20),
@@ -134,6 +136,11 @@ def recipe_pipelines() -> dict[str, Case]:
         "dp_svrg": bound(a.dp_svrg(**step, inner=5, batch_size=None), d=20),
         "compressive_dp_sgd, selection": bound(a.compressive_dp_sgd(**sparse, variant="selection"), d=60),
         "dp_fw": bound(a.dp_fw(**common), d=20, constraint=ball),
+        "dp_cd": bound(a.dp_cd(**common, smoothness=1.0), d=20),
+        "dp_mirror_descent": bound(a.dp_mirror_descent(**step), d=20, constraint=Simplex()),
+        "dp_subspace_gd": bound(a.dp_subspace_gd(**step, k=5), d=40),
+        "rpdp_sgd": bound(a.rpdp_sgd(**step, k=5, batch_size=10), d=40),
+        "pdp_sgd": bound(a.pdp_sgd(**step, k=5, data=public, batch_size=10), d=40),
     }
 
 

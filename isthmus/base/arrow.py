@@ -21,7 +21,6 @@ from isthmus.base.streamed import FileRows, Streamed, large
 
 NUMBERS = ("int", "uint", "float", "double", "bool", "half")
 """How pyarrow's names of the types of numbers begin."""
-INSTALL = 'pip install "isthmus[table]"'
 
 
 class ArrowTable:
@@ -207,7 +206,7 @@ def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
     try:
         from pyarrow import ArrowException, dataset
     except ImportError:
-        validate.refuse(argument, str(path), f"install pyarrow, which is needed to read it: {INSTALL}")
+        validate.refuse(argument, str(path), f"install pyarrow, which is needed to read it: {validate.extra('table')}")
     place = Path(path)
     validate.present(os.path.exists(place), path, kind="File or folder")
     try:

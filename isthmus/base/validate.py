@@ -66,6 +66,15 @@ def require(ok: bool, sentence: str) -> None:
         raise InvalidInput(sentence)
 
 
+def extra(name: str) -> str:
+    """How to install the packages of an extra: no package index has Isthmus, so a clone of it is where they are named.
+
+    >>> extra("table")
+    "in a clone of Isthmus, run: pip install -e '.[table]'"
+    """
+    return f"in a clone of Isthmus, run: pip install -e '.[{name}]'"
+
+
 def present(exists: bool, path: object, remedy: str = "", kind: str = "File") -> None:
     """Refuse a file or folder that is not there; without a remedy, name what may have been meant.
 

@@ -156,6 +156,8 @@ class PrivacyEngine:
         constraint   a set for every layer, or {layer: set}: layers stay in their sets
         max_physical_batch_size   the loader yields pieces of this size; `step()` waits for the last piece
         micro_batch_size   clip means of this many records; a record moves the sum by up to 2C, and is accounted so
+        grad_sample_mode   "hooks", "functorch", "ew" and "ghost" are one and the same here; "ghost" returns four,
+                     (module, optimizer, criterion, data_loader), as it does in Opacus
         clipping     "flat", "per_layer" (one bound, or one for each layer), "adaptive"
         grad_scaler  the `GradScaler` of the loop, whose scale stays as it is from now on (`isthmus.engine.scaler`)
         precision    "network": a record's gradient is what the device computes in the precision of the network (TF32,
@@ -212,7 +214,11 @@ class PrivacyEngine:
         self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         make_steps_private(optimizer, driver, sets)
-        return module, wrapped, PrivateLoader(data_loader, draws, driver)
+        loader = PrivateLoader(data_loader, draws, driver)
+        if grad_sample_mode == "ghost":  # scripts for it unpack four values, and call the criterion they get back
+            returned = nn.CrossEntropyLoss() if criterion is None else criterion
+            return module, wrapped, returned, loader  # type: ignore[return-value]  # the one caller who asked for four
+        return module, wrapped, loader
 
     def make_private_with_epsilon(
         self,

@@ -6,12 +6,9 @@ from typing import Any
 
 from isthmus.base import validate
 
-MODES = {
-    "ghost": "use grad_sample_mode='hooks', which always takes norms from the factors and returns three values",
-    "ghost_fsdp": "give the bare module, and make_private(group=) for several ranks: sharded modules are not supported",
-    "functorch": "use grad_sample_mode='hooks': layers without a rule go through torch.func by themselves",
-    "ew": "use grad_sample_mode='hooks': ExpandedWeights are not used here",
-}
+MODES = ("hooks", "functorch", "ew", "ghost")
+"""Opacus' ways to the same sums: here there is one, which takes norms from the factors as its "ghost" does."""
+SHARDED = "give the bare module, and make_private(group=) for several ranks: sharded modules are not supported"
 ADAPTIVE = {"target_unclipped_quantile": "quantile", "clipbound_learning_rate": "rate"}
 REFUSED = {
     "max_clipbound": "leave it out: the bound stays within a factor 10^6 of its start",
@@ -60,9 +57,8 @@ def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: di
     ...       more={"target_unclipped_quantile": 0.7})
     {'quantile': 0.7}
     """
-    validate.check(
-        grad_sample_mode == "hooks", "grad_sample_mode", grad_sample_mode, MODES.get(grad_sample_mode, "use 'hooks'")
-    )
+    validate.check(grad_sample_mode != "ghost_fsdp", "grad_sample_mode", grad_sample_mode, SHARDED)
+    validate.one_of(MODES, grad_sample_mode=grad_sample_mode)
     validate.check(
         not rand_on_empty,
         "rand_on_empty",

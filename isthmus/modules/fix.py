@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from isthmus.base.validate import InvalidInput
+from isthmus.base.validate import InvalidInput, check, positive_int
 from isthmus.gradients.layers.registry import rule_for
 from isthmus.modules.recurrent import GRU, LSTM, RNN, Recurrent
 
@@ -80,12 +80,13 @@ def is_compatible(module: nn.Module) -> bool:
     return all(problem.kind != "error" for problem in validate(module))
 
 
-def get_compatible_module(module: nn.Module) -> nn.Module:
+def get_compatible_module(module: nn.Module, *, num_groups: int | None = None) -> nn.Module:
     """A copy of a module whose layers keep examples apart; the module itself is not touched.
 
       * BatchNorm and SyncBatchNorm become GroupNorm with the same scale and shift, unless they are frozen and in eval
-        mode: as many groups as the largest divisor of the features up to 32 (for BatchNorm1d, which may see no
-        positions to take statistics over, groups have at least 8 features);
+        mode: `num_groups` of them, which must divide the features of each, or as many as the largest divisor of the
+        features up to 32 (for BatchNorm1d, which may see no positions to take statistics over, groups have at least
+        8 features);
       * InstanceNorm stops keeping running statistics;
       * `nn.RNN`, `nn.LSTM` and `nn.GRU` become those of this package, with the same weights and the same numbers.
 
@@ -95,8 +96,10 @@ def get_compatible_module(module: nn.Module) -> nn.Module:
     >>> fixed[1].num_groups, fixed[1].num_channels
     (24, 48)
     """
+    if num_groups is not None:
+        positive_int(num_groups=num_groups)
     whole = copy.deepcopy(module)
-    new = {id(layer): fit for layer in whole.modules() if (fit := _replacement(layer)) is not None}
+    new = {id(layer): fit for layer in whole.modules() if (fit := _replacement(layer, num_groups)) is not None}
     for parent in list(whole.modules()):
         for name, child in list(parent._modules.items()):
             if id(child) in new:
@@ -104,31 +107,36 @@ def get_compatible_module(module: nn.Module) -> nn.Module:
     return new.get(id(whole), whole)
 
 
-def _replacement(layer: nn.Module) -> nn.Module | None:
+def _replacement(layer: nn.Module, num_groups: int | None) -> nn.Module | None:
     """The layer in its place, on the same Parameter objects; None where it may stay."""
     if isinstance(layer, LazyModuleMixin):
         return None
     for kinds, make in MAKERS:
         if isinstance(layer, kinds) and any(type(layer).forward is kind.forward for kind in kinds):
-            fit = make(layer)
+            fit = make(layer, num_groups)
             return None if fit is None else fit.train(layer.training)
     return None
 
 
-def _group_norm(layer: Any) -> nn.Module | None:
+def _group_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
     if not any(_batch_norm_problem("", layer, any(p.requires_grad for p in layer.parameters()))):
         return None
-    most = layer.num_features
-    if isinstance(layer, nn.BatchNorm1d):  # a group of one number would be normalised to nothing
-        most = max(1, most // MIN_FEATURES)
-    groups = max(g for g in range(1, min(MAX_GROUPS, most) + 1) if layer.num_features % g == 0)
+    if num_groups is not None:
+        remedy = f"give a divisor of the features of every batch norm: one has {layer.num_features}"
+        check(layer.num_features % num_groups == 0, "num_groups", num_groups, remedy)
+        groups = num_groups
+    else:
+        most = layer.num_features
+        if isinstance(layer, nn.BatchNorm1d):  # a group of one number would be normalised to nothing
+            most = max(1, most // MIN_FEATURES)
+        groups = max(g for g in range(1, min(MAX_GROUPS, most) + 1) if layer.num_features % g == 0)
     fit = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine, device="meta")
     if layer.affine:
         fit.weight, fit.bias = layer.weight, layer.bias
     return fit
 
 
-def _instance_norm(layer: Any) -> nn.Module | None:
+def _instance_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
     if not layer.track_running_stats:
         return None
     layer.track_running_stats = False
@@ -136,7 +144,7 @@ def _instance_norm(layer: Any) -> nn.Module | None:
     return None
 
 
-def _recurrent(layer: Any) -> nn.Module:
+def _recurrent(layer: Any, num_groups: int | None) -> nn.Module:
     kind: type[Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
     extra = {"nonlinearity": layer.nonlinearity} if kind is RNN else {}
     fit = kind(
@@ -157,7 +165,7 @@ def _recurrent(layer: Any) -> nn.Module:
     return fit
 
 
-MAKERS: list[tuple[tuple[Any, ...], Callable[[Any], nn.Module | None]]] = [
+MAKERS: list[tuple[tuple[Any, ...], Callable[[Any, int | None], nn.Module | None]]] = [
     ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _group_norm),
     ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_norm),
     ((nn.RNN, nn.LSTM, nn.GRU), _recurrent),

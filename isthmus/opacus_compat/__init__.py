@@ -1,6 +1,7 @@
 """The names that scripts for Opacus import: change `from opacus` to `from isthmus.opacus_compat` and run them.
 
-What the names mean here is in docs/engine.md, "Coming from Opacus".  Names whose only use is to look at, or change,
+What the names mean here is in docs/engine.md, "Coming from Opacus"; what differs, and which names are missing, in
+docs/migrating/opacus.md.  Names whose only use is to look at, or change,
 what private training must keep to itself can be imported, and say so when they are used.
 """
 

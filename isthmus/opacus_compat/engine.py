@@ -21,9 +21,6 @@ from isthmus.opacus_compat.grad_sample import put_on, take_off
 from isthmus.opacus_compat.optimizers import answer, show_sums
 from isthmus.opacus_compat.validators import ModuleValidator
 
-MODES = ("hooks", "functorch", "ew", "ghost")
-"""Ways of Opacus to the same sums: here there is one."""
-
 
 class OpacusEngine(PrivacyEngine):
     """`isthmus.PrivacyEngine` for scripts that were written for Opacus.
@@ -56,29 +53,28 @@ class OpacusEngine(PrivacyEngine):
         max_grad_norm: Any,
         batch_first: bool = True,
         clipping: str = "flat",
-        grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
         **rest: Any,
     ) -> Any:
-        """Module, optimiser (criterion too in "ghost" mode) and loader, as `isthmus.PrivacyEngine` makes them private.
+        """What `isthmus.PrivacyEngine` returns, its module and optimiser with Opacus' names beside their own.
 
-        The modes "functorch", "ew" and "ghost" compute what "hooks" does.  A list of bounds for `clipping="per_layer"`
-        has one for each trainable parameter, as in Opacus: a layer [W | c] gets the root of the sum of their squares.
+        A list of bounds for `clipping="per_layer"` has one for each trainable parameter, as in Opacus: a layer [W | c]
+        gets the root of the sum of their squares.
         With `wrap_model` the module answers to the names of `GradSampleModule`.
         """
-        mode = "hooks" if grad_sample_mode in MODES else grad_sample_mode
         ModuleValidator.validate(module, strict=True)
         _check_same(module, unwrapped(optimizer))
         if clipping == "per_layer" and isinstance(max_grad_norm, Sequence):
             max_grad_norm = by_layer(module, max_grad_norm, batch_first)
-        options = {"criterion": criterion, "batch_first": batch_first, "clipping": clipping, "grad_sample_mode": mode}
-        module, optimizer, loader = super().make_private(
+        made = super().make_private(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
-            **options,
+            criterion=criterion,
+            batch_first=batch_first,
+            clipping=clipping,
             **rest,
         )
         assert self.driver is not None
@@ -88,7 +84,7 @@ class OpacusEngine(PrivacyEngine):
             show_sums(inner)
         if wrap_model:
             put_on(module)
-        return (module, optimizer, criterion, loader) if "ghost" in grad_sample_mode else (module, optimizer, loader)
+        return made
 
     def detach(self) -> None:
         """Take training apart: module and optimiser are plain again."""

@@ -381,7 +381,7 @@ def _discrete_gaussian(values: list[int], scale: float) -> list[int]:
     try:
         prelude = importlib.import_module("opendp.prelude")
     except ImportError as error:
-        raise ImportError("DiscreteGaussian needs opendp; install it with: pip install 'isthmus[secure]'") from error
+        raise ImportError(f"DiscreteGaussian needs opendp; {validate.extra('secure')}") from error
     prelude.enable_features("contrib")
     space = prelude.vector_domain(prelude.atom_domain(T="i64")), prelude.l2_distance(T="f64")
     return list(prelude.m.make_gaussian(*space, scale=scale)(values))

@@ -37,7 +37,6 @@ TEXT = (".csv", ".tsv", ".tab")
 SPARSE = (".svm", ".libsvm", ".svmlight", ".txt")
 KINDS = "csv, tsv (also .gz, .bz2), parquet (also a folder of it), npz, or libsvm (.svm, .libsvm, .txt)"
 SEPARATORS = ",;\t|"
-INSTALL = 'pip install "isthmus[table]"'
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def import_pandas(path: str, parquet: bool = False) -> Any:
     except ImportError as error:
         missing = getattr(error, "name", None) or "pandas"
         validate.unreadable(
-            path, f"{missing} is needed for it; install it with: {INSTALL} (npz and libsvm files need no extra)"
+            path, f"{missing} is needed for it; {validate.extra('table')} (npz and libsvm files need no extra)"
         )
     return pandas
 

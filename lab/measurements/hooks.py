@@ -6,12 +6,16 @@ steps each, in the same processes: whatever else the machine does hits all of th
 and ours by halves of twice that rank send the same bytes.  PowerSGD has one bucket (with more of them it aborts on
 gloo), the others those of DDP.
 
-    ISTHMUS_DATA=... python lab/measurements/hooks.py [--model mlp transformer] [--steps 40] [--json FILE]
+    ISTHMUS_DATA=... python lab/measurements/hooks.py [--model mlp transformer] [--steps 40] [--seeds 1] [--json FILE]
+    ... --seeds 5 --runs "PowerSGD(1)" "WarmRank(1)"
+
+With several seeds (of the weights, the batches and the maps) a loss is their mean, beside their standard deviation.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -50,8 +54,8 @@ class Rows(nn.Module):
         return self.out(self.blocks(self.into(x.view(-1, 32, 32)) + self.place).mean(1))
 
 
-def network(name: str) -> nn.Module:
-    torch.manual_seed(0)
+def network(name: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
     if name == "transformer":
         return Rows()
     layers: list[nn.Module] = []
@@ -76,19 +80,25 @@ def runs(name: str) -> dict[str, Any]:
     return {"plain": None, **{f"PowerSGD({r})": r for r in (1, 4, 32)}, **ours, **drawn}
 
 
+def chosen_runs(name: str, labels: list[str] | None) -> dict[str, Any]:
+    """Those runs whose labels were asked for: all of them, if none was."""
+    table = runs(name)
+    return table if labels is None else {label: table[label] for label in labels}
+
+
 class Run:
     """One module under DDP with its hook."""
 
-    def __init__(self, name: str, way: Any) -> None:
+    def __init__(self, name: str, way: Any, seed: int) -> None:
         single = {"bucket_cap_mb": 1000} if isinstance(way, int) else {}
-        self.module = nn.parallel.DistributedDataParallel(network(name), **single)
+        self.module = nn.parallel.DistributedDataParallel(network(name, seed), **single)
         self.d = sum(p.numel() for p in self.module.parameters())
         self.state: Any = None
         if isinstance(way, int):
-            self.state = PowerSGDState(None, matrix_approximation_rank=way, start_powerSGD_iter=START)
+            self.state = PowerSGDState(None, matrix_approximation_rank=way, start_powerSGD_iter=START, random_seed=seed)
             self.module.register_comm_hook(self.state, powerSGD_hook)
         elif way is not None:
-            self.state = SketchState(way, start=START)
+            self.state = SketchState(way, start=START, seed=seed)
             self.module.register_comm_hook(self.state, sketch_hook)
         step, momentum = RATES[name]
         self.optimizer = torch.optim.SGD(self.module.parameters(), step, momentum)
@@ -123,11 +133,11 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     x, y = images()
     by_name: dict[str, Any] = {}
-    for name in given.model:
-        table = {label: Run(name, way) for label, way in runs(name).items()}
+    for name, seed in itertools.product(given.model, range(given.seeds)):
+        table = {label: Run(name, way, seed) for label, way in chosen_runs(name, given.runs).items()}
         for start in range(0, given.steps, BLOCK):
             for run in table.values():
-                draws = torch.Generator().manual_seed(1000 * start + rank)  # the same batches for all of them
+                draws = torch.Generator().manual_seed(1_000_000 * seed + 1000 * start + rank)  # the same for all runs
                 for _ in range(BLOCK):
                     chosen = rank + size * torch.randint(0, len(x) // size, (given.batch // size,), generator=draws)
                     run.step(x[chosen], y[chosen])
@@ -136,13 +146,15 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
             run.module.eval()
             with torch.no_grad():
                 loss = float(nn.functional.cross_entropy(run.module.module(x[held]), y[held]))
-            by_name[f"{name}: {label}"] = {
-                "bytes": run.bytes(),
-                "loss": loss,
-                "wall": statistics.median(run.wall[START + 1 :]),
-                "cpu": statistics.median(run.cpu[START + 1 :]),
-                "checksum": [packed.checksum(p) for p in run.module.parameters()],
-            }
+            by_name.setdefault(f"{name}: {label}", []).append(
+                {
+                    "bytes": run.bytes(),
+                    "loss": loss,
+                    "wall": statistics.median(run.wall[START + 1 :]),
+                    "cpu": statistics.median(run.cpu[START + 1 :]),
+                    "checksum": [packed.checksum(p) for p in run.module.parameters()],
+                }
+            )
         del table
     Path(folder, str(rank)).write_text(json.dumps(by_name))
     dist.barrier()
@@ -153,6 +165,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", nargs="+", default=["mlp", "transformer"], choices=["mlp", "transformer"])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--runs", nargs="+", help="labels of the table, such as 'PowerSGD(1)'")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -162,9 +176,13 @@ def main() -> None:
     print("| run | KB a step | loss | s a step | CPU s a step | ranks equal |\n|---|---|---|---|---|---|")
     for name, first in values[0].items():
         second = values[1][name]
-        equal = "yes" if first["checksum"] == second["checksum"] else "no"
-        wall, cpu = max(first["wall"], second["wall"]), max(first["cpu"], second["cpu"])
-        print(f"| {name} | {first['bytes'] / 1e3:,.1f} | {first['loss']:.3f} | {wall:.3f} | {cpu:.3f} | {equal} |")
+        equal = "yes" if [run["checksum"] for run in first] == [run["checksum"] for run in second] else "no"
+        wall, cpu = (statistics.median(run[what] for run in first + second) for what in ("wall", "cpu"))
+        losses = [run["loss"] for run in first]
+        loss = f"{statistics.mean(losses):.3f}"
+        if len(losses) > 1:
+            loss += f" +- {statistics.stdev(losses):.3f}"
+        print(f"| {name} | {first[0]['bytes'] / 1e3:,.1f} | {loss} | {wall:.3f} | {cpu:.3f} | {equal} |")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(values, indent=1))
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from scipy.stats import beta, binom, norm
 
-from isthmus import InvalidInput
+from isthmus import InvalidInput, algorithms
+from isthmus.algorithms.declare import Algorithm
 from isthmus.audit import (
     AuditReport,
     Pair,
@@ -18,6 +19,7 @@ from isthmus.audit import (
     clopper_pearson,
     epsilon_from_counts,
     known_bad,
+    suite,
     worst_pair,
 )
 from isthmus.audit.distinguish import scores
@@ -205,3 +207,11 @@ def test_the_epsilon_of_counts_is_rarely_above_the_true_one() -> None:
     assert (bounds > math.log(tpr / fpr)).mean() < 0.1
     assert np.median(bounds) > 0.7 * math.log(tpr / fpr)
     assert epsilon_from_counts(10, 900, 1000, 0.0, 0.9) == 0
+
+
+def test_every_private_algorithm_is_attacked() -> None:
+    """As `isthmus audit` says: a case of each, by its name and what may follow it ("priv_sgd, replace-one")."""
+    made = {name: part for name, part in vars(algorithms).items() if isinstance(part, Algorithm)}
+    private = {name for name, part in made.items() if part.private and part is not algorithms.dp_comp_gd}
+    assert len(private) >= 13
+    assert private == {name.split(",")[0] for name in suite.recipe_pipelines()}

@@ -39,7 +39,7 @@ def write(folder: Path) -> None:
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     if not INSTALLED:
-        with pytest.raises(ImportError, match=r"pip install 'isthmus\[tensorboard\]'") as raised:
+        with pytest.raises(ImportError, match=r"pip install -e '\.\[tensorboard\]'") as raised:
             write(tmp_path / "run")
         assert isinstance(raised.value.__cause__, ModuleNotFoundError)
         assert not (tmp_path / "run").exists()

@@ -25,7 +25,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 
 def table() -> Any:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install isthmus[table]")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install -e '.[table]'")
     X, y = rows()
     return pandas.DataFrame({**{f"x{j}": X[:, j] for j in range(D)}, "label": y})
 
@@ -42,7 +42,7 @@ def check(found: Any) -> None:
 
 
 def test_dask() -> None:
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install isthmus[dask]")
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install -e '.[dask]'")
     import dask.array
     import dask.dataframe
 
@@ -61,8 +61,8 @@ def test_dask() -> None:
 
 
 def test_ray() -> None:
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install isthmus[ray]")
-    pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install isthmus[ray]")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+    pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install -e '.[ray]'")
     from isthmus.distributed import ray as ours
 
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
@@ -76,7 +76,7 @@ def test_ray() -> None:
 
 
 def test_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyspark", reason="Spark is not installed: pip install isthmus[spark]")
+    pytest.importorskip("pyspark", reason="Spark is not installed: pip install -e '.[spark]'")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java 17 or later: apt install openjdk-17-jre-headless")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # workers need what this interpreter has

@@ -18,7 +18,7 @@ import isthmus
 
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "report")]
 MISSING = [name for name in ("mkdocs", "mkdocstrings", "latex2mathml") if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}; pip install 'isthmus[docs]'")
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}; pip install -e '.[docs]'")
 
 
 @pytest.fixture(scope="module")

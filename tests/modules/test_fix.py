@@ -149,6 +149,15 @@ def test_groups_are_the_largest_divisor_up_to_32(channels, groups):
     assert get_compatible_module(nn.BatchNorm2d(channels)).num_groups == groups
 
 
+def test_the_number_of_groups_can_be_given():
+    module = nn.Sequential(nn.BatchNorm2d(12), nn.BatchNorm1d(8))
+    assert [layer.num_groups for layer in get_compatible_module(module, num_groups=4)] == [4, 4]
+    with pytest.raises(InvalidInput, match="num_groups=3 is not allowed: .* one has 8"):
+        get_compatible_module(module, num_groups=3)
+    with pytest.raises(InvalidInput, match="num_groups=0"):
+        get_compatible_module(module, num_groups=0)
+
+
 @pytest.mark.parametrize("channels, groups", [(4, 1), (16, 2), (48, 6), (512, 32)])
 def test_norms_of_plain_vectors_keep_eight_features_to_a_group(channels, groups):
     fixed = get_compatible_module(nn.BatchNorm1d(channels))

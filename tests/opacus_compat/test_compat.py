@@ -62,12 +62,14 @@ def loop(module: Any, optimizer: Any, loader: Any) -> None:
 # ---------------------------------------------------------------- module and optimiser
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
-def test_every_mode_is_one_and_the_same_training(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+@pytest.mark.parametrize("package", [PrivacyEngine, Plain])
+def test_every_mode_is_one_and_the_same_training(package: Any, mode: str) -> None:
     collected = []
-    for engine, given in ((PrivacyEngine(), {"grad_sample_mode": mode}), (Plain(), {})):
+    for engine, given in ((package(), {"grad_sample_mode": mode}), (Plain(), {})):
         seeded = {"noise_generator": torch.Generator().manual_seed(3), **given}
-        _, module, optimizer, loader = made(engine, **seeded)
+        _, module, optimizer, *criterion, loader = made(engine, **seeded)
+        assert len(criterion) == (given.get("grad_sample_mode") == "ghost")
         loop(module, optimizer, loader)
         collected.append([p.detach().clone() for p in module.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*collected, strict=True))
@@ -212,6 +214,16 @@ def test_errors_have_opacus_kinds() -> None:
     assert ModuleValidator.is_valid(ModuleValidator.fix_and_validate(wrong))
     with pytest.raises(UnsupportedModuleError):
         ModuleValidator.fix_and_validate(nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)))
+
+
+def test_what_fix_is_given_is_done_or_refused() -> None:
+    wrong = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    assert ModuleValidator.fix(wrong, num_groups=2)[1].num_groups == 2
+    assert ModuleValidator.fix_and_validate(wrong, num_groups=4)[1].num_groups == 4
+    with pytest.raises(InvalidInput, match="replace_bn_with_in=True is not allowed: put nn.InstanceNorm"):
+        ModuleValidator.fix(wrong, replace_bn_with_in=True)
+    with pytest.raises(TypeError, match="groups"):
+        ModuleValidator.fix(wrong, groups=2)
 
 
 @pytest.mark.parametrize("package", [PrivacyEngine, Plain])

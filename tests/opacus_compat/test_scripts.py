@@ -1,4 +1,4 @@
-"""Scripts written for Opacus run after their imports are changed, and nothing else."""
+"""Scripts written for Opacus run after their imports are changed (what differs: test_differences.py)."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from isthmus.tables.files import columns_of, read, types_of
 from isthmus.tables.folders import ParquetFrame, numbers_of
 from isthmus.tables.schema import Schema
 
-pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install isthmus[table]")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install isthmus[table]")
+pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install -e '.[table]'")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install -e '.[table]'")
 
 N = 900
 SCHEMA = """

@@ -224,7 +224,7 @@ def test_without_pandas_a_csv_says_what_to_install(tmp_path: Path, monkeypatch: 
     (tmp_path / "t.svm").write_text("1 1:0.5\n")
     np.savez(tmp_path / "t.npz", X=np.ones((2, 2)), y=[0, 1])
     assert read(tmp_path / "t.npz").n == 2 and read(tmp_path / "t.svm").n == 1
-    with pytest.raises(InvalidInput, match=r'pandas is needed for it; install it with: pip install "isthmus\[table\]"'):
+    with pytest.raises(InvalidInput, match=r"pandas is needed for it; in a clone .* run: pip install -e '\.\[table\]'"):
         read(tmp_path / "t.csv")
 
 

@@ -7,6 +7,8 @@ import warnings
 from functools import lru_cache
 from types import SimpleNamespace
 
+from isthmus.base import validate
+
 
 @lru_cache(maxsize=1)
 def flower() -> SimpleNamespace:
@@ -17,6 +19,4 @@ def flower() -> SimpleNamespace:
             warnings.simplefilter("ignore")  # its command line warns of a later click while it is imported
             return SimpleNamespace(**{key: importlib.import_module(f"flwr.{name}") for key, name in names.items()})
     except ImportError as error:
-        raise ImportError(
-            "Clients of Flower need flwr 1.41 or later; install it with: pip install 'isthmus[flower]'"
-        ) from error
+        raise ImportError(f"Clients of Flower need flwr 1.41 or later; {validate.extra('flower')}") from error

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from isthmus.base import validate
 from isthmus.distributed.secagg.field import Words, word
 
 KEY = 32
@@ -32,9 +33,7 @@ def _package() -> SimpleNamespace:
         hashes = importlib.import_module("cryptography.hazmat.primitives.hashes")
         errors = importlib.import_module("cryptography.exceptions")
     except ImportError as error:
-        raise ImportError(
-            "Secure aggregation needs the package cryptography; install it with: pip install 'isthmus[secagg]'"
-        ) from error
+        raise ImportError(f"Secure aggregation needs the package cryptography; {validate.extra('secagg')}") from error
     return SimpleNamespace(ciphers=ciphers, aead=aead, x25519=x25519, hkdf=hkdf, hashes=hashes, errors=errors)
 
 

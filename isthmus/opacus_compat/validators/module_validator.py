@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from isthmus import modules
+from isthmus.base import validate
 from isthmus.opacus_compat.validators.errors import (
     IllegalModuleConfigurationError,
     ShouldReplaceModuleError,
@@ -36,9 +37,14 @@ class ModuleValidator:
         return not cls.validate(module)
 
     @classmethod
-    def fix(cls, module: nn.Module, **kwargs: Any) -> nn.Module:
-        """A copy with layers that keep examples apart: make the optimiser after it, from the copy's parameters."""
-        return modules.get_compatible_module(module)
+    def fix(cls, module: nn.Module, *, num_groups: int | None = None, replace_bn_with_in: bool = False) -> nn.Module:
+        """A copy with layers that keep examples apart: make the optimiser after it, from the copy's parameters.
+
+        num_groups  of every group norm that takes the place of a batch norm
+        """
+        remedy = "put nn.InstanceNorm in the place of these layers yourself: here they become group norms"
+        validate.check(not replace_bn_with_in, "replace_bn_with_in", replace_bn_with_in, remedy)
+        return modules.get_compatible_module(module, num_groups=num_groups)
 
     @classmethod
     def fix_and_validate(cls, module: nn.Module, **kwargs: Any) -> nn.Module:

@@ -13,4 +13,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if find_spec("flwr") is None:
         for item in items:
             if "distributed/flower" in str(item.path):
-                item.add_marker(pytest.mark.skip(reason="flwr is not installed: pip install 'isthmus[flower]'"))
+                item.add_marker(pytest.mark.skip(reason="flwr is not installed: pip install -e '.[flower]'"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,19 @@ def test_the_example_learns_from_a_few_bytes(monkeypatch: pytest.MonkeyPatch) ->
     strategy.start(LocalGrid(app, 10, config=config))
     assert test.accuracy(strategy.found.x) > 0.65
     assert strategy.clients.traffic.up < 10 * 10 * plan.whole.d * 4 / 50
+
+
+def test_flower_can_run_the_example_from_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `flwr run` would fetch by itself is on an index, the variable that keeps it from trying is Flower's own, and
+    the two apps are where the configuration says.
+    """
+    config = tomllib.loads((FOLDER / "pyproject.toml").read_text())
+    assert [name.split("[")[0] for name in config["project"]["dependencies"]] == ["flwr"]
+    variable = importlib.import_module("flwr.common.constant").FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION
+    assert f"export {variable}=1" in (FOLDER / "README.md").read_text()
+    monkeypatch.syspath_prepend(str(FOLDER))
+    places, kinds = config["tool"]["flwr"]["app"]["components"], {"serverapp": "ServerApp", "clientapp": "ClientApp"}
+    for part, kind in kinds.items():
+        module, _, name = places[part].partition(":")
+        app = getattr(importlib.import_module(module), name)
+        assert isinstance(app, getattr(importlib.import_module(f"flwr.{part}"), kind))

@@ -26,7 +26,7 @@ from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.library import SkellamDpEvent
 from isthmus.privacy.sampling import FullBatch
 
-pytest.importorskip("cryptography", reason="secure aggregation needs cryptography: pip install 'isthmus[secagg]'")
+pytest.importorskip("cryptography", reason="secure aggregation needs cryptography: pip install -e '.[secagg]'")
 
 D, M, ROUNDS = 30, 6, 2
 

@@ -1,0 +1,135 @@
+"""What docs/models.md says of mixtures of experts, whose tokens are routed by their own numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from isthmus import InvalidInput, PrivacyEngine
+
+EXPERTS = 4
+
+
+class Mixture(nn.Module):
+    """Tokens go to the best `top` of four experts.
+
+    how      "every": each expert computes all tokens, and gates of 0 drop what was not chosen; "chosen": an expert is
+             handed the tokens that chose it; "capacity": an expert takes so many tokens of a batch, first come first
+    balance  what is computed of how evenly experts are used: "batch", over all examples; "example", for each
+    """
+
+    def __init__(self, how: str, top: int = 2, balance: str = "") -> None:
+        super().__init__()
+        self.how, self.top, self.balance = how, top, balance
+        self.embed, self.gate, self.out = nn.Linear(6, 8), nn.Linear(8, EXPERTS), nn.Linear(8, 3)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(EXPERTS)])
+
+    def mixed(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        if self.how == "every":
+            return sum(weights[:, e : e + 1] * expert(tokens) for e, expert in enumerate(self.experts))
+        total = torch.zeros_like(tokens)
+        for e, expert in enumerate(self.experts):
+            chosen = weights[:, e] > 0
+            if self.how == "capacity":
+                chosen &= chosen.cumsum(0) <= len(tokens) * self.top // EXPERTS
+            rows = chosen.nonzero()[:, 0]
+            total = total.index_add(0, rows, weights[rows, e : e + 1] * expert(tokens[rows]))
+        return total
+
+    def forward(self, x: Tensor) -> Any:
+        tokens = self.embed(x)
+        shares = self.gate(tokens).softmax(-1)
+        best, where = shares.topk(self.top, -1)
+        weights = torch.zeros_like(shares).scatter(-1, where, best)
+        mixed = self.mixed(tokens.flatten(0, 1), weights.flatten(0, 1)).view(tokens.shape)
+        logits = self.out(mixed + tokens).mean(1)
+        over = {"batch": (0, 1), "example": (1,)}.get(self.balance)
+        if over is None:
+            return logits
+        return logits, ((weights > 0).float().mean(over) * shares.mean(over)).sum(-1)
+
+
+def train(module: Mixture) -> PrivacyEngine:
+    """Four steps; epsilon says that they were paid for."""
+    draws, engine = torch.Generator().manual_seed(0), PrivacyEngine()
+    data = TensorDataset(torch.randn(32, 5, 6, generator=draws), torch.randint(0, 3, (32,), generator=draws))
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    _, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=DataLoader(data, batch_size=8),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for x, y in loader:
+        optimizer.zero_grad()
+        logits, even = module(x) if module.balance else (module(x), torch.zeros(()))
+        (cross_entropy(logits, y) + even.mean()).backward()
+        optimizer.step()
+    return engine
+
+
+@pytest.fixture(autouse=True)
+def weights() -> None:
+    torch.manual_seed(0)
+
+
+def frozen(module: Mixture) -> Mixture:
+    module.experts.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("top", [1, 2])
+def test_experts_that_compute_every_token_train(top: int) -> None:
+    assert len(train(Mixture("every", top)).accountant) == 4
+
+
+def test_frozen_experts_may_be_handed_tokens() -> None:
+    assert len(train(frozen(Mixture("chosen"))).accountant) == 4
+
+
+def test_a_balance_of_single_examples_trains() -> None:
+    assert len(train(Mixture("every", balance="example")).accountant) == 4
+
+
+@pytest.mark.parametrize("top", [1, 2])
+def test_experts_that_are_handed_tokens_are_refused(top: int) -> None:
+    with pytest.raises(InvalidInput, match="examples meet|saw .* examples where the module was given"):
+        train(Mixture("chosen", top))
+
+
+@pytest.mark.parametrize("prepare", [Mixture, lambda how: frozen(Mixture(how))])
+def test_a_capacity_is_refused(prepare: Any) -> None:
+    """Whether a token finds room depends on the examples before it."""
+    with pytest.raises(InvalidInput, match="examples meet"):
+        train(prepare("capacity"))
+
+
+def test_a_balance_of_the_batch_that_the_module_returns_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="examples meet"):
+        train(Mixture("every", balance="batch"))
+
+
+def test_a_balance_of_the_batch_in_the_loss_of_the_loop_is_not_seen() -> None:
+    """The gate's scores leave the module one example at a time; the loop then multiplies means over the batch.  What
+    this does is why the statement names the loss among its assumptions: another example moves the gradients of all.
+    """
+    module = Mixture("every").double()
+    x = torch.randn(3, 5, 6, dtype=torch.float64)
+
+    def pull(tokens: Tensor) -> Tensor:
+        shares = module.gate(module.embed(tokens)).softmax(-1)
+        used = (shares > shares.topk(2, -1).values[..., -1:] - 1e-12).double()
+        even = len(tokens) * (used.mean((0, 1)) * shares.mean((0, 1))).sum()  # a sum over examples, were it no product
+        return torch.autograd.grad(even, module.gate.weight)[0]
+
+    alone = pull(x[:1]) + pull(x[1:2]) + pull(x[2:])
+    assert (pull(x) - alone).norm() > 0.1 * alone.norm()
+    engine = train(Mixture("every"))
+    assert any("the loss is a mean (or sum) over them" in line for line in engine.statement(1e-3).assumptions)

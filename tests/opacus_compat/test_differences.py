@@ -1,0 +1,260 @@
+"""docs/migrating/opacus.md: everything it lists as different is so, and nothing else of Opacus' names is missing."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pkgutil
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from isthmus import InvalidInput, PrivacyEngine
+from isthmus.opacus_compat import GradSampleModule
+from isthmus.opacus_compat import PrivacyEngine as Compat
+from isthmus.opacus_compat.schedulers import StepNoise
+from isthmus.opacus_compat.validators import ModuleValidator
+from isthmus.privacy import BudgetExceeded
+
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating" / "opacus.md").read_text(encoding="utf-8")
+DIFFERENT, MISSING = (
+    PAGE[PAGE.index(f"## {start}") : PAGE.index(f"## {end}")]
+    for start, end in (
+        ("What is different, and why", "Names that are not there"),
+        ("Names that are not there", "What you gain"),
+    )
+)
+ROWS = [line.strip("| ").split(" | ")[0] for line in DIFFERENT.splitlines() if line.startswith("| ")][1:]
+COUNTS = {"fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18}
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def made(kind: Any = PrivacyEngine, module: nn.Module | None = None, **options: Any) -> tuple[Any, ...]:
+    """The engine, and what it made private of forty records in batches of ten."""
+    module, engine = module or net(), kind()
+    draws = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(40, 3, generator=draws), torch.randint(0, 2, (40,), generator=draws))
+    make = engine.make_private
+    options = {"max_grad_norm": 1.0} | options
+    if "target_epsilon" in options:
+        make = engine.make_private_with_epsilon
+    else:
+        options = {"noise_multiplier": 1.0} | options
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return engine, *make(module=module, optimizer=optimizer, data_loader=DataLoader(data, batch_size=10), **options)
+
+
+def trained(module: Any, optimizer: Any, loader: Any, epochs: int = 1) -> torch.Tensor:
+    for _ in range(epochs):
+        for x, y in loader:
+            cross_entropy(module(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+
+
+def the_module_is_the_users_own() -> None:
+    module = net()
+    assert made(module=module)[1] is module and list(module.state_dict()) == list(net().state_dict())
+
+
+def raw_gradients_are_not_there() -> None:
+    _, module, optimizer, loader = made()
+    trained(module, optimizer, loader)
+    assert not any(hasattr(parameter, "grad_sample") for parameter in module.parameters())
+    with pytest.raises(InvalidInput, match="not kept and not shown"):
+        GradSampleModule(net())
+
+
+def modes_are_one() -> None:
+    criterion, found = nn.CrossEntropyLoss(), []
+    for mode in ("hooks", "functorch", "ew", "ghost"):
+        options = {"criterion": criterion, "noise_generator": torch.Generator().manual_seed(2)}
+        _, module, optimizer, *middle, loader = made(grad_sample_mode=mode, **options)
+        assert middle == ([criterion] if mode == "ghost" else [])
+        found.append(trained(module, optimizer, loader))
+    assert all(torch.equal(found[0], each) for each in found)
+
+
+def wrappers_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="group="):
+        made(grad_sample_mode="ghost_fsdp")
+    with pytest.raises(InvalidInput, match="bare module"):
+        made(module=nn.DataParallel(net()))
+
+
+def noise_has_no_seed() -> None:
+    found = []
+    for _ in range(2):
+        _, module, optimizer, loader = made(poisson_sampling=False)
+        torch.manual_seed(3)
+        found.append(trained(module, optimizer, loader))
+    assert not torch.equal(*found)
+
+
+def fixed_batches_are_accounted_as_such() -> None:
+    spent = []
+    for poisson in (True, False):
+        engine, module, optimizer, loader = made(poisson_sampling=poisson)
+        trained(module, optimizer, loader)
+        spent.append(engine.get_epsilon(1e-3))
+    assert spent[1] > spent[0]
+
+
+def gdp_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="gdp"):
+        PrivacyEngine(accountant="gdp")
+
+
+def a_mean_is_an_assumption() -> None:
+    engine, *_ = made()
+    assert any("the mean loss divides by that number" in line for line in engine.statement(1e-3).assumptions)
+
+
+def a_budget_is_a_budget() -> None:
+    _, module, optimizer, loader = made(target_epsilon=3.0, target_delta=1e-3, epochs=1)
+    trained(module, optimizer, loader)
+    with pytest.raises(BudgetExceeded):
+        trained(module, optimizer, loader)
+
+
+def layers_without_a_rule_train() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.by
+
+    module = nn.Sequential(Scale(), nn.Linear(3, 2))
+    _, module, optimizer, loader = made(module=module)
+    trained(module, optimizer, loader)
+    assert not torch.equal(module[0].by.detach(), torch.ones(3))
+
+
+def schedulers_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="what the ledger charges"):
+        StepNoise(None, step_size=1, gamma=0.5)
+    with pytest.raises(InvalidInput, match="adaptive"):
+        made(grad_clip_scheduler=object())
+
+
+def a_step_is_whole() -> None:
+    for name in ("signal_skip_step", "clip_and_accumulate", "add_noise"):
+        with pytest.raises(InvalidInput, match=name):
+            getattr(made(Compat)[2], name)()
+
+
+def bounds_are_those_of_layers() -> None:
+    _, module, optimizer, loader = made(Compat, clipping="per_layer", max_grad_norm=[1.0] * 4)
+    assert optimizer.max_grad_norm == {"0": pytest.approx(2**0.5), "2": pytest.approx(2**0.5)}
+    with pytest.raises(InvalidInput, match="max_grad_norm"):
+        made(clipping="per_layer", max_grad_norm=[1.0] * 4)
+
+
+def fix_makes_group_norms() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(16), nn.BatchNorm2d(16))
+    assert [layer.num_groups for layer in ModuleValidator.fix(module)] == [2, 16]
+    assert [layer.num_groups for layer in ModuleValidator.fix(module, num_groups=4)] == [4, 4]
+    with pytest.raises(InvalidInput, match="replace_bn_with_in"):
+        ModuleValidator.fix(module, replace_bn_with_in=True)
+
+
+def checkpoints_have_no_pickle() -> None:
+    engine, module, *_ = made(Compat)
+    for save in (engine.save_checkpoint, engine.load_checkpoint):
+        for name in ("torch_save_kwargs", "torch_load_kwargs"):
+            with pytest.raises(InvalidInput, match=name):
+                save(path=io.BytesIO(), module=module, **{name: {"pickle_protocol": 4}})
+
+
+def names_are_listed() -> None:
+    assert "`register_grad_sampler`" in MISSING and len(LISTED) > 40 and len(WHOLE) > 40
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "the module comes back wrapped": the_module_is_the_users_own,
+    "`p.grad_sample`": raw_gradients_are_not_there,
+    '`grad_sample_mode="ghost"`': modes_are_one,
+    '`grad_sample_mode="ghost_fsdp"`': wrappers_are_refused,
+    "`torch.manual_seed`": noise_has_no_seed,
+    "`poisson_sampling=False`": fixed_batches_are_accounted_as_such,
+    'the "gdp" accountant': gdp_is_refused,
+    "the rounding of a mean": a_mean_is_an_assumption,
+    "training may go on": a_budget_is_a_budget,
+    "layers without a rule": layers_without_a_rule_train,
+    "schedulers": schedulers_are_refused,
+    "`optimizer.signal_skip_step`": a_step_is_whole,
+    "a bound for each parameter": bounds_are_those_of_layers,
+    "`ModuleValidator.fix`": fix_makes_group_norms,
+    "`save_checkpoint(": checkpoints_have_no_pickle,
+    "names for those": names_are_listed,
+}
+
+
+def test_the_page_counts_its_differences_and_each_has_a_check() -> None:
+    (word,) = re.findall(r"one of the \[(\w+) things that differ\]", PAGE)
+    assert COUNTS[word] == len(ROWS) == len(CHECKS)
+    assert all(row.startswith(name) for row, name in zip(ROWS, CHECKS, strict=True))
+
+
+@pytest.mark.parametrize("name", list(CHECKS))
+def test_a_difference_is_what_the_page_says(name: str) -> None:
+    CHECKS[name]()
+
+
+# ---------------------------------------------------------------- names
+
+TABLE = {cells[0]: cells[1] for line in MISSING.splitlines() if len(cells := line.strip("| ").split(" | ")) == 2}
+LISTED = {
+    (module.strip("`"), name)
+    for module, names in TABLE.items()
+    if module.startswith("`opacus")
+    for name in re.findall(r"`(\w+)`", names)
+}
+WHOLE = set(re.findall(r"`(opacus\.[\w.]+)`", MISSING[MISSING.index("as a whole") :]))
+OURS = "isthmus.opacus_compat"
+
+
+def ours(module: str) -> str:
+    return OURS + module.removeprefix("opacus")
+
+
+def test_names_that_are_not_there_are_not() -> None:
+    for module, name in LISTED:
+        assert not hasattr(importlib.import_module(ours(module)), name), (module, name)
+    for module in WHOLE:
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(ours(module))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_else_of_opacus_is_missing() -> None:
+    opacus = pytest.importorskip("opacus")
+    missing, absent = set(), set()
+    for found in pkgutil.walk_packages(opacus.__path__, "opacus."):
+        if any(part in found.name for part in (".tests", ".research", ".benchmarks")) or found.name in WHOLE:
+            continue
+        try:
+            here = importlib.import_module(ours(found.name))
+        except ModuleNotFoundError:
+            absent |= {found.name} if not any(found.name.startswith(f"{whole}.") for whole in WHOLE) else set()
+            continue
+        module = importlib.import_module(found.name)
+        public = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == found.name}
+        public = {name for name in public | set(getattr(module, "__all__", ())) if not name.startswith("_")}
+        missing |= {(found.name, name) for name in public if hasattr(module, name) and not hasattr(here, name)}
+    assert not absent
+    assert missing == LISTED
