@@ -39,6 +39,7 @@ from isthmus.round.copies import plain_copies
 from isthmus.round.directions import Taking
 from isthmus.round.drivable import Ticket, batches_of, check_drivable, counted, least_bound
 from isthmus.round.gather import Gathering
+from isthmus.round.losses import Losses
 from isthmus.round.means import Undo, reduced
 from isthmus.round.pipeline import Pipeline
 from isthmus.round.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
@@ -113,6 +114,9 @@ class TorchDriver:
         secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
         self._undo = Undo()
+        self.losses = Losses(reduction, self.layers.batch_dim)
+        self._looks = False
+        """Whether the pass in progress is one whose loss is looked at."""
         self.loss_scale = 1.0
         """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
         self._unused: set[str] = set()
@@ -148,6 +152,7 @@ class TorchDriver:
             )
         self.guard.reset()
         self._finish_backward()
+        self.losses.reset()
         self._adrift |= self._ticket is not None and self._ticket.size > 0  # nobody used it: what comes may be of it
         if self._ticket is not None and self._ticket.last:
             if self._waits():  # several logical batches before one step: each is a round of its own
@@ -171,6 +176,7 @@ class TorchDriver:
         """
         self.guard.reset()
         self._finish_backward()
+        self.losses.reset()
         if self._ticket is not None and self._ticket.last and self._waits():
             self._close()
         self._drop()
@@ -184,6 +190,7 @@ class TorchDriver:
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
         self._drop()
+        self.losses.reset()
         self._sum, self._round, self._directions = None, None, []
         self._parts, self._idle = 0, False
 
@@ -192,6 +199,7 @@ class TorchDriver:
         for handle in self.handles:
             handle.remove()
         self.handles = []
+        self.losses.reset()
         for parameter in self.layers.parameters():
             parameter.requires_grad_(True)
 
@@ -307,6 +315,7 @@ class TorchDriver:
         if not self.pipe.private:
             return None
         things = self.guard.check()
+        self._looks = self.losses.due()
         look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
         return things
 
@@ -314,13 +323,17 @@ class TorchDriver:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._push
         things = self.guard.leave(module, output)
-        first = next(self.layers.parameters())
-        if self.reduction != "mean" or not (module.training and torch.is_grad_enabled()):
+        if not (module.training and torch.is_grad_enabled()):
             return output
-        handed = self._undo.outputs(output, self._batch, reduced(module, first.device))
-        if self._undo.on:
-            self._undo.check_kept(passes.things(module) if things is None else things)
-        return handed
+        if self.reduction == "mean":
+            first = next(self.layers.parameters())
+            output = self._undo.outputs(output, self._batch, reduced(module, first.device))
+            if self._undo.on:
+                self._undo.check_kept(passes.things(module) if things is None else things)
+        if self._looks:
+            self.losses.expect(output, self._batch, self.loss_scale)
+            self._looks = False
+        return output
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data."""
@@ -428,6 +441,7 @@ class TorchDriver:
             self._ticket = replace(self._ticket, size=0)
             self.layers.batch, self._batch = 0, 0
         self.layers.token = object()
+        self.losses.reset()
 
     def _nothing(self, round: Round) -> Message:
         """The message of a batch with no records."""
