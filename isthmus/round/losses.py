@@ -4,8 +4,8 @@ A round takes every record's gradient for its own, times a public number.  Two t
 can be seen in its graph while it still has what it saved, which is until `backward()` runs:
 
   * **Another divisor.**  `loss_reduction="mean"` says that the terms are divided by the number of examples, "sum" that
-    they are not.  Where a loss does the other thing, one record more changes every other record's share; so it does where
-    the divisor is a sum over the records (class weights, targets that are ignored, tokens that are counted).
+    they are not.  Where a loss does the other thing, one record more changes every other record's share; so it does
+    where the divisor is a sum over the records (class weights, targets that are ignored, tokens that are counted).
   * **Terms of two examples.**  The gradient that the loss has for the outputs of an example may not change with the
     outputs of others, as it does in contrastive losses or behind statistics of the batch.  The derivative of that
     gradient, for half of the examples, by the outputs of the other half is zero if it does not: this is exact, and the
@@ -62,8 +62,8 @@ MEAN = (
 )
 WEIGHED = (
     "the loss divides by the weights of the batch's targets (weight= of a mean), or by how many of them are not "
-    "ignored (ignore_index), so that one record would change every other one's share: take reduction='none', weigh or leave "
-    "out the terms of each example by yourself, add them up for each example, and divide by a public number: "
+    "ignored (ignore_index), so that one record would change every other one's share: take reduction='none', weigh or "
+    "leave out the terms of each example by yourself, add them up for each example, and divide by a public number: "
     ".mean() over the examples, or a sum with make_private(loss_reduction='sum')"
 )
 CROSSED = (

@@ -36,7 +36,7 @@ from isthmus.problems.objectives.module import Layers, captured, unused
 from isthmus.round import compiles, passes
 from isthmus.round.arrivals import Arrivals
 from isthmus.round.copies import plain_copies
-from isthmus.round.directions import Taking
+from isthmus.round.directions import Awaiting, Taking
 from isthmus.round.drivable import Ticket, batches_of, check_drivable, counted, least_bound
 from isthmus.round.gather import Gathering
 from isthmus.round.losses import Losses
@@ -103,6 +103,7 @@ class TorchDriver:
         self.observers: list[Callable[[Round], None]] = []
         """Called with every round when it is closed: they see what was released."""
         where = next(self.layers.parameters()).device
+        self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._device = None if where.type == "cpu" else where
         self._move = optimizer.step
         self._round: Round | None = None
@@ -125,6 +126,7 @@ class TorchDriver:
         self._kept: Kept = {}
         self._gathered = Gathering(self.stage, fast and least_bound(pipe) >= LEAST)
         self.arrivals, self._take = Arrivals(), Taking(self.layers, optimizer)
+        self._awaiting = Awaiting(self.layers.parameters() if pipe.private else ())
         before, after = _hooks_of(self)
         if pipe.private:
             self._check_module()
@@ -136,7 +138,7 @@ class TorchDriver:
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self.layers.listener = self._push
         self.layers.later = self.arrivals.keep if self._device is not None and self._gathered.fast else None
-        self.layers.arrived = self._undo.check
+        self.layers.arrived = self._arrived
         self.layers.reduced = lambda: self._undo.on or reduction == "sum" or not pipe.private
         self.handles += self.guard.attach(self._takes_part) if pipe.private else []
         self.handles += plain_copies(module)
@@ -200,6 +202,7 @@ class TorchDriver:
             handle.remove()
         self.handles = []
         self.losses.reset()
+        self._awaiting.end()
         for parameter in self.layers.parameters():
             parameter.requires_grad_(True)
 
@@ -207,6 +210,8 @@ class TorchDriver:
         """Close the round and let the optimiser move; False where more of the logical batch is to come."""
         try:
             self._finish_backward()
+            self._awaiting.end()
+            self._check_trained()
             if self._ticket is not None and self._ticket.last:
                 self._check_seen(self._ticket)
         except Exception as error:
@@ -314,6 +319,7 @@ class TorchDriver:
             )
         if not self.pipe.private:
             return None
+        self._check_trained()
         things = self.guard.check()
         self._looks = self.losses.due()
         look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
@@ -360,6 +366,26 @@ class TorchDriver:
             parameter for parameter in self.module.parameters() if self.pipe.private and parameter.requires_grad
         ]
         return [parameter.register_post_accumulate_grad_hook(passes.clear_raw) for parameter in parameters]
+
+    def _check_trained(self) -> None:
+        """Refuse to move what has been frozen since: the number of coordinates of a round was fixed with its noise."""
+        frozen = [name for name, p in self._trained if not p.requires_grad]
+        if frozen and self.pipe.private:
+            raise validate.InvalidInput(
+                f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
+                "would be moved all the same: call engine.detach(), freeze them, and make training private again with "
+                "an optimiser of the others"
+            )
+
+    @property
+    def unmoved(self) -> bool:
+        """Whether a batch was handed out, and no step was taken with it."""
+        return self._idle
+
+    def _arrived(self) -> None:
+        """A gradient has come to a layer."""
+        self._undo.check()
+        self._awaiting.begin()
 
     def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
