@@ -37,7 +37,7 @@ from isthmus.round import compiles, passes
 from isthmus.round.arrivals import Arrivals
 from isthmus.round.copies import plain_copies
 from isthmus.round.directions import Awaiting, Taking
-from isthmus.round.drivable import Ticket, batches_of, check_drivable, counted, least_bound
+from isthmus.round.drivable import Ticket, batches_of, check_drivable, counted, least_bound, mixed
 from isthmus.round.gather import Gathering
 from isthmus.round.losses import Losses
 from isthmus.round.means import Undo, reduced
@@ -55,6 +55,11 @@ _EVALUATES = (
     "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
     "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
     "evaluation"
+)
+_MIXED = (
+    "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
+    "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts for; "
+    "leave the mixing out, or mix each example with public ones"
 )
 
 
@@ -110,6 +115,8 @@ class TorchDriver:
         self._sum: Message | None = None
         self._ticket: Ticket | None = None
         self._batch, self._parts, self._busy, self._idle, self._adrift = 0, 0, False, False, False
+        self._handed: Any = None
+        """The batch as the loader handed it out, until its examples are looked at."""
         self._turn: object = None
         """The pass over the loader that batches are taken from."""
         secret = pipe.private and not getattr(noise, "seeded", True)
@@ -127,7 +134,7 @@ class TorchDriver:
         self._gathered = Gathering(self.stage, fast and least_bound(pipe) >= LEAST)
         self.arrivals, self._take = Arrivals(), Taking(self.layers, optimizer)
         self._awaiting = Awaiting(self.layers.parameters() if pipe.private else ())
-        before, after = _hooks_of(self)
+        first, before, after = _hooks_of(self)
         if pipe.private:
             self._check_module()
         self.handles = [
@@ -135,6 +142,7 @@ class TorchDriver:
             *self.layers.attach(),
             module.register_forward_pre_hook(before, with_kwargs=True),
         ]
+        self.handles.append(module.register_forward_pre_hook(first, prepend=True))
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self.layers.listener = self._push
         self.layers.later = self.arrivals.keep if self._device is not None and self._gathered.fast else None
@@ -145,7 +153,7 @@ class TorchDriver:
 
     # ------------------------------------------------------------ what a loop calls
 
-    def begin(self, ticket: Ticket, turn: object = None) -> None:
+    def begin(self, ticket: Ticket, turn: object = None, batch: Any = None) -> None:
         """The next physical batch is about to be handed out, by the pass over the loader that `rest` began."""
         if turn is not None and turn is not self._turn:
             raise validate.InvalidInput(
@@ -165,7 +173,7 @@ class TorchDriver:
                     "on the data; call optimizer.step() for every batch, empty ones too",
                     stacklevel=3,
                 )
-        self._ticket, self._idle = ticket, True
+        self._ticket, self._idle, self._handed = ticket, True, batch
         self._undo.reset()
         self.layers.batch, self.layers.token = ticket.size, object()
         self.layers.uses.clear()
@@ -319,9 +327,11 @@ class TorchDriver:
             )
         if not self.pipe.private:
             return None
-        self._check_trained()
         things = self.guard.check()
         self._looks = self.losses.due()
+        if self._looks and mixed((args, kwargs), self._handed, self._batch, self.layers.batch_dim):
+            warnings.warn(_MIXED, stacklevel=7)
+        self._handed = None
         look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
         return things
 
@@ -508,8 +518,12 @@ class TorchDriver:
         self._directions.append(lifted)
 
 
-def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
-    """What runs before and after the module: functions, so that a copy of the module leaves the driver alone."""
+def _hooks_of(driver: TorchDriver) -> tuple[Any, Any, Any]:
+    """What runs first, before and after the module: functions, so that a copy of the module leaves the driver alone."""
+
+    def first(module: nn.Module, args: Any) -> None:
+        if module is driver.module and driver._takes_part(module):
+            driver._check_trained()  # before a layer's own taps have silenced its weights
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is driver.module:
@@ -519,4 +533,4 @@ def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
         return driver._after_forward(module, output) if module is driver.module and not driver._busy else output
 
     before.driver = driver  # type: ignore[attr-defined]
-    return before, after
+    return first, before, after

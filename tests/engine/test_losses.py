@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import CLASSES, data, mlp, private
+from engine_cases import CLASSES, Indexed, N, Trained, cnn, data, mlp, private
 from torch import Tensor, nn
 
 from isthmus import InvalidInput
@@ -268,3 +268,61 @@ UNSEEN: dict[str, Loss] = {
 def test_what_stays_assumed_is_not_seen_and_the_statement_says_so(name: str) -> None:
     run = losses_of(UNSEEN[name], epochs=1)
     assert any("the loss is a mean (or sum)" in words for words in run.engine.statement(1e-5).assumptions)
+
+
+# ---------------------------------------------------------------- examples that are mixed before the module sees them
+
+
+def images(seed: int = 0) -> Indexed:
+    g = torch.Generator().manual_seed(seed)
+    return Indexed(torch.rand(N, 1, 6, 6, generator=g), torch.randint(0, CLASSES, (N,), generator=g))
+
+
+def fed(change: Callable[[Tensor], Tensor], **more: Any) -> Trained:
+    run = private(cnn(torch.float32), images(), criterion=None, poisson_sampling=False, **more)
+    for _, x, y in run.loader:
+        F.cross_entropy(run.module(change(x)), y).backward()
+        run.optimizer.step()
+    return run
+
+
+def cut(x: Tensor) -> Tensor:
+    x, y = x.clone(), x.roll(1, 0)
+    x[:, :, :4, 1:5] = y[:, :, :4, 1:5]
+    return x
+
+
+MIXED: dict[str, Callable[[Tensor], Tensor]] = {
+    "mixup": lambda x: 0.3 * x + 0.7 * x.roll(1, 0),
+    "mixup-scaled": lambda x: (0.6 * x + 0.4 * x.flip(0) - 0.5) / 0.25,
+    "cutmix": cut,
+}
+
+
+@pytest.mark.parametrize("name", list(MIXED))
+def test_examples_that_are_mixed_before_the_module_are_warned_of(name: str) -> None:
+    with pytest.warns(UserWarning, match="mixtures of the examples that the private loader handed out") as caught:
+        fed(MIXED[name])
+    assert caught[0].filename == __file__
+
+
+APART: dict[str, Callable[[Tensor], Tensor]] = {
+    "as-they-are": lambda x: x,
+    "copied": lambda x: x.clone(),
+    "scaled": lambda x: (x - 0.3) / 0.2,
+    "flipped": lambda x: x.flip(3),
+    "shifted": lambda x: x.roll(1, 3),
+    "erased": lambda x: x.index_fill(3, torch.tensor([1, 2, 3]), 0.0),
+    "noisy": lambda x: x + 0.1 * torch.rand_like(x),
+    "wide": lambda x: x.double().float().contiguous(),
+}
+
+
+@pytest.mark.parametrize("name", list(APART))
+def test_examples_that_are_changed_one_by_one_pass_without_a_word(name: str) -> None:
+    assert fed(APART[name]).engine.ledger.rounds() == {"main": 4}
+
+
+def test_mixtures_of_many_examples_are_not_seen_and_the_statement_names_them() -> None:
+    run = fed(lambda x: x - x.mean(0))
+    assert any("between the loader, the layers and the loss mixes" in w for w in run.engine.statement(1e-5).assumptions)
