@@ -57,10 +57,9 @@ class NotYet(Tensor):
             return written
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-            alias = isinstance(result, Tensor) and isinstance(written, NotYet) and result.ndim == written.ndim
-            if alias and result.data_ptr() == written.data_ptr():
-                return result.as_subclass(NotYet)
-            return result
+            if not (isinstance(result, Tensor) and isinstance(written, NotYet)):
+                return result
+            return result.as_subclass(NotYet) if result.data_ptr() == written.data_ptr() else result
 
 
 QUIET = ("zero_", "_foreach_zero_", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_")

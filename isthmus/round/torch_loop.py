@@ -58,8 +58,8 @@ _EVALUATES = (
 )
 _MIXED = (
     "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
-    "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts for; "
-    "leave the mixing out, or mix each example with public ones"
+    "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts "
+    "for; leave the mixing out, or mix each example with public ones"
 )
 
 
