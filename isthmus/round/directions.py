@@ -82,6 +82,7 @@ class Awaiting:
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = list(parameters)
         self._shown: list[Tensor] = []
+        self._kinds: list[tuple[torch.device, torch.dtype]] = []
         self.on = False
 
     def begin(self) -> None:
@@ -89,9 +90,9 @@ class Awaiting:
         if self.on:
             return
         self.on = True
-        kept = zip(self._shown, self._parameters, strict=False)
-        if not self._shown or any(x.device != p.device or x.dtype != p.dtype for x, p in kept):
-            self._shown = [not_yet(parameter) for parameter in self._parameters]
+        kinds = [(parameter.device, parameter.dtype) for parameter in self._parameters]
+        if kinds != self._kinds:
+            self._kinds, self._shown = kinds, [not_yet(parameter) for parameter in self._parameters]
         for parameter, shown in zip(self._parameters, self._shown, strict=True):
             parameter.grad = shown
 
