@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,94 @@ Directions = Sequence[Sequence[Lifted]]
 """The lifted values of several rounds."""
 Place = tuple[str, Tensor, Tensor, int, int]
 """A leaf, a parameter of it, that parameter as a matrix in its own memory, and the columns it is."""
+
+
+EARLY = (
+    "the gradient was changed between backward() and optimizer.step() ({what}), which does nothing: until step() has "
+    "released it there is none. Every example's gradient is clipped to max_grad_norm before they are added: leave "
+    "clip_grad_norm_ out (trainers take gradient_clip_val=None or max_grad_norm=0), or change what was released in a "
+    "hook of optimizer.register_step_pre_hook"
+)
+
+
+class NotYet(Tensor):
+    """Stands for a gradient between the backward pass and the step that releases it: zeros that nobody can write to.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2, 3))
+    >>> weight.grad = not_yet(weight)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     _ = torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    >>> str(caught[0].message)[:60]
+    'the gradient was changed between backward() and optimizer.st'
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Reads zeros; says that what would be written is not."""
+        written = args[0] if args else None
+        tensors = written if isinstance(written, (list, tuple)) else [written]
+        if _writes(func.__name__) and any(isinstance(x, NotYet) for x in tensors):
+            if func.__name__ not in QUIET:
+                warnings.warn(EARLY.format(what=func.__name__), stacklevel=2)
+            return written
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            if not (isinstance(result, Tensor) and isinstance(written, NotYet)):
+                return result
+            return result.as_subclass(NotYet) if result.data_ptr() == written.data_ptr() else result
+
+
+QUIET = ("zero_", "_foreach_zero_", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_")
+"""What `zero_grad` does, in silence; and a `GradScaler`, which the step looks for."""
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of torch changes its first argument, by its name."""
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+
+
+def not_yet(parameter: Tensor) -> Tensor:
+    """What stands for the gradient of a parameter; it takes no memory."""
+    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape).as_subclass(NotYet)
+
+
+class Awaiting:
+    """The gradients of a batch until the step that releases them: whoever changes them is told that they are none."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._shown: list[Tensor] = []
+        self._kinds: list[tuple[torch.device, torch.dtype]] = []
+        self.on = False
+
+    def begin(self) -> None:
+        """A gradient has come."""
+        if self.on:
+            return
+        self.on = True
+        kinds = [(parameter.device, parameter.dtype) for parameter in self._parameters]
+        if kinds != self._kinds:
+            self._kinds, self._shown = kinds, [not_yet(parameter) for parameter in self._parameters]
+        for parameter, shown in zip(self._parameters, self._shown, strict=True):
+            parameter.grad = shown
+
+    def end(self) -> None:
+        """The step is taken: what was put in their place meanwhile is no gradient of this batch."""
+        if not self.on:
+            return
+        self.on, strange = False, False
+        for parameter, shown in zip(self._parameters, self._shown, strict=True):
+            strange |= parameter.grad is not None and parameter.grad is not shown
+            parameter.grad = None
+        if strange:
+            warnings.warn(EARLY.format(what="assigned"), stacklevel=5)
 
 
 class Taking:

@@ -82,7 +82,7 @@ class Undo:
             tap: Tensor = _Undone.apply(x, n, fired)  # type: ignore[no-untyped-call]
             return tap
 
-        return _mapped(tapped, output)
+        return mapped(tapped, output)
 
     def check_kept(self, things: Mapping[str, object]) -> None:
         """Refuse what a module keeps of a pass: a loss of it beside the outputs would be divided by n still."""
@@ -104,7 +104,7 @@ class Undo:
             )
 
 
-def _mapped(change: Callable[[Tensor], Tensor], output: Any) -> Any:
+def mapped(change: Callable[[Tensor], Tensor], output: Any) -> Any:
     """The same lists, dicts, dataclasses, ... with every tensor changed."""
 
     def changed(leaf: Any) -> Any:
@@ -115,7 +115,7 @@ def _mapped(change: Callable[[Tensor], Tensor], output: Any) -> Any:
         twin = copy(leaf)
         for item in fields(leaf):
             if hasattr(leaf, item.name):
-                object.__setattr__(twin, item.name, _mapped(change, getattr(leaf, item.name)))
+                object.__setattr__(twin, item.name, mapped(change, getattr(leaf, item.name)))
         return twin
 
     return tree_map(changed, output)

@@ -99,7 +99,7 @@ def minimize(
     progress    a progress bar; None shows it on a terminal and in a notebook
     clients     objectives of several holders of data, or an aggregator; the objective is then their whole, in which
                 every record counts the same (`isthmus.Clients(problems, uniform=True)`: every client)
-    ledger      of a private run: a `privacy.Ledger` (a file, a budget shared with other runs); by default one in memory
+    ledger      of a private run: a `privacy.Ledger` or its path, or None for one in memory
     noise_seed  of a private run, for tests only: the statement then says "not private"
 
     >>> from isthmus import LeastSquares, L1Ball, algorithms

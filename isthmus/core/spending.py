@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -18,7 +19,7 @@ from isthmus.core.step import Setting, look
 from isthmus.core.wire import Keys
 from isthmus.privacy import event_json
 from isthmus.privacy.leaks import leak, warn_of_large_delta
-from isthmus.privacy.ledger import Budgeted, Ledger
+from isthmus.privacy.ledger import Budgeted, Ledger, opened
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import Account, PrivacyStatement
 
@@ -28,7 +29,7 @@ GONE = "nobody has seen what the interrupted run released after the round it was
 class Spending:
     """Pays for every release of a run before it happens, and says afterwards what was promised.
 
-    ledger      a `Ledger` shared by several runs, or None for one of this run alone with the promise as its budget
+    ledger      a `Ledger` or its path, perhaps shared by several runs; None: one of this run alone with its promise
     noise_seed  for tests only: the noise can then be subtracted, and the statement says "not private"
     whole       how many records all holders of data have together; None where this process has them all
     leads       whether this process has the ledger: another one charges nothing, and states the same
@@ -37,7 +38,7 @@ class Spending:
     def __init__(
         self,
         promise: Promise,
-        ledger: Budgeted | None = None,
+        ledger: Budgeted | str | os.PathLike[str] | None = None,
         noise_seed: int | None = None,
         *,
         whole: int | None = None,
@@ -49,7 +50,9 @@ class Spending:
         remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
         validate.check(finite or ledger is None, "ledger", ledger, remedy)
         budget = (promise.epsilon, promise.delta) if finite else None
-        self.ledger: Budgeted = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
+        if ledger is None:
+            ledger = Ledger(budget=budget, adjacency=promise.adjacency)
+        self.ledger: Budgeted = opened(ledger, promise.adjacency)
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
         self._before: list[Stage] = []
@@ -59,7 +62,11 @@ class Spending:
 
     def warn(self, *objectives: Any) -> None:
         """Warn, before anything is spent, of what the promise does not cover."""
-        warn_of_large_delta(self.promise.delta, self.promise.records or self.promise.n)
+        n = self.promise.records or self.promise.n
+        budget = self.ledger.budget if isinstance(self.ledger, Ledger) else None
+        deltas = [self.promise.delta] if budget is None else [self.promise.delta, budget[1]]
+        for delta in dict.fromkeys(deltas):
+            warn_of_large_delta(delta, n)
         facts = dict.fromkeys(fact for objective in objectives for fact in getattr(objective, "read_off", ()))
         self.leaks = tuple(leak(*fact) for fact in facts)
 

@@ -28,9 +28,10 @@ from isthmus.base.recording import recording_now
 from isthmus.core import compiles, passes
 from isthmus.core.arrivals import Arrivals
 from isthmus.core.copies import plain_copies
-from isthmus.core.directions import Taking
-from isthmus.core.drivable import Ticket, batches_of, check_drivable, counted, least_bound
+from isthmus.core.directions import Awaiting, Taking
+from isthmus.core.drivable import Ticket, batches_of, check_drivable, counted, least_bound, mixed
 from isthmus.core.gather import Gathering
+from isthmus.core.losses import Losses
 from isthmus.core.means import Undo, reduced
 from isthmus.core.pipeline import Pipeline
 from isthmus.core.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
@@ -54,6 +55,11 @@ _EVALUATES = (
     "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
     "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
     "evaluation"
+)
+_MIXED = (
+    "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
+    "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts "
+    "for; leave the mixing out, or mix each example with public ones"
 )
 
 
@@ -102,17 +108,23 @@ class TorchDriver:
         self.observers: list[Callable[[Round], None]] = []
         """Called with every round when it is closed: they see what was released."""
         where = next(self.layers.parameters()).device
+        self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._device = None if where.type == "cpu" else where
         self._move = optimizer.step
         self._round: Round | None = None
         self._sum: Message | None = None
         self._ticket: Ticket | None = None
         self._batch, self._parts, self._busy, self._idle, self._adrift = 0, 0, False, False, False
+        self._handed: Any = None
+        """The batch as the loader handed it out, until its examples are looked at."""
         self._turn: object = None
         """The pass over the loader that batches are taken from."""
         secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
         self._undo = Undo()
+        self.losses = Losses(reduction, self.layers.batch_dim)
+        self._looks = False
+        """Whether the pass in progress is one whose loss is looked at."""
         self.loss_scale = 1.0
         """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
         self._unused: set[str] = set()
@@ -121,7 +133,8 @@ class TorchDriver:
         self._kept: Kept = {}
         self._gathered = Gathering(self.stage, fast and least_bound(pipe) >= LEAST)
         self.arrivals, self._take = Arrivals(), Taking(self.layers, optimizer)
-        before, after = _hooks_of(self)
+        self._awaiting = Awaiting(self.layers.parameters() if pipe.private else ())
+        first, before, after = _hooks_of(self)
         if pipe.private:
             self._check_module()
         self.handles = [
@@ -129,17 +142,18 @@ class TorchDriver:
             *self.layers.attach(),
             module.register_forward_pre_hook(before, with_kwargs=True),
         ]
+        self.handles.append(module.register_forward_pre_hook(first, prepend=True))
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self.layers.listener = self._push
         self.layers.later = self.arrivals.keep if self._device is not None and self._gathered.fast else None
-        self.layers.arrived = self._undo.check
+        self.layers.arrived = self._arrived
         self.layers.reduced = lambda: self._undo.on or reduction == "sum" or not pipe.private
         self.handles += self.guard.attach(self._takes_part) if pipe.private else []
         self.handles += plain_copies(module)
 
     # ------------------------------------------------------------ what a loop calls
 
-    def begin(self, ticket: Ticket, turn: object = None) -> None:
+    def begin(self, ticket: Ticket, turn: object = None, batch: Any = None) -> None:
         """The next physical batch is about to be handed out, by the pass over the loader that `rest` began."""
         if turn is not None and turn is not self._turn:
             raise validate.InvalidInput(
@@ -148,6 +162,7 @@ class TorchDriver:
             )
         self.guard.reset()
         self._finish_backward()
+        self.losses.reset()
         self._adrift |= self._ticket is not None and self._ticket.size > 0  # nobody used it: what comes may be of it
         if self._ticket is not None and self._ticket.last:
             if self._waits():  # several logical batches before one step: each is a round of its own
@@ -158,7 +173,7 @@ class TorchDriver:
                     "on the data; call optimizer.step() for every batch, empty ones too",
                     stacklevel=3,
                 )
-        self._ticket, self._idle = ticket, True
+        self._ticket, self._idle, self._handed = ticket, True, batch
         self._undo.reset()
         self.layers.batch, self.layers.token = ticket.size, object()
         self.layers.uses.clear()
@@ -171,6 +186,7 @@ class TorchDriver:
         """
         self.guard.reset()
         self._finish_backward()
+        self.losses.reset()
         if self._ticket is not None and self._ticket.last and self._waits():
             self._close()
         self._drop()
@@ -184,6 +200,7 @@ class TorchDriver:
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
         self._drop()
+        self.losses.reset()
         self._sum, self._round, self._directions = None, None, []
         self._parts, self._idle = 0, False
 
@@ -192,6 +209,8 @@ class TorchDriver:
         for handle in self.handles:
             handle.remove()
         self.handles = []
+        self.losses.reset()
+        self._awaiting.end()
         for parameter in self.layers.parameters():
             parameter.requires_grad_(True)
 
@@ -199,6 +218,8 @@ class TorchDriver:
         """Close the round and let the optimiser move; False where more of the logical batch is to come."""
         try:
             self._finish_backward()
+            self._awaiting.end()
+            self._check_trained()
             if self._ticket is not None and self._ticket.last:
                 self._check_seen(self._ticket)
         except Exception as error:
@@ -307,6 +328,10 @@ class TorchDriver:
         if not self.pipe.private:
             return None
         things = self.guard.check()
+        self._looks = self.losses.due()
+        if self._looks and mixed((args, kwargs), self._handed, self._batch, self.layers.batch_dim):
+            warnings.warn(_MIXED, stacklevel=7)
+        self._handed = None
         look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
         return things
 
@@ -314,13 +339,17 @@ class TorchDriver:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._push
         things = self.guard.leave(module, output)
-        first = next(self.layers.parameters())
-        if self.reduction != "mean" or not (module.training and torch.is_grad_enabled()):
+        if not (module.training and torch.is_grad_enabled()):
             return output
-        handed = self._undo.outputs(output, self._batch, reduced(module, first.device))
-        if self._undo.on:
-            self._undo.check_kept(passes.things(module) if things is None else things)
-        return handed
+        if self.reduction == "mean":
+            first = next(self.layers.parameters())
+            output = self._undo.outputs(output, self._batch, reduced(module, first.device))
+            if self._undo.on:
+                self._undo.check_kept(passes.things(module) if things is None else things)
+        if self._looks:
+            self.losses.expect(output, self._batch, self.loss_scale)
+            self._looks = False
+        return output
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data."""
@@ -347,6 +376,26 @@ class TorchDriver:
             parameter for parameter in self.module.parameters() if self.pipe.private and parameter.requires_grad
         ]
         return [parameter.register_post_accumulate_grad_hook(passes.clear_raw) for parameter in parameters]
+
+    def _check_trained(self) -> None:
+        """Refuse to move what has been frozen since: the number of coordinates of a round was fixed with its noise."""
+        frozen = [name for name, p in self._trained if not p.requires_grad]
+        if frozen and self.pipe.private:
+            raise validate.InvalidInput(
+                f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
+                "would be moved all the same: call engine.detach(), freeze them, and make training private again with "
+                "an optimiser of the others"
+            )
+
+    @property
+    def unmoved(self) -> bool:
+        """Whether a batch was handed out, and no step was taken with it."""
+        return self._idle
+
+    def _arrived(self) -> None:
+        """A gradient has come to a layer."""
+        self._undo.check()
+        self._awaiting.begin()
 
     def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
@@ -428,6 +477,7 @@ class TorchDriver:
             self._ticket = replace(self._ticket, size=0)
             self.layers.batch, self._batch = 0, 0
         self.layers.token = object()
+        self.losses.reset()
 
     def _nothing(self, round: Round) -> Message:
         """The message of a batch with no records."""
@@ -468,8 +518,12 @@ class TorchDriver:
         self._directions.append(lifted)
 
 
-def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
-    """What runs before and after the module: functions, so that a copy of the module leaves the driver alone."""
+def _hooks_of(driver: TorchDriver) -> tuple[Any, Any, Any]:
+    """What runs first, before and after the module: functions, so that a copy of the module leaves the driver alone."""
+
+    def first(module: nn.Module, args: Any) -> None:
+        if module is driver.module and driver._takes_part(module):
+            driver._check_trained()  # before a layer's own taps have silenced its weights
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is driver.module:
@@ -479,4 +533,4 @@ def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
         return driver._after_forward(module, output) if module is driver.module and not driver._busy else output
 
     before.driver = driver  # type: ignore[attr-defined]
-    return before, after
+    return first, before, after

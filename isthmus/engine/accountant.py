@@ -6,6 +6,7 @@ from isthmus.base import validate
 from isthmus.privacy import Charge, FixedSize, FullBatch, Poisson, PrivacyPlan, accounting, event_json
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.calibrate import solve
+from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.ledger import Ledger, Limit
 from isthmus.privacy.library import DpEvent, dpa
 
@@ -15,13 +16,14 @@ ACCOUNTANTS = ("pld", "prv", "rdp")
 class Accountant:
     """Epsilon of everything the ledger holds.
 
-    "pld" (and "prv", the same distribution composed numerically) is tight; "rdp" is looser.
+    "pld" (and "prv", the same distribution composed numerically) is tight; "rdp" is looser.  Of n records, where their
+    number is public, a delta of 1/n or more is warned of.
 
     >>> Accountant(Ledger()).get_epsilon(1e-5)
     0.0
     """
 
-    def __init__(self, ledger: Ledger, kind: str = "pld") -> None:
+    def __init__(self, ledger: Ledger, kind: str = "pld", n: int | None = None) -> None:
         validate.check(
             kind != "gdp",
             "accountant",
@@ -29,7 +31,7 @@ class Accountant:
             'use "pld": the central limit theorem of this one is no upper bound, and reports too little',
         )
         validate.one_of(ACCOUNTANTS, accountant=kind)
-        self.ledger, self.kind = ledger, kind
+        self.ledger, self.kind, self.n = ledger, kind, n
 
     @classmethod
     def mechanism(cls) -> str:
@@ -39,6 +41,7 @@ class Accountant:
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at delta of everything released so far, its number of rounds taken as fixed beforehand."""
         validate.open_unit(delta=delta)
+        warn_of_large_delta(delta, self.n)
         tight = self.kind != "rdp" or not len(self)
         return self.ledger.spent(delta) if tight else self.cost(self.ledger.event(), delta)
 

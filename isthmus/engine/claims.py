@@ -4,8 +4,8 @@ from __future__ import annotations
 
 ASSUMPTIONS = (
     "one record belongs to one person",
-    "no code between the layers mixes the examples of a batch (tested on first and on random batches, not proven), and "
-    "the loss is a mean (or sum) over them",
+    "no code between the loader, the layers and the loss mixes the examples of a batch (first and random batches are "
+    "looked at, which proves nothing), and the loss is a mean (or sum) over them",
     "whether a step is taken does not depend on the private data beyond what was released",
     "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
 )

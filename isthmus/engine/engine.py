@@ -193,6 +193,8 @@ class PrivacyEngine:
         company = company_of(group, n, poisson_sampling)
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, company.leads)
         options.check_budget(noise_multiplier, ledger.budget)
+        if ledger.budget is not None and self._limit is None:
+            warn_of_large_delta(ledger.budget[1], n)
         looked = public is not None or looks_at_public(sketch)
         assumptions = claims(seeded=noise.seeded or bare, mean=loss_reduction == "mean", public=looked)
         assumptions = (*assumptions, SHARED) if company.share < 1 else assumptions
@@ -295,14 +297,13 @@ class PrivacyEngine:
     @property
     def accountant(self) -> Accountant:
         """The ledger's epsilon, with the names Opacus users know."""
-        return Accountant(self.ledger, self._kind)
+        return Accountant(self.ledger, self._kind, None if self.driver is None else self.driver.n)
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at delta of everything released so far, its number of steps taken as fixed before training.
 
         Where `statement(delta).private` is False, some of the noise came from a seed, and no epsilon holds.
         """
-        warn_of_large_delta(delta, None if self.driver is None else self.driver.n)
         return self.accountant.get_epsilon(delta)
 
     def statement(self, delta: float) -> PrivacyStatement:

@@ -113,8 +113,9 @@ class PrivateLoader(DataLoader):
                 batch = next(batches, self)
             if batch is self:
                 return
-            self._driver.begin(tickets.popleft(), turn)
-            yield self._placed(batch)
+            batch = self._placed(batch)
+            self._driver.begin(tickets.popleft(), turn, batch)
+            yield batch
 
     @property
     def sample_rate(self) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isthmus.base import validate
 from isthmus.core.torch_loop import TorchDriver
@@ -95,6 +97,7 @@ def make_steps_private(
     if hasattr(before, "_wrapped_by_lr_sched"):  # a scheduler made earlier looks for its mark
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     step._before = before  # type: ignore[attr-defined]
+    _watch_others(driver, private)
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.__class__ = _guarded(type(optimizer))
     return optimizer
@@ -120,6 +123,30 @@ def check_fresh(module: Any, optimizer: Any) -> None:
     validate.check(
         not hasattr(getattr(optimizer, "step", None), "_before"), "optimizer", type(optimizer).__name__, remedy
     )
+
+
+def _watch_others(driver: TorchDriver, private: set[int]) -> None:
+    """Refuse steps that other optimisers take with private parameters while a batch waits for the private one."""
+    seen = weakref.ref(driver)  # torch keeps the hook, and an engine may be forgotten
+
+    def before(other: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        driver = seen()
+        if driver is None or not driver.unmoved:
+            return
+        if other is driver.optimizer or any(value is driver.optimizer for value in vars(other).values()):
+            return  # the private one, or a wrapper around it
+        theirs = any(id(p) in private for group in other.param_groups for p in group["params"])
+        validate.check(
+            not theirs,
+            "optimizer",
+            type(other).__name__,
+            "call step() of the optimiser that make_private returned: this one has private parameters too, and would "
+            "move nothing, as their gradients are there only once the private step has released them",
+        )
+
+    handle = register_optimizer_step_pre_hook(before)
+    driver.handles.append(handle)
+    weakref.finalize(driver, handle.remove)
 
 
 def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:

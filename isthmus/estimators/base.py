@@ -225,7 +225,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         ledger = self._opened_ledger()
         if self._tallied and self._crew.leads:
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
-            ledger = Ledger(own, shared=ledger, label=label, adjacency=self._adjacency)
+            ledger = Ledger(own, math.inf, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[Any] | None = None, **more: Any) -> Plan:

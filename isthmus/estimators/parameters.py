@@ -20,8 +20,9 @@ from isthmus.base import validate
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.inputs import check_bounds
 from isthmus.objectives.known import Loss, loss_of
-from isthmus.privacy import Adjacency, Ledger
+from isthmus.privacy import Adjacency
 from isthmus.privacy.budget import default_delta
+from isthmus.privacy.ledger import opened
 
 SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
 FEATURES = ("auto", "linear", "smooth")
@@ -165,11 +166,7 @@ class Parameters(BaseEstimator):
         )
 
     def _opened_ledger(self) -> Any:
-        if not self._crew.leads:
-            return None
-        if isinstance(self.ledger, (str, os.PathLike)):
-            return Ledger.open(self.ledger, adjacency=self._adjacency)
-        return self.ledger
+        return opened(self.ledger, self._adjacency) if self._crew.leads else None
 
     def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
         if weight is None:

@@ -14,7 +14,6 @@ from what was released: they cost nothing more.  Rows too few to tell anything a
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -47,6 +46,8 @@ from isthmus.privacy import (
     noise_multiplier,
 )
 from isthmus.privacy.budget import default_delta
+from isthmus.privacy.leaks import warn_of_large_delta
+from isthmus.privacy.ledger import opened
 from isthmus.privacy.library import dpa
 from isthmus.privacy.statement import Account
 
@@ -171,10 +172,11 @@ def _scored(model: Any, X: Any, y: Any, terms: Asked, ledger: Any, crew: Crew) -
     validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
     relation = Adjacency(adjacency)
     delta = default_delta(n) if delta is None else delta
+    warn_of_large_delta(delta, n)
     multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)
-    if isinstance(ledger, (str, os.PathLike)):
-        ledger = Ledger.open(ledger, adjacency=relation)
-    ledger = Ledger(budget=(epsilon, delta), adjacency=relation) if ledger is None else ledger
+    if ledger is None:
+        ledger = Ledger(budget=(epsilon, delta), adjacency=relation)
+    ledger = opened(ledger, relation)
     remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
     validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
     looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed, crew=crew, whole=n)

@@ -19,7 +19,6 @@ sqrt(mu_1^2 + mu_2^2)-GDP (adaptive composition; Dong, Roth and Su 2022), which 
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -64,6 +63,7 @@ from isthmus.privacy import (
     joint,
 )
 from isthmus.privacy.budget import default_delta, mu_of, split
+from isthmus.privacy.ledger import opened
 from isthmus.privacy.library import dpa
 from isthmus.privacy.statement import Account
 
@@ -290,9 +290,7 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         return default_delta(n) if self.delta is None else self.delta
 
     def _opened_ledger(self) -> Any:
-        if isinstance(self.ledger, (str, os.PathLike)):
-            return Ledger.open(self.ledger, adjacency=self._adjacency)
-        return self.ledger
+        return opened(self.ledger, self._adjacency)
 
     # ------------------------------------------------------------ the fitted estimator
 

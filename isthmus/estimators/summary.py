@@ -28,6 +28,7 @@ from isthmus.core.pipeline import Promise
 from isthmus.estimators.figures import Bins
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, noise_multiplier
+from isthmus.privacy.ledger import opened
 from isthmus.privacy.statement import Account
 from isthmus.tables.dates import from_days
 from isthmus.tables.encode import as_days, as_numbers, check_readable, encode
@@ -144,9 +145,9 @@ def private_summary(
     validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
     frame, relation = as_frame(table, "table"), Adjacency(adjacency)
     columns, left_out = _chosen(frame, _read_schema(schema))
-    if isinstance(ledger, (str, os.PathLike)):
-        ledger = Ledger.open(ledger, adjacency=relation)
-    ledger = Ledger(budget=(epsilon, delta), adjacency=relation) if ledger is None else ledger
+    if ledger is None:
+        ledger = Ledger(budget=(epsilon, delta), adjacency=relation)
+    ledger = opened(ledger, relation)
     remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
     validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
     entries = {column.name: _entries(frame, column) for column in columns}

@@ -397,11 +397,11 @@ def _may_be(head: bytes, beginning: str) -> bool:
 
 
 def checked_budget(budget: object) -> tuple[float, float] | None:
-    """(epsilon, delta) as floats, or None."""
-    if budget is None:
+    """(epsilon, delta) as floats; None where there is no limit, be it said (`math.inf`) or not."""
+    if budget is None or budget == math.inf:
         return None
     if not isinstance(budget, (tuple, list)) or [isinstance(part, (int, float)) for part in budget] != [True, True]:
-        refuse("budget", budget, "give (epsilon, delta)")
+        refuse("budget", budget, "give (epsilon, delta), or math.inf for no limit")
     epsilon, delta = map(float, budget)
     if not (0 < epsilon < math.inf and 0 < delta < 1):
         refuse("budget", (epsilon, delta), "give a finite epsilon above 0 and a delta strictly between 0 and 1")

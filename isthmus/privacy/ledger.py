@@ -65,6 +65,7 @@ from isthmus.privacy.chain import (
     opening,
 )
 from isthmus.privacy.event_json import Json
+from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
 from isthmus.privacy.library import DpEvent
 from isthmus.privacy.meter import Meter, plus
 
@@ -72,6 +73,13 @@ __all__ = ["BudgetExceeded", "Budgeted", "Ledger", "LedgerCorrupt", "Limit", "Pu
 
 Event: TypeAlias = "DpEvent | Mapping[str, Any]"
 """An event of `dp_accounting`, or its JSON form."""
+
+
+UNLIMITED = (
+    "there was no ledger at {path!r}: a new one was opened, which knows of nothing that was spent before and refuses "
+    "nothing. If you meant another file, correct its path; else say what it may hold, "
+    "Ledger.open(path, budget=(epsilon, delta)), or budget=math.inf for a record without a limit"
+)
 
 
 class Named(Protocol):
@@ -139,9 +147,10 @@ class Limit:
 class Ledger:
     """Everything released from one dataset, kept in a file or, with `path=None`, in memory.
 
-    `budget` is `(epsilon, delta)`, or None for a record without a limit; `adjacency` is an `Adjacency` or its value
-    (add-remove unless said otherwise); `dataset` is a public name.  An existing ledger is continued: what is left
-    out is taken from it, and what is given must agree with it.
+    `budget` is `(epsilon, delta)`, or `math.inf` for a record without a limit; `adjacency` is an `Adjacency` or its
+    value (add-remove unless said otherwise); `dataset` is a public name.  An existing ledger is continued: what is left
+    out is taken from it, and what is given must agree with it.  A new file whose limit is not said is warned of: with
+    a mistake in its path, the ledger that was meant would not be charged.
 
     With `shared`, the ledger is one run's own beside one that it shares with others: every charge goes to both, first
     to the shared one, under the run's `label`.  `planned` are events that the run will release after its training;
@@ -164,7 +173,7 @@ class Ledger:
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
-        budget: tuple[float, float] | None = None,
+        budget: tuple[float, float] | float | None = None,
         *,
         adjacency: Adjacency | str | None = None,
         dataset: str | None = None,
@@ -178,8 +187,11 @@ class Ledger:
         self._book: Book = MemoryBook() if path is None else FileBook(self._make_store(path), terms)
         tally = self._book.tally
         with self._book.locked():
-            if not tally.opened:
+            found = tally.opened
+            if not found:
                 self._book.append(opening(terms))
+        if path is not None and not found and budget is None and shared is None:
+            warn(UNLIMITED.format(path=os.fspath(path)), PrivacyBudgetWarning)
         for name, value in terms.items():
             agreed = getattr(tally, name)
             if value is not None and value != agreed:
@@ -196,7 +208,7 @@ class Ledger:
     def open(
         cls,
         path: str | os.PathLike[str],
-        budget: tuple[float, float] | None = None,
+        budget: tuple[float, float] | float | None = None,
         *,
         adjacency: Adjacency | str | None = None,
         dataset: str | None = None,
@@ -384,6 +396,13 @@ class Ledger:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Ledger is not copied or pickled: open it by its path where it is needed")
+
+
+def opened(ledger: Any, adjacency: Adjacency) -> Any:
+    """What was given as `ledger=`: for a path, the ledger that is kept there."""
+    if isinstance(ledger, (str, os.PathLike)):
+        return Ledger.open(ledger, adjacency=adjacency)
+    return ledger
 
 
 class RunLedger:

@@ -8,6 +8,7 @@ from its checkpoint.  Whatever was released was charged to the ledger on the dis
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -225,7 +226,7 @@ def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: A
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
         raise FolderDamaged(f"{path} is missing, and with it what this run has spent: restore it")
-    return Ledger(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
+    return Ledger(path, math.inf, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
 
 
 def _train(

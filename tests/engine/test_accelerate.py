@@ -67,12 +67,13 @@ def test_accumulated_batches_are_rounds_of_their_own(when: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_schedulers_and_clips_of_released_gradients(when: str) -> None:
+def test_schedulers_step_and_a_clip_of_what_is_not_released_yet_is_warned_of(when: str) -> None:
     accelerator, engine, module, optimizer, batches = prepared(when)
     scheduler = accelerator.prepare(StepLR(optimizer, 1, 0.5))
     for _, x, y in batches:
         accelerator.backward(F.cross_entropy(module(x), y))
-        accelerator.clip_grad_norm_(module.parameters(), 1.0)  # of what was released before, or of nothing
+        with pytest.warns(UserWarning, match="between backward.* and optimizer.step.*does nothing"):
+            accelerator.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
     assert engine.ledger.rounds() == {"main": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import Any
 
@@ -13,6 +14,7 @@ from test_sketches import plain_direction
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from isthmus import InvalidInput, Kronecker
 from isthmus.engine import BatchMemoryManager
@@ -276,3 +278,130 @@ def test_step_hooks_and_state_dicts_are_torchs_own() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run.optimizer.load_state_dict(plain.state_dict())
+
+
+# ---------------------------------------------------------------- what would do nothing, or what it should not
+
+
+def test_a_step_of_another_optimiser_with_private_parameters_is_refused_before_it_moves_or_anything_is_charged() -> (
+    None
+):
+    run = private(mlp(), data())
+    other = Adam(run.module.parameters(), lr=0.1, weight_decay=0.1)
+    _, x, y = next(iter(run.loader))
+    F.cross_entropy(run.module(x), y).backward()
+    before = [p.detach().clone() for p in run.module.parameters()]
+    with pytest.raises(InvalidInput, match=r"optimizer='Adam'.*step\(\) of the optimiser that make_private returned"):
+        other.step()
+    assert all(torch.equal(p, q) for p, q in zip(run.module.parameters(), before, strict=True))
+    run.optimizer.step()
+    other.step()  # moves by what was released
+    assert run.engine.ledger.rounds() == {"main": 1}
+    run.engine.detach()
+    other.step()  # nothing is private any more
+
+
+def test_a_wrapper_around_the_private_optimiser_and_optimisers_of_other_modules_step() -> None:
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+            super().__init__(inner.param_groups, {})
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+
+    run, other = private(mlp(), data()), nn.Linear(6, 1).double()
+    around, beside = Around(run.optimizer), SGD(other.parameters(), lr=0.1)
+    for _, x, y in run.loader:
+        F.cross_entropy(run.module(x), y).backward()
+        other(x).sum().backward()
+        beside.step()
+        around.step()
+    assert run.engine.ledger.rounds() == {"main": 4}
+
+
+def test_an_engine_that_is_forgotten_leaves_no_hook_behind() -> None:
+    hooks = _global_optimizer_pre_hooks
+    gc.collect()
+    before = len(hooks)
+    run = train(private(mlp(), data()), 1)
+    assert len(hooks) == before + 1
+    run.engine.detach()
+    assert len(hooks) == before
+    run = private(mlp(), data())
+    del run
+    gc.collect()
+    assert len(hooks) == before
+
+
+@pytest.mark.parametrize("when", ["before-forward", "before-step"])
+@pytest.mark.parametrize("physical", [None, 3])
+def test_a_layer_that_is_frozen_meanwhile_is_refused_before_it_moves(when: str, physical: int | None) -> None:
+    run = train(private(mlp(), data(), max_physical_batch_size=physical), 1)
+    charged = run.engine.ledger.rounds()
+    before = [p.detach().clone() for p in run.module.parameters()]
+    with pytest.raises(InvalidInput, match=r"\['0.weight', '0.bias'\] were frozen.*engine.detach\(\)"):
+        for _, x, y in run.loader:
+            if when == "before-forward":
+                run.module[0].requires_grad_(False)
+            loss = F.cross_entropy(run.module(x), y)
+            loss.backward()
+            run.module[0].requires_grad_(False)
+            run.optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(run.module.parameters(), before, strict=True))
+    assert run.engine.ledger.rounds() == charged
+    run.module[0].requires_grad_(True)
+    train(run, 1)
+
+
+def early(change: Any, **options: Any) -> Trained:
+    run = private(mlp(), data(), optimizer=lambda p: SGD(p, lr=0.5, momentum=0.5), **options)
+    for _, x, y in run.loader:
+        F.cross_entropy(run.module(x), y).backward()
+        change(run)
+        run.optimizer.step()
+    return run
+
+
+CHANGES: dict[str, Any] = {
+    "clip-norm": lambda run: torch.nn.utils.clip_grad_norm_(run.module.parameters(), 1e-3),
+    "clip-norm-foreach": lambda run: torch.nn.utils.clip_grad_norm_(run.module.parameters(), 1e-3, foreach=True),
+    "clip-value": lambda run: torch.nn.utils.clip_grad_value_(run.module.parameters(), 1e-3),
+    "scale": lambda run: run.module[0].weight.grad.mul_(0.5),
+    "scale-data": lambda run: run.module[0].weight.grad.data.mul_(0.5),
+    "noise": lambda run: run.module[2].bias.grad.add_(torch.randn(3).double()),
+    "entry": lambda run: run.module[0].weight.grad.__setitem__(0, 1.0),
+    "assigned": lambda run: setattr(run.module[0].weight, "grad", torch.ones_like(run.module[0].weight)),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGES))
+def test_a_gradient_that_is_changed_before_the_step_is_warned_of_and_the_step_is_the_same(name: str) -> None:
+    noise = {"noise_generator": torch.Generator().manual_seed(1), "poisson_sampling": False}
+    with pytest.warns(UserWarning, match="between backward.*does nothing.*max_grad_norm.*register_step_pre_hook"):
+        run = early(CHANGES[name], **noise)
+    twin = early(lambda run: None, **noise | {"noise_generator": torch.Generator().manual_seed(1)})
+    for p, q in zip(run.module.parameters(), twin.module.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad_and_readers_between_backward_and_step_are_fine(to_none: bool) -> None:
+    def look(run: Trained) -> None:
+        assert all(p.grad.norm() == 0 and type(p.grad.clone()) is Tensor for p in run.module.parameters())
+        run.optimizer.zero_grad(set_to_none=to_none)
+
+    assert early(look).engine.ledger.rounds() == {"main": 4}
+
+
+def test_a_hook_before_the_step_changes_what_was_released() -> None:
+    run = private(mlp(), data(), optimizer=lambda p: SGD(p, lr=0.5, momentum=0.5))
+
+    def halve(optimizer: Any, args: Any, kwargs: Any) -> None:
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1e-9)
+
+    run.optimizer.register_step_pre_hook(halve)
+    before = [p.detach().clone() for p in run.module.parameters()]
+    train(run, 1)
+    moved = [(p.detach() - q).norm() for p, q in zip(run.module.parameters(), before, strict=True)]
+    assert 0 < max(moved) < 1e-7

@@ -32,7 +32,7 @@ DIFFERENT, MISSING = (
     )
 )
 ROWS = [line.strip("| ").split(" | ")[0] for line in DIFFERENT.splitlines() if line.startswith("| ")][1:]
-COUNTS = {"fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18}
+COUNTS = {"eighteen": 18, "nineteen": 19, "twenty": 20}
 
 
 def net() -> nn.Sequential:
@@ -184,6 +184,29 @@ def names_are_listed() -> None:
     assert "`register_grad_sampler`" in MISSING and len(LISTED) > 40 and len(WHOLE) > 40
 
 
+def clipping_by_hand_is_said_to_do_nothing() -> None:
+    _, module, _, loader = made()
+    x, y = next(batch for batch in loader if len(batch[0]))
+    cross_entropy(module(x), y).backward()
+    with pytest.warns(UserWarning, match="max_grad_norm"):
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+
+
+def weighted_means_are_refused() -> None:
+    _, module, _, loader = made()
+    x, y = next(batch for batch in loader if len(set(batch[1].tolist())) == 2)
+    with pytest.raises(InvalidInput, match="weight"):
+        cross_entropy(module(x), y, weight=torch.tensor([1.0, 3.0])).backward()
+
+
+def freezing_later_is_refused() -> None:
+    _, module, _, loader = made()
+    module[0].requires_grad_(False)
+    x, _ = next(batch for batch in loader if len(batch[0]))
+    with pytest.raises(InvalidInput, match="frozen"):
+        module(x)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "the module comes back wrapped": the_module_is_the_users_own,
     "`p.grad_sample`": raw_gradients_are_not_there,
@@ -201,6 +224,9 @@ CHECKS: dict[str, Callable[[], None]] = {
     "`ModuleValidator.fix`": fix_makes_group_norms,
     "`save_checkpoint(": checkpoints_have_no_pickle,
     "names for those": names_are_listed,
+    "`clip_grad_norm_`": clipping_by_hand_is_said_to_do_nothing,
+    "a loss that is no mean": weighted_means_are_refused,
+    "a layer that is frozen later": freezing_later_is_refused,
 }
 
 

@@ -20,6 +20,7 @@ from isthmus import (
     PrivateRegressor,
     algorithms,
     minimize,
+    private_score,
 )
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import (
@@ -30,6 +31,7 @@ from isthmus.privacy import (
     FullBatch,
     Gaussian,
     Laplace,
+    Ledger,
     NoisyMax,
     Poisson,
     PrivacyStatement,
@@ -150,6 +152,36 @@ def test_the_engine_warns_of_a_large_delta_at_every_door() -> None:
             ask(0.5)
         assert len(caught) == 1 and caught[0].filename == __file__
         ask(1e-5)
+
+
+def test_a_budget_with_a_large_delta_is_warned_of_wherever_it_is_given() -> None:
+    told = r"delta=0\.1 is at least 1/n, which would allow publishing one of the 50 records"
+    recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=0.1, n="exact")
+    model = PrivateClassifier(delta=1e-5, bounds=(-1, 1), algorithm="dp_gd", max_iter=2, classes=[0, 1])
+    module = nn.Linear(2, 1)
+    common = {"module": module, "optimizer": torch.optim.SGD(module.parameters(), 0.1), "noise_multiplier": 1.0}
+    loader = DataLoader(TensorDataset(torch.zeros(50, 2), torch.zeros(50, 1)), batch_size=10)
+    for give in (
+        lambda ledger: minimize(LeastSquares(X, X[:, 0]), recipe, steps=2, ledger=ledger),
+        lambda ledger: model.set_params(ledger=ledger).fit(X, np.arange(50) % 2),
+        lambda ledger: PrivacyEngine(ledger=ledger).make_private(**common, data_loader=loader, max_grad_norm=1.0),
+    ):
+        with pytest.warns(PrivacyBudgetWarning, match=told) as caught:
+            give(Ledger(budget=(9.0, 0.1)))
+        assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_the_accountant_and_the_scores_warn_of_a_large_delta() -> None:
+    module, engine = nn.Linear(2, 1), PrivacyEngine()
+    loader = DataLoader(TensorDataset(torch.zeros(50, 2), torch.zeros(50, 1)), batch_size=10)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    engine.make_private(module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+    y = np.arange(50) % 2
+    model = PrivateClassifier(bounds=(-1, 1), algorithm="dp_gd", max_iter=2, classes=[0, 1]).fit(X, y)
+    for ask in (lambda: engine.accountant.get_epsilon(0.1), lambda: private_score(model, X, y, epsilon=1.0, delta=0.1)):
+        with pytest.warns(PrivacyBudgetWarning, match=r"delta=0\.1 is at least 1/n") as caught:
+            ask()
+        assert len(caught) == 1 and caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])
