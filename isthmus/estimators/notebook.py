@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.base import html
+from isthmus.privacy import Ledger
 
 
 class ShowsGuarantee:
@@ -30,4 +31,10 @@ class ShowsGuarantee:
         if statement is None:
             text = "It was fitted without noise, and may reveal the records that it was trained on."
             return html.card("This model is NOT private", html.paragraph(text), tone="bad")
-        return str(statement._repr_html_())
+        ledger: Any = getattr(self, "ledger", None)
+        if not isinstance(ledger, Ledger) or ledger.budget is None:
+            return str(statement._repr_html_())
+        (epsilon, delta), spent = ledger.budget, ledger.spent()
+        together = f"epsilon = {spent:.4g} of {epsilon:g} at delta = {delta:g}"
+        words = f"Its ledger holds {together} now, with everything else that was charged to it."
+        return str(statement._repr_html_()) + html.card("What was spent together", html.paragraph(words))
