@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from isthmus.base import html
@@ -34,7 +35,7 @@ class ShowsGuarantee:
         ledger: Any = getattr(self, "ledger", None)
         if not isinstance(ledger, Ledger) or ledger.budget is None:
             return str(statement._repr_html_())
-        (epsilon, delta), spent = ledger.budget, ledger.spent()
-        together = f"epsilon = {spent:.4g} of {epsilon:g} at delta = {delta:g}"
+        (epsilon, delta), spent = ledger.budget, math.ceil(ledger.spent() * 1e4) / 1e4
+        together = f"epsilon = {spent:g} of {epsilon:g} at delta = {delta:g}"
         words = f"Its ledger holds {together} now, with everything else that was charged to it."
         return str(statement._repr_html_()) + html.card("What was spent together", html.paragraph(words))

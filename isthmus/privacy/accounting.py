@@ -405,7 +405,8 @@ def noise_multiplier(
 def _noise_multiplier(
     epsilon: float, delta: float, rate: float, steps: int, adjacency: Adjacency, mechanism: str
 ) -> float:
-    full = dpa.get_sigma_gaussian(epsilon, delta) * math.sqrt(steps) * adjacency.factor
+    with np.errstate(all="ignore"):  # its search begins at noise for which no number holds the curve
+        full = dpa.get_sigma_gaussian(epsilon, delta) * math.sqrt(steps) * adjacency.factor
     if mechanism == "gaussian" and rate == 1:
         return float(full) * (1 + 1e-12)  # the root is found to 1e-12: stay on its safe side
     guess = max(full * rate, 0.4)
