@@ -32,7 +32,7 @@ class ShowsGuarantee:
         if statement is None:
             text = "It was fitted without noise, and may reveal the records that it was trained on."
             return html.card("This model is NOT private", html.paragraph(text), tone="bad")
-        ledger: Any = getattr(self, "ledger", None)
+        ledger: Any = self.ledger  # type: ignore[attr-defined]  # a parameter of every estimator
         if not isinstance(ledger, Ledger) or ledger.budget is None:
             return str(statement._repr_html_())
         (epsilon, delta), spent = ledger.budget, math.ceil(ledger.spent() * 1e4) / 1e4

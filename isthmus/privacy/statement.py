@@ -258,11 +258,9 @@ class PrivacyStatement:
             if self.n_public
             else "The number of records is not published."
         )
-        counted = (
-            "Epsilon counts what is listed here, and nothing else: further releases about the same records add to it."
-        )
         return (
-            f"{counted} How records were chosen: {self.sampler}. Where the noise comes from: {self.noise}. {ROUNDING} {records} "
+            "Epsilon counts what is listed here, and nothing else: further releases about the same records add to it. "
+            f"How records were chosen: {self.sampler}. Where the noise comes from: {self.noise}. {ROUNDING} {records} "
             f"How epsilon was computed: {self.accountant}."
         )
 

@@ -21,8 +21,8 @@ _POINTS = 10
 
 
 UNCOUNTED = (
-    "Some figures have noise, and the statement may not count what they cost: it is not known where that was paid. Give "
-    "metrics=scores as private_score returned them, or the ledger that they were charged to"
+    "Some figures have noise, and the statement may not count what they cost: it is not known where that was paid. "
+    "Give metrics=scores as private_score returned them, or the ledger that they were charged to"
 )
 
 
