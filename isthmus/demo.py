@@ -167,8 +167,8 @@ def report(data: Digits, rows: Sequence[Row], own: Row, together: float, out: Pa
         comparison=others,
         curves=[by_epsilon(rows, on)],
         warnings=[
-            f"The promise is of this run. The comparison shows {private} private runs on the same records, which "
-            f"together spend epsilon = {together:.3g}, and a run that promises nothing."
+            f"The promise counts all {private} private runs of the comparison, which were made on the same records and "
+            f"together spend epsilon = {together:.3g}. The comparison also shows a run that promises nothing."
         ],
     )
     out.mkdir(parents=True, exist_ok=True)

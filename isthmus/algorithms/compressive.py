@@ -185,8 +185,11 @@ class _Compressive:
         words = (
             f"pure epsilon = {self.budget.epsilon:g} over all {rounds} rounds for replace-one with n fixed and public"
         )
+        # The bound is that of one record, and replace-one moves the sum by two.  All rounds together have to fit into
+        # epsilon to its last digit, whatever the roundings of a quotient.
+        scale = 2 / per_round * (1 + 1e-12)
         if self.variant == "dense":  # d entries of at most Xi have an l1 norm of at most d Xi
-            noise = Printed(Laplace(2 / per_round), words)
+            noise = Printed(Laplace(scale), words)
             release = Release(clip=Clip(self.clip * binding.d, ord=1), mechanism=noise)
             plan = self.budget.plan(binding, [Charge("gradient", "laplace", rounds)])
             return [Stage(sampler, [release])], self.budget.promise(plan, binding)
@@ -196,8 +199,7 @@ class _Compressive:
         release = Release(
             encode=LargestEntries(RademacherSketch(self.p, scaling="jl"), self.kappa, self.clip, binding.n),
             clip=Clip(self.clip, ord=math.inf),
-            # the bound is that of one record: replace-one moves the sum by two
-            mechanism=Printed(Laplace(2 / per_round), words),
+            mechanism=Printed(Laplace(scale), words),
             lift=Inside(CoSaMP(self.kappa)),
         )
         plan = self.budget.plan(binding, [Charge("gradient", "laplace", rounds)])

@@ -165,6 +165,10 @@ class _Blockwise:
             n = budget.records(binding)
             terms: dict[str, Any] = {"lipschitz": 1.0, "n": n, "steps": rounds, "epsilon": budget.epsilon}
             claim = skgd_sigma(**terms, delta=plan.delta or 0.0)
+            remedy = (
+                f"leave out as_published: the paper's noise gives epsilon {claim.epsilon:.6g} at so large an epsilon"
+            )
+            validate.check(claim.epsilon <= budget.epsilon, "epsilon", budget.epsilon, remedy)
             mechanism = Printed(Gaussian(claim.sigma * n), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
         gamma = self.step * covered / m

@@ -81,7 +81,7 @@ class Spending:
             self.ledger.require(account.event())
         cost, promised = account.epsilon(), self.promise.epsilon
         remedy = f"promise at least {cost:.6g}, which {rounds} rounds cost, or plan the run by its budget"
-        validate.check(cost <= promised * (1 + 1e-6), "promise.epsilon", promised, remedy)
+        validate.check(cost <= promised, "promise.epsilon", promised, remedy)
 
     def look(self, stage: Stage, holders: Aggregator, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""

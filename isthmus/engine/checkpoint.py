@@ -124,6 +124,11 @@ def charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
                 ledger.pay(f"{RESTORED}{run}", json.loads(event), missing)
 
 
+def went_on_unseen(ledger: Ledger) -> bool:
+    """Whether the ledger learned of rounds from a checkpoint: others may have gone on from it, and it cannot know."""
+    return any(RESTORED in name for name in ledger.rounds())
+
+
 def _as_torch_has_it(state: dict[str, Any]) -> dict[str, Any]:
     """An optimiser's state dict: format 1 had the numbers of parameters as strings."""
     return {**state, "state": {int(key): value for key, value in state["state"].items()}}

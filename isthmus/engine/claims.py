@@ -28,6 +28,11 @@ PIECES = (
     "what a pass does to an example does not depend on the physical batch that it is in, whose borders one record more "
     "would move: random layers draw for every example apart (dropout does), and nothing counts the passes"
 )
+UNSEEN = (
+    "training went on from a checkpoint without the ledger that it was begun with: nobody has seen what was released "
+    "after the checkpoint was written, by the training that wrote it or by others that went on from it (one ledger "
+    "file for all of them counts that)"
+)
 KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
 NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"

@@ -22,7 +22,7 @@ from isthmus.core.torch_loop import TorchDriver
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint, options
 from isthmus.engine.accountant import Accountant
-from isthmus.engine.claims import FIXED, KEPT, PIECES, claims
+from isthmus.engine.claims import FIXED, KEPT, PIECES, UNSEEN, claims
 from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
 from isthmus.engine.group import SHARED, company_of, met, shard_of
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
@@ -111,6 +111,8 @@ class PrivacyEngine:
         self.driver: TorchDriver | None = None
         self._limit: Limit | None = None
         self._copy = False
+        self._unseen = False
+        """Whether rank 0's ledger did not see a checkpoint's rounds: ranks that have a copy cannot read that off it."""
         self._trainings: list[Training] = []
         """Every training that was ever made private."""
 
@@ -321,6 +323,8 @@ class PrivacyEngine:
         leaks = [f"{KEPT}: {list(buffers)}"] if buffers else []
         foreign = others_parts([training.driver.stage for training in self._trainings])
         rests = (*promise.assumptions, *foreign, *assumptions)
+        if self._unseen or (not self._copy and checkpoint.went_on_unseen(self.ledger)):
+            rests = (*rests, UNSEEN)
         account = Account(delta, promise.adjacency, promise.n, self._seeded, rests, leaks)
         account.samplers = [training.sampler for training in self._trainings]
         account.sources = [Unnoised.source if run.bare else run.noise.describe() for run in self._trainings]
@@ -404,7 +408,9 @@ class PrivacyEngine:
         """Restore what `save_checkpoint` wrote, on the terms it was written with; returns its `checkpoint_dict`.
 
         What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls, and training
-        that was not private (seeded noise) never becomes so.
+        that was not private (seeded noise) never becomes so.  A ledger that did not see those rounds cannot know who
+        else goes on from the checkpoint, each with the whole of its target: the statement says so.  One ledger file
+        for all of them counts what they spend together.
         """
         own, extra, error = self._training_of(module), {}, None
         try:
@@ -412,6 +418,7 @@ class PrivacyEngine:
         except Exception as failed:
             error = failed
         own.driver.company.meet(error)
+        self._unseen = own.driver.company.lead(lambda: checkpoint.went_on_unseen(self.ledger))
         return extra
 
     # ------------------------------------------------------------ helpers

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from isthmus.base import html
+from isthmus.privacy import Ledger
 
 
 class ShowsGuarantee:
@@ -30,4 +32,10 @@ class ShowsGuarantee:
         if statement is None:
             text = "It was fitted without noise, and may reveal the records that it was trained on."
             return html.card("This model is NOT private", html.paragraph(text), tone="bad")
-        return str(statement._repr_html_())
+        ledger: Any = self.ledger  # type: ignore[attr-defined]  # a parameter of every estimator
+        if not isinstance(ledger, Ledger) or ledger.budget is None:
+            return str(statement._repr_html_())
+        (epsilon, delta), spent = ledger.budget, math.ceil(ledger.spent() * 1e4) / 1e4
+        together = f"epsilon = {spent:g} of {epsilon:g} at delta = {delta:g}"
+        words = f"Its ledger holds {together} now, with everything else that was charged to it."
+        return str(statement._repr_html_()) + html.card("What was spent together", html.paragraph(words))

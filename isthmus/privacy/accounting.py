@@ -270,10 +270,34 @@ def _key(event: DpEvent) -> Key:
 @lru_cache(maxsize=4096)
 def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
     """The cost in full care; with haste 1 or 2 a larger bound, faster, for searches to start from."""
+    most = math.inf if asked == "epsilon" else 1.0  # so little noise, or so often, that no number holds the cost
+    if all(isinstance(getattr(leaf, "event", leaf), dpa.LaplaceDpEvent) for leaf, _ in key):
+        pure = _pure(key, adjacency)
+        if asked == "epsilon":
+            most = pure
+        elif given >= pure:
+            most = 0.0
     with suppress(OverflowError, ZeroDivisionError), np.errstate(all="ignore"):
         if not math.isnan(cost := _finite_cost(key, adjacency, asked, given, haste)):
-            return cost
-    return math.inf if asked == "epsilon" else 1.0  # so little noise, or so often, that no number holds the cost
+            return min(cost, most)
+    return most
+
+
+def _pure(key: Key, adjacency: Adjacency) -> float:
+    """The sum of what rounds of Laplace noise cost each, at every delta: a distribution on a grid says a little more.
+
+    A sampled round of pure e costs log(1 + q (exp(e) - 1)).
+    """
+    if any(noiseless(leaf) for leaf, _ in key):
+        return math.inf
+    costs = []
+    for leaf, count in key:
+        rate = getattr(leaf, "sampling_probability", 1.0)
+        each = adjacency.factor / float(getattr(leaf, "event", leaf).noise_multiplier)
+        if rate < 1:
+            each = float(np.logaddexp(math.log(rate) + each, math.log1p(-rate))) if rate > 0 else 0.0
+        costs.append(count * each)
+    return math.fsum(costs) * (1 + 1e-15)  # above what rounding took away
 
 
 def _finite_cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
@@ -381,7 +405,8 @@ def noise_multiplier(
 def _noise_multiplier(
     epsilon: float, delta: float, rate: float, steps: int, adjacency: Adjacency, mechanism: str
 ) -> float:
-    full = dpa.get_sigma_gaussian(epsilon, delta) * math.sqrt(steps) * adjacency.factor
+    with np.errstate(all="ignore"):  # its search begins at noise for which no number holds the curve
+        full = dpa.get_sigma_gaussian(epsilon, delta) * math.sqrt(steps) * adjacency.factor
     if mechanism == "gaussian" and rate == 1:
         return float(full) * (1 + 1e-12)  # the root is found to 1e-12: stay on its safe side
     guess = max(full * rate, 0.4)

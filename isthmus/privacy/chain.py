@@ -172,7 +172,8 @@ class Chain:
 
     def append(self, *bodies: Json) -> None:
         """Seal the records to the chain in one durable write; call it inside `locked`."""
-        self._write(b"", *bodies)
+        if bodies:  # an empty line would be read as a record that was altered
+            self._write(b"", *bodies)
 
     def _write(self, junk: bytes, *bodies: Json) -> None:
         lines, number, head = [], self.number, self._head

@@ -308,9 +308,10 @@ class Ledger:
         data = event_json.to_json(event)
         self._meter.check_supported([data])
         totals = self._totals()
-        total = self._meter.epsilon(plus(totals, event_json.keyed(data)), self.budget[1])
-        if total > self.budget[0] * (1 + 1e-9):
-            raise BudgetExceeded(what, 1, self._meter.epsilon(totals, self.budget[1]), total, self.budget)
+        planned = plus(totals, event_json.keyed(data))
+        if not self._meter.fits(planned):
+            spent, asked = (self._meter.epsilon(each, self.budget[1]) for each in (totals, planned))
+            raise BudgetExceeded(what, 1, spent, asked, self.budget)
 
     def spent(self, delta: float | None = None) -> float:
         """Epsilon, at `delta` (the budget's unless given), of everything charged so far, by all runs.

@@ -64,6 +64,14 @@ class Meter:
             low, high = (middle, high) if self._affords(plus(totals, event, middle)) else (low, middle)
         return low
 
+    def fits(self, totals: Totals) -> bool:
+        """Whether the budget holds these totals: then it holds all smaller ones, and nobody asks again.
+
+        What a run has planned is asked for before it begins.  A bound of fewer rounds can be the larger number where
+        the grid that it is computed on is another one, and must not refuse the last rounds of what was found to fit.
+        """
+        return _covers(self._within, totals) or self._try(totals)
+
     def _affords(self, totals: Totals) -> bool:
         if _covers(self._within, totals):
             return True

@@ -133,7 +133,7 @@ class PrivacyPlan:
             object.__setattr__(self, "numbers", dict(self.numbers))
         spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)  # of calibrated ones it is remembered
         remedy = f"give at least {spent:.6g}, which these items cost at delta"
-        validate.check(spent <= self.epsilon * (1 + 1e-6), "epsilon", self.epsilon, remedy)
+        validate.check(spent <= self.epsilon, "epsilon", self.epsilon, remedy)
 
     @classmethod
     def exact(

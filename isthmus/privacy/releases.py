@@ -38,6 +38,10 @@ _WORDS = {
     "target shape": "histogram of the target",
     "directions": "main directions of the rows",
     "choice": "choice of the best candidate",
+    "selection": "choice of the best candidate",
+    "main": "rounds of a training",
+    "test ranges": "figures of the test rows",
+    "test figures": "figures of the test rows",
 }
 
 
@@ -69,6 +73,17 @@ def named(name: str, sampled: bool = False) -> str:
     """
     words = _WORDS.get(name, name)
     return f"{words} {_SAMPLED}" if sampled else words
+
+
+def charged(name: str) -> str:
+    """A reader's words for what a ledger was charged for; of several runs that share it, with the run's label.
+
+    >>> charged("test figures"), charged("census-1/main")
+    ('figures of the test rows', 'rounds of a training (census-1)')
+    """
+    label, _, what = name.rpartition("/")
+    words = named(what)
+    return f"{words} ({label})" if label else words
 
 
 def of_event(data: Json, times: int = 1) -> list[Released]:

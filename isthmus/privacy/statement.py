@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -23,6 +24,7 @@ from isthmus.privacy import releases as tables
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json
 from isthmus.privacy.leaks import large_delta
+from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, words_of
 from isthmus.privacy.noise import SECRET, SEEDED
@@ -155,6 +157,56 @@ class PrivacyStatement:
             releases=tables.together(releases),
         )
 
+    def with_all_of(self, ledger: Ledger | None, *others: PrivacyStatement) -> PrivacyStatement:
+        """One statement of what this one, `others` about the same records, and a ledger know of together.
+
+        What the ledger holds of a statement's releases is counted once, what it does not hold is counted besides: the
+        result never says less than was spent.  Epsilon is at this statement's delta.
+
+        >>> from isthmus.privacy import Gaussian, Ledger
+        >>> ledger, fit = Ledger(), PrivacyStatement.of(Gaussian(4.0).event(), 1e-5)
+        >>> ledger.pay("fit", fit.event)
+        >>> ledger.pay("figures", Gaussian(8.0).event())
+        >>> print(fit.with_all_of(ledger).words().split("\\n\\n")[1])
+        What was released:
+          what                    how often  noise
+          value from all records  once       Gaussian noise of 4 times the most one record can add
+          figures                 once       Gaussian noise of 8 times the most one record can add
+        """
+        for relation in [*([] if ledger is None else [ledger.adjacency]), *(other.adjacency for other in others)]:
+            remedy = f"give releases that count for {self.adjacency.value}, as this statement does"
+            validate.check(relation is self.adjacency, "adjacency", relation.value, remedy)
+        statements, seeded = (self, *others), False
+        stated: Counter[str] = Counter()
+        for leaf, count in (pair for statement in statements for pair in event_json.keyed(statement.event)):
+            stated[leaf] += count
+        charged: Counter[str] = Counter()
+        names: dict[str, str] = {}
+        if ledger is not None:
+            charged.update(dict(event_json.keyed(event_json.to_json(ledger.event()))))
+            charges = [record for record in ledger.records() if record["kind"] == "charge"]
+            names = {leaf: record["what"] for record in charges for leaf, _ in event_json.keyed(record["event"])}
+            seeded = ledger.seeded
+        besides = {leaf: (json.loads(leaf), count) for leaf, count in (charged - stated).items()}
+        if not others and not besides and not (seeded and self.private):
+            return self
+        account = Account(self.delta, self.adjacency, self.n, seeded or any(one.noise == SEEDED for one in statements))
+        account.assumptions = [text for statement in statements for text in statement.assumptions]
+        account.leaks = [text for statement in statements for text in statement.leaks]
+        account.guarantees = [statement.guarantee for statement in statements if statement.guarantee]
+        account.sources = [statement.noise for statement in statements]
+        account.samplers = [statement.sampler for statement in statements]
+        account.samplers += [event_json.sampling_words(leaf) for leaf, _ in besides.values()]
+        account.releases = [row for statement in statements for row in statement.releases]
+        account.releases += [
+            Released(tables.charged(names.get(key, "value")), count, event_json.words(leaf))
+            for key, (leaf, count) in besides.items()
+        ]
+        account.add(event_json.composed((json.loads(leaf), count) for leaf, count in (stated | charged).items()))
+        whole = account.statement()
+        epsilon = max(whole.epsilon, self.epsilon)  # a search quotes its budget
+        return replace(whole, epsilon=epsilon, nominal=max(whole.nominal, self.nominal))
+
     def words(self) -> str:
         """The statement in plain English, a few short paragraphs."""
         parts = [self._promise(), *self._leaked(), self._table(), self._made_of()]
@@ -207,6 +259,7 @@ class PrivacyStatement:
             else "The number of records is not published."
         )
         return (
+            "Epsilon counts what is listed here, and nothing else: further releases about the same records add to it. "
             f"How records were chosen: {self.sampler}. Where the noise comes from: {self.noise}. {ROUNDING} {records} "
             f"How epsilon was computed: {self.accountant}."
         )

@@ -20,12 +20,45 @@ _POINTS = 10
 """Points of the budget's curve: each asks the accountant."""
 
 
-def described(estimator: Any, data: Mapping[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
-    """All parts of a record that the estimator knows."""
+UNCOUNTED = (
+    "Some figures have noise, and the statement may not count what they cost: it is not known where that was paid. "
+    "Give metrics=scores as private_score returned them, or the ledger that they were charged to"
+)
+
+
+def told(entries: Any) -> tuple[list[Any], Any]:
+    """Figures or curves as a record holds them, and the statement of what they cost where they bring one."""
+    if isinstance(entries, isthmus.estimators.Scores):
+        return [figure.to_dict() for figure in entries.figures], entries.privacy
+    return [entry.to_dict() if hasattr(entry, "to_dict") else entry for entry in entries], None
+
+
+def described(
+    estimator: Any,
+    data: Mapping[str, Any],
+    warnings: tuple[str, ...],
+    ledger: Any = None,
+    scores: Any = None,
+    noisy: bool = False,
+) -> dict[str, Any]:
+    """All parts of a record that the estimator, the ledger and the statement of its scores know.
+
+    `noisy` says that there are figures with noise which bring no statement.
+    """
     fitted = all(hasattr(estimator, name) for name in ("result_", "privacy_", "plan_", "choice_", "history_"))
     need(fitted, "estimator", type(estimator).__name__, "give an isthmus estimator, and fit it first")
     need("name" in data, "data", dict(data), "give at least its public name: data={'name': ...}")
     statement, plan = estimator.privacy_, estimator.plan_
+    given = estimator.ledger if ledger is None else ledger
+    file = Path(given).name if isinstance(given, str | os.PathLike) else None
+    ledger = isthmus.privacy.Ledger.open(given) if file is not None else given
+    if not isinstance(ledger, isthmus.privacy.Ledger):  # none, or one of the user's own, which cannot be read
+        ledger = None
+    if statement is not None:
+        statement = statement.with_all_of(ledger, *([] if scores is None else [scores]))
+        charged = [] if ledger is None else ledger.rounds()
+        if noisy and not any(name.endswith(isthmus.estimators.scoring.FIGURES) for name in charged):
+            warnings = (*warnings, UNCOUNTED)
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -34,7 +67,7 @@ def described(estimator: Any, data: Mapping[str, Any], warnings: tuple[str, ...]
         "privacy": None if statement is None else json.loads(statement.to_json()),
         "words": "" if statement is None else statement.words(),
         "warnings": warnings,
-        "budget": _budget(estimator),
+        "budget": _budget(estimator, ledger, file),
         "history": _history(estimator.history_, estimator.choice_),
         "energy": _energy(plan, estimator.choice_, estimator.options),
         "plan": plan.to_dict(),
@@ -112,25 +145,17 @@ def _model(estimator: Any) -> dict[str, Any]:
     }
 
 
-def _budget(estimator: Any) -> dict[str, Any]:
-    statement = estimator.privacy_
+def _budget(estimator: Any, ledger: Any, file: str | None) -> dict[str, Any]:
+    """What was asked for, the curve of the fit, and the budget that it drew on together with others."""
+    statement, shared = estimator.privacy_, None
+    if statement is not None and ledger is not None and ledger.budget is not None:
+        shared = {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}
     return {
         "epsilon": float(estimator.epsilon),
         "delta": None if statement is None else statement.delta,
         "curve": [] if statement is None else estimator.budget_curve(_POINTS),
-        "shared": None if statement is None else _shared(estimator),
+        "shared": shared,
     }
-
-
-def _shared(estimator: Any) -> dict[str, Any] | None:
-    """The budget that this run drew on together with others."""
-    ledger, file = estimator.ledger, None
-    if isinstance(ledger, str | os.PathLike):
-        file = Path(ledger).name
-        ledger = isthmus.privacy.Ledger.open(ledger)
-    if ledger is None or ledger.budget is None:
-        return None
-    return {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}
 
 
 def _finite(value: Any) -> float | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from isthmus.base.validate import present, refuse, unreadable
 from isthmus.base.whole import replaced
-from isthmus.report._fitted import described
+from isthmus.report._fitted import described, told
 from isthmus.report._shape import (
     Checker,
     count,
@@ -241,7 +241,8 @@ class Record:
         *,
         title: str,
         data: Mapping[str, Any],
-        metrics: Iterable[Any] = (),
+        metrics: Any = (),
+        ledger: Any = None,
         comparison: Iterable[Mapping[str, Any]] = (),
         curves: Iterable[Any] = (),
         warnings: Iterable[str] = (),
@@ -251,14 +252,19 @@ class Record:
         """The record of a fitted `PrivateClassifier` or `PrivateRegressor`.
 
         `data` needs a `name`; n is taken from the privacy statement and left out where that keeps it private.
-        `metrics` are of records kept out of training: mappings, or the figures of `private_score`; `comparison` has
-        the other runs: the report adds this one.  `purpose` and `owner` are what the model card says first.
+        `metrics` are of records kept out of training: what `private_score` returned, its figures, or mappings;
+        `comparison` has the other runs: the report adds this one.  `purpose` and `owner` are what the model card says
+        first.
+
+        The statement is of everything that `ledger` holds (a `privacy.Ledger` or its path; unless given, that of the
+        estimator), of the fit, and of `metrics` that say what they cost.  Noisy figures whose cost is in none of
+        these are named in a warning.
         """
-        figures = [figure.to_dict() if hasattr(figure, "to_dict") else figure for figure in metrics]
-        drawn = [curve.to_dict() if hasattr(curve, "to_dict") else curve for curve in curves]
-        parts: dict[str, Any] = {"metrics": figures, "comparison": tuple(comparison), "curves": drawn}
+        figures, scores = told(metrics)
+        parts: dict[str, Any] = {"metrics": figures, "comparison": tuple(comparison), "curves": told(curves)[0]}
         parts |= {"purpose": purpose, "owner": owner}
-        return cls(title=title, **parts | described(estimator, data, tuple(warnings)))
+        noisy = scores is None and any(figure.get("noise") for figure in figures)
+        return cls(title=title, **parts | described(estimator, data, tuple(warnings), ledger, scores, noisy))
 
     @classmethod
     def from_dict(cls, value: Any) -> Record:

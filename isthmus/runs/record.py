@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 
 from isthmus.estimators.figures import Figure
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
-from isthmus.privacy.releases import Released
-from isthmus.privacy.statement import Account
 from isthmus.report import Record
 from isthmus.runs import folder as files
 from isthmus.runs import model
@@ -138,24 +135,13 @@ def _statement(ledger: Ledger, text: str, leaks: list[str], measured: Measured) 
     if own.n is not None:
         assumptions.append("how many rows have a target is public")
     assumptions += measured.assumptions
-    leaks = list(dict.fromkeys([*own.leaks, *leaks]))
+    own = replace(own, leaks=tuple(dict.fromkeys([*own.leaks, *leaks])))
     if not own.private:
-        return replace(own, leaks=tuple(leaks)), 0
-    account = Account(own.delta, own.adjacency, own.n, ledger.seeded, assumptions, leaks)
-    account.guarantees, account.releases = [own.guarantee], () if lost else _table(own, ledger)
-    account.add(ledger.event(), sampler=own.sampler, noise=own.noise)
-    return account.statement(), lost
-
-
-def _table(own: PrivacyStatement, ledger: Ledger) -> list[Released]:
-    """The releases of the training and, where figures of test rows were bought, those."""
-    beside = Counter(dict(event_json.keyed(event_json.to_json(ledger.event()))))
-    beside.subtract(dict(event_json.keyed(own.event)))
-    bought = [(json.loads(text), count) for text, count in beside.items() if count > 0]
-    return [
-        *own.releases,
-        *(Released("figures of the test rows", count, event_json.words(leaf)) for leaf, count in bought),
-    ]
+        return own, 0
+    statement = replace(own, assumptions=tuple(dict.fromkeys(assumptions))).with_all_of(ledger)
+    if lost:
+        statement = replace(statement, releases=())  # drawn from the event: whose rounds were lost is not known
+    return statement, lost
 
 
 def _releases(event: Any) -> int:

@@ -33,6 +33,7 @@ from isthmus import (
     Progressive,
     PublicSubspace,
 )
+from isthmus.engine.claims import UNSEEN
 
 DELTA = 1e-5
 QUIET = 1e-9  # next to no noise: trainings can be compared
@@ -335,3 +336,41 @@ def test_another_process_goes_on_on_the_same_ledger(tmp_path: Path) -> None:
         killed(tmp_path, rounds, 3, 4, 30)
         found = json.loads((tmp_path / "result.json").read_text())
         assert (found["charged"], found["t"]) == (rounds, rounds)
+
+
+def continued(path: Path, ledger: Any) -> Any:
+    """A training with a target that goes on from a checkpoint to its end."""
+    run = private(mlp(), data(), engine=PrivacyEngine(ledger=ledger), **TARGET)
+    run.engine.load_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+    return train(run, 1)
+
+
+TARGET = {"target_epsilon": 2.0, "target_delta": DELTA, "epochs": 2}
+
+
+def test_a_continuation_that_its_ledger_did_not_see_begin_says_so(tmp_path: Path) -> None:
+    run = train(private(mlp(), data(), **TARGET), 1)
+    assert UNSEEN not in run.engine.statement(DELTA).assumptions
+    run.engine.save_checkpoint(path=tmp_path / "a", module=run.module, optimizer=run.optimizer)
+    runs = [continued(tmp_path / "a", None), continued(tmp_path / "a", tmp_path / "new.ledger")]
+    assert all(UNSEEN in each.engine.statement(DELTA).assumptions for each in runs)
+    runs[0].engine.save_checkpoint(path=tmp_path / "b", module=runs[0].module)  # and so does whoever goes on from there
+    last = private(mlp(), data(), **TARGET)
+    last.engine.load_checkpoint(path=tmp_path / "b", module=last.module)
+    assert UNSEEN in last.engine.statement(DELTA).words()
+    run.engine.load_checkpoint(path=tmp_path / "a", module=run.module)  # its own ledger has seen everything
+    assert UNSEEN not in run.engine.statement(DELTA).assumptions
+
+
+def test_one_ledger_file_pays_for_one_continuation(tmp_path: Path) -> None:
+    from isthmus.privacy.ledger import BudgetExceeded
+
+    file = tmp_path / "one.ledger"
+    run = train(private(mlp(), data(), engine=PrivacyEngine(ledger=file), **TARGET), 1)
+    run.engine.save_checkpoint(path=tmp_path / "a", module=run.module, optimizer=run.optimizer)
+    first = continued(tmp_path / "a", file)
+    statement = first.engine.statement(DELTA)
+    assert UNSEEN not in statement.assumptions and statement.nominal <= 2.0
+    with pytest.raises(BudgetExceeded):
+        continued(tmp_path / "a", file)
+    assert first.engine.get_epsilon(DELTA) <= 2.0

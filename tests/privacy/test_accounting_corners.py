@@ -109,11 +109,20 @@ def test_hardly_any_noise_is_none(wrap: Any) -> None:
     "event",
     [
         compose([dpa.LaplaceDpEvent(1e-8), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1e-8), 10**200)]),
-        some(dpa.LaplaceDpEvent(1e-9)),
+        some(dpa.LaplaceDpEvent(NO_NOISE / 2)),
     ],
 )
 def test_a_cost_that_no_number_holds_is_infinite(event: Any) -> None:
     assert epsilon_of(event, DELTA) == math.inf and delta_of(event, 1.0) == 1.0
+
+
+def test_pure_epsilons_add_up_where_no_distribution_holds_the_loss() -> None:
+    """log(1 + q (exp(e) - 1)) of a sampled round, at every delta."""
+    event = dpa.SelfComposedDpEvent(some(dpa.LaplaceDpEvent(1e-9)), 3)
+    assert epsilon_of(event, DELTA) == pytest.approx(3 * (1e9 + math.log(0.1)), rel=1e-12)
+    assert delta_of(event, 3e9) == 0.0 and delta_of(event, 1.0) == 1.0
+    small = dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(1.0), 2)
+    assert epsilon_of(small, 1e-300, "replace-one") == pytest.approx(4.0, rel=1e-12) and delta_of(small, 2.1) == 0.0
 
 
 @pytest.mark.parametrize("leaf", [LAPLACE, some(GAUSS), some(LAPLACE), MIXTURE])

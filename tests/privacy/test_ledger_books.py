@@ -79,6 +79,14 @@ def test_a_seed_is_marked_in_both() -> None:
     assert own.seeded and shared.seeded
 
 
+def test_a_seed_is_marked_once_in_a_file(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l", (9.0, 1e-5))
+    ledger.taint()
+    written = (tmp_path / "l").read_bytes()
+    ledger.taint()
+    assert (tmp_path / "l").read_bytes() == written and Ledger.open(tmp_path / "l").seeded
+
+
 def test_rounds_beyond_a_limit_are_refused_and_not_charged(tmp_path: Path) -> None:
     event = E.GaussianDpEvent(9.0)
 
