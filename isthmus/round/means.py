@@ -22,26 +22,30 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from isthmus.base import validate
+from isthmus.gradients.layers.tap import trains
 
 
 class _Undone(torch.autograd.Function):
-    """The identity, in float32 at least; its gradient is multiplied by n."""
+    """The identity, in float32 at least; its gradient is multiplied by n in the pass that trains."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, n: int, fired: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, n: int, fired: Callable[[], None]) -> Tensor:
         """The same numbers."""
         ctx.n, ctx.dtype, ctx.fired = n, x.dtype, fired
         return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """n g, rounded to the output's dtype last."""
+        if not trains(ctx):
+            return gradients[0].to(ctx.dtype), None, None, None
         ctx.fired()
         if torch.is_grad_enabled():  # a gradient of this gradient is asked for
-            return (gradients[0] * ctx.n).to(ctx.dtype), None, None
+            return (gradients[0] * ctx.n).to(ctx.dtype), None, None, None
         scaled = torch.empty_like(gradients[0], dtype=ctx.dtype)
         return (
             torch.mul(gradients[0], ctx.n, out=scaled),
+            None,
             None,
             None,
         )  # multiplied in float32 and rounded, in one kernel
@@ -58,8 +62,10 @@ class Undo:
         self.on, self._fired = False, False
         self._low: bool | None = None
 
-    def outputs(self, output: Any, n: int, low: bool) -> Any:
+    def outputs(self, output: Any, anchor: Tensor, n: int, low: bool) -> Any:
         """The outputs of a pass of `low` precision with the division undone behind them; those of others as they are.
+
+        `anchor` is that of the layers' taps, by which the backward pass that trains is known.
 
         All passes of one batch must agree: their rows are added, and all of them are divided by n or none is.
         """
@@ -79,7 +85,7 @@ class Undo:
             if not (x.requires_grad and x.is_floating_point()):
                 return x
             self.on = True
-            tap: Tensor = _Undone.apply(x, n, fired)  # type: ignore[no-untyped-call]
+            tap: Tensor = _Undone.apply(x, anchor, n, fired)  # type: ignore[no-untyped-call]
             return tap
 
         return _mapped(tapped, output)

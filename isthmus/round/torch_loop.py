@@ -317,7 +317,7 @@ class TorchDriver:
         first = next(self.layers.parameters())
         if self.reduction != "mean" or not (module.training and torch.is_grad_enabled()):
             return output
-        handed = self._undo.outputs(output, self._batch, reduced(module, first.device))
+        handed = self._undo.outputs(output, self.layers.anchor, self._batch, reduced(module, first.device))
         if self._undo.on:
             self._undo.check_kept(passes.things(module) if things is None else things)
         return handed

@@ -60,7 +60,8 @@ class Layers:
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in trained, self.batch_dim)
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
-        self._anchor = torch.zeros((), device=first.device, requires_grad=True)
+        self.anchor = torch.zeros((), device=first.device, requires_grad=True)
+        """What every tap hangs on, as a layer does on its parameters (see `tap`)."""
         self.listener: Listener | None = None
         self.token: object = None
         """Whose pass it is: a gradient that arrives when another has begun is refused."""
@@ -281,7 +282,7 @@ class Layers:
             else:
                 self.later(site.name, push, b, inputs)
 
-        return tap(output, self._anchor, arrive)
+        return tap(output, self.anchor, arrive)
 
     def push(self, site: Site, rows: dict[str, Rows]) -> None:
         """Hand the rows of a site to the listener, under the names of its leaves."""
