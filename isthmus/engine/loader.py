@@ -1,7 +1,7 @@
 """The private loader: secret batches, cut to what memory holds, with a ticket for each.
 
 Membership is drawn from the operating system's generator in the main process; workers only fetch.  What a dataset draws
-while it is read (augmentation) is secret too, unless the noise has a seed: see `isthmus.round.passes`.
+while it is read (augmentation) is secret too, unless the noise has a seed: see `isthmus.gradients.layers.passes`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from isthmus.base import validate
+from isthmus.gradients.layers.passes import hiding
 from isthmus.round.drivable import Ticket
-from isthmus.round.passes import hiding
 from isthmus.round.torch_loop import TorchDriver
 from isthmus.round.wire import Keys
 

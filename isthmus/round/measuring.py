@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from isthmus.base.randomness import key
 from isthmus.geometry.sketches import Sketch
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import kappa
+from isthmus.gradients.layers.passes import private_records
 from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.clips import Clipping
 from isthmus.problems.queries import Answered, Query
@@ -124,8 +126,11 @@ def contribute(
 
     total, numbers = None, range(1, len(parts) + 1)
     several = hasattr(client.problem, "spans")  # batches of a linear model do not touch each other
-    for message in in_order(one, numbers) if several else map(one, numbers):
-        total = message if total is None else total + message
+    # a linear model draws nothing and keeps nothing
+    guarded = keys.noise is not None and not getattr(client.problem, "linear", False)
+    with private_records(not keys.noise.seeded, len(parts) > 1) if guarded else nullcontext():
+        for message in in_order(one, numbers) if several else map(one, numbers):
+            total = message if total is None else total + message
     assert total is not None
     fixed = getattr(stage.sampler, "expected", None) is not None
     return _send(round, stage, replace(total, divisor=divisor, fixed=fixed), client, memory)

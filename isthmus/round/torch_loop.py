@@ -27,13 +27,14 @@ from isthmus.base import validate
 from isthmus.base.recording import recording_now
 from isthmus.geometry.lifts import Lifted
 from isthmus.gradients.base import Rows
+from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.noise import Noise
 from isthmus.problems.objectives.module import Layers, captured, unused
-from isthmus.round import compiles, passes
+from isthmus.round import compiles
 from isthmus.round.arrivals import Arrivals
 from isthmus.round.copies import plain_copies
 from isthmus.round.directions import Taking
@@ -410,13 +411,8 @@ class TorchDriver:
     def _fill(self, round: Round, names: Sequence[str]) -> None:
         """Rows of zeros for layers that took no part in the pass: sums and noise keep all their coordinates."""
         idle = self._gathered.missing(names)
-        if self._parts and idle != self._left_out and self.pipe.private:
-            some = sorted(set(idle) ^ set(self._left_out))
-            raise validate.InvalidInput(
-                f"the layers {some} took part in some physical batches of one logical batch and not in others: one "
-                "record more would move the others to other physical batches, and change what they add; leave layers "
-                "out example by example, or train with whole batches (no physical limit)"
-            )
+        if self._parts and self.pipe.private:
+            passes.check_idle(idle, self._left_out)
         self._left_out = idle
         size = self._gathered.size(self._batch)
         for name, rows in unused(self.layers, idle, size, self._unused):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
-from isthmus.round.passes import hidden, hide
+from isthmus.gradients.layers.passes import hidden, hide
 from isthmus.round.torch_loop import Ticket
 
 N, WIDTH = 64, 40
