@@ -13,15 +13,13 @@ That last bit is the assumption which every mean loss rests on (see docs/privacy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from isthmus.base import validate
+from isthmus.gradients.layers.between import mapped
 from isthmus.gradients.layers.tap import trains
 
 
@@ -88,7 +86,7 @@ class Undo:
             tap: Tensor = _Undone.apply(x, anchor, n, fired)  # type: ignore[no-untyped-call]
             return tap
 
-        return _mapped(tapped, output)
+        return mapped(tapped, output)
 
     def check_kept(self, things: Mapping[str, object]) -> None:
         """Refuse what a module keeps of a pass: a loss of it beside the outputs would be divided by n still."""
@@ -108,23 +106,6 @@ class Undo:
                 "an attribute kept): in less than 32 bits a mean loss must be one of what the module returns; return "
                 "that tensor too, or use a sum, loss_reduction='sum'"
             )
-
-
-def _mapped(change: Callable[[Tensor], Tensor], output: Any) -> Any:
-    """The same lists, dicts, dataclasses, ... with every tensor changed."""
-
-    def changed(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return change(leaf)
-        if not is_dataclass(leaf) or isinstance(leaf, type):
-            return leaf
-        twin = copy(leaf)
-        for item in fields(leaf):
-            if hasattr(leaf, item.name):
-                object.__setattr__(twin, item.name, _mapped(change, getattr(leaf, item.name)))
-        return twin
-
-    return tree_map(changed, output)
 
 
 def reduced(module: nn.Module, device: torch.device) -> bool:

@@ -29,6 +29,8 @@ from isthmus.geometry.lifts import Lifted
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import look
+from isthmus.gradients.layers.between import Between
+from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
 from isthmus.privacy.ledger import Purse
@@ -113,6 +115,7 @@ class TorchDriver:
         """The pass over the loader that batches are taken from."""
         secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
+        self._between = Between(self.layers)
         self._undo = Undo()
         self.loss_scale = 1.0
         """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
@@ -135,7 +138,7 @@ class TorchDriver:
         self.layers.later = self.arrivals.keep if self._device is not None and self._gathered.fast else None
         self.layers.arrived = self._undo.check
         self.layers.reduced = lambda: self._undo.on or reduction == "sum" or not pipe.private
-        self.handles += self.guard.attach(self._takes_part) if pipe.private else []
+        self.handles += self.guard.attach(self._takes_part, self._between) if pipe.private else []
         self.handles += plain_copies(module)
 
     # ------------------------------------------------------------ what a loop calls
@@ -264,17 +267,20 @@ class TorchDriver:
                 self._busy = False
         return self._round
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         if self._busy:  # public data, on behalf of a sketch
-            return
+            return None
         if not module.training:
             self._warn_of_eval(args, kwargs)
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
-            return
+            return None
         validate.require(not compiles.under_way(), compiles.REMEDY)
         things = self._admit(args, kwargs) if torch.is_grad_enabled() else None
-        if self.pipe.private:
-            self.guard.enter(module, things)
+        if not self.pipe.private:
+            return None
+        args, kwargs = self._between.enter("", args, kwargs)
+        self.guard.enter(module, things)
+        return args, kwargs
 
     def _warn_of_eval(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A batch of the private loader in eval mode, where nothing is trained: backward() would find no gradient."""
@@ -282,8 +288,9 @@ class TorchDriver:
         if handed and torch.is_grad_enabled() and handed in batches_of(args, kwargs, self.layers.batch_dim):
             warnings.warn(_EVALUATES, stacklevel=2)
 
-    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> passes.Things | None:
-        """Let a private batch in, or refuse it; what the module holds, where that was looked at."""
+    def _check_ready(self) -> None:
+        """Refuse a pass of private records, of the module or a part of it, that no guarantee holds for."""
+        validate.require(not compiles.under_way(), compiles.REMEDY)
         self.layers.check_apart()
         if self._adrift:
             raise validate.InvalidInput(
@@ -291,6 +298,10 @@ class TorchDriver:
                 "and one record could count twice in a round; use every batch before you read the next (no reading "
                 "ahead, skipping or collecting), or begin a new pass over the loader"
             )
+
+    def _admit(self, args: Args, kwargs: Kwargs) -> passes.Things | None:
+        """Let a private batch in, or refuse it; what the module holds, where that was looked at."""
+        self._check_ready()
         self._open()
         sizes = batches_of(args, kwargs, self.layers.batch_dim)
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
@@ -315,6 +326,11 @@ class TorchDriver:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._push
         things = self.guard.leave(module, output)
+        handed = self._undone(module, output, things)
+        return self._between.leave(handed) if self.pipe.private else handed
+
+    def _undone(self, module: nn.Module, output: Any, things: passes.Things | None) -> Any:
+        """The output with the division of a mean loss undone behind it, where it is."""
         first = next(self.layers.parameters())
         if self.reduction != "mean" or not (module.training and torch.is_grad_enabled()):
             return output
@@ -324,8 +340,11 @@ class TorchDriver:
         return handed
 
     def _takes_part(self, layer: nn.Module) -> bool:
-        """Whether a layer that is called by itself may see private data."""
-        return layer.training and self.layers.listens() and not self._busy
+        """Whether a layer that is called by itself may see private data; refused where the module would be."""
+        takes = layer.training and self.layers.listens() and not self._busy
+        if takes:
+            self._check_ready()
+        return takes
 
     def _check_module(self) -> None:
         """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
@@ -375,6 +394,7 @@ class TorchDriver:
         if self._round is None or not (self._gathered or self.arrivals):
             return
         try:
+            self._between.look()
             with torch.no_grad():
                 message = self._summed(self._round)
         finally:
@@ -424,6 +444,7 @@ class TorchDriver:
             self._ticket = replace(self._ticket, size=0)
             self.layers.batch, self._batch = 0, 0
         self.layers.token = object()
+        self._between.forget()
 
     def _nothing(self, round: Round) -> Message:
         """The message of a batch with no records."""

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isthmus import InvalidInput, ModuleObjective, algorithms, minimize
+from isthmus.base.space import Space
+from isthmus.gradients import Dense
 from isthmus.gradients.layers.passes import KEPT, MEAN, MIXING, PIECES, RANDOM, SHAPES, hidden, private_records
 from isthmus.problems.objectives.base import Objective
-from isthmus.gradients import Dense
-from isthmus.base.space import Space
 
 N, C = 200, 0.5
 BUDGET = {"epsilon": 50.0, "delta": 1e-5, "clip": C, "n": "exact"}

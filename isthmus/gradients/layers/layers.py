@@ -71,8 +71,8 @@ class Layers:
         """How often each leaf was used in the passes of a batch, gradients of which may come."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
-        self.trusted: dict[Hashable, Set[tuple[str, int]]] = {}
-        """The shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
+        self.trusted: dict[tuple[tuple[str, ...], Hashable], Set[tuple[str, int]]] = {}
+        """The ways and shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
         self.slow: dict[str, str] = {}
         """The layers that need a second pass, and why."""
         self.shared_places: set[Hashable] = set()

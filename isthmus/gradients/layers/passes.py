@@ -45,6 +45,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isthmus.base import validate
+from isthmus.gradients.layers.between import Between
+from isthmus.gradients.layers.rules import Args, Kwargs
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
@@ -290,24 +292,35 @@ class Guard:
         self._before: Held = {}
         self._back: Callable[[], None] | None = None
 
-    def attach(self, private: Callable[[nn.Module], bool]) -> list[Any]:
+    def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Any]:
         """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
         handles: list[Any] = []
-        for layer in self.module.modules():
+        for name, layer in self.module.named_modules():
             if layer is not self.module and not isinstance(layer, torch.jit.ScriptModule):
-                before, after = self._hooks(layer, private)
-                handles += [layer.register_forward_pre_hook(before)]
+                before, after = self._hooks(name, layer, private, between)
+                handles += [layer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
                 handles += [layer.register_forward_hook(after, always_call=True)]
         return handles
 
-    def _hooks(self, mine: nn.Module, private: Callable[[nn.Module], bool]) -> tuple[Any, Any]:
-        def before(layer: nn.Module, args: Any) -> None:
-            if layer is mine and (self._outer is layer or (self._outer is None and private(layer))):
+    def _hooks(
+        self, name: str, mine: nn.Module, private: Callable[[nn.Module], bool], between: Between
+    ) -> tuple[Any, Any]:
+        def before(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+            if layer is not mine:
+                return None
+            if self._outer is layer:
                 self.enter(layer)
+            elif self._outer is None and private(layer):
+                args, kwargs = between.enter(name, args, kwargs)
+                self.enter(layer)
+                return args, kwargs
+            return None
 
-        def after(layer: nn.Module, args: Any, output: Any) -> None:
-            if layer is mine:
-                self.leave(layer, output)
+        def after(layer: nn.Module, args: Any, output: Any) -> Any:
+            if layer is not mine or self._outer is not layer:
+                return output
+            self.leave(layer, output)
+            return between.leave(output) if self._outer is None else output
 
         return before, after
 
