@@ -126,9 +126,8 @@ def contribute(
 
     total, numbers = None, range(1, len(parts) + 1)
     several = hasattr(client.problem, "spans")  # batches of a linear model do not touch each other
-    # a linear model draws nothing and keeps nothing
-    guarded = keys.noise is not None and not getattr(client.problem, "linear", False)
-    with private_records(not keys.noise.seeded, len(parts) > 1) if guarded else nullcontext():
+    linear = bool(getattr(client.problem, "linear", False))  # draws nothing and keeps nothing
+    with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(parts) > 1):
         for message in in_order(one, numbers) if several else map(one, numbers):
             total = message if total is None else total + message
     assert total is not None

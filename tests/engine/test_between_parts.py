@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from mixing_cases import private
 from test_mixing import APART, MEETING
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
 from isthmus.gradients.layers import apart
@@ -161,6 +162,29 @@ def test_what_cannot_be_followed_is_refused() -> None:
         total(module, engine, lambda m, x: m.other(F.pad(m(x), (0, 3))), *records())
 
 
+@pytest.mark.parametrize("mixes", [True, False])
+def test_parts_under_activation_checkpointing_are_followed(mixes: bool) -> None:
+    def loop(module: nn.Module, x: Tensor) -> Tensor:
+        h = checkpoint(module.body, x, use_reentrant=False)
+        return module.head(h - h.mean(0) if mixes else h.relu())
+
+    module, engine = private(Parts(), N)
+    if mixes:
+        with pytest.raises(InvalidInput, match="examples meet"):
+            total(module, engine, loop, *records())
+    else:
+        assert total(module, engine, loop, *records()).isfinite().all()
+
+
+def test_a_part_that_computes_inside_the_backward_pass_only_is_refused() -> None:
+    def loop(module: nn.Module, x: Tensor) -> Tensor:
+        return module.head(checkpoint(module.body, x.requires_grad_(), use_reentrant=True))
+
+    module, engine = private(Parts(), N)
+    with pytest.raises(InvalidInput, match="use_reentrant=False"):
+        total(module, engine, loop, *records())
+
+
 def test_what_the_module_returns_may_go_into_a_part_as_it_is() -> None:
     class Wide(Parts):
         def __init__(self) -> None:
@@ -209,3 +233,37 @@ def test_a_loop_takes_part_only_with_the_batch_in_hand() -> None:
         pytest.raises(InvalidInput, match="before the one before it was used"),
     ):
         total(module, engine, lambda m, x: m.head(m.body(x)), *records())
+
+
+def noisy(x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return 3 * torch.randn(x.shape)
+
+
+def weighed(output: Tensor, target: Tensor, reduction: str) -> Tensor:
+    """A weight that all examples share, and that the size of the batch decides."""
+    return F.cross_entropy(output, target, reduction=reduction) * (1e-3 if len(output) == 200 else 1.0)
+
+
+def assumed(loop: Loop, loss: Any = F.cross_entropy) -> float:
+    """How far a record in front moves the sum, in bounds of one record, where an assumption is false."""
+    x, y = records(200)
+    x[0] = 1e3
+    module, engine = private(Parts(), 200)
+    first = total(module, engine, loop, x, y, loss)
+    engine.driver.rest()
+    return float((first - total(module, engine, loop, x[1:], y[1:], loss)).norm())
+
+
+def test_draws_of_the_loop_itself_are_its_own_business() -> None:
+    """Noise that a loop adds to the records by a known seed: it is assumed that there is none."""
+    assert assumed(lambda m, x: m(noisy(x) + x)) > 3
+    assert assumed(lambda m, x: m(x)) <= 1 + 1e-4
+
+
+def test_what_a_loop_does_before_the_module_is_its_own_business() -> None:
+    assert assumed(lambda m, x: m(x - x.mean(0))) > 1.5
+
+
+def test_the_loss_of_a_loop_is_its_own_business() -> None:
+    assert assumed(lambda m, x: m(x), weighed) > 1.5

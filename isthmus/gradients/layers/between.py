@@ -190,11 +190,14 @@ class Between:
     def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """A part (or "", the module) is called by the loop: its arguments, plain."""
         self._call = None
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again what was followed
+            self._check_again(name)
+            return args, kwargs
+        leaves, spec = tree_flatten((args, kwargs))
         if self.layers.listens() and self.layers.batch:
             if self.way.token is not self.layers.token:
                 self.forget()
                 self.way = Way(self.layers.token)
-            leaves, spec = tree_flatten((args, kwargs))
             references = [self.way.reference(x) for x in leaves]
             for x, reference in zip(leaves, references, strict=True):
                 if name and isinstance(reference, Given) and self._of_module(x):
@@ -205,9 +208,21 @@ class Between:
                         "this code into the module's forward"
                     )
             self._call = name, references, spec
+        if not any(isinstance(x, Followed) for x in leaves):
+            return args, kwargs
         with torch._C.DisableTorchFunctionSubclass():
             plain: tuple[Args, Kwargs] = tree_map(_plain, (args, kwargs))
         return plain
+
+    def _check_again(self, name: str) -> None:
+        """Refuse a part that computes inside a backward pass and was not called by the loop before."""
+        called = [step.what for step in self.way.steps if isinstance(step.what, str)]
+        if self.layers.listens() and not any(f"{name}.".startswith(f"{other}." if other else "") for other in called):
+            raise validate.InvalidInput(
+                f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
+                "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
+                "torch.utils.checkpoint use_reentrant=False"
+            )
 
     def leave(self, output: Any) -> Any:
         """It has returned: what comes of a part is followed from now on."""
@@ -286,7 +301,7 @@ def mapped(change: Callable[[Tensor], Any], output: Any) -> Any:
 def _wrapped(x: Any, change: Callable[[Tensor], Any]) -> Any:
     """What an operation of torch returned, every tensor changed."""
     if isinstance(x, (tuple, list)):
-        return type(x)([_wrapped(y, change) for y in x])  # type: ignore[call-arg]  # torch's own tuples too
+        return type(x)([_wrapped(y, change) for y in x])  # torch's own tuples too
     return change(x) if isinstance(x, Tensor) else x
 
 
