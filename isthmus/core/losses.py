@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from isthmus.base import validate
-from isthmus.core.means import mapped
 from isthmus.gradients.layers.apart import AGAIN, returned_examples
+from isthmus.gradients.layers.between import mapped
 
 FIRST = 3
 """Batches that are always looked at."""

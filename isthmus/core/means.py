@@ -13,35 +13,37 @@ That last bit is the assumption which every mean loss rests on (see docs/privacy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from isthmus.base import validate
+from isthmus.gradients.layers.between import mapped
+from isthmus.gradients.layers.tap import trains
 
 
 class _Undone(torch.autograd.Function):
-    """The identity, in float32 at least; its gradient is multiplied by n."""
+    """The identity, in float32 at least; its gradient is multiplied by n in the pass that trains."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, n: int, fired: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, n: int, fired: Callable[[], None]) -> Tensor:
         """The same numbers."""
         ctx.n, ctx.dtype, ctx.fired = n, x.dtype, fired
         return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """n g, rounded to the output's dtype last."""
+        if not trains(ctx):
+            return gradients[0].to(ctx.dtype), None, None, None
         ctx.fired()
         if torch.is_grad_enabled():  # a gradient of this gradient is asked for
-            return (gradients[0] * ctx.n).to(ctx.dtype), None, None
+            return (gradients[0] * ctx.n).to(ctx.dtype), None, None, None
         scaled = torch.empty_like(gradients[0], dtype=ctx.dtype)
         return (
             torch.mul(gradients[0], ctx.n, out=scaled),
+            None,
             None,
             None,
         )  # multiplied in float32 and rounded, in one kernel
@@ -58,8 +60,10 @@ class Undo:
         self.on, self._fired = False, False
         self._low: bool | None = None
 
-    def outputs(self, output: Any, n: int, low: bool) -> Any:
+    def outputs(self, output: Any, anchor: Tensor, n: int, low: bool) -> Any:
         """The outputs of a pass of `low` precision with the division undone behind them; those of others as they are.
+
+        `anchor` is that of the layers' taps, by which the backward pass that trains is known.
 
         All passes of one batch must agree: their rows are added, and all of them are divided by n or none is.
         """
@@ -79,7 +83,7 @@ class Undo:
             if not (x.requires_grad and x.is_floating_point()):
                 return x
             self.on = True
-            tap: Tensor = _Undone.apply(x, n, fired)  # type: ignore[no-untyped-call]
+            tap: Tensor = _Undone.apply(x, anchor, n, fired)  # type: ignore[no-untyped-call]
             return tap
 
         return mapped(tapped, output)
@@ -102,23 +106,6 @@ class Undo:
                 "an attribute kept): in less than 32 bits a mean loss must be one of what the module returns; return "
                 "that tensor too, or use a sum, loss_reduction='sum'"
             )
-
-
-def mapped(change: Callable[[Tensor], Tensor], output: Any) -> Any:
-    """The same lists, dicts, dataclasses, ... with every tensor changed."""
-
-    def changed(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return change(leaf)
-        if not is_dataclass(leaf) or isinstance(leaf, type):
-            return leaf
-        twin = copy(leaf)
-        for item in fields(leaf):
-            if hasattr(leaf, item.name):
-                object.__setattr__(twin, item.name, mapped(change, getattr(leaf, item.name)))
-        return twin
-
-    return tree_map(changed, output)
 
 
 def reduced(module: nn.Module, device: torch.device) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from isthmus.core.pipeline import Release, Stage, slots
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import kappa
+from isthmus.gradients.layers.passes import private_records
 from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.clips import Clipping
 from isthmus.problems.queries import Answered, Query
@@ -124,8 +126,10 @@ def contribute(
 
     total, numbers = None, range(1, len(parts) + 1)
     several = hasattr(client.problem, "spans")  # batches of a linear model do not touch each other
-    for message in in_order(one, numbers) if several else map(one, numbers):
-        total = message if total is None else total + message
+    linear = bool(getattr(client.problem, "linear", False))  # draws nothing and keeps nothing
+    with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(parts) > 1):
+        for message in in_order(one, numbers) if several else map(one, numbers):
+            total = message if total is None else total + message
     assert total is not None
     total = replace(total, divisor=divisor, fixed=getattr(stage.sampler, "expected", None) is not None)
     if not stage.private:

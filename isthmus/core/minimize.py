@@ -190,7 +190,9 @@ def _minimized(
         average=average,
         status=status,
         history=tuple(watch.history),
-        privacy=None if spending is None else spending.statement(pipe, rounds, state.t, resumed),
+        privacy=None
+        if spending is None
+        else spending.statement(pipe, rounds, state.t, resumed, request.physical is not None),
         dims=state.dims,
         bytes=state.bytes,
         seconds=watch.seconds,

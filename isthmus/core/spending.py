@@ -17,6 +17,7 @@ from isthmus.core.pipeline import Pipeline, Promise, Stage
 from isthmus.core.sound import assumed
 from isthmus.core.step import Setting, look
 from isthmus.core.wire import Keys
+from isthmus.gradients.layers.passes import KEPT, PIECES, RANDOM
 from isthmus.privacy import event_json
 from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Budgeted, Ledger, opened
@@ -56,6 +57,8 @@ class Spending:
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
         self._before: list[Stage] = []
+        self._objectives: tuple[Any, ...] = ()
+        """Who holds the records: networks say what the promise rests on with them, and what their passes have kept."""
         counted = getattr(self.ledger, "adjacency", promise.adjacency)
         remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {counted.value}"
         validate.check(counted == promise.adjacency, "ledger", self.ledger, remedy)
@@ -69,6 +72,7 @@ class Spending:
             warn_of_large_delta(delta, n)
         facts = dict.fromkeys(fact for objective in objectives for fact in getattr(objective, "read_off", ()))
         self.leaks = tuple(leak(*fact) for fact in facts)
+        self._objectives = objectives
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
@@ -123,14 +127,22 @@ class Spending:
         same = _near(theirs, promised) and _near(json.loads(agreed), json.loads(terms))
         validate.check(same, "epsilon, delta", promised[:2], remedy)
 
-    def statement(self, pipe: Pipeline, planned: int, done: int, resumed: int | None = None) -> PrivacyStatement:
+    def statement(
+        self, pipe: Pipeline, planned: int, done: int, resumed: int | None = None, cut: bool = False
+    ) -> PrivacyStatement:
         """What this run promises: all its planned releases, those before the loop included.
 
         A run that was stopped earlier states its whole plan too: what it had released may have decided when to stop,
-        and then only the plan's epsilon holds (see "Stopping" in docs/privacy.md).
+        and then only the plan's epsilon holds (see "Stopping" in docs/privacy.md).  `cut` says whether batches went
+        through in physical pieces.
         """
         account = self._account(pipe, planned)
-        account.assumptions = (*self.promise.assumptions, *assumed(pipe, self._before), *stopped(planned, done))
+        networks = [line for objective in self._objectives for line in getattr(objective, "assumptions", ())]
+        networks += [PIECES] if networks and cut else []
+        said = [line for line in networks if line != RANDOM or not self.seeded]
+        account.assumptions = (*self.promise.assumptions, *said, *assumed(pipe, self._before), *stopped(planned, done))
+        kept = dict.fromkeys(name for objective in self._objectives for name in getattr(objective, "kept", ()))
+        account.leaks = (*self.leaks, *([f"{KEPT}: {list(kept)}"] if kept else []))
         if resumed is not None:
             account.assumptions = (*account.assumptions, f"{GONE}, {resumed}: its ledger has what that cost")
         return account.statement()

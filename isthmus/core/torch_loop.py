@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from isthmus.base import validate
 from isthmus.base.recording import recording_now
-from isthmus.core import compiles, passes
+from isthmus.core import compiles
 from isthmus.core.arrivals import Arrivals
 from isthmus.core.copies import plain_copies
 from isthmus.core.directions import Awaiting, Taking
@@ -39,7 +39,10 @@ from isthmus.core.together import Company, Single
 from isthmus.core.updates import Delegate
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients.base import Rows
+from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import look
+from isthmus.gradients.layers.between import Between
+from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.stack import Stack
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, unused
@@ -121,6 +124,7 @@ class TorchDriver:
         """The pass over the loader that batches are taken from."""
         secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
+        self._between = Between(self.layers)
         self._undo = Undo()
         self.losses = Losses(reduction, self.layers.batch_dim)
         self._looks = False
@@ -148,7 +152,7 @@ class TorchDriver:
         self.layers.later = self.arrivals.keep if self._device is not None and self._gathered.fast else None
         self.layers.arrived = self._arrived
         self.layers.reduced = lambda: self._undo.on or reduction == "sum" or not pipe.private
-        self.handles += self.guard.attach(self._takes_part) if pipe.private else []
+        self.handles += self.guard.attach(self._takes_part, self._between) if pipe.private else []
         self.handles += plain_copies(module)
 
     # ------------------------------------------------------------ what a loop calls
@@ -284,17 +288,20 @@ class TorchDriver:
                 self._busy = False
         return self._round
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         if self._busy:  # public data, on behalf of a sketch
-            return
+            return None
         if not module.training:
             self._warn_of_eval(args, kwargs)
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
-            return
+            return None
         validate.require(not compiles.under_way(), compiles.REMEDY)
         things = self._admit(args, kwargs) if torch.is_grad_enabled() else None
-        if self.pipe.private:
-            self.guard.enter(module, things)
+        if not self.pipe.private:
+            return None
+        args, kwargs = self._between.enter("", args, kwargs)
+        self.guard.enter(module, things)
+        return args, kwargs
 
     def _warn_of_eval(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A batch of the private loader in eval mode, where nothing is trained: backward() would find no gradient."""
@@ -302,8 +309,9 @@ class TorchDriver:
         if handed and torch.is_grad_enabled() and handed in batches_of(args, kwargs, self.layers.batch_dim):
             warnings.warn(_EVALUATES, stacklevel=2)
 
-    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> passes.Things | None:
-        """Let a private batch in, or refuse it; what the module holds, where that was looked at."""
+    def _check_ready(self) -> None:
+        """Refuse a pass of private records, of the module or a part of it, that no guarantee holds for."""
+        validate.require(not compiles.under_way(), compiles.REMEDY)
         self.layers.check_apart()
         if self._adrift:
             raise validate.InvalidInput(
@@ -311,6 +319,10 @@ class TorchDriver:
                 "and one record could count twice in a round; use every batch before you read the next (no reading "
                 "ahead, skipping or collecting), or begin a new pass over the loader"
             )
+
+    def _admit(self, args: Args, kwargs: Kwargs) -> passes.Things | None:
+        """Let a private batch in, or refuse it; what the module holds, where that was looked at."""
+        self._check_ready()
         self._open()
         sizes = batches_of(args, kwargs, self.layers.batch_dim)
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
@@ -339,21 +351,25 @@ class TorchDriver:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._push
         things = self.guard.leave(module, output)
-        if not (module.training and torch.is_grad_enabled()):
-            return output
-        if self.reduction == "mean":
-            first = next(self.layers.parameters())
-            output = self._undo.outputs(output, self._batch, reduced(module, first.device))
-            if self._undo.on:
-                self._undo.check_kept(passes.things(module) if things is None else things)
-        if self._looks:
-            self.losses.expect(output, self._batch, self.loss_scale)
-            self._looks = False
+        if module.training and torch.is_grad_enabled():
+            if self.reduction == "mean":
+                first = next(self.layers.parameters())
+                output = self._undo.outputs(output, self.layers.anchor, self._batch, reduced(module, first.device))
+                if self._undo.on:
+                    self._undo.check_kept(passes.things(module) if things is None else things)
+            if self._looks:
+                self.losses.expect(output, self._batch, self.loss_scale)
+                self._looks = False
+        if self.pipe.private:
+            output = self._between.leave(output)
         return output
 
     def _takes_part(self, layer: nn.Module) -> bool:
-        """Whether a layer that is called by itself may see private data."""
-        return layer.training and self.layers.listens() and not self._busy
+        """Whether a layer that is called by itself may see private data; refused where the module would be."""
+        takes = layer.training and self.layers.listens() and not self._busy
+        if takes:
+            self._check_ready()
+        return takes
 
     def _check_module(self) -> None:
         """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
@@ -423,6 +439,7 @@ class TorchDriver:
         if self._round is None or not (self._gathered or self.arrivals):
             return
         try:
+            self._between.look()
             with torch.no_grad():
                 message = self._summed(self._round)
         finally:
@@ -459,13 +476,8 @@ class TorchDriver:
     def _fill(self, round: Round, names: Sequence[str]) -> None:
         """Rows of zeros for layers that took no part in the pass: sums and noise keep all their coordinates."""
         idle = self._gathered.missing(names)
-        if self._parts and idle != self._left_out and self.pipe.private:
-            some = sorted(set(idle) ^ set(self._left_out))
-            raise validate.InvalidInput(
-                f"the layers {some} took part in some physical batches of one logical batch and not in others: one "
-                "record more would move the others to other physical batches, and change what they add; leave layers "
-                "out example by example, or train with whole batches (no physical limit)"
-            )
+        if self._parts and self.pipe.private:
+            passes.check_idle(idle, self._left_out)
         self._left_out = idle
         size = self._gathered.size(self._batch)
         for name, rows in unused(self.layers, idle, size, self._unused):
@@ -477,6 +489,7 @@ class TorchDriver:
             self._ticket = replace(self._ticket, size=0)
             self.layers.batch, self._batch = 0, 0
         self.layers.token = object()
+        self._between.forget()
         self.losses.reset()
 
     def _nothing(self, round: Round) -> Message:

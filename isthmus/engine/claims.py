@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
+from isthmus.gradients.layers.passes import MEAN, MIXING, RANDOM, SHAPES
+
 ASSUMPTIONS = (
     "one record belongs to one person",
-    "no code between the loader, the layers and the loss mixes the examples of a batch (first and random batches are "
-    "looked at, which proves nothing), and the loss is a mean (or sum) over them",
+    MIXING,
     "whether a step is taken does not depend on the private data beyond what was released",
     "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
 )
-RANDOM = (
-    "random layers such as dropout, and random augmentation in the dataset, draw from secrets of the operating system, "
-    "afresh in every pass and independently of the data; nothing random elsewhere in training follows a public seed"
-)
 FIXED = (
     "the number of steps was fixed before training, whatever was released: stopping on results costs a planned budget"
-)
-MEAN = (
-    "the last digits of a record's gradient do not depend on how many records its batch has, though the mean loss "
-    "divides by that number: a loss that is a sum (loss_reduction='sum') needs no such assumption"
-)
-SHAPES = (
-    "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides "
-    "how the tensor library multiplies matrices; the same product of the same numbers gives the same bits twice"
-)
-PIECES = (
-    "what a pass does to an example does not depend on the physical batch that it is in, whose borders one record more "
-    "would move: random layers draw for every example apart (dropout does), and nothing counts the passes"
 )
 UNSEEN = (
     "training went on from a checkpoint without the ledger that it was begun with: nobody has seen what was released "
     "after the checkpoint was written, by the training that wrote it or by others that went on from it (one ledger "
     "file for all of them counts that)"
 )
-KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
 NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"
 

@@ -22,7 +22,7 @@ from isthmus.core.torch_loop import TorchDriver
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint, options
 from isthmus.engine.accountant import Accountant
-from isthmus.engine.claims import FIXED, KEPT, PIECES, UNSEEN, claims
+from isthmus.engine.claims import FIXED, UNSEEN, claims
 from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
 from isthmus.engine.group import SHARED, company_of, met, shard_of
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
@@ -37,6 +37,7 @@ from isthmus.engine.optimizer import (
 )
 from isthmus.engine.scaler import fix_scale, scale_of
 from isthmus.gradients.layers import Layers
+from isthmus.gradients.layers.passes import KEPT, PIECES
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.leaks import warn_of_large_delta

@@ -1,7 +1,7 @@
 """The private loader: secret batches, cut to what memory holds, with a ticket for each.
 
 Membership is drawn from the operating system's generator in the main process; workers only fetch.  What a dataset draws
-while it is read (augmentation) is secret too, unless the noise has a seed: see `isthmus.core.passes`.
+while it is read (augmentation) is secret too, unless the noise has a seed: see `isthmus.gradients.layers.passes`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from isthmus.base import validate
 from isthmus.core.drivable import Ticket
-from isthmus.core.passes import hiding
 from isthmus.core.torch_loop import TorchDriver
 from isthmus.core.wire import Keys
+from isthmus.gradients.layers.passes import hiding
 
 
 class Draws(Sampler[list[int]]):

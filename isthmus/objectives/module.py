@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from isthmus.base import validate
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import Layers as Layers
+from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.stack import Stack
@@ -44,6 +45,7 @@ class ModuleObjective:
         reduction: str = "mean",
         penalty: Penalty | None = None,
         layers: Layers | None = None,
+        guard: passes.Guard | None = None,
     ) -> None:
         validate.one_of(("mean", "sum"), reduction=reduction)
         self.x, self.y = data
@@ -58,6 +60,7 @@ class ModuleObjective:
             layers = Layers(module)
             layers.attach()
         self.layers, self.space, self.d = layers, layers.space, layers.space.d
+        self.guard = passes.Guard(layers.module, False, layers.parameters()) if guard is None else guard
         self.dtype = next(layers.parameters()).dtype
 
     def start(self) -> Tensor:
@@ -67,22 +70,45 @@ class ModuleObjective:
     def on(self, data: tuple[Tensor, Tensor]) -> ModuleObjective:
         """The same loss of the same module on other data."""
         return ModuleObjective(
-            self.layers.module, self._loss, data, reduction=self.reduction, penalty=self.penalty, layers=self.layers
+            self.layers.module,
+            self._loss,
+            data,
+            reduction=self.reduction,
+            penalty=self.penalty,
+            layers=self.layers,
+            guard=self.guard,
         )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the promise of a private run rests on here."""
+        mean = (passes.MEAN,) if self.reduction == "mean" else ()
+        return (passes.MIXING, passes.RANDOM, *mean, passes.SHAPES)
+
+    @property
+    def kept(self) -> list[str]:
+        """The buffers and attributes of the module that private passes have changed."""
+        return list(self.guard.changed)
 
     def rows(self, w: Tensor, index: Tensor | None = None) -> Stack:
         """The per-example gradients of the loss."""
         self.layers.unpack(w)
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
-        look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
-        return captured(self.layers, self._loss, x, y, self.reduction)
+        private, idle = passes.present(), list[str]()
+        with self.guard.around(private):
+            look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
+            rows = captured(self.layers, self._loss, x, y, self.reduction, idle)
+        if private is not None and private.cut:
+            passes.check_idle(idle, private.idle.setdefault(id(w), idle))
+        return rows
 
     @torch.no_grad()
     def loss(self, w: Tensor, index: Tensor | None = None) -> float:
         """The mean loss plus the penalty."""
         self.layers.unpack(w)
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
-        value = float(self._loss(self.layers.module(x), y))
+        with self.guard.around(passes.present()):
+            value = float(self._loss(self.layers.module(x), y))
         return (value if self.reduction == "mean" else value / len(x)) + float(self.penalty.value(w))
 
     def gradient(self, w: Tensor, index: Tensor | None = None) -> Tensor:
@@ -91,13 +117,20 @@ class ModuleObjective:
         return rows.sum() / rows.n + self.penalty.gradient(w)
 
 
-def captured(layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "mean") -> Stack:
-    """Forward and backward once; the per-example gradients of every layer as factors."""
+def captured(
+    layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "mean", idle: list[str] | None = None
+) -> Stack:
+    """Forward and backward once; the per-example gradients of every layer as factors.
+
+    The layers that took no part are added to `idle`.
+    """
+    idle = [] if idle is None else idle
     pieces_of: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
     with layers.listening(lambda name, rows: pieces_of[name].append(rows.compact()), len(x)), torch.enable_grad():
         value = loss(layers.module(x), y)
         (value * len(x) if reduction == "mean" else value).backward()
-    for name, rows in unused(layers, [name for name, pieces in pieces_of.items() if not pieces], len(x)):
+    idle += [name for name, pieces in pieces_of.items() if not pieces]
+    for name, rows in unused(layers, idle, len(x)):
         pieces_of[name].append(rows)
     return Stack([(name, merged(name, pieces)) for name, pieces in pieces_of.items()])
 

@@ -45,7 +45,7 @@ def private(module: nn.Module, count: int = 64, **options: Any) -> tuple[nn.Modu
         warnings.simplefilter("ignore", UserWarning)
         engine.make_private(
             module=module, optimizer=torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1),
-            data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0, loss_reduction="sum", **options,
+            data_loader=loader, **{"noise_multiplier": 1.0, "max_grad_norm": 1.0, "loss_reduction": "sum"} | options,
         )  # fmt: skip
     return module, engine
 

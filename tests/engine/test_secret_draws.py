@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
-from isthmus.core.passes import hidden, hide
 from isthmus.core.torch_loop import Ticket
+from isthmus.gradients.layers.passes import hidden, hide
 
 N, WIDTH = 64, 40
 

@@ -76,8 +76,6 @@ FALSE = {
     "test_own_sources_and_public_examples_are_stated",
     "the source of stage {} {}": "tests/core/test_pipeline_claims.py::test_own_sources_and_public_examples_are_stated",
     # passes of networks
-    "no code between the layers mixes": MIXING
-    + "test_code_between_layers_in_which_examples_meet_is_refused_before_its_gradients_are_used",
     "random layers such as dropout": "tests/engine/test_secret_draws.py::"
     "test_a_known_seed_tells_nothing_about_the_masks",
     "the last digits of a record's gradient do not": "tests/attack/test_shapes.py::"
@@ -143,8 +141,6 @@ FALSE = {
     "Matrix products": "tests/attack/test_shapes.py::test_records_on_the_kink_stay_where_they_are",
     "A loss that is a mean": "tests/attack/test_shapes.py::test_a_mean_does_and_its_statement_says_so",
     "Arithmetic": OUTSIDE + "the rounding of the processor cannot be switched from here",
-    "the loss of a loop of one's own": "tests/engine/test_experts.py::"
-    "test_a_balance_of_the_batch_in_the_loss_of_the_loop_is_not_seen",
 }
 
 

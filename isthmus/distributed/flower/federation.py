@@ -24,6 +24,7 @@ from isthmus.distributed.flower.agreed import digest
 from isthmus.distributed.flower.secure import secure_plan, with_noise_at_clients
 from isthmus.distributed.secagg import SecurePlan
 from isthmus.gradients import Dense
+from isthmus.gradients.layers.passes import MEAN, MIXING, RANDOM, SHAPES
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.accounting import joint
 from isthmus.privacy.sampling import FullBatch, Poisson
@@ -292,6 +293,7 @@ class Federation:
             sentences += ["a client is connected once", "a record, here, is all that one client has"]
         else:
             sentences.append("no record is with two clients, and each client draws its own records secretly")
+            sentences += [] if self.linear else [MIXING, RANDOM, MEAN, SHAPES]  # clients may have networks
         if self.dropouts is None:
             sentences.append(
                 "the server is trusted: it sees clipped sums before it adds the noise, and keeps them, and whom it has "

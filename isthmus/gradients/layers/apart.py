@@ -62,8 +62,12 @@ Run = Callable[[nn.Module, Args, Kwargs], Any]
 """What is run: the module on its arguments, and the loss of that where it is known."""
 
 
-def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | None = None) -> None:
+def look(
+    layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | None = None, way: tuple[str, ...] = ()
+) -> None:
     """Refuse a module (or a loss) in which the n examples of a batch meet; nothing else is changed or kept.
+
+    `way` names the steps of a loop that calls parts of the module by themselves, which `run` does again.
 
     >>> class Centred(nn.Module):
     ...     def forward(self, x):
@@ -77,9 +81,10 @@ def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | N
         layers.pieces = layers.expected = None
         return  # nobody to meet
     batch = Batch.of(args, kwargs, n, layers.batch_dim)
-    shape = batch.shape()
+    shape = way, batch.shape()
+    tried = sum(bool(way) == bool(other) for other, _ in layers.trusted)
     # pieces of examples are seen where they were seen in a trial of the same shapes only
-    first = shape not in layers.trusted and (len(layers.trusted) < SHAPES or bool(layers.seen_pieces))
+    first = shape not in layers.trusted and (tried < SHAPES or bool(layers.seen_pieces))
     layers.pieces = layers.trusted.get(shape, frozenset())
     layers.expected = None if run is None else layers.pieces
     large = _large(layers.module)
@@ -89,7 +94,12 @@ def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | N
     most = FEW if large else EXAMPLES if first else LATER
     count = most if first else secrets.randbelow(min(most, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
-        _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
+        done = _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
+    if way and not done:
+        raise validate.InvalidInput(
+            "the loop calls parts of the module by themselves, and what it does between them cannot be done again with "
+            "other examples, to see whether examples meet there: move this code into the module's forward"
+        )
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
     layers.pieces = layers.trusted[shape] = layers.pieces | layers.seen_pieces
     layers.expected = None if run is None else layers.pieces
@@ -103,19 +113,22 @@ def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     return module(*args, **kwargs)
 
 
-def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> None:
+def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> bool:
     """Few examples where the module takes them, else all; on an accelerator extremes only in a copy on the host.
+
+    Whether it could be tried out at all.
 
     There an index that NaN made would stop the device for good.  A large module costs too much on the host for more
     than two examples and one extreme: the rest of its trial is on the device.
     """
     large = _large(trial.module)
     if not trial.remote:
-        _try_part(trial, batch, count, EXTREMES)
-    elif not thorough or (large and _try_part(trial.on_host(), batch, 2, EXTREMES[:1], alone=False)):
-        _try_part(trial, batch, count, OTHERS)
-    elif large or not _try_part(trial.on_host(), batch, count, EXTREMES):
-        _try_part(trial, batch, count, OTHERS)
+        return _try_part(trial, batch, count, EXTREMES)
+    if not thorough or (large and _try_part(trial.on_host(), batch, 2, EXTREMES[:1], alone=False)):
+        return _try_part(trial, batch, count, OTHERS)
+    if not large and _try_part(trial.on_host(), batch, count, EXTREMES):
+        return True
+    return _try_part(trial, batch, count, OTHERS)
 
 
 def _try_part(trial: _Trial, batch: Batch, count: int, values: Values, alone: bool = True) -> bool:

@@ -60,7 +60,8 @@ class Layers:
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in trained, self.batch_dim)
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
-        self._anchor = torch.zeros((), device=first.device, requires_grad=True)
+        self.anchor = torch.zeros((), device=first.device, requires_grad=True)
+        """What every tap hangs on, as a layer does on its parameters (see `tap`)."""
         self.listener: Listener | None = None
         self.token: object = None
         """Whose pass it is: a gradient that arrives when another has begun is refused."""
@@ -70,8 +71,8 @@ class Layers:
         """How often each leaf was used in the passes of a batch, gradients of which may come."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
-        self.trusted: dict[Hashable, Set[tuple[str, int]]] = {}
-        """The shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
+        self.trusted: dict[tuple[tuple[str, ...], Hashable], Set[tuple[str, int]]] = {}
+        """The ways and shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
         self.slow: dict[str, str] = {}
         """The layers that need a second pass, and why."""
         self.shared_places: set[Hashable] = set()
@@ -281,7 +282,7 @@ class Layers:
             else:
                 self.later(site.name, push, b, inputs)
 
-        return tap(output, self._anchor, arrive)
+        return tap(output, self.anchor, arrive)
 
     def push(self, site: Site, rows: dict[str, Rows]) -> None:
         """Hand the rows of a site to the listener, under the names of its leaves."""

@@ -106,7 +106,7 @@ class RecordingLayers(Layers):
         def push(b: Tensor) -> None:
             record.got[place] = examples(b) if divided else None
 
-        return tap(output, self._anchor, push)
+        return tap(output, self.anchor, push)
 
 
 def near(x: Tensor, y: Tensor, slack: float) -> bool:

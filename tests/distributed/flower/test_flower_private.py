@@ -8,13 +8,28 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from isthmus import CountSketch, InvalidInput, L1Ball, Logistic, Pipeline, Release, Stage, Whole, algorithms, minimize
+from isthmus import (
+    CountSketch,
+    InvalidInput,
+    L1Ball,
+    Logistic,
+    ModuleObjective,
+    Pipeline,
+    Release,
+    Stage,
+    Whole,
+    algorithms,
+    minimize,
+)
 from isthmus.core.pipeline import Promise
 from isthmus.core.updates import Step
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import Federation, LocalGrid, SketchStrategy, client_app
 from isthmus.distributed.flower.records import RECORD, answer
+from isthmus.gradients.layers.passes import MIXING, RANDOM, SHAPES
 from isthmus.lifts import ProjectAndLift
 from isthmus.privacy import AdaptiveClip, BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.bounded import Bounded
@@ -233,3 +248,32 @@ def test_batches_of_clients_and_purchases_are_refused() -> None:
     bought = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, n="exact", scale="columns")
     with pytest.raises(InvalidInput, match="would buy something before its loop"):
         plan_of(bought, constraint=Whole()).pipe  # noqa: B018
+
+
+def test_a_client_with_a_network_guards_its_private_passes() -> None:
+    """Its masks follow no seed, what its passes keep is warned of, and the statements say what they rest on."""
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layer, self.last, self.seen = nn.Linear(6, 40), nn.Linear(40, 2), torch.zeros(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = x.detach().mean(0)
+            dropped = F.dropout(1 + self.layer(x))
+            if len(x) == 40:  # and not a copy that is tried out
+                masks.append(dropped == 0)
+            return self.last(dropped)
+
+    masks: list[torch.Tensor] = []
+    for _ in range(2):
+        problem = ModuleObjective(Keeps(), F.cross_entropy, (torch.randn(40, 6), torch.arange(40) % 2))
+        facts = {"n": 40, "constraint": Whole(), "dtype": torch.float32, "linear": False, "rounds": 1}
+        plan = replace(plan_of(algorithms.dp_gd(**BUDGET), 1), space=problem.space, **facts)
+        torch.manual_seed(0)
+        with pytest.warns(UserWarning, match="seen"):
+            strategy = run(plan, grid_of(plan, [problem]))
+        for statement in (strategy.outsiders, strategy.insiders):
+            assert {MIXING, RANDOM, SHAPES} <= set(statement.assumptions)
+    assert 0.4 < float((masks[0] == masks[-1]).double().mean()) < 0.6

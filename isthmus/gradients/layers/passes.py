@@ -17,6 +17,10 @@ It also fails for draws that the records of one *physical* batch share (a layer 
 borders of the physical batches after it, and with them which records share a draw.  Layers that are left out of some
 physical batches of a logical one are refused; the statement names the rest as an assumption where batches are cut.
 
+**Doors.**  Private records go through a module in a loop of the user's (the engine's driver puts hooks on it) or inside
+`private_records`, which stands around everything that is computed from private records elsewhere: rounds, what is
+bought before them, the answers of clients.  Objectives that are no modules draw from secrets there too.
+
 **Raw gradients.**  No tensor of a private module may ask for a gradient of its own, but for the parameters that are
 watched for one: backward would write an unprotected sum of the data into its `.grad`.
 
@@ -31,6 +35,8 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +45,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isthmus.base import validate
+from isthmus.gradients.layers.between import Between
+from isthmus.gradients.layers.rules import Args, Kwargs
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
@@ -91,6 +99,48 @@ def hiding(wanted: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
+        if back is not None:
+            back()
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateRecords:
+    """What is known while something is computed from private records.
+
+    secret  whether random draws come from hidden generators (a run whose noise has a seed keeps the user's)
+    cut     whether they go through in several physical batches
+    idle    for each point, the layers that took no part in the first of these
+    """
+
+    secret: bool
+    cut: bool = False
+    idle: dict[int, list[str]] = field(default_factory=dict)
+
+
+_PRESENT: ContextVar[PrivateRecords | None] = ContextVar("private records", default=None)
+
+
+def present() -> PrivateRecords | None:
+    """The private records that something is computed from now, if any.
+
+    >>> present()
+    >>> with private_records(secret=True):
+    ...     present().secret, hidden()
+    (True, True)
+    """
+    return _PRESENT.get()
+
+
+@contextmanager
+def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
+    """Stands around whatever is computed from one batch of private records."""
+    places = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    back = hide(torch.device("cuda", place) for place in places) if secret and not hidden() else None
+    token = _PRESENT.set(PrivateRecords(secret, cut))
+    try:
+        yield
+    finally:
+        _PRESENT.reset(token)
         if back is not None:
             back()
 
@@ -242,24 +292,35 @@ class Guard:
         self._before: Held = {}
         self._back: Callable[[], None] | None = None
 
-    def attach(self, private: Callable[[nn.Module], bool]) -> list[Any]:
+    def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Any]:
         """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
         handles: list[Any] = []
-        for layer in self.module.modules():
+        for name, layer in self.module.named_modules():
             if layer is not self.module and not isinstance(layer, torch.jit.ScriptModule):
-                before, after = self._hooks(layer, private)
-                handles += [layer.register_forward_pre_hook(before)]
+                before, after = self._hooks(name, layer, private, between)
+                handles += [layer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
                 handles += [layer.register_forward_hook(after, always_call=True)]
         return handles
 
-    def _hooks(self, mine: nn.Module, private: Callable[[nn.Module], bool]) -> tuple[Any, Any]:
-        def before(layer: nn.Module, args: Any) -> None:
-            if layer is mine and (self._outer is layer or (self._outer is None and private(layer))):
+    def _hooks(
+        self, name: str, mine: nn.Module, private: Callable[[nn.Module], bool], between: Between
+    ) -> tuple[Any, Any]:
+        def before(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+            if layer is not mine:
+                return None
+            if self._outer is layer:
                 self.enter(layer)
+            elif self._outer is None and private(layer):
+                args, kwargs = between.enter(name, args, kwargs)
+                self.enter(layer)
+                return args, kwargs
+            return None
 
-        def after(layer: nn.Module, args: Any, output: Any) -> None:
-            if layer is mine:
-                self.leave(layer, output)
+        def after(layer: nn.Module, args: Any, output: Any) -> Any:
+            if layer is not mine or self._outer is not layer:
+                return output
+            self.leave(layer, output)
+            return between.leave(output) if self._outer is None else output
 
         return before, after
 
@@ -270,6 +331,20 @@ class Guard:
         if self.secret:
             check_public_draws(present)
         return present
+
+    @contextmanager
+    def around(self, private: PrivateRecords | None) -> Iterator[None]:
+        """Stands around what a function does with the module, where the records are private."""
+        if private is None:
+            yield
+            return
+        self.secret, whole = private.secret, False
+        self.enter(self.module)
+        try:
+            yield
+            whole = True
+        finally:
+            self.leave(self.module, whole or None)
 
     def enter(self, layer: nn.Module, present: Things | None = None) -> None:
         """A pass begins: of the whole, or of a layer inside one that has begun; `present` is what `check` has found."""
@@ -292,7 +367,7 @@ class Guard:
         self._depth -= 1
         if self._depth:
             return None
-        before, exposed = self._before, self._back is not None and not hidden()
+        before, exposed = self._before, self.secret and not hidden()
         self.reset()
         if output is None:
             return None
@@ -323,6 +398,17 @@ class Guard:
             )
 
 
+def check_idle(now: list[str], before: list[str]) -> None:
+    """Refuse layers that were left out of some physical batches of one batch and not of others."""
+    some = sorted(set(now) ^ set(before))
+    if some:
+        raise validate.InvalidInput(
+            f"the layers {some} took part in some physical batches of one logical batch and not in others: one "
+            "record more would move the others to other physical batches, and change what they add; leave layers "
+            "out example by example, or train with whole batches (no physical limit)"
+        )
+
+
 def clear_raw(parameter: Tensor) -> None:
     """Takes a gradient away that backward() has written, and says so: nobody has seen it."""
     parameter.grad = None
@@ -330,3 +416,29 @@ def clear_raw(parameter: Tensor) -> None:
         "backward() wrote a gradient of its own to a parameter of the private module, which was taken away again: "
         "leave requires_grad False until engine.detach()"
     )
+
+
+# ---------------------------------------------------------------- what it rests on, in words
+
+
+MIXING = (
+    "no code between the loader, the layers and the loss mixes the examples of a batch (first and random batches are "
+    "looked at, which proves nothing), and the loss is a mean (or sum) over them"
+)
+RANDOM = (
+    "random layers such as dropout, and random augmentation in the dataset, draw from secrets of the operating system, "
+    "afresh in every pass and independently of the data; nothing random elsewhere in training follows a public seed"
+)
+MEAN = (
+    "the last digits of a record's gradient do not depend on how many records its batch has, though the mean loss "
+    "divides by that number: a loss that is a sum (loss_reduction='sum') needs no such assumption"
+)
+SHAPES = (
+    "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides "
+    "how the tensor library multiplies matrices; the same product of the same numbers gives the same bits twice"
+)
+PIECES = (
+    "what a pass does to an example does not depend on the physical batch that it is in, whose borders one record more "
+    "would move: random layers draw for every example apart (dropout does), and nothing counts the passes"
+)
+KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"

@@ -1,0 +1,326 @@
+"""What a loop does between the parts of a module that it calls by themselves, kept until it has been tried out.
+
+    h = module.body(x)
+    h = h - h.mean(0)          # code of the loop, in which examples may meet
+    loss = F.cross_entropy(module.head(h), y)
+
+A module whose own `forward` is called is tried out as a whole.  A part that is called by itself returns tensors that
+know where they come from: what is done with them is written down, operation by operation, until another part is given
+what came of it.  The whole way, parts and operations, is then one function of the examples that came in, and
+`isthmus.gradients.layers.apart` looks at it as at any module, before the gradients of the batch are used.
+
+What leaves torch (a number that Python reads) is taken as it was.  A tensor that comes from the module by a way that
+cannot be followed (`torch.func`, scripted functions, code between the module's own `forward` and a part) is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+
+from isthmus.base import validate
+from isthmus.gradients.layers.apart import look
+from isthmus.gradients.layers.layers import Layers
+from isthmus.gradients.layers.rules import Args, Kwargs
+
+CHANGES = ("__setitem__", "__set__", "register_hook")
+"""Operations that return no tensor and matter all the same."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A tensor that an earlier step has returned."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor that came from elsewhere: examples, or what they share."""
+
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A part that was called (by its name; "" is the module), or an operation of the loop."""
+
+    what: str | Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    results: list[int]
+    """The places of the tensors that it returned."""
+    states: list[Tensor] | None = None
+    """The random generators as they were before, where it has drawn from them."""
+
+
+class Way:
+    """What was done with a batch so far."""
+
+    def __init__(self, token: object) -> None:
+        self.token, self.open = token, True
+        self.steps: list[Step] = []
+        self.given: list[Tensor] = []
+        self.returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """What the module itself returned, which is handed to the loop as it is."""
+        self._count = 0
+
+    def close(self) -> None:
+        """Forget everything; tensors that are still around become plain ones at their next use."""
+        self.open = False
+        self.steps, self.given, self.returned = [], [], {}
+
+    def place(self) -> int:
+        """A new place."""
+        self._count += 1
+        return self._count
+
+    def reference(self, x: object) -> object:
+        """An argument as it is written down."""
+        if isinstance(x, Followed) and x.way is self:
+            return Computed(x.place)
+        if not isinstance(x, Tensor):
+            return x
+        known = self.returned.get(id(x))
+        if known is not None and known[0]() is x:
+            return Computed(known[1])
+        place = next((i for i, other in enumerate(self.given) if other is x), len(self.given))
+        if place == len(self.given):
+            self.given.append(x)
+        return Given(place)
+
+    def follow(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        """Do an operation and write it down."""
+        leaves, spec = tree_flatten((args, kwargs))
+        like = next((x for x in leaves if isinstance(x, Followed)), None)
+        references = [self.reference(x) for x in leaves]
+        before = _states(like)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            drew = any(not torch.equal(x, y) for x, y in zip(before, _states(like), strict=True))
+        results: list[int] = []
+        wrapped = _wrapped(result, lambda x: self.mark(x, results))
+        if results or func.__name__ in CHANGES:
+            self.steps.append(Step(func, references, spec, results, before if drew else None))
+        return wrapped
+
+    def mark(self, x: Tensor, results: list[int]) -> Followed:
+        """A tensor that knows its place, which is added to the results."""
+        if not (isinstance(x, Followed) and x.way is self):  # what is changed in place keeps its place
+            with torch._C.DisableTorchFunctionSubclass():
+                followed: Followed = x.as_subclass(Followed)
+            followed.way, followed.place = self, self.place()
+            x = followed
+        results.append(x.place)
+        return x
+
+    def name(self) -> tuple[str, ...]:
+        """The steps up to the last part, by their names."""
+        return tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in self.tried)
+
+    @property
+    def tried(self) -> list[Step]:
+        """The steps up to the last part that was called; none where no part was called by itself."""
+        parts = [i for i, step in enumerate(self.steps) if isinstance(step.what, str) and step.what]
+        calls = [i for i, step in enumerate(self.steps) if isinstance(step.what, str)]
+        return self.steps[: calls[-1] + 1] if parts else []
+
+    def again(self, module: nn.Module, given: Args) -> list[Tensor]:
+        """What the parts return that no later step uses, of other examples; `module` may be a copy."""
+        known: dict[int, Tensor] = {}
+        answer: list[Tensor] = []
+        used = {x.place for step in self.tried for x in step.leaves if isinstance(x, Computed)}
+        asking = [x.requires_grad and x.is_leaf for x in self.given]
+        given = tuple(x.requires_grad_() if asks else x for x, asks in zip(given, asking, strict=True))
+
+        def value(x: object) -> object:
+            if isinstance(x, Computed):
+                return known[x.place]
+            return given[x.place] if isinstance(x, Given) else x
+
+        for step in self.tried:
+            args, kwargs = tree_unflatten([value(x) for x in step.leaves], step.spec)
+            found: list[Tensor] = []
+            if isinstance(step.what, str):
+                mapped(found.append, module.get_submodule(step.what)(*args, **kwargs))
+                answer += [x for x, place in zip(found, step.results, strict=True) if place not in used]
+            else:
+                if step.states is not None:
+                    _rewind(
+                        step.states, next((x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)), None)
+                    )
+                _wrapped(step.what(*args, **kwargs), found.append)
+            known |= dict(zip(step.results, found, strict=True))
+        return answer
+
+
+class Followed(Tensor):
+    """A tensor that a part has returned, or that was computed from one."""
+
+    way: Way
+    place: int
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation on such tensors."""
+        kwargs = kwargs or {}
+        ways = [x.way for x in tree_flatten((args, kwargs))[0] if isinstance(x, Followed)]
+        way = next((way for way in ways if way.open), None)
+        if way is not None:
+            return way.follow(func, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+
+class Between:
+    """Follows a loop from part to part, for `look`."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers, self.way = layers, Way(None)
+        self.way.close()
+        self._call: tuple[str, list[Any], TreeSpec] | None = None
+
+    def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """A part (or "", the module) is called by the loop: its arguments, plain."""
+        self._call = None
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again what was followed
+            self._check_again(name)
+            return args, kwargs
+        leaves, spec = tree_flatten((args, kwargs))
+        if self.layers.listens() and self.layers.batch:
+            if self.way.token is not self.layers.token:
+                self.forget()
+                self.way = Way(self.layers.token)
+            references = [self.way.reference(x) for x in leaves]
+            for x, reference in zip(leaves, references, strict=True):
+                if name and isinstance(reference, Given) and self._of_module(x):
+                    raise validate.InvalidInput(
+                        f"the part {name!r} of the module is given a tensor that was computed from what the module "
+                        "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
+                        "functions, or code after the module's own forward): examples could meet there unseen; move "
+                        "this code into the module's forward"
+                    )
+            self._call = name, references, spec
+        if not any(isinstance(x, Followed) for x in leaves):
+            return args, kwargs
+        with torch._C.DisableTorchFunctionSubclass():
+            plain: tuple[Args, Kwargs] = tree_map(_plain, (args, kwargs))
+        return plain
+
+    def _check_again(self, name: str) -> None:
+        """Refuse a part that computes inside a backward pass and was not called by the loop before."""
+        called = [step.what for step in self.way.steps if isinstance(step.what, str)]
+        if self.layers.listens() and not any(f"{name}.".startswith(f"{other}." if other else "") for other in called):
+            raise validate.InvalidInput(
+                f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
+                "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
+                "torch.utils.checkpoint use_reentrant=False"
+            )
+
+    def leave(self, output: Any) -> Any:
+        """It has returned: what comes of a part is followed from now on."""
+        call, self._call = self._call, None
+        if call is None or output is None:
+            return output
+        name, references, spec = call
+        results: list[int] = []
+        way = self.way
+        if name:
+            self.layers.pieces = None  # those of a part are compared with nothing
+            output = mapped(lambda x: way.mark(x, results), output)
+        else:
+
+            def keep(x: Tensor) -> Tensor:
+                results.append(way.place())
+                way.returned[id(x)] = weakref.ref(x), results[-1]
+                return x
+
+            mapped(keep, output)
+        way.steps.append(Step(name, references, spec, results))
+        return output
+
+    def look(self) -> None:
+        """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
+        way = self.way
+        if not way.tried or way.token is not self.layers.token:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            given = tuple(_plain(x) for x in way.given)
+        way.open = False  # what is done again is not written down
+        try:
+            look(self.layers, given, {}, self.layers.batch, lambda module, args, _: way.again(module, args), way.name())
+        finally:
+            self.layers.pieces = self.layers.expected = None
+            self.forget()
+
+    def forget(self) -> None:
+        """Another batch, or none."""
+        self.way.close()
+
+    def _of_module(self, x: object) -> bool:
+        """Whether a tensor has one of our taps in its history."""
+        if not isinstance(x, Tensor):
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            waiting, seen = [x.grad_fn], set()
+        while waiting:
+            node: Any = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if getattr(node, "variable", None) is self.layers.anchor:
+                return True
+            waiting += [below for below, _ in node.next_functions]
+        return False
+
+
+def mapped(change: Callable[[Tensor], Any], output: Any) -> Any:
+    """The same lists, dicts, dataclasses, ... with every tensor changed."""
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        if not is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        twin = copy(leaf)
+        for item in fields(leaf):
+            if hasattr(leaf, item.name):
+                object.__setattr__(twin, item.name, mapped(change, getattr(leaf, item.name)))
+        return twin
+
+    return tree_map(changed, output)
+
+
+def _wrapped(x: Any, change: Callable[[Tensor], Any]) -> Any:
+    """What an operation of torch returned, every tensor changed."""
+    if isinstance(x, (tuple, list)):
+        return type(x)([_wrapped(y, change) for y in x])  # torch's own tuples too
+    return change(x) if isinstance(x, Tensor) else x
+
+
+def _plain(x: object) -> object:
+    return x.as_subclass(Tensor) if isinstance(x, Followed) else x
+
+
+def _generators(like: Tensor | None) -> Iterator[torch.Generator]:
+    """Those that an operation may draw from."""
+    yield torch.default_generator
+    if like is not None and like.device.type == "cuda":
+        yield torch.cuda.default_generators[like.device.index]
+
+
+def _states(like: Tensor | None) -> list[Tensor]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return [generator.get_state() for generator in _generators(like)]
+
+
+def _rewind(states: list[Tensor], like: Tensor | None) -> None:
+    for generator, state in zip(_generators(like), states, strict=False):  # a copy on the host has one only
+        generator.set_state(state)
