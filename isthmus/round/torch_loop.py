@@ -308,6 +308,8 @@ class TorchDriver:
             return None
         things = self.guard.check()
         look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
+        if self._ticket is not None and self._ticket.look is not None:
+            self._ticket.look(args, kwargs)
         return things
 
     def _after_forward(self, module: nn.Module, output: Any) -> Any:
@@ -375,7 +377,8 @@ class TorchDriver:
             return
         try:
             with torch.no_grad():
-                message = self._summed(self._round)
+                counts = self._ticket is None or self._ticket.counts
+                message = self._summed(self._round) if counts else self._nothing(self._round)
         finally:
             self._drop()
         self._parts += 1
