@@ -119,7 +119,7 @@ class PrivateLoader(DataLoader):
 
     def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
         self._draws, self._driver = draws, driver
-        self._together = Together(loader, driver.layers) if collates(loader) else None
+        self._together = Collating(loader, driver.layers) if collates(loader) else None
         options = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn")}
         if loader.num_workers > 0:
             options |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}
@@ -182,7 +182,7 @@ def collates(loader: DataLoader) -> bool:
     return loader.collate_fn is not default_collate
 
 
-class Together:
+class Collating:
     """Whether a record's part of a batch is its own: some are collated alone, and together, and given to the module.
 
     Padding to the longest record of a batch, for instance, moves every other record's gradient unless it is masked.
