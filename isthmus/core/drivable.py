@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +23,16 @@ from isthmus.privacy.clips import SPAN
 class Ticket:
     """A physical batch: how many examples it holds, whether its logical batch ends with it, its micro-batches.
 
-    `groups` has the micro-batch of every example, drawn independently of every other example.
+    `groups` has the micro-batch of every example, drawn independently of every other example.  Examples that do not
+    count stand in for a batch that has none: they pass as any other, and their gradient is dropped.  `look` is shown
+    the arguments that a batch became, and refuses those that depend on how records were put together.
     """
 
     size: int
     last: bool = True
     groups: Tensor | None = None
+    counts: bool = True
+    look: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
 
 
 def batches_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> list[int]:

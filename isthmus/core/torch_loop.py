@@ -345,6 +345,8 @@ class TorchDriver:
             warnings.warn(_MIXED, stacklevel=7)
         self._handed = None
         look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
+        if self._ticket is not None and self._ticket.look is not None:
+            self._ticket.look(args, kwargs)
         return things
 
     def _after_forward(self, module: nn.Module, output: Any) -> Any:
@@ -441,7 +443,8 @@ class TorchDriver:
         try:
             self._between.look()
             with torch.no_grad():
-                message = self._summed(self._round)
+                counts = self._ticket is None or self._ticket.counts
+                message = self._summed(self._round) if counts else self._nothing(self._round)
         finally:
             self._drop()
         self._parts += 1

@@ -18,15 +18,23 @@ UNSEEN = (
     "after the checkpoint was written, by the training that wrote it or by others that went on from it (one ledger "
     "file for all of them counts that)"
 )
+COLLATED = (
+    "what collate_fn makes of a record does not depend on the other records of its batch, or the module and the loss "
+    "make nothing of the difference (compared on first and on random batches, where the module is given the tensors of "
+    "the batch; not proven): pad to a public length, or mask padding in the module and in the loss"
+)
 NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"
 
 
-def claims(*, seeded: bool, mean: bool, public: bool) -> tuple[str, ...]:
-    """The assumptions of a training: with seeded noise, a loss that is a mean, or public examples, or without.
+def claims(*, seeded: bool, mean: bool, public: bool, collated: bool) -> tuple[str, ...]:
+    """The assumptions of a training: with or without seeded noise, a loss that is a mean, public examples, and a
+    collate function of the user's own.
 
-    >>> RANDOM in claims(seeded=True, mean=True, public=False), PUBLIC in claims(seeded=True, mean=True, public=True)
-    (False, True)
+    >>> RANDOM in claims(seeded=True, mean=True, public=False, collated=False)
+    False
+    >>> PUBLIC in claims(seeded=True, mean=True, public=True, collated=False)
+    True
     """
-    conditions = {RANDOM: not seeded, MEAN: mean, SHAPES: True, NORMALISER: True, PUBLIC: public}
+    conditions = {RANDOM: not seeded, MEAN: mean, SHAPES: True, COLLATED: collated, NORMALISER: True, PUBLIC: public}
     return *ASSUMPTIONS, *(words for words, holds in conditions.items() if holds)

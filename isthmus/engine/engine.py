@@ -25,7 +25,7 @@ from isthmus.engine.accountant import Accountant
 from isthmus.engine.claims import FIXED, UNSEEN, claims
 from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
 from isthmus.engine.group import SHARED, company_of, met, shard_of
-from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
+from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical, collates
 from isthmus.engine.optimizer import (
     check_fresh,
     check_optimizer,
@@ -199,7 +199,8 @@ class PrivacyEngine:
         if ledger.budget is not None and self._limit is None:
             warn_of_large_delta(ledger.budget[1], n)
         looked = public is not None or looks_at_public(sketch)
-        assumptions = claims(seeded=noise.seeded or bare, mean=loss_reduction == "mean", public=looked)
+        rests = {"mean": loss_reduction == "mean", "public": looked, "collated": collates(data_loader)}
+        assumptions = claims(seeded=noise.seeded or bare, **rests)
         assumptions = (*assumptions, SHARED) if company.share < 1 else assumptions
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions)
         own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": None if bare else noise}

@@ -6,23 +6,47 @@ while it is read (augmentation) is secret too, unless the noise has a seed: see 
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from isthmus.base import validate
 from isthmus.core.drivable import Ticket
 from isthmus.core.torch_loop import TorchDriver
 from isthmus.core.wire import Keys
+from isthmus.gradients.layers import Layers
+from isthmus.gradients.layers.apart import EXAMPLES, depends, due, examples_of
 from isthmus.gradients.layers.passes import hiding
+from isthmus.gradients.layers.twin import Dice
+
+STAND_IN = (0,)
+"""What is handed out where no record was drawn: modules and loops need not know what to do with no example at all."""
+
+
+TRIED = 2
+"""Records of a batch that are given to the module alone, where their part of the batch is another."""
 
 
 class Draws(Sampler[list[int]]):
     """The index lists of an epoch: `sampler.rounds` logical batches, each cut into physical ones.
+
+    Where nothing was drawn a record stands in, whose gradient the driver drops: what is released is noise alone.
 
     micro     the size of micro-batches: every drawn record is put into one of `divisor / micro` of them, independently
               of every other record, so that one record moves one micro-batch only
@@ -45,8 +69,8 @@ class Draws(Sampler[list[int]]):
         self.order = order
         self.was_cut = False
         """Whether logical batches were ever to be cut into physical ones."""
-        self.tickets: deque[Ticket] = deque()
-        """Those of the latest epoch that was begun, in the order of its batches."""
+        self.tickets: deque[tuple[Ticket, list[int]]] = deque()
+        """Those of the latest epoch that was begun, in the order of its batches, and who is in each."""
 
     def __len__(self) -> int:
         return self.draw.rounds(self.n) if self.order is None else len(self.order)
@@ -55,13 +79,17 @@ class Draws(Sampler[list[int]]):
         self.tickets = deque()  # an epoch that is still being read keeps its own
         return self._cut(self.tickets)
 
-    def _cut(self, tickets: deque[Ticket]) -> Iterator[list[int]]:
+    def _cut(self, tickets: deque[tuple[Ticket, list[int]]]) -> Iterator[list[int]]:
         for index in self._drawn():
             self.was_cut |= self.physical is not None
             groups = self._groups(len(index))
-            parts = [index] if self.physical is None or len(index) == 0 else list(index.split(self.physical))
+            if len(index) == 0:
+                tickets.append((Ticket(len(STAND_IN), counts=False), list(STAND_IN)))
+                yield list(STAND_IN)
+                continue
+            parts = [index] if self.physical is None else list(index.split(self.physical))
             for number, part in enumerate(parts):
-                tickets.append(Ticket(len(part), number == len(parts) - 1, groups))
+                tickets.append((Ticket(len(part), number == len(parts) - 1, groups), part.tolist()))
                 yield part.tolist()
 
     def _drawn(self) -> Iterator[Tensor]:
@@ -91,13 +119,14 @@ class PrivateLoader(DataLoader):
 
     def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
         self._draws, self._driver = draws, driver
+        self._together = Collating(loader, driver.layers) if collates(loader) else None
         options = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn")}
         if loader.num_workers > 0:
             options |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}
         super().__init__(
             loader.dataset,
             batch_sampler=draws,
-            collate_fn=Collate(loader.collate_fn, loader.dataset),
+            collate_fn=loader.collate_fn,
             multiprocessing_context=loader.multiprocessing_context,
             generator=None if driver.guard.secret else loader.generator,
             **options,
@@ -113,8 +142,11 @@ class PrivateLoader(DataLoader):
                 batch = next(batches, self)
             if batch is self:
                 return
+            ticket, index = tickets.popleft()
             batch = self._placed(batch)
-            self._driver.begin(tickets.popleft(), turn, batch)
+            if self._together is not None and ticket.size > 1:
+                ticket = replace(ticket, look=partial(self._together.look, index, batch))
+            self._driver.begin(ticket, turn, batch)
             yield batch
 
     @property
@@ -145,38 +177,105 @@ def moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-class Collate:
-    """The user's collate function, and for an empty batch the same structure with no examples in it."""
-
-    def __init__(self, inner: Any, dataset: Any) -> None:
-        self.inner, self.dataset = inner, dataset
-
-    def __call__(self, batch: list[Any]) -> Any:
-        """A batch, possibly of nothing: only the shapes of a record are read then."""
-        if batch:
-            return self.inner(batch)
-        record = self.dataset[0]
-        return emptied(self.inner([record]), self.inner([record, record]))
+def collates(loader: DataLoader) -> bool:
+    """Whether a loader has a collate function of its own: torch's stacks records of one shape, and keeps them apart."""
+    return loader.collate_fn is not default_collate
 
 
-def emptied(one: Any, two: Any) -> Any:
-    """A batch of nothing, from batches of one and of two: what grows with the examples is emptied, the rest stays.
+class Collating:
+    """Whether a record's part of a batch is its own: some are collated alone, and together, and given to the module.
 
-    >>> import torch
-    >>> emptied((torch.ones(3, 1), {"y": [7], "kind": "a"}), (torch.ones(3, 2), {"y": [7, 7], "kind": "a"}))
-    (tensor([], size=(3, 0)), {'y': [], 'kind': 'a'})
+    Padding to the longest record of a batch, for instance, moves every other record's gradient unless it is masked.
+    Tried out when a shape of batches is first seen (of four, as `isthmus.gradients.layers.apart` does), and by chance
+    later.  Where it cannot be told (the loop computes other arguments from the batch; collating draws random numbers)
+    nothing is refused: whether it could be told may depend on the data, so the statement of every training with a
+    collate function of its own names the assumption.
     """
-    if isinstance(one, Tensor):
-        grown = [dim for dim in range(one.ndim) if one.shape[dim] != two.shape[dim]]
-        return one.narrow(grown[0], 0, 0) if grown else one
-    if isinstance(one, Mapping):
-        return type(one)({key: emptied(item, two[key]) for key, item in one.items()})  # type: ignore[call-arg]
-    if isinstance(one, (tuple, list)):
-        if len(one) != len(two):
-            return one[:0]
-        items = [emptied(*pair) for pair in zip(one, two, strict=True)]
-        return type(one)(*items) if hasattr(one, "_fields") else type(one)(items)
-    return one[:0] if hasattr(one, "__len__") and hasattr(one, "__getitem__") and len(one) != len(two) else one
+
+    def __init__(self, loader: DataLoader, layers: Layers) -> None:
+        self.collate, self.dataset, self.layers = loader.collate_fn, loader.dataset, layers
+        self._shapes: set[Hashable] = set()
+
+    def look(self, index: list[int], batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a batch in whose arguments records meet; nothing else is changed or kept."""
+        given = _tensors(batch)
+        if not due(self.layers, tuple((place, x.shape[1:]) for place, x in given.items()), self._shapes):
+            return
+        with Dice(next(self.layers.parameters()).device):
+            try:
+                meet = self._meet(index, given, *tree_flatten((args, kwargs)))
+            except Exception:  # records, or the module, that cannot be run so: it cannot be told
+                return
+        if meet:
+            raise validate.InvalidInput(
+                "examples meet in collate_fn: what it makes of a record changes with the records beside it, and so "
+                "does the module's output for it, so that no record's gradient is its own. Pad to a public length in "
+                "place of the longest record of the batch, or mask the padding wherever the module sums over it, and "
+                "compute nothing in collate_fn from several records"
+            )
+
+    def _meet(self, index: list[int], given: dict[str, Tensor], leaves: list[Any], spec: TreeSpec) -> bool:
+        n, records = len(index), [self.dataset[i] for i in index]
+        with Dice(torch.device("cpu")) as dice:
+            whole, again = (_tensors(self.collate(list(records))) for _ in range(2))
+            if dice.drew() or not all(torch.equal(x, again[place]) for place, x in whole.items()):
+                return False
+        copies, tried = 3 if n == 2 else 2, 0
+        for place in secrets.SystemRandom().sample(range(n), min(n, EXAMPLES)):
+            own = _tensors(self.collate([records[place]] * copies))
+            other = {name for name, x in whole.items() if not _same(x, own[name], n, copies, place)}
+            origins = [_origins(x, given, own) if isinstance(x, Tensor) else set() for x in leaves]
+            computed = (x for x, names in zip(leaves, origins, strict=True) if not names)
+            if any(_of_a_batch(x, n, self.layers.batch_dim) for x in computed):
+                return False  # by the loop, from the batch
+            if other.isdisjoint(set().union(*origins)):
+                continue
+            together, alone = (tree_unflatten(_filled(leaves, origins, source), spec) for source in (whole, own))
+            if depends(self.layers, together, alone, n, place):
+                return True
+            tried += 1
+            if tried == TRIED:
+                return False
+        return False
+
+
+def _tensors(batch: Any, place: str = "") -> dict[str, Tensor]:
+    """The tensors of a batch, by where they are in it."""
+    if isinstance(batch, Tensor):
+        return {place: batch}
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(batch, Mapping):
+        items = batch.items()
+    elif isinstance(batch, (tuple, list)):
+        items = enumerate(batch)
+    return {name: x for key, item in items for name, x in _tensors(item, f"{place}/{key}").items()}
+
+
+def _same(x: Tensor, own: Tensor, n: int, copies: int, place: int) -> bool:
+    """Whether a record has in a batch of n what it has among copies of itself."""
+    if x.ndim != own.ndim:
+        return False
+    cut = next((i for i in range(x.ndim) if x.shape[i] == n and own.shape[i] == copies), None)
+    return torch.equal(x, own) if cut is None else torch.equal(x.select(cut, place), own.select(cut, 0))
+
+
+def _origins(x: Tensor, given: dict[str, Tensor], own: dict[str, Tensor]) -> set[str]:
+    """Which tensors of a batch an argument is (on another device, or of another kind); none where several differ."""
+    names = [name for name, y in given.items() if y is x]
+    names = names or [name for name, y in given.items() if y.shape == x.shape and torch.equal(y.to(x), x)]
+    one = all(torch.equal(own[name].to(x), own[names[0]].to(x)) for name in names)
+    return set(names) if one else set()
+
+
+def _of_a_batch(x: Any, n: int, dim: int) -> bool:
+    """Whether an argument may be another for another batch: it has entries for its examples, or is a number."""
+    return examples_of(x, n, dim) is not None or (isinstance(x, (int, float)) and not isinstance(x, bool))
+
+
+def _filled(leaves: list[Any], origins: list[set[str]], source: dict[str, Tensor]) -> list[Any]:
+    """Arguments of another batch: each from where it came from, all else as it is."""
+    pairs = zip(leaves, origins, strict=True)
+    return [source[min(names)].to(x) if names else x for x, names in pairs]
 
 
 class BatchMemoryManager:

@@ -79,6 +79,8 @@ def look(
     """
     if n is None or n < 2:
         layers.pieces = layers.expected = None
+        if n == 1 and not layers.trusted:
+            _learn(layers, Batch.of(args, kwargs, n, layers.batch_dim), run or _call)
         return  # nobody to meet
     batch = Batch.of(args, kwargs, n, layers.batch_dim)
     shape = way, batch.shape()
@@ -103,6 +105,61 @@ def look(
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
     layers.pieces = layers.trusted[shape] = layers.pieces | layers.seen_pieces
     layers.expected = None if run is None else layers.pieces
+
+
+def _learn(layers: Layers, batch: Batch, run: Run) -> None:
+    """What a trial finds out of the module's own code, where a first batch has one example: from two copies of it."""
+    with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
+        try:
+            _Trial(layers, run, dice).prepare(batch.take(torch.tensor([0, 0])))
+        except Exception:  # it cannot be run so: as it is in use it may, and else says itself what is wrong
+            return
+
+
+def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
+    """Whether a shape of arguments is to be tried out: the first few when they are new, later ones by chance."""
+    first = shape not in before and len(before) < SHAPES
+    before.update({shape} if first else ())
+    return first or not secrets.randbelow(SELDOM if _large(layers.module) else AGAIN)
+
+
+def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwargs], n: int, place: int) -> bool:
+    """Whether the module gives an example another output where its arguments were made beside those of others.
+
+    `together` are the arguments of n examples, `own` those of copies of the one at `place`.  A longer output must begin
+    or end with the shorter one; examples may have changed places.
+    """
+    given = []
+    with Dice(next(layers.parameters()).device) as dice, torch.no_grad():
+        for args, kwargs in (together, own):
+            module = twin_of(layers.module, set())
+            _quiet(module)
+            args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+            if not _large(module):
+                args, kwargs = tree_map_only(Tensor, lambda x: x.double() if _floats(x) else x, (args, kwargs))
+                module = module.double()
+            dice.rewind()
+            given.append(tree_flatten(module(*args, **kwargs))[0])
+            if dice.drew():  # other lengths draw other numbers: it cannot be told
+                return False
+    for x, y in zip(*given, strict=True):
+        cut = returned_examples(x, n, layers.batch_dim)
+        if _floats(x) and _floats(y) and cut is not None and x.ndim == y.ndim:
+            rows, row = x.movedim(cut, 0), y.select(cut, 0)
+            places = [place, *range(n)]
+            if not any(_holds(rows[i], row) for i in places):
+                return True
+    return False
+
+
+def _holds(x: Tensor, part: Tensor) -> bool:
+    """Whether a tensor begins or ends with another (True where that is longer, and nothing can be told)."""
+    if any(size < short for size, short in zip(x.shape, part.shape, strict=True)):
+        return True
+    slack = 1e-5 if x.dtype == torch.float64 else 1e-3 if x.element_size() == 4 else 3e-2
+    begins = x[tuple(slice(0, short) for short in part.shape)]
+    ends = x[tuple(slice(size - short, size) for size, short in zip(x.shape, part.shape, strict=True))]
+    return near(begins, part, slack) or near(ends, part, slack)
 
 
 def _large(module: nn.Module) -> bool:
@@ -439,7 +496,7 @@ class _Trial:
         probe.attach(quietly=True)
         layers = self.layers
         probe.slow, probe.shared_places, probe.read = layers.slow, layers.shared_places, layers.read
-        probe.seen_pieces = layers.seen_pieces
+        probe.seen_pieces, probe.dimensions = layers.seen_pieces, layers.dimensions
         return probe
 
     def _run(self, probe: RecordingLayers, batch: Batch) -> Any:

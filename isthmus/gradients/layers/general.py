@@ -191,7 +191,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
     def _outputs(self, name: str, leaves: Leaves, spec: TreeSpec) -> tuple[Leaves, TreeSpec]:
         """The pieces of the output: of every example alone, where no child has taps that must see the whole batch."""
         n = self._count(leaves)
-        split = self._split(leaves, n)
+        split = self._learned(name, leaves, n)
         if self._whole or not n or all(dim is None for dim in split):
             return self._all(name, leaves, spec)
         alone, shape = self._each(name, leaves, spec, split)
@@ -244,14 +244,32 @@ class FunctionRule(LayerRule[nn.Module, Call]):
             return self._layers.batch
         return next((x.shape[self._dim(x)] for x in leaves if _whole(x)), 0)
 
-    def _split(self, leaves: Leaves, n: int) -> list[int | None]:
-        """Where each tensor keeps its examples, if it has one entry for every example."""
-        return [self._dim(x) if _whole(x) and x.shape[self._dim(x)] == n else None for x in leaves]
+    def _learned(self, name: str, leaves: Leaves, n: int) -> list[int | None]:
+        """As `_split`; arguments that have no entry for every example are remembered as shared by all.
+
+        A table of positions may have as many entries as one batch has examples, and another number than the next has.
+        Of one entry nothing is learned: it may be one example's, or one for all.
+        """
+        split = self._split(name, leaves, n)
+        if any(cut is not None for cut in split):
+            for place, (x, cut) in enumerate(zip(leaves, split, strict=True)):
+                if cut is None and _whole(x) and x.shape[self._dim(x)] not in (1, n):
+                    self._layers.shared_places.add(_argument(name, place, x))
+        return split
+
+    def _split(self, name: str, leaves: Leaves, n: int) -> list[int | None]:
+        """Where each tensor keeps its examples, if it has one entry for each and never had another number of them."""
+        return [self._cut(x, n, _argument(name, place, x)) for place, x in enumerate(leaves)]
+
+    def _cut(self, x: object, n: int, argument: Hashable) -> int | None:
+        if not _whole(x) or argument in self._layers.shared_places or x.shape[self._dim(x)] != n:
+            return None
+        return self._dim(x)
 
     def _call(self, name: str, leaves: Leaves, spec: TreeSpec, output: Tensor, index: int) -> Call:
         dim, batch = self._dim(output), self._layers.batch
         n = output.shape[dim] if output.ndim else -1
-        split = self._split(leaves, n)
+        split = self._split(name, leaves, n)
         consistent = n >= 0 and (batch is None or n == batch) and any(cut is not None for cut in split)
         return Call(
             name,
@@ -314,6 +332,11 @@ class FunctionRule(LayerRule[nn.Module, Call]):
 def _whole(x: object) -> TypeGuard[Tensor]:
     """Whether an argument may hold examples: a tensor with dimensions that is not computed from parameters alone."""
     return isinstance(x, Tensor) and not isinstance(x, Shared) and x.ndim > 0
+
+
+def _argument(name: str, place: int, x: object) -> Hashable:
+    """An argument of a layer, by which it is known from call to call."""
+    return name, "argument", place, x.ndim if isinstance(x, Tensor) else None
 
 
 def owned(layer: nn.Module) -> list[tuple[str, nn.Parameter]]:

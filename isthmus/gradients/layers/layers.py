@@ -89,6 +89,8 @@ class Layers:
         """The same for the next `listening`."""
         self.seen_pieces: set[tuple[str, int]] = set()
         """Those that did."""
+        self.dimensions: dict[str, set[int]] = {}
+        """How many dimensions the outputs of each layer had in batches of two examples or more."""
         self._calls: tuple[object, Counter[str]] = None, Counter()
         """How often each layer was called in a pass."""
         self.quiet = False
@@ -229,10 +231,25 @@ class Layers:
         """The output with a tap on it."""
         if not self.listens() or isinstance(output, Shared):
             return output
+        self._check_dimensions(site, output)
         factors, rule = site.rule.keep(site.layer, args, kwargs), site.rule
         inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         dim = rule.dim(site.layer, output)
         return self.tap(site, output, dim, inputs, lambda b: [(site, rule.rows(site.layer, factors, b, site.wanted))])
+
+    def _check_dimensions(self, site: Site, output: Tensor) -> None:
+        """Refuse a batch of one whose example has lost the dimension that examples have in larger batches."""
+        usual = self.dimensions.setdefault(site.name, set())
+        if self.batch is not None and self.batch > 1:
+            usual.add(output.ndim)
+            return
+        lost = output.ndim < 2 or output.shape[site.rule.dim(site.layer, output)] != 1
+        if self.batch == 1 and lost and usual and output.ndim not in usual:
+            raise validate.InvalidInput(
+                f"layer {site.name!r} was given a batch of one example without a dimension for examples: its output "
+                f"has {output.ndim} dimension(s), in larger batches {min(usual)}. Batches of one come by chance: name "
+                "the dimension that is meant (squeeze(1) in place of squeeze(), flatten(1) in place of flatten())"
+            )
 
     def tap(
         self,

@@ -74,7 +74,7 @@ class OperationRule(FunctionRule):
         """The output by way of a second pass."""
         super().check(site.name, site.layer)
         leaves = tree_flatten((args, kwargs))[0]
-        if all(cut is None for cut in self._split(leaves, self._count(leaves))):
+        if all(cut is None for cut in self._split(site.name, leaves, self._count(leaves))):
             raise validate.InvalidInput(self._layers.slow[site.name])
         if not self._told and not self._layers.quiet:
             self.warn(site)
@@ -88,7 +88,7 @@ class OperationRule(FunctionRule):
     def apart(self, site: Site, args: Args, kwargs: Kwargs) -> tuple[Leaves, TreeSpec] | None:
         """The pieces of the output, of every example alone; None where examples have to be seen together."""
         leaves, spec = tree_flatten((args, kwargs))
-        n, split = self._examples(leaves)
+        n, split = self._examples(site.name, leaves)
         others = any(isinstance(x, nn.Module) for x in leaves)  # which may have taps
         if self._whole or others or not n or all(cut is None for cut in split):
             return None
@@ -125,14 +125,14 @@ class OperationRule(FunctionRule):
         whole = self._together(site, leaves, spec)
         return [x if mine else self._barred(site, y) for x, y, mine in zip(alone, whole, ways, strict=True)], shape
 
-    def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
+    def _examples(self, name: str, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
         n = self._count(leaves)
-        split = self._split(leaves, n)
+        split = self._learned(name, leaves, n)
         if all(cut is None for cut in split) and not self._layers.batch_dim:
             sizes = [len(x) for x in leaves if _computed(x) and x.ndim and x.requires_grad]
             n = next((size for size in sizes if pieces_of(size, n)), n)
-            split = self._split(leaves, n)
+            split = self._learned(name, leaves, n)
         return n, split
 
     def _known(self, signature: Hashable) -> list[int] | None:

@@ -9,8 +9,10 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
+import model_zoo
+from long_runs import long_run
 from model_families import FAMILIES
-from model_zoo import judge
+from model_zoo import LENGTH, judge
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "models.md"
@@ -38,3 +40,25 @@ def test_a_family_is_what_the_table_says(family):
     else:
         named = "examples meet" in verdict.message or "parameter" in verdict.message
         assert named and ("freeze" in verdict.message or "examples meet" in verdict.message)
+
+
+EXACT = [family for family, (outcome, *_) in table().items() if outcome == "exact"]
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_a_first_batch_of_any_size_gives_exact_gradients(family, monkeypatch):
+    """Of one example, and of as many as there are heads, words or numbers in a token."""
+    make, inputs, *tolerance = FAMILIES[family]
+    given = {name: torch.cat([x, x]) for name, x in inputs().items()}
+    for n in (1, 2, LENGTH, 8):
+        torch.manual_seed(0)
+        monkeypatch.setattr(model_zoo, "N", n)
+        verdict = judge(make(), {name: x[:n] for name, x in given.items()}, *tolerance)
+        assert verdict.outcome == "exact", (n, verdict.message, verdict.worst)
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_a_run_ends_by_itself_whatever_sizes_chance_draws(family):
+    make, inputs, *_ = FAMILIES[family]
+    sizes = long_run(make(), inputs(), batches=30, expected=2)
+    assert sizes.total() == 30 and len(sizes) > 2

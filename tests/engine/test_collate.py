@@ -1,0 +1,207 @@
+"""Collate functions in which records meet: padding that nobody masks, statistics of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from isthmus import InvalidInput, PrivacyEngine
+from isthmus.engine.claims import COLLATED
+from isthmus.gradients.layers import apart
+
+Record = tuple[Tensor, int]
+
+
+class Sequences(Dataset):
+    """Records of 2 to 9 steps of four numbers each."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Record:
+        return torch.randn(2 + i % 8, 4, generator=torch.Generator().manual_seed(i)), i % 3
+
+
+def padded(records: list[Record]) -> tuple[Tensor, ...]:
+    x, y = zip(*records, strict=True)
+    return pad_sequence(x, batch_first=True), torch.tensor([len(each) for each in x]), torch.tensor(y)
+
+
+def sorted_by_length(records: list[Record]) -> tuple[Tensor, ...]:
+    return padded(sorted(records, key=lambda record: -len(record[0])))
+
+
+def to_a_public_length(records: list[Record]) -> tuple[Tensor, ...]:
+    x, lengths, y = padded([(torch.zeros(9, 4), 0), *records])
+    return x[1:], lengths[1:], y[1:]
+
+
+def centred(records: list[Record]) -> tuple[Tensor, ...]:
+    x, lengths, y = to_a_public_length(records)
+    return x - x.mean(0), lengths, y
+
+
+def masked_at_random(records: list[Record]) -> tuple[Tensor, ...]:
+    x, lengths, y = padded(records)
+    return x * (torch.rand(x.shape[:2]) < 0.8)[..., None], lengths, y
+
+
+class Net(nn.Module):
+    def __init__(self, pooled: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.pooled = nn.Linear(4, 6), nn.Linear(6, 3), pooled
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.b(self.pooled(self.a(x).relu(), lengths))
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(4, 6, 3, padding=1), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.b(self.a(x.mT).relu().mean(2))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.b(self.a(x)[0][:, -1])
+
+
+def mask(h: Tensor, lengths: Tensor) -> Tensor:
+    return (torch.arange(h.shape[1]) < lengths[:, None])[..., None]
+
+
+def mean(h: Tensor, lengths: Tensor) -> Tensor:
+    return h.mean(1)
+
+
+def masked_mean(h: Tensor, lengths: Tensor) -> Tensor:
+    return (h * mask(h, lengths)).sum(1) / lengths[:, None]
+
+
+def every_step(h: Tensor, lengths: Tensor) -> Tensor:
+    return h
+
+
+def run(
+    module: nn.Module,
+    collate: Any,
+    call: Callable[..., Tensor] = lambda module, x, lengths: module(x, lengths),
+    dataset: Dataset[Any] | None = None,
+    **options: Any,
+) -> PrivacyEngine:
+    engine = PrivacyEngine()
+    module = engine.get_compatible_module(module)
+    module, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=DataLoader(dataset or Sequences(), batch_size=12, collate_fn=collate, **options),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        loss_reduction="sum",
+    )
+    for x, lengths, y in loader:
+        out = call(module, x, lengths)
+        if out.ndim == 3:
+            out = (out * mask(out, lengths)).sum(1)
+        F.cross_entropy(out, y, reduction="sum").backward()
+        optimizer.step()
+    return engine
+
+
+MEETING = {
+    "padding in a mean": (lambda: Net(mean), padded),
+    "padding in a mean, sorted": (lambda: Net(mean), sorted_by_length),
+    "padding in a convolution": (Convolved, padded),
+    "padding before a last state": (Recurrent, padded),
+    "statistics of the batch": (lambda: Net(masked_mean), centred),
+}
+
+
+@pytest.mark.parametrize("case", MEETING)
+def test_a_collate_function_in_which_records_meet_is_refused_before_its_gradients_are_used(case: str) -> None:
+    make, collate = MEETING[case]
+    with pytest.raises(InvalidInput, match="examples meet in collate_fn"):
+        run(make(), collate)
+
+
+def test_records_that_workers_collate_are_compared_too() -> None:
+    with pytest.raises(InvalidInput, match="examples meet in collate_fn"):
+        run(Net(mean), padded, num_workers=2)
+
+
+APART = {
+    "masked": (lambda: Net(masked_mean), padded),
+    "masked, sorted": (lambda: Net(masked_mean), sorted_by_length),
+    "every step": (lambda: Net(every_step), padded),
+    "a public length": (lambda: Net(mean), to_a_public_length),
+    "a public length in a convolution": (Convolved, to_a_public_length),
+    "dropout": (lambda: Net(lambda h, n: F.dropout(masked_mean(h, n), 0.1)), padded),
+    "random masks": (lambda: Net(masked_mean), masked_at_random),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_records_that_are_kept_apart_or_cannot_be_told_apart_train_and_the_statement_says_what_is_assumed(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "AGAIN", 1)
+    make, collate = APART[case]
+    engine = run(make(), collate)
+    assert len(engine.accountant) == 3
+    assert COLLATED in engine.statement(1e-5).assumptions
+
+
+def test_arguments_that_the_loop_computes_are_left_to_the_statement() -> None:
+    engine = run(Net(mean), padded, lambda module, x, lengths: module(2 * x, lengths))
+    assert COLLATED in engine.statement(1e-5).assumptions
+
+
+def test_a_batch_that_is_moved_or_cast_is_known_again() -> None:
+    with pytest.raises(InvalidInput, match="examples meet in collate_fn"):
+        run(Net(mean).double(), padded, lambda module, x, lengths: module(x.double(), lengths))
+
+
+def test_a_trial_of_collate_leaves_the_users_generators_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[float] = []
+
+    def noisy(records: list[Record]) -> tuple[Tensor, ...]:
+        drawn.append(float(torch.rand(())))
+        return to_a_public_length(records)
+
+    monkeypatch.setattr(apart, "AGAIN", 1)
+    module = Net(masked_mean)
+    torch.manual_seed(3)
+    run(module, noisy)
+    assert len(drawn) > 3  # collated for the trial too
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_torchs_own_collate_function_costs_nothing_and_needs_no_assumption() -> None:
+    reads = []
+
+    class Counted(TensorDataset):
+        def __getitem__(self, i: int) -> Any:
+            reads.append(i)
+            return super().__getitem__(i)
+
+    x = torch.randn(40, 5, 4)
+    engine = run(Net(mean), None, dataset=Counted(x, torch.full((40,), 5), torch.arange(40) % 3))
+    assert COLLATED not in engine.statement(1e-5).assumptions
+    assert engine.driver is not None and engine.driver._ticket.look is None
+    assert len(reads) < 90  # 36 are expected
