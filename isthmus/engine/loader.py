@@ -105,7 +105,7 @@ class PrivateLoader(DataLoader):
 
     def __iter__(self) -> Any:
         turn, secret = self._driver.rest(), self._driver.guard.secret
-        with hiding(secret):  # the seeds of workers are drawn here
+        with hiding(secret, by_place=False):  # the seeds of workers are drawn here
             batches = super().__iter__()
         tickets = self._draws.tickets
         while True:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
 from isthmus.gradients import Rows
 from isthmus.privacy.ledger import Purse
@@ -62,9 +64,9 @@ def close_stage(
     if stage.private:
         _needed(ledger, stage).charge(stage, round.t)
     released = {}
-    for _, release, _ in slots([stage]):
+    for _, release, slot in slots([stage]):
         bounded = settled.pop(release.name)
-        value = release.mechanism.release(bounded, keys.noise)
+        value = released_by(f"{slot} of round {round.t}", bounded, partial(release.mechanism.release, bounded, keys.noise))
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
         # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up
         value = value.to(bounded.dtype or value.dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import signal
 import tempfile
@@ -30,7 +29,7 @@ from isthmus.app.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.app.runs.measure import Measured
 from isthmus.app.runs.prepare import ALONE, PreparedRows, prepare
 from isthmus.app.runs.record import Outcome
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.base.whole import CannotWrite
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
@@ -75,7 +74,7 @@ def start(
     """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
     _check_ranks(settings, crew)
     shared = None if settings.budget is None or not crew.leads else open_shared(settings.budget)
-    salt = str(crew.lead(lambda: secrets.token_hex(16)))
+    salt = str(crew.lead(lambda: secret.token_hex(16)))
     problem = prepare(settings, declared, salt=salt, crew=crew)
     settled = _settled(settings, problem)
     if not crew.leads:
@@ -85,11 +84,11 @@ def start(
         say(f"note: {note}")
     leaks = [f"{leak}." for leak in problem.leaks] if settings.private else []
     path = Path(settings.out) if settings.out else next_folder(problem.name)
-    stored = {"seed": secrets.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
+    stored = {"seed": secret.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
     stored |= {"ranks": crew.place[1]} if crew.several else {}
-    secret = salt if settings.test_fraction is not None else None
+    kept = salt if settings.test_fraction is not None else None
     run = RunFolder.create(
-        path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=secret
+        path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=kept
     )
     for leak in leaks:
         warn(leak)
@@ -155,7 +154,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
     """The schema and the plan of a run that is not made: nothing is spent, nothing is written."""
     if settings.budget is not None:
         open_shared(settings.budget)
-    problem = prepare(settings, declared, salt=secrets.token_hex(16))
+    problem = prepare(settings, declared, salt=secret.token_hex(16))
     estimator = _estimator(settings, problem, ledger=None, checkpoint=None, seed=0, verbose=0)
     classes = problem.target.classes
     planned = plan(

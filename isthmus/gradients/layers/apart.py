@@ -17,7 +17,6 @@ module's buffers, attributes and hooks, the state of every global random generat
 from __future__ import annotations
 
 import gc
-import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.general import Leaves, draws
 from isthmus.gradients.layers.layers import Layers
@@ -83,11 +82,11 @@ def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | N
     layers.pieces = layers.trusted.get(shape, frozenset())
     layers.expected = None if run is None else layers.pieces
     large = _large(layers.module)
-    if not first and secrets.randbelow(SELDOM if large else AGAIN):
+    if not first and secret.randbelow(SELDOM if large else AGAIN):
         return
     layers.seen_pieces.clear()
     most = FEW if large else EXAMPLES if first else LATER
-    count = most if first else secrets.randbelow(min(most, n) - 1) + 2
+    count = most if first else secret.randbelow(min(most, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
@@ -150,7 +149,7 @@ def _some(leaves: list[tuple[str, int]]) -> list[str]:
 
 def _drawn(n: int) -> Tensor:
     """A secret order."""
-    return torch.randperm(n, generator=torch.Generator().manual_seed(secrets.randbits(63)))
+    return torch.randperm(n, generator=torch.Generator().manual_seed(secret.randbits(63)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +240,7 @@ class _Trial:
         self.module = layers.module if module is None else module
         self.trained = {name for name, _ in layers._named()}
         self.remote = next(self.module.parameters()).device.type != "cpu"
-        self._key = secrets.randbits(63)
+        self._key = secret.randbits(63)
         self._base = Seen()
         self.names = _some([(leaf.name, leaf.size) for leaf in layers.space.leaves])
 
