@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import io
+import hashlib
 import json
+import re
 import types
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import date, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,10 @@ _TABLES = frozenset(("_parameters", "_buffers", "_modules"))
 _MODULE = frozenset(vars(nn.Module())) - _TABLES - {"training"}
 """What torch keeps in every module: hooks, which are no facts about the data."""
 _LONG = 160
+_DAYS = "|".join((date.today() + timedelta(days=k)).isoformat() for k in (-1, 0, 1))
+_MOMENT = re.compile(rf"({_DAYS})[T ]\d\d:\d\d:\d\d[0-9.:+Z]*")
+_NAMES = re.compile("[0-9a-f]{16,}")
+"""Names drawn at random: in a path they stand for themselves, whatever they are."""
 
 
 def facts_of(value: Any, name: str = "result") -> Facts:
@@ -45,7 +52,7 @@ def facts_of(value: Any, name: str = "result") -> Facts:
                 continue
             seen[id(item)] = item
         leaf, parts = _opened(item)
-        found[path] = leaf
+        found[_NAMES.sub("...", path)] = leaf
         waiting += [(path + suffix, part) for suffix, part in parts]
     return found
 
@@ -54,6 +61,8 @@ def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
     """What is said of a value itself, and its parts."""
     if isinstance(item, Enum):
         return str(item), []
+    if isinstance(item, str):
+        return _text(item)
     if isinstance(item, _PLAIN):
         return item, []
     if isinstance(item, Tensor):
@@ -66,7 +75,7 @@ def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
         whole = item.tocoo()
         return f"{type(item).__name__} {whole.shape}", [(".data", whole.data), (".places", np.stack(whole.coords))]
     if isinstance(item, torch.Generator):
-        return item.get_state().numpy().tobytes(), []
+        return digest(item.get_state().numpy().tobytes()), []
     if isinstance(item, np.random.Generator):
         return json.dumps(item.bit_generator.state, default=str), []
     if isinstance(item, Mapping):
@@ -83,6 +92,21 @@ def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
     return type(item).__qualname__, [(f".{name}", part) for name, part in _attributes(item)]
 
 
+def _text(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    """A text, its moments of today left out: they tick between one training and the next; JSON in it is read."""
+    if text[:1] in "{[":
+        try:
+            return "JSON", [("", json.loads(text))]
+        except ValueError:
+            pass
+    return _MOMENT.sub("(a moment ago)", text), []
+
+
+def digest(data: bytes) -> str:
+    """A short name for many bytes."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
 def _attributes(item: Any) -> list[tuple[str, Any]]:
     if hasattr(item, "__dict__"):
         return list(vars(item).items())
@@ -97,7 +121,7 @@ def _array(x: Tensor) -> Any:
 
 
 def facts_of_folder(folder: Path) -> Facts:
-    """The names, sizes and contents of all files in a folder."""
+    """The names and contents of all files in a folder."""
     found: Facts = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -105,7 +129,7 @@ def facts_of_folder(folder: Path) -> Facts:
             found[f"folder {name}"] = "here"
             continue
         data = path.read_bytes()
-        found[f"file {name}"], found[f"size of {name}"] = "here", len(data)
+        found[f"file {name}"] = "here"
         found |= dict(_contents(f"contents of {name}", data))
     return found
 
@@ -117,10 +141,17 @@ def _contents(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
             for member in archive.namelist():
                 yield from _contents(f"{name}/{member}", archive.read(member))
         return
+    size = int.from_bytes(data[:8], "little")
+    if data[8:9] == b"{" and 8 < size <= len(data) - 8:  # safetensors, whose header is in any order
+        header = json.loads(json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True))
+        yield from facts_of(header, f"{name}, header").items()
+        yield f"{name}, tensors", data[8 + size :]
+        return
     try:
         lines = data.decode().splitlines()
     except UnicodeDecodeError:
         yield name, data
+        yield f"{name}, size", len(data)
         return
     try:
         yield from facts_of(json.loads(data), name).items()

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.audit.public import Facts, facts_of, facts_of_folder, same, told, unequal
+from isthmus.audit.public import Facts, digest, facts_of, facts_of_folder, same, told, unequal
 from isthmus.base import randomness, secret, validate
 from isthmus.base.secret import Handed
 
@@ -194,9 +194,9 @@ class _Generators:
     def facts() -> Facts:
         """How far they have come."""
         return {
-            "state of torch's generator": torch.get_rng_state().numpy().tobytes(),
-            "state of NumPy's generator": str(np.random.get_state()),
-            "state of Python's generator": str(random.getstate()),
+            "state of torch's generator": digest(torch.get_rng_state().numpy().tobytes()),
+            "state of NumPy's generator": digest(repr(np.random.get_state(legacy=False)).encode()),
+            "state of Python's generator": digest(repr(random.getstate()).encode()),
         }
 
 
