@@ -107,12 +107,3 @@ def test_noise_is_drawn_in_one_place() -> None:
                 collected.append(str(path.relative_to(ROOT)))
     allowed = {"round/step.py", "papers/printed.py", "audit/known_bad.py", "audit/distinguish.py"}
     assert set(collected) <= allowed and collected.count("round/step.py") == 1
-
-
-def test_files_can_be_seen_whole() -> None:
-    long = {}
-    for path, _ in modules():
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines > 500:
-            long[str(path.relative_to(ROOT))] = lines
-    assert not long

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import io
 import hashlib
+import io
 import json
 import re
 import types

@@ -18,6 +18,7 @@ import io
 import math
 import os
 import random
+import re
 import tempfile
 import warnings
 from collections import Counter
@@ -38,6 +39,8 @@ LIMIT = 1 + 1e-9
 """Of movement over bound: the norm of a difference is itself computed."""
 REPEATS = 1e-6
 """How far, in bounds, two trainings on the same data may be apart: an accelerator adds up in any order."""
+_WHILE = re.compile(r"\b\d+(\.\d+)? ?(ms|s|seconds|minutes)\b")
+"""How long something took, in what is printed."""
 _IN, _OUT, _NEVER = 2.0**-54, 1 - 2.0**-53, 1.0
 """Coins of a record that is always drawn, that is drawn where everybody is, and that never is."""
 
@@ -119,9 +122,9 @@ def replay(
                 model, its weights, a statement.  Prints, warnings and files in the working folder (a temporary one)
                 are compared too.  What it needs beside the data it makes anew: a model, an optimiser, a ledger
     data        the records: an array, a tuple of arrays, a list, a table, a dict of arrays, a torch data set
-    neighbour   the same with one record added, removed or replaced.  None: the same records, of which the one at `at` is
-                in every random batch of the first training and in none of the second, for runs that take the number of
-                records as public (the engine does)
+    neighbour   the same with one record added, removed or replaced.  None: the same records, of which the one at `at`
+                is in every random batch of the first training and in none of the second, for runs that take the number
+                of records as public (the engine does)
     at          the place of that record; unless given, the first at which the two differ
     takes_part  whether the record is in every random batch of all records, or in none
     seed        of everything that is random: the same seed repeats a replay
@@ -141,7 +144,7 @@ def replay(
     ...     print(f"the mean is {rows.mean():.3f}")
     ...     return run(rows)
     >>> print(replay(careless, rows, rows[1:]).differences[0])
-    output, line 1: 'the mean is -0.008' against 'the mean is -0.011'
+    output['line 1']: 'the mean is -0.008' against 'the mean is -0.011'
     """
     validate.non_negative_int(seed=seed)
     place = _absent(data, at) if neighbour is None else _place(data, neighbour, at)
@@ -159,7 +162,11 @@ def replay(
         "augmentation), where a record more shifts those of the others; they are secret, so that this harms nobody"
     )
     validate.check(place.more == 0 or not other.tape.by_place, "neighbour", "one record more or less", remedy)
-    if first.error is not None and same(first.facts["ended"], other.facts["ended"]) and not isinstance(first.error, catch):
+    if (
+        first.error is not None
+        and same(first.facts["ended"], other.facts["ended"])
+        and not isinstance(first.error, catch)
+    ):
         raise first.error
     unlike = unequal(first.facts, again.facts)
     differing = [path for path in unequal(again.facts, other.facts) if path not in set(unlike)]
@@ -214,7 +221,8 @@ def _watched(run: Callable[[Any], Any], data: Any, tape: _Tape, beginning: _Gene
         facts: Facts = {"ended": "well" if error is None else f"{type(error).__name__}: {error}"}
         facts |= tape.facts | {"number of releases": tape.count} | _Generators.facts()
         for name, text in (("output", output), ("errors", errors)):
-            facts |= {f"{name}, line {k}": line for k, line in enumerate(text.getvalue().splitlines(), 1)}
+            lines = _WHILE.sub("(a while)", text.getvalue()).splitlines()
+            facts |= facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
         for number, warning in enumerate(raised, 1):
             facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
         facts |= facts_of_folder(folder) | facts_of(result)
@@ -300,7 +308,9 @@ def _size(data: Any) -> int:
     if shape is not None and len(shape):
         return int(shape[0])
     sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    remedy = "give an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
+    remedy = (
+        "give an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
+    )
     validate.check(sized, "data", type(data).__name__, remedy)
     return len(data)
 
@@ -390,7 +400,7 @@ class _Tape:
     def mask(self, n: int, q: float) -> Tensor:
         """Which of n records are in a batch."""
         member = self.uniform(n) < q
-        at = self.place.among(n)
+        at = self.place.among(max(n, self.sizes[f"uniform {self._numbers['uniform']}"]))
         self._before = None if at is None else int(member[:at].sum())
         return member
 
@@ -431,9 +441,7 @@ class _Tape:
         """Draws about n records: those of the first training, without or with one for the record that differs."""
         generator = self._generator(kind)
         name = f"{kind} {self._numbers[kind]}"
-        if self.first:
-            self.sizes[name] = n
-        size = self.sizes.get(name, n)
+        size = self.sizes.setdefault(name, n)
         drawn = draw(generator, size)
         own = np.asarray(self._coin if forced else draw(generator, 1)[0], drawn.dtype)
         longer = max(n, size)
@@ -462,7 +470,7 @@ class _Tape:
 
     # ------------------------------------------------------------ releases
 
-    def release(self, name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor:
+    def answer(self, name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor:
         """What the first training released, whatever was handed."""
         number, value = self.count, handed.value.detach().cpu().clone()
         told_of = f"release {number + 1} ({name})"
@@ -477,8 +485,8 @@ class _Tape:
             self.moved.append(self._movement(told_of, kept.handed, value, handed))
             made = kept.made.clone()
         else:
-            self.moved.append(ReplayedRelease(told_of, math.inf, handed.bound, math.inf))
             made = self._made(make)
+            self.moved.append(ReplayedRelease(told_of, math.inf, handed.bound, math.inf))
         self.count += 1
         return made
 

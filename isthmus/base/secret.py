@@ -3,7 +3,7 @@
 What nobody may guess comes from the operating system's generator, through the functions here, and every value that is
 noised passes `released`.  A replay trains twice, draws alike twice and puts the outputs of the first training in place
 of the second's: it stands in for both.  Nothing it does is private, and the ledgers and statements of such a training
-say so (`rehearsed`).  Nothing but `standing_in`, around a block of code, brings a stand-in here: no option and no variable.
+say so (`rehearsed`).  Nothing but `standing_in`, around a block of code, brings a stand-in here: no option does.
 
 >>> len(token_bytes(8)), len(token_hex(8)), 0 <= randbelow(3) < 3, rehearsed()
 (8, 16, True, False)
@@ -27,7 +27,7 @@ class StandIn(Protocol):
     bytes               the same bytes in both trainings
     mask, uniform, integers, subset    draws about n records, the same for those that both trainings have
     drew_by_place       told that random numbers were drawn by the place in a batch
-    release             the value that the world sees, in place of what `make` returns
+    answer              the value that the world sees, in place of what `make` returns
     """
 
     def bytes(self, count: int) -> bytes: ...
@@ -42,7 +42,7 @@ class StandIn(Protocol):
 
     def drew_by_place(self) -> None: ...
 
-    def release(self, name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor: ...
+    def answer(self, name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor: ...
 
 
 class Handed(Protocol):
@@ -104,4 +104,4 @@ def randbelow(high: int) -> int:
 def released(name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor:
     """What a mechanism made of what it was handed: every value that is noised passes here."""
     here = _HERE.get()
-    return make() if here is None else here.release(name, handed, make)
+    return make() if here is None else here.answer(name, handed, make)

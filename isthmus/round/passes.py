@@ -104,7 +104,11 @@ def hiding(wanted: bool = True, by_place: bool = True) -> Iterator[None]:
 def _drawn() -> tuple[bytes, Any, Any]:
     """The states of the generators on the host, by which a replay sees that something was drawn."""
     numpy = np.random.get_bit_generator().state["state"]  # type: ignore[attr-defined]
-    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), (numpy["pos"], numpy["key"].tobytes())
+    return (
+        torch.default_generator.get_state().numpy().tobytes(),
+        random.getstate(),
+        (numpy["pos"], numpy["key"].tobytes()),
+    )
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +14,15 @@ from isthmus.base import validate
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
 from isthmus.gradients import Rows
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.mechanisms import check_bounded
+from isthmus.privacy.noise import Noise
 from isthmus.round.aggregators import Aggregator, alone
 from isthmus.round.measuring import contribute, fragment, measure, measure_leaf, measured_leaves
 from isthmus.round.opened import Kept, Round, RoundContext, bind_stage, clip_slot, lift_slot, no_public, open_round
 from isthmus.round.order import DataSite, order_of
-from isthmus.round.pipeline import Pipeline, Promise, Stage, slots
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage, slots
 from isthmus.round.state import Held, State
 from isthmus.round.wire import Keys, Message
 
@@ -66,13 +67,18 @@ def close_stage(
     released = {}
     for _, release, slot in slots([stage]):
         bounded = settled.pop(release.name)
-        value = released_by(f"{slot} of round {round.t}", bounded, partial(release.mechanism.release, bounded, keys.noise))
+        value = _noised(release, f"{slot} of round {round.t}", bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
         # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up
         value = value.to(bounded.dtype or value.dtype)
         released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
     take_stage(round, stage, released)
     return released
+
+
+def _noised(release: Release, name: str, bounded: Bounded, noise: Noise | None) -> Tensor:
+    """What a mechanism makes of a bounded value: the only place where it is asked to."""
+    return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 
 
 def _needed(ledger: Purse | None, stage: Stage) -> Purse:

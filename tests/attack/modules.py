@@ -15,9 +15,9 @@ from attack.cases import Case, size
 from attack.data import SERIES, Rng, Series, spoilt, table
 from attack.probes import Arrays, noise_seed
 from isthmus import GradientEmbedding, KroneckerSubspace, PrivacyEngine, PublicSubspace
-from isthmus.privacy import event_json
 from isthmus.engine.modules import GRU, LSTM, RNN
 from isthmus.geometry.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Kronecker, PerLeaf, TensorSketch
+from isthmus.privacy import event_json
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 CLASSES, WORDS, STEPS = 3, 5, 4

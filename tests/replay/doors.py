@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-
 from attack import kinds, modules, recipes
 from attack.cases import Case
+
 from replay.estimators import ESTIMATORS
 from replay.networks import NETWORKS
 from replay.trials import Rng, Trial, record

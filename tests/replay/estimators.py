@@ -77,12 +77,21 @@ def _fitted(kind: str) -> Callable[[Rng], Trial]:
     def trial(rng: Rng) -> Trial:
         options, labelled = _options(rng), bool(rng.random() < 0.5)
         X = numbers(rng, N, D)
-        sparse, weighted, ranged, classes = rng.random() < 0.2, rng.random() < 0.3, rng.random() < 0.5, int(rng.integers(2, 4))
+        sparse, weighted, ranged, classes = (
+            rng.random() < 0.2,
+            rng.random() < 0.3,
+            rng.random() < 0.5,
+            int(rng.integers(2, 4)),
+        )
         options = {**options, "bounds": None} if sparse else options
         if kind == "partial fits":
             options |= {"partial_calls": 2, "checkpoint": None}
         y = labels(rng, X, classes) if labelled else targets(rng, X)
-        make: Any = partial(_classifier, options, classes, bool(ranged)) if labelled else partial(_regressor, options, bool(ranged))
+        make: Any = (
+            partial(_classifier, options, classes, bool(ranged))
+            if labelled
+            else partial(_regressor, options, bool(ranged))
+        )
 
         def run(data: tuple[Any, Any, Any]) -> object:
             rows, model = _rows(data[0], bool(sparse)), make()
@@ -97,7 +106,8 @@ def _fitted(kind: str) -> Callable[[Rng], Trial]:
             print(model.privacy_.words())
             return model, model.predict(_rows(np.eye(D), bool(sparse)))
 
-        words = f"{'classifier' if labelled else 'regressor'} {options}, sparse={sparse}, weighted={weighted}, ranged={ranged}"
+        facts = f"sparse={sparse}, weighted={weighted}, ranged={ranged}"
+        words = f"{'classifier' if labelled else 'regressor'} {options}, {facts}"
         return Trial(run, (X, y, np.abs(numbers(rng, N, 1))[:, 0]), words, _places(options))
 
     return trial
@@ -202,7 +212,11 @@ def _command(*arguments: str, target: bool, counted: bool = False) -> Callable[[
     def trial(rng: Rng) -> Trial:
         n = int(rng.choice([40, 150]))
         some = [[], ["--scale", "columns"], ["--algorithm", "dp_gd"]] if target else [[], ["--bins", "4"]]
-        chosen = [*(["--max-iter", "4"] if target else []), *([] if counted or not target else ["-n", str(n)]), *some[rng.integers(len(some))]]
+        chosen = [
+            *(["--max-iter", "4"] if target else []),
+            *([] if counted or not target else ["-n", str(n)]),
+            *some[rng.integers(len(some))],
+        ]
 
         def run(data: dict[str, Any]) -> object:
             path = Path("..", "people.csv")

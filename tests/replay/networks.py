@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,9 +88,7 @@ class Loop:
         options = {"max_grad_norm": 1.0, "loss_reduction": "sum", **noise, **self.options}
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         loader = DataLoader(self.dataset(x, y), batch_size=BATCH)
-        parts = make(
-            module=module, optimizer=torch.optim.Adam(trained, lr=0.05), data_loader=loader, **options
-        )
+        parts = make(module=module, optimizer=torch.optim.Adam(trained, lr=0.05), data_loader=loader, **options)
         return engine, *parts
 
     def _epoch(self, engine: Any, module: nn.Module, optimizer: Any, loader: Any) -> None:
@@ -249,7 +247,9 @@ NETWORKS: dict[str, Callable[[Rng], Trial]] = {
     "loop adversarial": _door(Loop(step=_adversarial)),
     "loop centred": _door(Loop(step=_centred)),
     "loop padded": _sentences(Padded(make=Reader)),
-    "loop by word": _sentences(Padded(make=lambda: Reader(True), step=_by_word, options={"loss_reduction": "mean", "max_grad_norm": 1.5})),
+    "loop by word": _sentences(
+        Padded(make=lambda: Reader(True), step=_by_word, options={"loss_reduction": "mean", "max_grad_norm": 1.5})
+    ),
     "minimize network": _objective(_mlp, False),
     "minimize dropout": _objective(lambda: _mlp(nn.Dropout(0.5)), False),
 }

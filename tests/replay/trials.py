@@ -54,7 +54,12 @@ class Trial:
         how = str(rng.choice(self.places))
         if how == "replaced":
             at, source = (int(k) for k in rng.choice(n, 2, replace=False))
-            return f"record {at} of {n} replaced by {source}", at, replaced(self.data, at, record(self.data, source)), True
+            return (
+                f"record {at} of {n} replaced by {source}",
+                at,
+                replaced(self.data, at, record(self.data, source)),
+                True,
+            )
         at = {"front": 0, "end": n - 1, "middle": int(rng.integers(n))}[how]
         return self.gone(at, takes_part)
 

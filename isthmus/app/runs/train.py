@@ -87,9 +87,7 @@ def start(
     stored = {"seed": secret.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
     stored |= {"ranks": crew.place[1]} if crew.several else {}
     kept = salt if settings.test_fraction is not None else None
-    run = RunFolder.create(
-        path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=kept
-    )
+    run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=kept)
     for leak in leaks:
         warn(leak)
     try:
