@@ -453,7 +453,7 @@ class _Tape:
             drawn = np.delete(drawn, at) if n < size else np.insert(drawn, at, own)
         elif n != size:
             drawn = draw(generator, n)
-        if forced and at is not None and n == longer and self._whole(longer):
+        if forced and at is not None and n == longer and (n == self.place.n or not self.place.both):
             drawn[at] = own
         return drawn
 
@@ -463,10 +463,6 @@ class _Tape:
         if self.place.both and not self.present:
             return _NEVER
         return _IN if self.takes_part else _OUT
-
-    def _whole(self, n: int) -> bool:
-        """Whether a draw is about all records, the one that differs among them."""
-        return n == self.place.n
 
     # ------------------------------------------------------------ releases
 

@@ -8,6 +8,7 @@ import numpy as np
 from attack import kinds, modules, recipes
 from attack.cases import Case
 
+from replay.clients import CLIENTS
 from replay.estimators import ESTIMATORS
 from replay.networks import NETWORKS
 from replay.trials import Rng, Trial, record
@@ -37,6 +38,7 @@ DOORS: dict[str, Callable[[Rng], Trial]] = {
     **{f"rows {name}": _attacked(kinds.draw, f"rows {name}") for name in kinds.KINDS},
     **NETWORKS,
     **ESTIMATORS,
+    **CLIENTS,
 }
 
 
