@@ -157,6 +157,8 @@ def replay(
     finally:
         beginning.restore()
     _check_repeats(again)
+    remedy = "put the record that differs first or last: the run draws about parts of the records"
+    validate.check(not other.tape.lost, "at", place.at, remedy)
     remedy = (
         "give a neighbour with a record replaced instead: random numbers were drawn by the place in a batch (dropout, "
         "augmentation), where a record more shifts those of the others; they are secret, so that this harms nobody"
@@ -370,6 +372,8 @@ class _Tape:
     first: bool = True
     count: int = 0
     by_place: bool = False
+    lost: bool = False
+    """Whether a draw was about some of the records, and where the one that differs is among them is not known."""
     moved: list[ReplayedRelease] = field(default_factory=list)
     facts: Facts = field(default_factory=dict)
     _numbers: Counter[str] = field(default_factory=Counter)
@@ -447,9 +451,8 @@ class _Tape:
         longer = max(n, size)
         at = where(longer)
         if abs(n - size) == 1:
-            remedy = "put the record that differs first or last: the run draws about parts of the records"
-            validate.check(at is not None, "at", self.place.at, remedy)
-            assert at is not None
+            self.lost |= at is None  # said when the run is over: it may catch errors
+            at = longer - 1 if at is None else at
             drawn = np.delete(drawn, at) if n < size else np.insert(drawn, at, own)
         elif n != size:
             drawn = draw(generator, n)

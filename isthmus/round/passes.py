@@ -77,7 +77,8 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callabl
     _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": _words(), "pos": 624}}
     np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
 
-    here, begun = draws.stand_in(), _drawn()
+    here = draws.stand_in()
+    begun = None if here is None else _drawn()
 
     def back() -> None:
         if here is not None and by_place and _drawn() != begun:

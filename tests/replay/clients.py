@@ -6,7 +6,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 
 from isthmus import CountSketch, Logistic, Pipeline, Release, Stage, algorithms, minimize

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from isthmus import L2Ball, PrivateClassifier, PrivateRegressor, PrivateSearch, private_score, private_summary
 from isthmus.app.cli import main
-from replay.trials import ANYWHERE, Rng, Trial, labels, numbers, targets
+from replay.trials import ANYWHERE, ENDS, Rng, Trial, labels, numbers, targets
 
 N, D = 60, 3
 WORDS = ("north", "south", "east", "nowhere")
@@ -226,7 +226,9 @@ def _command(*arguments: str, target: bool, counted: bool = False) -> Callable[[
                 table.writerows(zip(*data.values(), strict=True))
             return main([arguments[0], str(path), *arguments[1:], *chosen], standalone_mode=False)
 
-        return Trial(run, _table(rng, n), " ".join([*arguments, *chosen]), ("replaced",) if counted else ANYWHERE)
+        return Trial(
+            run, _table(rng, n), " ".join([*arguments, *chosen]), ("replaced",) if counted else (*ENDS, "replaced")
+        )
 
     return trial
 

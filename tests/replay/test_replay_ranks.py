@@ -54,7 +54,9 @@ def train(data: np.ndarray) -> Any:
 def scenario(rank: int) -> dict[str, tuple[bool, float, int, str]]:
     """On every rank: whether it holds, the worst ratio, how many releases it saw, and the words."""
     warnings.simplefilter("ignore")
-    found = {f"fit, of {who}": replay(fit, rows(rank), rows(rank)[:-1] if rank == who else rows(rank)) for who in (0, 1)}
+    found = {
+        f"fit, of {who}": replay(fit, rows(rank), rows(rank)[:-1] if rank == who else rows(rank)) for who in (0, 1)
+    }
     changed = rows(0)
     changed[0] = 1e6
     found["train"] = replay(train, rows(0), changed)
