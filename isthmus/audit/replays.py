@@ -144,7 +144,7 @@ def replay(
     ...     print(f"the mean is {rows.mean():.3f}")
     ...     return run(rows)
     >>> print(replay(careless, rows, rows[1:]).differences[0])
-    output['line 1']: 'the mean is -0.008' against 'the mean is -0.011'
+    output['line 1']: 'the mean is 0.075' against 'the mean is 0.084'
     """
     validate.non_negative_int(seed=seed)
     place = _absent(data, at) if neighbour is None else _place(data, neighbour, at)

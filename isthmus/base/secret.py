@@ -16,9 +16,10 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # ledgers load no torch
+    from torch import Tensor
 
 
 class StandIn(Protocol):
