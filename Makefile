@@ -15,7 +15,7 @@ STUDIES := private_tables public_subspace glm_tables regret
 # Tests start many processes: each would compile the package anew where bytecode is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint style one-by-one bench reproduce studies audit attack fuzz chaos mutants docs docs-serve docs-test dist check-dist clean
+.PHONY: demo test lint style one-by-one bench reproduce studies audit attack replay fuzz chaos mutants docs docs-serve docs-test dist check-dist clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.demo
@@ -58,6 +58,11 @@ audit: $(VENV)/.installed
 MINUTES ?= 20
 attack: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m attack --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
+
+# Whole trainings through every door on neighbours, with the same draws and outputs: does anything else follow the record?
+# SEED=... draws the same again, ONLY="engine" takes some doors, REPLAY="seed:number:door" runs a reported trial again.
+replay: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m replay --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(if $(REPLAY),--replay "$(REPLAY)")
 
 # The site goes to build/site; warnings are errors. docs-test runs the slow snippets of the pages too.
 docs: $(VENV)/.installed-dev

@@ -5,6 +5,7 @@
 | does one record move a value by more than is stated? | `worst_pair`, `movements`, `movement` |
 | can one release tell two neighbours apart better than is claimed? | `attack` |
 | what does one whole training run give away? | `one_run`, with `training` for a pipeline |
+| does anything that leaves a whole training of mine, noised or public, follow one record? | `replay` |
 | would these notice? | `known_bad.halved`, `known_bad.published_privsgd` |
 
 An audit can refute a promise, never prove it: its numbers are lower bounds of epsilon with a stated confidence.
@@ -25,6 +26,7 @@ from isthmus.audit.distinguish import AuditReport, attack
 from isthmus.audit.neighbours import Movement, movement, movements, worst_pair
 from isthmus.audit.probe import Probe
 from isthmus.audit.records import LinearRecords, Pair
+from isthmus.audit.replays import Replayed, ReplayedRelease, replay
 
 __all__ = [
     "AuditReport",
@@ -33,6 +35,8 @@ __all__ = [
     "OneRun",
     "Pair",
     "Probe",
+    "Replayed",
+    "ReplayedRelease",
     "attack",
     "clopper_pearson",
     "epsilon_from_counts",
@@ -43,6 +47,7 @@ __all__ = [
     "one_run_epsilon",
     "one_run_p_value",
     "orthogonal_canaries",
+    "replay",
     "training",
     "worst_pair",
 ]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import math
-import secrets
 import threading
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -32,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.gradients.layers.apart import AGAIN, returned_examples
 from isthmus.gradients.layers.between import mapped
 
@@ -127,7 +126,7 @@ class Losses:
     def due(self) -> bool:
         """Whether the batch that comes is one to look at: of the first, or drawn."""
         self._looks += 1
-        return self._looks <= FIRST or not secrets.randbelow(AGAIN)
+        return self._looks <= FIRST or not secret.randbelow(AGAIN)
 
     def expect(self, output: Any, n: int, scale: float) -> None:
         """A pass has returned this for n examples: the loss, times a public scale, is looked at when it comes."""
@@ -314,7 +313,7 @@ def _differentiable(passed: set[Node], ends: set[Node | None]) -> bool:
 def _crosses(losses: list[Tensor], gradients: list[Tensor | None], outputs: list[tuple[Tensor, int]]) -> bool:
     """Whether the gradient for the outputs of half of the examples, drawn in secret, depends on the others'."""
     tensors, n = [x for x, _ in outputs], outputs[0][0].shape[outputs[0][1]]
-    source = torch.Generator().manual_seed(secrets.randbits(63))
+    source = torch.Generator().manual_seed(secret.randbits(63))
     half = torch.randperm(n, generator=source)[: n // 2]
     try:
         first = torch.autograd.grad(losses, tensors, gradients, create_graph=True, allow_unused=True)

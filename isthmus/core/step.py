@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
 from isthmus.core.aggregators import Aggregator, alone
 from isthmus.core.measuring import contribute, fragment, measure, measure_leaf, measured_leaves
 from isthmus.core.opened import Kept, Round, RoundContext, bind_stage, clip_slot, lift_slot, no_public, open_round
 from isthmus.core.order import DataSite, order_of
-from isthmus.core.pipeline import Pipeline, Promise, Stage, slots
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, slots
 from isthmus.core.state import Held, State
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.mechanisms import check_bounded
+from isthmus.privacy.noise import Noise
 
 __all__ = [
     "Kept",
@@ -62,15 +65,20 @@ def close_stage(
     if stage.private:
         _needed(ledger, stage).charge(stage, round.t)
     released = {}
-    for _, release, _ in slots([stage]):
+    for _, release, slot in slots([stage]):
         bounded = settled.pop(release.name)
-        value = release.mechanism.release(bounded, keys.noise)
+        value = _noised(release, f"{slot} of round {round.t}", bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
         # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up
         value = value.to(bounded.dtype or value.dtype)
         released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
     take_stage(round, stage, released)
     return released
+
+
+def _noised(release: Release, name: str, bounded: Bounded, noise: Noise | None) -> Tensor:
+    """What a mechanism makes of a bounded value: the only place where it is asked to."""
+    return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 
 
 def _needed(ledger: Purse | None, stage: Stage) -> Purse:

@@ -6,7 +6,6 @@ while it is read (augmentation) is secret too, unless the noise has a seed: see 
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -26,7 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.core.drivable import Ticket
 from isthmus.core.torch_loop import TorchDriver
 from isthmus.core.wire import Keys
@@ -134,7 +133,7 @@ class PrivateLoader(DataLoader):
 
     def __iter__(self) -> Any:
         turn, secret = self._driver.rest(), self._driver.guard.secret
-        with hiding(secret):  # the seeds of workers are drawn here
+        with hiding(secret, by_place=False):  # the seeds of workers are drawn here
             batches = super().__iter__()
         tickets = self._draws.tickets
         while True:
@@ -221,7 +220,8 @@ class Collating:
             if dice.drew() or not all(torch.equal(x, again[place]) for place, x in whole.items()):
                 return False
         copies, tried = 3 if n == 2 else 2, 0
-        for place in secrets.SystemRandom().sample(range(n), min(n, EXAMPLES)):
+        drawn = torch.Generator().manual_seed(secret.randbits(63))
+        for place in torch.randperm(n, generator=drawn)[:EXAMPLES].tolist():
             own = _tensors(self.collate([records[place]] * copies))
             other = {name for name, x in whole.items() if not _same(x, own[name], n, copies, place)}
             origins = [_origins(x, given, own) if isinstance(x, Tensor) else set() for x in leaves]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -16,7 +15,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.declare import algorithm_of
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.inputs import check_bounds
 from isthmus.objectives.known import Loss, loss_of
@@ -120,7 +119,7 @@ class Parameters(BaseEstimator):
 
     def _seed(self) -> int:
         if self.random_state is None:
-            return int.from_bytes(os.urandom(4), "little") >> 1
+            return secret.randbits(31)
         if isinstance(self.random_state, (int, np.integer)):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))

@@ -9,6 +9,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
+from isthmus.base import secret
 from isthmus.base.matrix import Array, Matrix, is_lazy, is_sparse, matmul, rmatmul
 from isthmus.gradients.rounding import matrix_bounds
 
@@ -67,7 +68,9 @@ def top_eigenvalue(X: Matrix) -> float:
 def lanczos_top(square: Callable[[Array], Array], size: int) -> float:
     """The largest eigenvalue of a positive semi-definite matrix, to rounding, from its products with vectors."""
     operator = LinearOperator((size, size), matvec=lambda v: square(v.reshape(-1)), dtype=np.float64)
-    start = np.random.default_rng().standard_normal(size)  # nobody can prepare data that hides from it
+    start = np.random.default_rng(secret.randbits(128)).standard_normal(
+        size
+    )  # nobody can prepare data that hides from it
     if not np.any(square(start)):
         return 0.0
     return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])

@@ -50,6 +50,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
+from isthmus.base import secret
 from isthmus.base.validate import refuse
 from isthmus.privacy import event_json
 from isthmus.privacy.accounting import compose
@@ -449,7 +450,8 @@ class RunLedger:
         self._offers: Json = {
             name: {"event": event_json.to_json(event), "rounds": int(sizes[name])} for name, event in events.items()
         }
-        self.ledger, self.id, self._whole, self.seeded = ledger, secrets.token_hex(8), whole, seeded
+        self.ledger, self.id, self._whole = ledger, secrets.token_hex(8), whole
+        self.seeded = seeded or secret.rehearsed()
         self.limit = limit
         self._pid, self._lock, self._closed = os.getpid(), threading.Lock(), False
         self._left, self._used = dict.fromkeys(events, 0), dict.fromkeys(events, 0)

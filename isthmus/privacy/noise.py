@@ -19,7 +19,6 @@ import functools
 import importlib
 import math
 import os
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.base.parallel import share_out
 
 Shape = int | Sequence[int]
@@ -108,6 +107,9 @@ class Source:
 
     def uniform(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
         """Uniform on (0, 1): multiples of 2^-53 (2^-54 in place of 0), never 0 or 1."""
+        here = secret.stand_in()
+        if here is not None and isinstance(shape, int):
+            return here.uniform(shape).to(dtype=dtype, device=device)
         return _tensor(lambda size: self._uniform(size), shape, dtype, device)
 
     def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
@@ -137,12 +139,18 @@ class Source:
         """Poisson membership: n independent booleans, each true with probability q."""
         validate.non_negative_int(n=n)
         validate.probability(q=q)
+        here = secret.stand_in()
+        if here is not None:
+            return here.mask(n, q).to(device=device)
         return self.uniform(n, device=device) < q
 
     def integers(self, high: int, size: int) -> Tensor:
         """`size` integers uniform on 0, ..., high - 1, exactly (by rejection)."""
         validate.positive_int(high=high)
         validate.non_negative_int(size=size)
+        here = secret.stand_in()
+        if here is not None:
+            return here.integers(high, size)
         limit = np.uint64((1 << 64) // high * high - 1)
         accepted = np.empty(0, np.uint64)
         while len(accepted) < size:
@@ -154,6 +162,9 @@ class Source:
         """k different indices below n, every subset as likely as every other, sorted."""
         validate.positive_int(n=n, k=k)
         validate.at_most(n, "the number of records", k=k)
+        here = secret.stand_in()
+        if here is not None:
+            return here.subset(n, k)
         chosen = np.argpartition(self.words(n), k - 1)[:k]
         return torch.from_numpy(np.sort(chosen.astype(np.int64)))
 
@@ -183,11 +194,11 @@ class SecretSource(Source):
 
     def bytes(self, count: int) -> bytes:
         """Fresh bytes; small requests share one buffered call."""
-        if count >= _BUFFER:
-            return os.urandom(count)
+        if count >= _BUFFER or secret.rehearsed():
+            return secret.token_bytes(count)
         with self._lock:
             if self._owner != os.getpid() or self._at + count > len(self._held):
-                self._held, self._at, self._owner = os.urandom(_BUFFER), 0, os.getpid()
+                self._held, self._at, self._owner = secret.token_bytes(_BUFFER), 0, os.getpid()
             self._at += count
             return self._held[self._at - count : self._at]
 
@@ -297,11 +308,11 @@ class GeneratorSource(Source):
 def _add_there(out: Tensor, scale: float, add: Adds | None) -> None:
     """out += scale times normals on its own device: in place by `add`, or a chunk at a time by torch's generator."""
     if add is not None and out.dtype in (torch.float32, torch.float64):
-        return add(out.view(-1), scale, secrets.token_bytes(32))
+        return add(out.view(-1), scale, secret.token_bytes(32))
     for part in pieces(out):
         drawn = two_keys(part) if add is None else torch.zeros_like(part, dtype=torch.float64)
         if add is not None:
-            add(drawn, 1.0, secrets.token_bytes(32))
+            add(drawn, 1.0, secret.token_bytes(32))
         part.copy_(drawn.mul_(scale).add_(part))
 
 
@@ -335,7 +346,7 @@ def two_keys(part: Tensor) -> Tensor:
 
 def _keyed(device: torch.device) -> torch.Generator:
     """A generator on the device whose seed nobody knows: setting it does not wait for the device."""
-    return torch.Generator(device).manual_seed(secrets.randbits(64))
+    return torch.Generator(device).manual_seed(secret.randbits(64))
 
 
 def _torch_normal(generator: torch.Generator, shape: Shape) -> Tensor:
@@ -345,7 +356,7 @@ def _torch_normal(generator: torch.Generator, shape: Shape) -> Tensor:
 
 def _sfc64() -> np.random.Generator:
     """A generator whose 192 bits of state come from the kernel: a pool of the usual size would hold 128 of them."""
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(secrets.randbits(256), pool_size=8)))
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(secret.randbits(256), pool_size=8)))
 
 
 def _add_polar(part: Tensor, scale: float) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import shutil
 import signal
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus import estimators
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.base.whole import CannotWrite
 from isthmus.core.state import State
 from isthmus.distributed.parts import joined
@@ -76,7 +75,7 @@ def start(
     """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
     _check_ranks(settings, crew)
     shared = None if settings.budget is None or not crew.leads else open_shared(settings.budget)
-    salt = str(crew.lead(lambda: secrets.token_hex(16)))
+    salt = str(crew.lead(lambda: secret.token_hex(16)))
     problem = prepare(settings, declared, salt=salt, crew=crew)
     settled = _settled(settings, problem)
     if not crew.leads:
@@ -86,12 +85,10 @@ def start(
         say(f"note: {note}")
     leaks = [f"{leak}." for leak in problem.leaks] if settings.private else []
     path = Path(settings.out) if settings.out else next_folder(problem.name)
-    stored = {"seed": secrets.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
+    stored = {"seed": secret.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
     stored |= {"ranks": crew.place[1]} if crew.several else {}
-    secret = salt if settings.test_fraction is not None else None
-    run = RunFolder.create(
-        path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=secret
-    )
+    kept = salt if settings.test_fraction is not None else None
+    run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=kept)
     for leak in leaks:
         warn(leak)
     try:
@@ -156,7 +153,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
     """The schema and the plan of a run that is not made: nothing is spent, nothing is written."""
     if settings.budget is not None:
         open_shared(settings.budget)
-    problem = prepare(settings, declared, salt=secrets.token_hex(16))
+    problem = prepare(settings, declared, salt=secret.token_hex(16))
     estimator = _estimator(settings, problem, ledger=None, checkpoint=None, seed=0, verbose=0)
     classes = problem.target.classes
     planned = plan(

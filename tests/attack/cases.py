@@ -19,8 +19,9 @@ class Case:
     label    everything that was drawn, in words
     arrays   the records, first axis; the one that comes and goes is at the place `at`
     other    what replaces that record (replace-one), or None (add/remove)
-    train    one training through the library's own code
+    train    one training through the library's own code; what it returns is public
     free     the arrays that the search may change
+    counted  whether the number of records is public, as declared: a neighbour has as many then
     share    of the others that are in a batch
     """
 
@@ -28,11 +29,12 @@ class Case:
     label: str
     arrays: Arrays
     at: int
-    train: Callable[[Arrays], None]
+    train: Callable[[Arrays], object]
     free: tuple[str, ...]
     seed: int
     share: float = 1.0
     other: Arrays | None = None
+    counted: bool = False
 
     def moved(self) -> Movement | None:
         """How far the record moves what is released, in units of the stated bound."""

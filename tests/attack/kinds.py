@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attack.cases import Case, size
 from attack.data import SERIES, Rng, Series, spoilt
-from attack.probes import Arrays
+from attack.probes import Arrays, noise_seed
 from isthmus import minimize
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
@@ -214,11 +214,11 @@ def draw(rng: Rng, most: int) -> Case:
         rows = KINDS[kind](parts, DTYPES[dtype])
         return rows.regrouped(torch.from_numpy(parts["groups"])) if groups else rows
 
-    def train(given: Arrays) -> None:
+    def train(given: Arrays) -> object:
         release = Release("gradient", encode, clip, mechanism)
         pipe = Pipeline([Stage(Everyone(), [release])], lambda t: 0.0, promise=Promise(1.0, 1e-5))
-        options = {"steps": 1, "noise_seed": 7, "ledger": Ledger(), "physical_batch_size": physical}
-        minimize(Problem(make, given, space), pipe, record=None, progress=False, **options)
+        options = {"steps": 1, "noise_seed": noise_seed(), "ledger": Ledger(), "physical_batch_size": physical}
+        return minimize(Problem(make, given, space), pipe, record=None, progress=False, **options)
 
     facts = {"n": n, "T": T, "dtype": dtype, "data": name, "clip": clip, "encode": encode, "spoilt": bad}
     facts |= {"groups": groups, "physical": physical}

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from attack.cases import Case, size
 from attack.data import SERIES, Rng, Series, spoilt, table
-from attack.probes import Arrays
+from attack.probes import Arrays, noise_seed
 from isthmus import GradientEmbedding, KroneckerSubspace, PrivacyEngine, PublicSubspace
 from isthmus.modules import GRU, LSTM, RNN
+from isthmus.privacy import event_json
 from isthmus.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Kronecker, PerLeaf, TensorSketch
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -148,9 +149,9 @@ def draw(rng: Rng, most: int) -> Case:
     sketch = str(rng.choice(list(SKETCHES))) if rng.random() < 0.5 else "none"
     rounds, fork = int(rng.integers(1, 3)), int(rng.integers(1 << 30))
 
-    def train(given: Arrays) -> None:
+    def train(given: Arrays) -> object:
         module = _module(name, DTYPES[dtype], weights)
-        _loop(module, name, given, rounds, reduction, {**options, "sketch": SKETCHES[sketch]()}, min(n, 64))
+        return _loop(module, name, given, rounds, reduction, {**options, "sketch": SKETCHES[sketch]()}, min(n, 64))
 
     facts = {"n": n, "dtype": dtype, "data": kind, "spoilt": bad, "loss": reduction, "weights": weights}
     facts |= {"sketch": sketch, "rounds": rounds, **options}
@@ -208,7 +209,7 @@ def _module(name: str, dtype: torch.dtype, weights: float) -> nn.Module:
 
 def _loop(
     module: nn.Module, name: str, given: Arrays, rounds: int, reduction: str, options: dict[str, Any], batch: int
-) -> None:
+) -> object:
     dtype = next(module.parameters()).dtype
     x, y = torch.from_numpy(given["x"]), torch.from_numpy(given["y"])
     x = x.to(dtype) if x.is_floating_point() else x
@@ -230,7 +231,7 @@ def _loop(
         data_loader=DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x))),
         criterion=loss,
         loss_reduction=reduction,
-        noise_generator=torch.Generator().manual_seed(2),
+        noise_generator=None if noise_seed() is None else torch.Generator().manual_seed(2),
         public=(public.to(DEVICE), target.to(DEVICE)),
         normaliser=10.0,
         grad_scaler=scaler,
@@ -245,5 +246,6 @@ def _loop(
                 taken += engine.driver.state.t > taken  # type: ignore[union-attr]
                 if taken >= rounds:
                     break
+        return module.state_dict(), optimizer.state_dict(), event_json.to_json(engine.ledger.event())
     finally:
         engine.detach()

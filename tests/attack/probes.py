@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from isthmus.base import validate
+from isthmus.base.secret import rehearsed
 from isthmus.privacy.mechanisms import DiscreteGaussian, Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import Source
 
@@ -110,8 +111,13 @@ def recorded(record: Seen, transcript: list[torch.Tensor] | None) -> Iterator[No
             kind.release = release  # type: ignore[method-assign]
 
 
+def noise_seed() -> int | None:
+    """The seed of a training's noise: none where a replay draws for it, as production does."""
+    return None if rehearsed() else 7
+
+
 def observe(
-    train: Callable[[Arrays], None],
+    train: Callable[[Arrays], object],
     arrays: Arrays,
     member: Membership,
     transcript: list[torch.Tensor] | None = None,

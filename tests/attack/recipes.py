@@ -11,7 +11,7 @@ import torch
 
 from attack.cases import Case, size
 from attack.data import SERIES, Rng, table
-from attack.probes import Arrays
+from attack.probes import Arrays, noise_seed
 from isthmus import CountSketch, GaussianSketch, L1Ball, Simplex, algorithms, minimize
 from isthmus.algorithms.before import buying
 from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
@@ -141,14 +141,14 @@ def draw(rng: Rng, most: int) -> Case:
     public = (np.eye(max(3, d))[:, :d], np.arange(max(3, d)) % 2, objective in LABELLED or objective == "Softmax")
     fork = int(rng.integers(1 << 30))
 
-    def train(arrays: Arrays) -> None:
+    def train(arrays: Arrays) -> object:
         problem = _problem(objective, storage, arrays)
         own = np.random.default_rng(fork)  # the same options for both neighbours
         filled = RECIPES[recipe](own, common, width, n, public if recipe == "purchases" else public[:2])
         constraint = (L1Ball(2.0) if own.random() < 0.6 else Simplex(1.0)) if recipe == "dp_fw" else None
         start = None if x0 is None or recipe in ("dp_fw", "purchases") else torch.from_numpy(x0).to(problem.dtype)
-        options = {"steps": rounds, "x0": start, "noise_seed": 7, "physical_batch_size": physical}
-        minimize(problem, filled, constraint, record=None, progress=False, **options)
+        options = {"steps": rounds, "x0": start, "noise_seed": noise_seed(), "physical_batch_size": physical}
+        return minimize(problem, filled, constraint, record=None, progress=False, **options)
 
     arrays = {"X": X, "y": y}
     other = {"X": -X[series.at], "y": y[series.at]} if replaced else None
@@ -158,7 +158,7 @@ def draw(rng: Rng, most: int) -> Case:
     free = ("X", "y") if objective in NUMBERS else ("X",)
     free = () if storage == "counts" else free
     share = 1.0 if pure else float(rng.choice([1.0, 0.9]))
-    return Case(f"recipe {recipe}", label, arrays, series.at, train, free, fork, share, other)
+    return Case(f"recipe {recipe}", label, arrays, series.at, train, free, fork, share, other, exact)
 
 
 def _data(rng: Rng, objective: str, series: Any, d: int) -> tuple[np.ndarray, np.ndarray]:

@@ -110,7 +110,7 @@ def test_what_waits_for_a_later_batch_is_found_when_chance_comes_to_it(monkeypat
 def test_a_shape_is_tried_out_once_and_then_by_chance(monkeypatch) -> None:
     layers, tried = Layers(Between(lambda h, m: h)), []
     monkeypatch.setattr(apart, "_try_out", lambda *_, **__: tried.append(1))
-    monkeypatch.setattr(apart.secrets, "randbelow", lambda n: n - 1)
+    monkeypatch.setattr(apart.secret, "randbelow", lambda n: n - 1)
     for n in (1, 4, 9, 1, 7):
         apart.look(layers, (torch.randn(n, 6),), {}, n)
     apart.look(layers, (torch.randn(5, 3, 6),), {}, 5)

@@ -164,13 +164,13 @@ def test_both_halves_of_fast_pairs_are_independent() -> None:
 
 def test_a_chunk_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, four_threads: None) -> None:
     asked: list[int] = []
-    fresh = noise.secrets.randbits
+    fresh = noise.secret.randbits
 
     def recorded(bits: int) -> int:
         asked.append(bits)
         return fresh(bits)
 
-    monkeypatch.setattr(noise.secrets, "randbits", recorded)
+    monkeypatch.setattr(noise.secret, "randbits", recorded)
     FastSource().add_normal(torch.zeros(3 * _CHUNK + 1), 1.0)
     assert asked == [256] * 4
 

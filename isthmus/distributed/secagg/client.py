@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base import packed, validate
+from isthmus.base.secret import released
 from isthmus.distributed.secagg import crypto, shamir
 from isthmus.distributed.secagg.field import Words, pack, to_field
 from isthmus.distributed.secagg.messages import (
@@ -36,6 +37,7 @@ from isthmus.distributed.secagg.messages import (
 )
 from isthmus.distributed.secagg.plan import SecurePlan
 from isthmus.distributed.secagg.rounding import to_integers
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import Noise, SecretSource
 from isthmus.privacy.poisson_exact import skellam
 
@@ -109,12 +111,17 @@ class SecureClient:
         vectors = _matrix(rows, self.plan.m)
         self._step(Kind.VECTOR)
         self._due = Kind.SURVIVORS
-        total = self.integers(vectors) + skellam(self.plan.share, self.plan.m, self._noise)
+        own = self.integers(vectors)
+        handed = Bounded(torch.from_numpy(own).double(), 2, self.plan.sensitivity)
+        total = released(f"vector of client {self.index}", handed, lambda: self._noised(own)).numpy()
         words = to_field(total, self.plan.bits) + crypto.stream(self._seed, self.plan.m, self.plan.bits)
         for peer in self._held:
             if peer != self.index:
                 add_pair(words, self.plan, self._pair(peer), self.index, peer)
         return write(Kind.VECTOR, self._session, number(self.index), pack(words, self.plan.bits))
+
+    def _noised(self, own: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(own + skellam(self.plan.share, self.plan.m, self._noise))
 
     def integers(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
         """The sum of the rounded rows, cut at the plan's reach: one row more moves it by the sensitivity at most."""

@@ -17,7 +17,6 @@ module's buffers, attributes and hooks, the state of every global random generat
 from __future__ import annotations
 
 import gc
-import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.general import Leaves, draws
 from isthmus.gradients.layers.layers import Layers
@@ -90,11 +89,11 @@ def look(
     layers.pieces = layers.trusted.get(shape, frozenset())
     layers.expected = None if run is None else layers.pieces
     large = _large(layers.module)
-    if not first and secrets.randbelow(SELDOM if large else AGAIN):
+    if not first and secret.randbelow(SELDOM if large else AGAIN):
         return
     layers.seen_pieces.clear()
     most = FEW if large else EXAMPLES if first else LATER
-    count = most if first else secrets.randbelow(min(most, n) - 1) + 2
+    count = most if first else secret.randbelow(min(most, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         done = _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
     if way and not done:
@@ -120,7 +119,7 @@ def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
     """Whether a shape of arguments is to be tried out: the first few when they are new, later ones by chance."""
     first = shape not in before and len(before) < SHAPES
     before.update({shape} if first else ())
-    return first or not secrets.randbelow(SELDOM if _large(layers.module) else AGAIN)
+    return first or not secret.randbelow(SELDOM if _large(layers.module) else AGAIN)
 
 
 def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwargs], n: int, place: int) -> bool:
@@ -220,7 +219,7 @@ def _some(leaves: list[tuple[str, int]]) -> list[str]:
 
 def _drawn(n: int) -> Tensor:
     """A secret order."""
-    return torch.randperm(n, generator=torch.Generator().manual_seed(secrets.randbits(63)))
+    return torch.randperm(n, generator=torch.Generator().manual_seed(secret.randbits(63)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +310,7 @@ class _Trial:
         self.module = layers.module if module is None else module
         self.trained = {name for name, _ in layers._named()}
         self.remote = next(self.module.parameters()).device.type != "cpu"
-        self._key = secrets.randbits(63)
+        self._key = secret.randbits(63)
         self._base = Seen()
         self.names = _some([(leaf.name, leaf.size) for leaf in layers.space.leaves])
 

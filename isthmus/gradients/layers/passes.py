@@ -29,7 +29,6 @@ watched for one: backward would write an unprotected sum of the data into its `.
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
 import warnings
@@ -44,6 +43,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from isthmus.base import secret as draws
 from isthmus.base import validate
 from isthmus.gradients.layers.between import Between
 from isthmus.gradients.layers.rules import Args, Kwargs
@@ -61,8 +61,10 @@ def hidden() -> bool:
     return torch.default_generator.initial_seed() == _MARK
 
 
-def hide(devices: Iterable[torch.device] = ()) -> Callable[[], None]:
+def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callable[[], None]:
     """Set every global generator to a state nobody knows; returns what brings the old states back.
+
+    `by_place` says that whatever is drawn meanwhile is drawn by the place in a batch, which a replay has to know.
 
     >>> _ = torch.manual_seed(0)
     >>> back = hide()
@@ -78,12 +80,17 @@ def hide(devices: Iterable[torch.device] = ()) -> Callable[[], None]:
     python, numpy = random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
     torch.default_generator.set_state(_secret_state(states[0]))
     for generator in generators[1:]:
-        generator.manual_seed(secrets.randbits(64))
-    random.seed(secrets.token_bytes(64))
+        generator.manual_seed(draws.randbits(64))
+    random.seed(draws.token_bytes(64))
     _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": _words(), "pos": 624}}
     np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
 
+    here = draws.stand_in()
+    begun = None if here is None else _drawn()
+
     def back() -> None:
+        if here is not None and by_place and _drawn() != begun:
+            here.drew_by_place()
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         random.setstate(python)
@@ -93,9 +100,9 @@ def hide(devices: Iterable[torch.device] = ()) -> Callable[[], None]:
 
 
 @contextmanager
-def hiding(wanted: bool = True) -> Iterator[None]:
+def hiding(wanted: bool = True, by_place: bool = True) -> Iterator[None]:
     """Hidden generators on the CPU for a while, where they are wanted and not hidden already."""
-    back = hide() if wanted and not hidden() else None
+    back = hide(by_place=by_place) if wanted and not hidden() else None
     try:
         yield
     finally:
@@ -145,6 +152,16 @@ def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
             back()
 
 
+def _drawn() -> tuple[bytes, Any, Any]:
+    """The states of the generators on the host, by which a replay sees that something was drawn."""
+    numpy = np.random.get_bit_generator().state["state"]  # type: ignore[attr-defined]
+    return (
+        torch.default_generator.get_state().numpy().tobytes(),
+        random.getstate(),
+        (numpy["pos"], numpy["key"].tobytes()),
+    )
+
+
 def _generator(device: torch.device) -> torch.Generator:
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.cuda.default_generators[index]
@@ -152,7 +169,7 @@ def _generator(device: torch.device) -> torch.Generator:
 
 def _words() -> NDArray[np.uint32]:
     """The words of a Mersenne twister, from the kernel."""
-    return np.frombuffer(os.urandom(4 * 624), np.uint32)
+    return np.frombuffer(draws.token_bytes(4 * 624), np.uint32)
 
 
 def _secret_state(like: Tensor) -> Tensor:

@@ -1,0 +1,514 @@
+"""`replay`: a whole training on data and on a neighbour, with the same draws and the same released values.
+
+    D   is trained on, and everything that is handed to a mechanism, and everything that comes out, is written down
+    D   is trained on again: what differs now (times, names of runs) is not looked at
+    D'  is trained on, with every draw about the common records as before, and the outputs of D in place of its own
+
+What a mechanism is handed may then differ by one record's share and no more, in its norm; and everything that the
+world sees of the two trainings must be equal to the bit: both know nothing of the data but the same noised values.  A
+clip that is missing, a shape, a divisor, a message, a file or a number of rounds that follows the data shows as what it
+is, whichever part of the training it comes from.  This finds mistakes.  It proves nothing about data that it was not
+given, and it looks at no noise: `attack` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import random
+import re
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.audit.public import Facts, digest, facts_of, facts_of_folder, same, told, unequal
+from isthmus.base import randomness, secret, validate
+from isthmus.base.secret import Handed
+
+LIMIT = 1 + 1e-9
+"""Of movement over bound: the norm of a difference is itself computed."""
+REPEATS = 1e-6
+"""How far, in bounds, two trainings on the same data may be apart: an accelerator adds up in any order."""
+_WHILE = re.compile(r"\b\d+(\.\d+)? ?(ms|s|seconds|minutes)\b")
+"""How long something took, in what is printed."""
+_IN, _OUT, _NEVER = 2.0**-54, 1 - 2.0**-53, 1.0
+"""Coins of a record that is always drawn, that is drawn where everybody is, and that never is."""
+
+
+@dataclass(frozen=True)
+class ReplayedRelease:
+    """How far the record moved what one mechanism was handed, in the mechanism's norm, and by how much it may."""
+
+    name: str
+    moved: float
+    bound: float
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.name}: moved {self.moved:.6g} of {self.bound:.6g} ({self.ratio:.4f})"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay saw.
+
+    releases     everything that was noised, in its order
+    differences  what the world sees and what is not equal: nothing, where a training is private
+    unlike       what differs between two trainings on the same data, times for example: it was not compared
+    refused      the error with which all trainings ended, or ""
+    """
+
+    releases: tuple[ReplayedRelease, ...]
+    differences: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
+    refused: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every movement is within its bound and everything public is equal."""
+        return self.ratio <= LIMIT and not self.differences
+
+    @property
+    def ratio(self) -> float:
+        """The largest movement, in bounds."""
+        return max((release.ratio for release in self.releases), default=0.0)
+
+    @property
+    def worst(self) -> ReplayedRelease | None:
+        """The release that moved furthest beyond, or closest to, its bound."""
+        return max(self.releases, key=lambda release: release.ratio, default=None)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.releases)} releases were compared."]
+        beyond = [release for release in self.releases if not release.ratio <= LIMIT]
+        if beyond:
+            lines.append(f"One record moves {len(beyond)} of them by more than is stated:")
+            lines += [f"  {release}" for release in beyond[:5]]
+        elif self.worst is not None:
+            lines.append(f"One record moves none of them by more than is stated; the furthest is {self.worst}.")
+        if self.differences:
+            lines.append(f"{len(self.differences)} public things differ, though the released values are the same:")
+            lines += [f"  {difference}" for difference in self.differences[:10]]
+        else:
+            lines.append("Everything public is equal.")
+        if self.refused:
+            lines.append(f"All trainings ended alike: {self.refused}")
+        return "\n".join(lines)
+
+
+def replay(
+    run: Callable[[Any], Any],
+    data: Any,
+    neighbour: Any = None,
+    *,
+    at: int | None = None,
+    takes_part: bool = True,
+    seed: int = 0,
+    catch: tuple[type[Exception], ...] = (),
+) -> Replayed:
+    """Train on data and on a neighbour, with one record more, one less, or one replaced, and compare what left them.
+
+    run         trains on what it is given, through any of this library's doors, and returns what is made public: a
+                model, its weights, a statement.  Prints, warnings and files in the working folder (a temporary one)
+                are compared too.  What it needs beside the data it makes anew: a model, an optimiser, a ledger
+    data        the records: an array, a tuple of arrays, a list, a table, a dict of arrays, a torch data set
+    neighbour   the same with one record added, removed or replaced.  None: the same records, of which the one at `at`
+                is in every random batch of the first training and in none of the second, for runs that take the number
+                of records as public (the engine does)
+    at          the place of that record; unless given, the first at which the two differ
+    takes_part  whether the record is in every random batch of all records, or in none
+    seed        of everything that is random: the same seed repeats a replay
+    catch       errors that both trainings may end with; others are raised where both do
+
+    Nothing of it is private: the noise comes from `seed`, and the statements and ledgers of these trainings say so.
+
+    >>> from isthmus import PrivateRegressor
+    >>> def run(rows):
+    ...     model = PrivateRegressor(algorithm="dp_gd", bounds=(-3, 3), target_bounds=(-1, 1), n=50, max_iter=5)
+    ...     return model.fit(rows[:, :2], rows[:, 2])
+    >>> rows = np.random.default_rng(0).uniform(-1, 1, (50, 3))
+    >>> found = replay(run, rows, rows[1:])
+    >>> found.holds, len(found.releases), 0.3 < found.ratio <= 1
+    (True, 8, True)
+    >>> def careless(rows):
+    ...     print(f"the mean is {rows.mean():.3f}")
+    ...     return run(rows)
+    >>> print(replay(careless, rows, rows[1:]).differences[0])
+    output['line 1']: 'the mean is 0.075' against 'the mean is 0.084'
+    """
+    validate.non_negative_int(seed=seed)
+    place = _absent(data, at) if neighbour is None else _place(data, neighbour, at)
+    tape = _Tape(seed, place, takes_part)
+    beginning = _Generators()
+    try:
+        first = _watched(run, data, tape, beginning)
+        again = _watched(run, data, tape.again(present=place.more >= 0), beginning)
+        other = _watched(run, data if neighbour is None else neighbour, tape.again(present=place.more <= 0), beginning)
+    finally:
+        beginning.restore()
+    _check_repeats(again)
+    remedy = "put the record that differs first or last: the run draws about parts of the records"
+    validate.check(not other.tape.lost, "at", place.at, remedy)
+    remedy = (
+        "give a neighbour with a record replaced instead: random numbers were drawn by the place in a batch (dropout, "
+        "augmentation), where a record more shifts those of the others; they are secret, so that this harms nobody"
+    )
+    validate.check(place.more == 0 or not other.tape.by_place, "neighbour", "one record more or less", remedy)
+    if (
+        first.error is not None
+        and same(first.facts["ended"], other.facts["ended"])
+        and not isinstance(first.error, catch)
+    ):
+        raise first.error
+    unlike = unequal(first.facts, again.facts)
+    differing = [path for path in unequal(again.facts, other.facts) if path not in set(unlike)]
+    refused = "" if first.error is None else str(first.facts["ended"])
+    words = tuple(told(path, again.facts, other.facts) for path in differing)
+    return Replayed(tuple(other.tape.moved), words, tuple(unlike), refused)
+
+
+# ---------------------------------------------------------------- one training
+
+
+@dataclass
+class _Watched:
+    facts: Facts
+    error: Exception | None
+    tape: _Tape
+
+
+class _Generators:
+    """The public generators as they were: every training begins with them, and afterwards they are the user's."""
+
+    def __init__(self) -> None:
+        self._torch, self._numpy, self._python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    def restore(self) -> None:
+        """Back to that."""
+        torch.set_rng_state(self._torch)
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+
+    @staticmethod
+    def facts() -> Facts:
+        """How far they have come."""
+        return {
+            "state of torch's generator": digest(torch.get_rng_state().numpy().tobytes()),
+            "state of NumPy's generator": digest(repr(np.random.get_state(legacy=False)).encode()),
+            "state of Python's generator": digest(repr(random.getstate()).encode()),
+        }
+
+
+def _watched(run: Callable[[Any], Any], data: Any, tape: _Tape, beginning: _Generators) -> _Watched:
+    """One training, and everything that the world sees of it."""
+    output, errors, result, error = io.StringIO(), io.StringIO(), None, None
+    beginning.restore()
+    with _folder() as folder, secret.standing_in(tape), warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                result = run(data)
+            except Exception as problem:
+                error = problem
+        facts: Facts = {"ended": "well" if error is None else f"{type(error).__name__}: {error}"}
+        facts |= tape.facts | {"number of releases": tape.count} | _Generators.facts()
+        for name, text in (("output", output), ("errors", errors)):
+            lines = _WHILE.sub("(a while)", text.getvalue()).splitlines()
+            facts |= facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
+        for number, warning in enumerate(raised, 1):
+            facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
+        facts |= facts_of_folder(folder) | facts_of(result)
+    return _Watched(facts, error, tape)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """An empty working folder, with the same name every time."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-replay-") as parent:
+        folder = Path(parent) / "work"
+        folder.mkdir()
+        before = os.getcwd()
+        os.chdir(folder)
+        try:
+            yield folder
+        finally:
+            os.chdir(before)
+
+
+def _check_repeats(again: _Watched) -> None:
+    """Refuse a training that is another one on the same data: nothing could be said about one record."""
+    remedy = (
+        "draw from the global generators of torch, NumPy and Python or from a seed, and make everything anew inside "
+        "run: on the same data it handed other values to its mechanisms"
+    )
+    apart = max((release.ratio for release in again.tape.moved), default=0.0)
+    validate.check(apart <= REPEATS, "run", f"a run that comes {apart:.3g} bounds apart", remedy)
+
+
+# ---------------------------------------------------------------- which record differs
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the record is that differs: in which of n records, and who has it.
+
+    more   1 where the data have it and the neighbour does not, -1 the other way, 0 where both have one
+    at     None where the two are equal
+    both   whether both have it, and it is drawn in one only
+    """
+
+    at: int | None
+    n: int
+    more: int
+    both: bool = False
+
+    def among(self, n: int) -> int | None:
+        """Its place in a draw of n of the records: of some of them it must be the first or the last."""
+        if self.at is None or n == self.n or self.at == 0:
+            return self.at
+        return n - 1 if self.at == self.n - 1 else None
+
+
+def _place(data: Any, neighbour: Any, at: int | None) -> _Place:
+    sizes = _size(data), _size(neighbour)
+    more = sizes[0] - sizes[1]
+    remedy = f"give one record more, one less or one replaced: the data have {sizes[0]} and this has {sizes[1]}"
+    validate.check(abs(more) <= 1, "neighbour", f"{sizes[1]} records", remedy)
+    n = max(sizes)
+    if at is not None:
+        validate.check(-n <= at < n, "at", at, f"give a place among {n} records")
+        return _Place(at % n, n, more)
+    ours, theirs = (_records(rows) for rows in (data, neighbour))
+    for k in range(min(sizes)):
+        if not _alike(ours(k), theirs(k)):
+            return _Place(k, n, more)
+    return _Place(None if more == 0 else n - 1, n, more)
+
+
+def _absent(data: Any, at: int | None) -> _Place:
+    n, remedy = _size(data), "give the place of the record that is drawn in one training and not in the other"
+    if at is None or not -n <= at < n:
+        validate.refuse("at", at, remedy)
+    return _Place(at % n, n, 1, both=True)
+
+
+def _size(data: Any) -> int:
+    columns = _columns(data)
+    if columns is not None:
+        return _size(columns[0])
+    shape = getattr(data, "shape", None)
+    if shape is not None and len(shape):
+        return int(shape[0])
+    sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    remedy = (
+        "give an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
+    )
+    validate.check(sized, "data", type(data).__name__, remedy)
+    return len(data)
+
+
+def _columns(data: Any) -> list[Any] | None:
+    """The arrays of a tuple or a dict of them."""
+    if isinstance(data, tuple):
+        return list(data)
+    return list(data.values()) if isinstance(data, Mapping) else None
+
+
+def _records(data: Any) -> Callable[[int], Any]:
+    """The record at a place."""
+    columns = _columns(data)
+    if columns is not None:
+        parts = [_records(column) for column in columns]
+        return lambda k: [part(k) for part in parts]
+    rows = data.iloc if hasattr(data, "iloc") else data.tocsr() if hasattr(data, "tocsr") else data
+    if hasattr(data, "tocsr"):
+        return lambda k: rows[[k]].toarray()
+    return lambda k: rows[k]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if hasattr(one, "to_list"):
+        one, other = one.to_list(), other.to_list()
+    return not unequal(facts_of(one), facts_of(other))
+
+
+# ---------------------------------------------------------------- what stands in
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """One release of the first training: what was handed to its mechanism, and what came out."""
+
+    handed: Tensor
+    made: Tensor
+
+
+@dataclass
+class _Tape:
+    """Stands in for secret draws and mechanisms: of the first training it keeps, of the others it gives and compares.
+
+    Draws are numbered by their kind and, but for those about records, by the releases before them, so that a training
+    that draws more noise than another meets the same draws again.
+    """
+
+    seed: int
+    place: _Place
+    takes_part: bool
+    present: bool = True
+    """Whether this training has the record."""
+    kept: list[_Kept] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Of how many records the first training drew, by draw."""
+    first: bool = True
+    count: int = 0
+    by_place: bool = False
+    lost: bool = False
+    """Whether a draw was about some of the records, and where the one that differs is among them is not known."""
+    moved: list[ReplayedRelease] = field(default_factory=list)
+    facts: Facts = field(default_factory=dict)
+    _numbers: Counter[str] = field(default_factory=Counter)
+    _noising: bool = False
+    _before: int | None = None
+    """How many records of the latest batch are in front of the one that differs."""
+
+    def __post_init__(self) -> None:
+        if self.first:
+            self.present = self.place.more >= 0
+
+    def again(self, present: bool) -> _Tape:
+        """For another training, after the first."""
+        return _Tape(self.seed, self.place, self.takes_part, present, self.kept, self.sizes, False)
+
+    # ------------------------------------------------------------ draws
+
+    def bytes(self, count: int) -> bytes:
+        """Bytes by the number of releases and of draws since: noise apart from all others."""
+        return self._generator(f"bytes {self.count} {self._noising}").bytes(count)
+
+    def uniform(self, n: int) -> Tensor:
+        """Numbers in (0, 1), one for each of n records."""
+        if self._noising:
+            return torch.from_numpy(self._cells(self._generator("noise"), n))
+        return torch.from_numpy(self._of_records("uniform", n, self._cells, self.place.among))
+
+    def mask(self, n: int, q: float) -> Tensor:
+        """Which of n records are in a batch."""
+        member = self.uniform(n) < q
+        at = self.place.among(max(n, self.sizes[f"uniform {self._numbers['uniform']}"]))
+        self._before = None if at is None else int(member[:at].sum())
+        return member
+
+    def integers(self, high: int, size: int) -> Tensor:
+        """Whole numbers, one for each record of the latest batch."""
+        draw = lambda rng, count: rng.integers(high, size=count)  # noqa: E731
+        if self._noising:
+            return torch.from_numpy(draw(self._generator("noise"), size))
+        before = self._before
+        where = self.place.among if before is None else lambda count: min(before, count - 1)
+        return torch.from_numpy(self._of_records("integers", size, draw, where, forced=False))
+
+    def subset(self, n: int, k: int) -> Tensor:
+        """k of n records, the one that differs always or never among them."""
+        order = np.argsort(self._of_records("subset", n, self._cells, self.place.among))
+        return torch.from_numpy(np.sort(order[:k]))
+
+    def drew_by_place(self) -> None:
+        """Random numbers were drawn by the place in a batch."""
+        self.by_place = True
+
+    def _generator(self, kind: str) -> np.random.Generator:
+        self._numbers[kind] += 1
+        return randomness.generator(self.seed, "replay", kind, self._numbers[kind])
+
+    @staticmethod
+    def _cells(rng: np.random.Generator, n: int) -> np.ndarray:
+        return np.clip(rng.random(n), _IN, _OUT)
+
+    def _of_records(
+        self,
+        kind: str,
+        n: int,
+        draw: Callable[[np.random.Generator, int], np.ndarray],
+        where: Callable[[int], int | None],
+        forced: bool = True,
+    ) -> np.ndarray:
+        """Draws about n records: those of the first training, without or with one for the record that differs."""
+        generator = self._generator(kind)
+        name = f"{kind} {self._numbers[kind]}"
+        size = self.sizes.setdefault(name, n)
+        drawn = draw(generator, size)
+        own = np.asarray(self._coin if forced else draw(generator, 1)[0], drawn.dtype)
+        longer = max(n, size)
+        at = where(longer)
+        if abs(n - size) == 1:
+            self.lost |= at is None  # said when the run is over: it may catch errors
+            at = longer - 1 if at is None else at
+            drawn = np.delete(drawn, at) if n < size else np.insert(drawn, at, own)
+        elif n != size:
+            drawn = draw(generator, n)
+        if forced and at is not None and n == longer and (n == self.place.n or not self.place.both):
+            drawn[at] = own
+        return drawn
+
+    @property
+    def _coin(self) -> float:
+        """Of the record that differs."""
+        if self.place.both and not self.present:
+            return _NEVER
+        return _IN if self.takes_part else _OUT
+
+    # ------------------------------------------------------------ releases
+
+    def answer(self, name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor:
+        """What the first training released, whatever was handed."""
+        number, value = self.count, handed.value.detach().cpu().clone()
+        told_of = f"release {number + 1} ({name})"
+        dtype = getattr(handed, "dtype", None) or value.dtype
+        self.facts |= {f"{told_of}: norm": handed.ord, f"{told_of}: bound": handed.bound}
+        self.facts |= {f"{told_of}: shape": tuple(value.shape), f"{told_of}: dtype": str(dtype)}
+        if self.first:
+            made = self._made(make)
+            self.kept.append(_Kept(value, made.detach().clone()))
+        elif number < len(self.kept) and self.kept[number].handed.shape == value.shape:
+            kept = self.kept[number]
+            self.moved.append(self._movement(told_of, kept.handed, value, handed))
+            made = kept.made.clone()
+        else:
+            made = self._made(make)
+            self.moved.append(ReplayedRelease(told_of, math.inf, handed.bound, math.inf))
+        self.count += 1
+        return made
+
+    def _made(self, make: Callable[[], Tensor]) -> Tensor:
+        self._noising = True
+        try:
+            return make()
+        finally:
+            self._noising = False
+
+    def _movement(self, name: str, ours: Tensor, theirs: Tensor, handed: Handed) -> ReplayedRelease:
+        bound = handed.bound * (2 if self.place.more == 0 else 1)
+        moved = _distance(ours, theirs, handed.ord)
+        ratio = 0.0 if moved == 0 else math.inf if math.isinf(bound) else moved / bound
+        return ReplayedRelease(name, moved, bound, ratio)
+
+
+def _distance(one: Tensor, other: Tensor, ord: float) -> float:
+    """How far two values are apart; what is no finite number is apart from everything."""
+    if not (torch.isfinite(one).all() and torch.isfinite(other).all()):
+        return math.inf
+    gap = (one.double() - other.double()).abs().reshape(-1)
+    largest = float(gap.max()) if gap.numel() else 0.0
+    if largest == 0 or math.isinf(ord):
+        return largest
+    return float(torch.linalg.vector_norm(gap / largest, ord)) * largest
