@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import click
-
-from isthmus.cli import parts
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -16,6 +16,11 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
     return json_option(quiet_option(command))
+
+
+def late(module: str) -> ModuleType:
+    """A module of the package, loaded when a command first asks for it: `isthmus --help` answers at once."""
+    return importlib.import_module(f"isthmus.{module}")
 
 
 class Out:
@@ -44,7 +49,9 @@ class Out:
 
 def warn_of_plan(out: Out, plan: Any) -> None:
     """Warn of a delta that would allow publishing whole records."""
-    caution = "" if plan.facts.epsilon == float("inf") else parts.leaks.large_delta(plan.facts.delta, plan.facts.n)
+    caution = (
+        "" if plan.facts.epsilon == float("inf") else late("privacy.leaks").large_delta(plan.facts.delta, plan.facts.n)
+    )
     if caution:
         out.warn(caution)
 

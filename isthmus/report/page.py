@@ -1,10 +1,17 @@
-"""The page: a record, put into words, tables and charts, as one HTML file that loads nothing."""
+"""The page: a record, put into words, tables and charts, as one HTML file that loads nothing.
+
+What the report says first: whether the run is private, how far that goes, and on what it rests.
+
+The model card: what the model is for, what it was made of, what it promises and reaches, and where it ends.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -15,11 +22,10 @@ from markupsafe import Markup
 
 from isthmus.base.whole import replaced
 from isthmus.report import _words, svg
-from isthmus.report._card import card, expectation, fact
-from isthmus.report._verdict import RULE, verdict
 from isthmus.report.record import FORMAT, Record, rounded_up
 
 _HERE = Path(__file__).parent
+
 _PEERS = {"Plain DP-SGD": ("dp-sgd", "dp_sgd", "dpsgd"), "Public labels alone": ("public labels", "public alone")}
 
 
@@ -352,3 +358,267 @@ def _absent(record: Record) -> list[str]:
         "versions of the software": not record.versions,
     }
     return [name for name, missing in parts.items() if missing]
+
+
+STRONG, REASONABLE = 1.0, 10.0
+
+RULE = (
+    "A common rule of thumb (Ponomareva et al., How to DP-fy ML, 2023): an epsilon of at most 1 is a strong promise, "
+    "of at most 10 a reasonable one, above 10 a weak one."
+)
+
+_CHANGES = {
+    "add-remove": ("Adding or removing one record", "whether one given record was used"),
+    "replace-one": ("Replacing one record by another", "which of two given records was used"),
+}
+
+_EXCEPT = "That holds for what was released with noise. It does not hold for what was read from the data without any:"
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A key figure: its name, its value, one sentence about it; `wide` where the value is words."""
+
+    name: str
+    value: str
+    meaning: str
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`tone` is "good", "weak" or "bad"; `cautions` are what a reader must know beside the headline."""
+
+    tone: str
+    headline: str
+    summary: str
+    cautions: tuple[str, ...]
+    figures: tuple[KeyFigure, ...]
+    chart: str
+
+
+def verdict(record: Record) -> Verdict:
+    """The verdict of a record."""
+    privacy = record.privacy
+    if privacy is None:
+        summary = (
+            "The run was made without privacy: no noise was added and nothing is promised. What was released may "
+            "reveal records that it was trained on."
+        )
+        return Verdict("bad", "NOT private", summary, (), (), "")
+    if not privacy["private"]:
+        return Verdict("bad", "NOT private", _reason(privacy), (), _key_figures(privacy), "")
+    epsilon, delta = privacy["epsilon"], privacy["delta"]
+    weak = epsilon > REASONABLE
+    degree = "weak" if weak else "strong" if epsilon <= STRONG else "reasonable"
+    headline = "Private, but the promise is weak" if weak else f"Private: a {degree} promise"
+    guess = _words.at_most(_words.best_guess(epsilon, delta))
+    _, question = _changes(privacy)
+    summary = (
+        f"Somebody who knows everything else and guesses, from even odds, {question} is right at most {guess} of the "
+        "time, whatever they compute from the results. Tossing a coin is right 50% of the time."
+    )
+    leaked = bool(privacy["leaks"])
+    headline += ", but not all that was read is covered" if leaked else ""
+    return Verdict(
+        "weak" if weak or leaked or record.warnings else "good",
+        headline + (", subject to the warnings below" if record.warnings else ""),
+        f"{summary} {_EXCEPT}" if leaked else summary,
+        _cautions(privacy),
+        _key_figures(privacy),
+        _odds(epsilon, delta, guess),
+    )
+
+
+def _changes(privacy: Mapping[str, Any]) -> tuple[str, str]:
+    relation = privacy["adjacency"]
+    return _CHANGES.get(relation, (relation, "which of two neighbouring sets of records was used"))
+
+
+def _reason(privacy: Mapping[str, Any]) -> str:
+    """Why nothing holds."""
+    if privacy["noise"] and "seeded" in privacy["noise"]:
+        return (
+            "The noise was drawn from a seed. Whoever knows the seed can repeat the noise and subtract it, so the "
+            "results protect nobody. This is a test run: do not publish its results."
+        )
+    if privacy["guarantee"]:
+        return (
+            "The mechanism was run as it was published, and that one does not keep its promise. Nothing holds for the "
+            "people in the data."
+        )
+    return "Something computed from the data was released without noise that hides it: no finite epsilon holds."
+
+
+def _cautions(privacy: Mapping[str, Any]) -> tuple[str, ...]:
+    cautions = [f"Not covered by epsilon: {fact(leak)}." for leak in privacy["leaks"]]
+    if privacy["epsilon"] > REASONABLE:
+        cautions.append(
+            "At this epsilon an attacker can be nearly certain: the guarantee exists on paper and says little."
+        )
+    if privacy["n"] and privacy["delta"] >= 1 / privacy["n"]:
+        cautions.append(
+            f"delta is not below 1 in {privacy['n']:,}, the number of records: publishing a record picked at random "
+            "would be allowed by it. It should be smaller."
+        )
+    return tuple(cautions)
+
+
+def _key_figures(privacy: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
+    figures = _holding(privacy) if privacy["private"] else _void(privacy)
+    if privacy["sampler"]:
+        sentence = "How a round chose the records it looked at (the sampler)"
+        sentence += "; epsilon was computed for exactly this." if privacy["private"] else "."
+        figures.append(KeyFigure("records taken", _words.first_up(privacy["sampler"]), sentence, wide=True))
+    return tuple(figures)
+
+
+def _holding(privacy: Mapping[str, Any]) -> list[KeyFigure]:
+    epsilon, delta = privacy["epsilon"], privacy["delta"]
+    factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
+    loss = f"The privacy loss: one record makes no result more than {factor} times as likely. Less is better."
+    slack = f"The slack in that promise: roughly a chance of {_words.one_in(delta)} that it fails. Less is better."
+    sentence = "The change of the data that must not show: with one record a person, this protects each person."
+    return [
+        KeyFigure("epsilon", rounded_up(epsilon), loss),
+        KeyFigure("delta", _words.decimals(delta), slack),
+        KeyFigure("protected against", _changes(privacy)[0], sentence, wide=True),
+    ]
+
+
+def _void(privacy: Mapping[str, Any]) -> list[KeyFigure]:
+    loss = "There is no limit to what the results may reveal about one record."
+    if privacy["nominal"] is not None and math.isfinite(privacy["nominal"]):
+        loss += f" With secret noise the same releases would have epsilon {rounded_up(privacy['nominal'])}."
+    slack = "The slack that the run was planned with: it helps nobody where there is no epsilon."
+    sentence = "The change of the data that the noise was meant to hide, and does not."
+    return [
+        KeyFigure("epsilon", "\u221e", loss),
+        KeyFigure("delta", _words.decimals(privacy["delta"]), slack),
+        KeyFigure("not protected against", _changes(privacy)[0], sentence, wide=True),
+    ]
+
+
+def _odds(epsilon: float, delta: float, guess: str) -> str:
+    gain = _words.best_guess(epsilon, delta) - 0.5
+    parts = [
+        svg.Part(0.5, "a coin toss: 50%", "soft"),
+        svg.Part(gain, f"what the results add, at most: up to {guess}"),
+    ]
+    return svg.meter("odds", "How often a guess about one record can be right", parts, 1.0, ("never", "always right"))
+
+
+LITTLE = 100
+"""n mu below which the noise leaves next to nothing to learn."""
+
+UNSAID = "It was not stated."
+
+_REMEDY = re.compile(
+    r"(?:[.;:]|, or) (?:review|give|declare|name|scale by|use|put|write|see)\b.*", re.IGNORECASE | re.DOTALL
+)
+
+
+def card(record: Record) -> list[tuple[str, list[str]]]:
+    """The parts of the card, each with its sentences."""
+    parts = [
+        ("Intended use", [record.purpose or UNSAID]),
+        ("Who answers for it", [record.owner or UNSAID]),
+        ("Data", [_data(record)]),
+        ("Training", [_training(record)]),
+        ("Guarantee", [_guarantee(record)]),
+        ("Figures", figures(record) or ["Nothing was measured."]),
+        ("Limits", limits(record)),
+    ]
+    return [
+        (name, sentences if name == "Data" else [_words.first_up(sentence) for sentence in sentences])
+        for name, sentences in parts
+    ]
+
+
+def figures(record: Record) -> list[str]:
+    """The measures that were told, in one unit each, beside what a model without inputs reaches."""
+    measures = []
+    for metric in record.metrics:
+        if metric["value"] is None:
+            continue
+        measure = f"{metric['name']} {_words.measured(metric['name'], metric['value'])}"
+        if metric["baseline"] is not None and metric["than"]:
+            measure += f" ({metric['than']}: {_words.measured(metric['name'], metric['baseline'])})"
+        measures.append(measure)
+    return ["; ".join(measures) + "."] if measures else []
+
+
+def limits(record: Record) -> list[str]:
+    """What the model is not good for, in the record's own figures."""
+    sentences = [expectation(record)]
+    hidden = [metric["name"] for metric in record.metrics if metric["value"] is None and metric["note"]]
+    if hidden:
+        sentences.append(f"Too few rows were measured to tell: {', '.join(hidden)}.")
+    if not record.metrics:
+        sentences.append("How well it does on other records is not known.")
+    if record.privacy is not None and record.privacy["leaks"]:
+        sentences.append(f"The guarantee does not cover: {'; '.join(fact(leak) for leak in record.privacy['leaks'])}.")
+    if record.private:
+        sentences.append("Its coefficients carry noise: a single one may be off, even in its sign.")
+        sentences.append("It protects the records it was made from, not those that it is applied to.")
+    sentences.append("It was made for records like those above; of others nothing is known.")
+    return [sentence for sentence in sentences if sentence]
+
+
+def expectation(record: Record) -> str:
+    """An honest line where the records are too few, or epsilon too small, for anything to be learned.
+
+    n mu is of public facts: n the number of records, or its estimate, and mu the Gaussian parameter of the budget.
+    """
+    strength = record.model["strength"]
+    if record.privacy is None or strength is None or strength >= LITTLE:
+        return ""
+    answer = "the most frequent class" if record.model["task"] == "classification" else "the mean"
+    return (
+        f"Expect no better than always answering {answer}: so few records at so small an epsilon (n mu = "
+        f"{strength:.3g}; {LITTLE} is little) leave the training mostly noise. More records or a larger epsilon help."
+    )
+
+
+def fact(leak: str) -> str:
+    """What was read off, without the advice that follows it, which is for whoever trains the next model.
+
+    >>> fact("the classes ['a', 'b'] were read from the target column 'y': give --classes a,b.")
+    "the classes ['a', 'b'] were read from the target column 'y'"
+    >>> fact("the labels (classes) were read from the data and treated as public; give classes=[...]")
+    'the labels (classes) were read from the data and treated as public'
+    """
+    return _REMEDY.sub("", leak).rstrip(" .")
+
+
+def _data(record: Record) -> str:
+    data = record.data
+    hidden = record.privacy is not None and record.privacy["n"] is None
+    sizes = ["a number of records that is not published"] if hidden else [f"{data['n']:,} records"] if data["n"] else []
+    sizes += [f"{len(data['fields'])} fields"] if data["fields"] else []
+    sizes += [f"{data['test_rows']:,} records kept out for the figures"] if data["test_rows"] else []
+    sizes += [f"{data['public_rows']:,} public records"] if data["public_rows"] else []
+    target = f", to predict \u201c{data['target']}\u201d" if data["target"] else ""
+    return f"{data['name']}{': ' + ', '.join(sizes) if sizes else ''}{target}."
+
+
+def _training(record: Record) -> str:
+    model = record.model
+    how = f": {model['how']}" if model["how"] else ""
+    rounds = f", {model['rounds']:,} rounds" if model["rounds"] else ""
+    loss = f"a linear model with {model['loss']} loss" if model["loss"] else f"a model for {model['task']}"
+    return f"{loss}, by {model['algorithm']}{how}{rounds}."
+
+
+def _guarantee(record: Record) -> str:
+    if record.privacy is None or not record.private:
+        return "None: this model is not private."
+    epsilon, delta = rounded_up(record.privacy["epsilon"]), _words.decimals(record.privacy["delta"])
+    return f"Differentially private with epsilon {epsilon} and delta {delta}, for {_relation(record)}."
+
+
+def _relation(record: Record) -> str:
+    assert record.privacy is not None
+    return {"add-remove": "adding or removing one record", "replace-one": "replacing one record"}.get(
+        record.privacy["adjacency"], record.privacy["adjacency"]
+    )

@@ -23,10 +23,9 @@ from isthmus.base.streamed import ChosenRows, Streamed
 from isthmus.estimators.crew import Crew
 from isthmus.runs.config import Settings
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
-from isthmus.tables.files import Table, check_numbers, columns_of, read
-from isthmus.tables.folders import numbers_of
+from isthmus.tables.entries import Signs
+from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, read
 from isthmus.tables.infer import Guess, check_decimal, infer
-from isthmus.tables.numbers import Signs
 from isthmus.tables.schema import BUCKETS, Column, Schema, Target, check_names, listed
 
 ALONE = Crew()

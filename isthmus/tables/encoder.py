@@ -11,8 +11,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from isthmus.base import validate
-from isthmus.tables.encode import bounds_of, encode
-from isthmus.tables.frames import NamedColumns, as_frame
+from isthmus.tables.encode import NamedColumns, as_frame, bounds_of, encode
 from isthmus.tables.infer import identifies
 from isthmus.tables.schema import Column, Schema, read_column
 
