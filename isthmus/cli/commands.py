@@ -1,9 +1,4 @@
-"""schema, train, predict.
-
-describe.
-
-plan, budget, audit, report, demo, completion.
-"""
+"""The commands: schema, train, predict; describe; plan, budget, audit, report, demo, completion."""
 
 from __future__ import annotations
 
@@ -186,15 +181,8 @@ def _all(options: list[Any]) -> Callable[[Any], Any]:
 @click.option("--dry-run", is_flag=True, help="Print schema and plan; spend nothing, write nothing.")
 @click.option("--write-schema", type=_FILE, metavar="FILE", help="With --dry-run: write the schema to review there.")
 @output_options
-@click.pass_context
 def train(
-    ctx: click.Context,
-    as_json: bool,
-    quiet: bool,
-    resume: str | None,
-    dry_run: bool,
-    write_schema: str | None,
-    **given: Any,
+    as_json: bool, quiet: bool, resume: str | None, dry_run: bool, write_schema: str | None, **given: Any
 ) -> None:
     """Train a private model on DATA: csv, tsv, parquet (also a folder of it), npz or libsvm.
 
@@ -218,7 +206,7 @@ def train(
             raise click.UsageError(
                 f"--resume continues with the settings of the run: leave out {', '.join(set_options) or '--dry-run'}"
             )
-        _together(out, lambda crew, **how: late("runs.train").resume(resume, crew=crew, **how))
+        _carried(out, "resume", resume)
         return
     config = given.pop("config")
     options = options_of(**given)
@@ -229,9 +217,9 @@ def train(
         if rank():
             return
         problem, plan = late("runs.train").dry_run(settings, declared)
-        show_plan(out, settings.n, problem, plan, write_schema)
+        _show_plan(out, settings.n, problem, plan, write_schema)
         return
-    _together(out, lambda crew, **how: late("runs.train").start(settings, declared, crew=crew, **how))
+    _carried(out, "start", settings, declared)
 
 
 def rank() -> int:
@@ -239,15 +227,14 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
 
 
-def _together(out: Out, carry: Callable[..., Any]) -> None:
+def _carried(out: Out, begin: str, *what: object) -> None:
     """A run by this process, or by the ranks that torchrun started: rank 0 says what came out."""
-    leads = rank() == 0
-    mute: Callable[[str], None] = lambda words: None  # noqa: E731
-    with late("runs.train").together() as crew:
-        how = {"say": out.say, "warn": out.warn} if leads else {"say": mute, "warn": mute}
-        outcome = carry(crew, **how, progress=_bar(out) and leads)
+    train = late("runs.train")
+    with train.together() as crew:
+        carry = train.resume if begin == "resume" else train.start
+        outcome = carry(*what, say=out.say, warn=out.warn, progress=not out.quiet and sys.stderr.isatty(), crew=crew)
     if outcome is not None:
-        finish(out, outcome)
+        _finish(out, outcome)
 
 
 def options_of(
@@ -289,33 +276,41 @@ def options_of(
     }
 
 
-def _bar(out: Out) -> bool:
-    return not out.quiet and sys.stderr.isatty()
-
-
-def finish(out: Out, outcome: Any) -> None:
+def _finish(out: Out, outcome: Any) -> None:
     """Say what came out of a run."""
     record = outcome.record
-    lines = [f"run        {outcome.folder}"]
-    lines.append(
-        f"model      {record.model['algorithm']}, {record.model['rounds']} rounds, {record.model['seconds'] or 0:.1f} s"
-    )
+    model, rounded_up = record.model, late("report.record").rounded_up
+    lines = [
+        f"run        {outcome.folder}",
+        f"model      {model['algorithm']}, {model['rounds']} rounds, {model['seconds'] or 0:.1f} s",
+    ]
     if record.private:
-        split = " (training and test figures)" if outcome.charged_test else ""
-        covered = "everything counted" if not outcome.warnings else "with the warnings above"
-        covered = "of what was released with noise" if outcome.leaks else covered
-        epsilon = late("report.record").rounded_up(outcome.epsilon)
-        lines.append(f"privacy    epsilon {epsilon} at delta {outcome.delta:g}, {covered}{split}")
+        covered = "everything counted"
+        if outcome.leaks:
+            covered = "of what was released with noise"
+        elif outcome.warnings:
+            covered = "with the warnings above"
+        if outcome.bought:
+            covered += " (training and test figures)"
+        lines.append(f"privacy    epsilon {rounded_up(outcome.epsilon)} at delta {outcome.delta:g}, {covered}")
         lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
     else:
         lines.append("privacy    none: this model is NOT private")
     shared = record.budget["shared"]
     if shared is not None:
-        spent = late("report.record").rounded_up(shared["spent"])
-        lines.append(f"budget     {spent} of {shared['epsilon']:g} spent ({shared['file']})")
+        lines.append(f"budget     {rounded_up(shared['spent'])} of {shared['epsilon']:g} spent ({shared['file']})")
     little = late("report").expectation(record)
-    lines += [f"expect     {little}"] if little else []
-    lines += figure_lines(outcome.figures)
+    if little:
+        lines.append(f"expect     {little}")
+    told: set[str] = set()  # where figures were measured, and notes that several share, are said once
+    for figure in outcome.figures:
+        if figure.on not in told:
+            lines.append(f"test       {figure.on}")
+        note = figure.note
+        if figure.value is not None and note in told:
+            note = ""
+        lines.append(f"           {replace(figure, on='', note=note).words()}")
+        told |= {figure.on, figure.note}
     if not outcome.figures:
         lines.append("test       nothing was measured; --test-fraction 0.2 keeps rows back for that")
     if not out.quiet:
@@ -323,27 +318,17 @@ def finish(out: Out, outcome: Any) -> None:
     out.result(outcome.to_dict(), str(outcome.folder) if out.quiet else "\n".join(lines))
 
 
-def figure_lines(figures: Any) -> list[str]:
-    """What was measured, and where once, and one line a figure; notes that several share are said once."""
-    lines, printed = [], set()
-    for figure in figures:
-        lines += [f"test       {figure.on}"] if figure.on not in printed else []
-        note_seen = figure.value is not None and figure.note in printed
-        lines.append(f"           {replace(figure, on='', note='' if note_seen else figure.note).words()}")
-        printed |= {figure.on, figure.note}
-    return lines
-
-
-def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_schema: str | None = None) -> None:
+def _show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_schema: str | None) -> None:
     """Say what a run would do; write its schema where that was asked for."""
     n = problem.n if estimate is None else estimate
     for leak in problem.leaks:
         out.warn(leak)
     warn_of_plan(out, plan)
     lines = [f"note: {note}" for note in problem.notes]
-    lines += ["", f"{n} rows, {problem.d} columns of numbers, {problem.target.task} of {problem.target.name!r}"]
-    if problem.target.classes:
-        lines.append(f"classes: {', '.join(problem.target.classes)}")
+    target = problem.target
+    lines += ["", f"{n} rows, {problem.d} columns of numbers, {target.task} of {target.name!r}"]
+    if target.classes:
+        lines.append(f"classes: {', '.join(target.classes)}")
     lines += [f"  {column.name:24} {column.words()}" for column in problem.schema.columns]
     written = "nothing was written"
     if write_schema is not None:
@@ -355,8 +340,8 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_sch
     data = {
         "n": n,
         "d": problem.d,
-        "task": problem.target.task,
-        "classes": problem.target.classes,
+        "task": target.task,
+        "classes": target.classes,
         "schema": problem.schema.to_toml(),
         "leaks": problem.leaks,
         "notes": problem.notes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -49,11 +50,10 @@ class Out:
 
 def warn_of_plan(out: Out, plan: Any) -> None:
     """Warn of a delta that would allow publishing whole records."""
-    caution = (
-        "" if plan.facts.epsilon == float("inf") else late("privacy.leaks").large_delta(plan.facts.delta, plan.facts.n)
-    )
-    if caution:
-        out.warn(caution)
+    if plan.facts.epsilon < float("inf"):
+        caution = late("privacy.leaks").large_delta(plan.facts.delta, plan.facts.n)
+        if caution:
+            out.warn(caution)
 
 
 def plain(value: Any) -> Any:
@@ -64,10 +64,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if hasattr(value, "tolist"):
         return plain(value.tolist())
-    if isinstance(value, float) and value != value:
-        return None
-    return (
-        ("inf" if value > 0 else "-inf")
-        if isinstance(value, float) and value in (float("inf"), -float("inf"))
-        else value
-    )
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from isthmus.base.whole import replaced
 from isthmus.report import _words, svg
-from isthmus.report.record import FORMAT, Record, rounded_up
+from isthmus.report.record import FORMAT, Record, rounded_down, rounded_up
 
 _HERE = Path(__file__).parent
 
@@ -35,8 +35,6 @@ def render(record: Record) -> str:
     Every figure in it is a figure of the record, or follows from one by a formula that is named beside it.  What is not
     in the record is left out, and the end of the report says that it is.
     """
-    charts = {name: Markup(drawn) for name, drawn in _charts(record).items()}
-    curves = [(curve, Markup(drawn)) for curve, drawn in _curves(record)]
     judgement = verdict(record)
     return _template().render(
         record=record,
@@ -57,8 +55,8 @@ def render(record: Record) -> str:
         energy=_energy(record),
         plan=_plan(record),
         absent=_absent(record),
-        charts=charts,
-        curves=curves,
+        charts={name: Markup(drawn) for name, drawn in _charts(record).items()},
+        curves=[(curve, Markup(drawn)) for curve, drawn in _curves(record)],
         css=Markup(_css()),
         format=FORMAT,
     )
@@ -104,7 +102,7 @@ def _charts(record: Record) -> dict[str, str]:
         unspent = max(0.0, shared["epsilon"] - shared["spent"])
         parts = [
             svg.Part(shared["spent"], f"spent so far, by all runs: epsilon {rounded_up(shared['spent'])}"),
-            svg.Part(unspent, f"left: epsilon {_words.at_least(unspent)}", "empty"),
+            svg.Part(unspent, f"left: epsilon {rounded_down(unspent)}", "empty"),
         ]
         ends = ("0", f"epsilon {_words.number(shared['epsilon'])}")
         charts["shared"] = svg.meter("shared", "The shared budget", parts, shared["epsilon"], ends)
@@ -196,6 +194,9 @@ def _trained(record: Record) -> list[tuple[str, str]]:
     """The facts of the data and the model, those that are there."""
     data, model = record.data, record.model
     hidden = record.privacy is not None and record.privacy["n"] is None
+    saw = "as they are."
+    if record.private:
+        saw = "each with noise added; no value of a single record was released."
     rows = [
         ("Data", data["name"]),
         ("Target", data["target"]),
@@ -211,18 +212,10 @@ def _trained(record: Record) -> list[tuple[str, str]]:
         ("Rounds", model["rounds"] and f"{model['rounds']:,}"),
         ("Constraint", model["constraint"]),
         ("Penalty", model["penalty"]),
-        ("What the training saw", model["dims"] and _trained_on(record)),
+        ("What the training saw", model["dims"] and f"{model['dims']:,} sums over many records, {saw}"),
         ("Training time", model["seconds"] is not None and _words.duration(model["seconds"])),
     ]
     return [(name, value) for name, value in rows if value]
-
-
-def _trained_on(record: Record) -> str:
-    """How many numbers the training was made from, and what they are."""
-    sums = f"{record.model['dims']:,} sums over many records"
-    if not record.private:
-        return f"{sums}, as they are."
-    return f"{sums}, each with noise added; no value of a single record was released."
 
 
 def _metrics(record: Record) -> list[dict[str, Any]]:
@@ -274,8 +267,8 @@ def _comparison(record: Record) -> dict[str, Any] | None:
     missing = [peer for peer, there in measured_peers.items() if not there]
     unprotected = any(row["epsilon"] == math.inf for row in rows)
     gaps = any(row[name] is None for row in rows for name in ("epsilon", "score", "dims", "seconds"))
-    columns = {"missing": missing, "measure": measure, "unprotected": unprotected, "gaps": gaps}
-    return {"rows": rows, "found": measured_peers, **columns}
+    told = {"missing": missing, "measure": measure, "unprotected": unprotected, "gaps": gaps}
+    return {"rows": rows, "found": measured_peers, **told}
 
 
 def _comparison_bars(record: Record) -> list[tuple[str, float, bool]]:
@@ -315,12 +308,7 @@ def _plan(record: Record) -> dict[str, Any] | None:
     exact = [i for i in same if choices[i]["name"] == model["choice"]]
     chosen = next(iter(exact or same), None)
     columns = [column for column in _COLUMNS if any(choice[column[0]] is not None for choice in choices)]
-    return {
-        "choices": choices,
-        "chosen": chosen,
-        "columns": columns,
-        **{k: record.plan[k] for k in ("refused", "notes")},
-    }
+    return {**record.plan, "chosen": chosen, "columns": columns}
 
 
 _COLUMNS = (
@@ -412,7 +400,12 @@ def verdict(record: Record) -> Verdict:
     weak = epsilon > REASONABLE
     degree = "weak" if weak else "strong" if epsilon <= STRONG else "reasonable"
     headline = "Private, but the promise is weak" if weak else f"Private: a {degree} promise"
-    guess = _words.at_most(_words.best_guess(epsilon, delta))
+    best = _words.best_guess(epsilon, delta)
+    guess = _words.at_most(best)
+    odds = [
+        svg.Part(0.5, "a coin toss: 50%", "soft"),
+        svg.Part(best - 0.5, f"what the results add, at most: up to {guess}"),
+    ]
     _, question = _changes(privacy)
     summary = (
         f"Somebody who knows everything else and guesses, from even odds, {question} is right at most {guess} of the "
@@ -426,11 +419,12 @@ def verdict(record: Record) -> Verdict:
         f"{summary} {_EXCEPT}" if leaked else summary,
         _cautions(privacy),
         _key_figures(privacy),
-        _odds(epsilon, delta, guess),
+        svg.meter("odds", "How often a guess about one record can be right", odds, 1.0, ("never", "always right")),
     )
 
 
 def _changes(privacy: Mapping[str, Any]) -> tuple[str, str]:
+    """The change that must not show, and what an attacker asks of it."""
     relation = privacy["adjacency"]
     return _CHANGES.get(relation, (relation, "which of two neighbouring sets of records was used"))
 
@@ -497,15 +491,6 @@ def _void(privacy: Mapping[str, Any]) -> list[KeyFigure]:
         KeyFigure("delta", _words.decimals(privacy["delta"]), slack),
         KeyFigure("not protected against", _changes(privacy)[0], sentence, wide=True),
     ]
-
-
-def _odds(epsilon: float, delta: float, guess: str) -> str:
-    gain = _words.best_guess(epsilon, delta) - 0.5
-    parts = [
-        svg.Part(0.5, "a coin toss: 50%", "soft"),
-        svg.Part(gain, f"what the results add, at most: up to {guess}"),
-    ]
-    return svg.meter("odds", "How often a guess about one record can be right", parts, 1.0, ("never", "always right"))
 
 
 LITTLE = 100
@@ -614,11 +599,6 @@ def _guarantee(record: Record) -> str:
     if record.privacy is None or not record.private:
         return "None: this model is not private."
     epsilon, delta = rounded_up(record.privacy["epsilon"]), _words.decimals(record.privacy["delta"])
-    return f"Differentially private with epsilon {epsilon} and delta {delta}, for {_relation(record)}."
-
-
-def _relation(record: Record) -> str:
-    assert record.privacy is not None
-    return {"add-remove": "adding or removing one record", "replace-one": "replacing one record"}.get(
-        record.privacy["adjacency"], record.privacy["adjacency"]
-    )
+    relations = {"add-remove": "adding or removing one record", "replace-one": "replacing one record"}
+    relation = relations.get(record.privacy["adjacency"], record.privacy["adjacency"])
+    return f"Differentially private with epsilon {epsilon} and delta {delta}, for {relation}."

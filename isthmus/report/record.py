@@ -446,10 +446,7 @@ def rounded_up(value: float) -> str:
     >>> rounded_up(0.91761), rounded_up(math.inf)
     ('0.9177', 'inf')
     """
-    if value == 0 or math.isinf(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{math.ceil(value / unit) * unit:.4g}"
+    return _four_digits(value, math.ceil)
 
 
 def rounded_down(value: float) -> str:
@@ -458,10 +455,14 @@ def rounded_down(value: float) -> str:
     >>> rounded_down(1.11029), rounded_down(0.0)
     ('1.11', '0')
     """
+    return _four_digits(value, lambda units: math.floor(units + 1e-9))
+
+
+def _four_digits(value: float, rounding: Callable[[float], int]) -> str:
     if value <= 0 or math.isinf(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{math.floor(value / unit) * unit:.4g}"
+    return f"{rounding(value / unit) * unit:.4g}"
 
 
 def _parsed(where: str, content: str) -> Any:
@@ -553,7 +554,7 @@ def described(
             warnings = (*warnings, UNCOUNTED)
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
+        "versions": _versions(),
         "data": _facts_of_data(estimator, data),
         "model": _facts_of_model(estimator),
         "privacy": None if statement is None else json.loads(statement.to_json()),
@@ -566,7 +567,7 @@ def described(
     }
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """The versions of the packages that a result depends on."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:

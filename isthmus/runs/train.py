@@ -79,7 +79,9 @@ def start(
     settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE
 ) -> Outcome | None:
     """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
-    _check_ranks(settings, crew)
+    bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
+    remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
+    validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
     shared = None if settings.budget is None or not crew.leads else open_shared(settings.budget)
     salt = str(crew.lead(lambda: secrets.token_hex(16)))
     problem = prepare(settings, declared, salt=salt, crew=crew)
@@ -102,7 +104,9 @@ def start(
     try:
         return _carry(run, settled, problem, shared, warn=warn, progress=progress, crew=crew)
     except BaseException as error:
-        if not _begun(run):  # nothing was spent: leave nothing behind
+        ledger = run.path / files.LEDGER
+        spent = run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
+        if not spent:  # leave nothing behind
             shutil.rmtree(run.path)
             if isinstance(error, Interrupted):
                 raise Interrupted("The run was stopped before anything was spent: start it again") from None
@@ -115,7 +119,11 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
     stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
     settings = Settings.from_dict(json.loads(stored["settings"]))
     if stored["done"]:
-        return None if run is None else _finished(run, settings, say)
+        if run is None:
+            return None
+        say(f"{run.path} is finished: there is nothing left to do")
+        tidy(run)
+        return outcome_of(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
     schema = Schema.from_toml(stored["schema"], files.SCHEMA)
     problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
     if run is None:
@@ -135,26 +143,6 @@ def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
     salt = "" if settings.get("test_fraction") is None or run.has(files.RUN) else run.read(files.SECRET).decode()
     text = json.dumps(settings)
     return {"settings": text, "done": run.has(files.RUN), "schema": run.read(files.SCHEMA).decode(), "salt": salt}
-
-
-def _finished(run: RunFolder, settings: Settings, say: Say) -> Outcome:
-    """What a run that is done left behind."""
-    say(f"{run.path} is finished: there is nothing left to do")
-    tidy(run)
-    return outcome_of(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
-
-
-def _check_ranks(settings: Settings, crew: Crew) -> None:
-    """Refuse what needs all rows in one process."""
-    bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
-    remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
-    validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
-
-
-def _begun(run: RunFolder) -> bool:
-    """Whether something was charged or kept."""
-    ledger = run.path / files.LEDGER
-    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
 
 
 def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
@@ -239,10 +227,18 @@ def _train(
 ) -> Any:
     """The fitted estimator; already trained, the one in the folder."""
     if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
-        return _trained(run, crew)
+        with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
+            path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
+            return estimators.load(path) if run is None else files.load_model(run).estimator
     checkpoint = None if run is None else run.path / files.CHECKPOINT
-    if checkpoint is not None:
-        _check_readable(checkpoint)
+    if checkpoint is not None and checkpoint.exists():
+        try:
+            State.load(checkpoint)
+        except validate.InvalidInput:
+            raise FolderDamaged(
+                f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the same "
+                "ledger (what was spent stays spent)"
+            ) from None
     seed = 0 if run is None else run.settings["seed"]
     options: dict[str, Any] = {"ledger": ledger, "checkpoint": checkpoint, "seed": seed, "verbose": int(progress)}
     estimator = _estimator(settings, problem, **options)
@@ -254,24 +250,7 @@ def _train(
     return estimator
 
 
-def _trained(run: RunFolder | None, crew: Crew) -> Any:
-    """The model in rank 0's folder, on every rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
-        return files.load_model(run).estimator if run is not None else estimators.load(path)  # type: ignore[arg-type]
-
-
-def _check_readable(checkpoint: Path) -> None:
-    """Refuse a checkpoint that was cut or altered."""
-    if not checkpoint.exists():
-        return
-    try:
-        State.load(checkpoint)
-    except validate.InvalidInput:
-        raise FolderDamaged(
-            f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the same ledger "
-            "(what was spent stays spent)"
-        ) from None
+_AS_GIVEN = ("algorithm", "l1", "l2", "clip", "step", "max_iter", "batch_size", "scale", "data_norm", "n", "adjacency")
 
 
 def _estimator(
@@ -279,32 +258,23 @@ def _estimator(
 ) -> Any:
     """The estimator that the settings describe, not fitted."""
     target = problem.target
-    options: dict[str, Any] = {
+    given = vars(settings)
+    options: dict[str, Any] = {name: given[name] for name in _AS_GIVEN} | {
         "epsilon": measure.training_epsilon(settings, _delta(settings, problem)),
         "delta": _delta(settings, problem),
-        "algorithm": settings.algorithm,
         "constraint": read_constraint(settings.constraint),
-        "l1": settings.l1,
-        "l2": settings.l2,
-        "clip": settings.clip,
-        "step": settings.step,
-        "max_iter": settings.max_iter,
-        "batch_size": settings.batch_size,
-        "scale": settings.scale,
         "features": settings.shape,
         "bounds": problem.bounds,
-        "data_norm": settings.data_norm,
         "fit_intercept": settings.intercept,
         "public": problem.public,
-        "n": settings.n,
-        "adjacency": settings.adjacency,
         "ledger": ledger,
         "checkpoint": checkpoint,
         "options": settings.options or None,
         "random_state": seed,
         "verbose": verbose,
-        **({} if settings.loss is None else {"loss": settings.loss}),
     }
+    if settings.loss is not None:
+        options["loss"] = settings.loss
     if target.task == "classification":
         options |= {"classes": list(target.classes or ()), "class_weight": settings.class_weight}
         return PrivateClassifier(**options)
@@ -315,8 +285,7 @@ def _measured(
     run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: Crew
 ) -> Measured:
     """The figures of the test rows; already measured, those in the folder."""
-    done = bool(crew.lead(lambda: run.has(files.METRICS)))  # type: ignore[union-attr]
-    if done:
+    if crew.lead(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
         return Measured() if run is None else Measured.from_dict(run.read_sealed(files.METRICS))
     measured, apart = Measured(), settings.measure_epsilon is None or not settings.private
     if problem.test is not None and (crew.leads or not apart):  # exact figures are of rows that rank 0 has whole
@@ -394,11 +363,6 @@ class Outcome:
         """What epsilon does not cover."""
         return [] if self.record.privacy is None else list(self.record.privacy["leaks"])
 
-    @property
-    def charged_test(self) -> bool:
-        """Whether figures of test rows were bought from epsilon."""
-        return self.bought > 0
-
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return {
@@ -416,6 +380,9 @@ class Outcome:
 
 def facts_of(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[str, Any]:
     """What the record needs of the fitted estimator, for the stages after it."""
+    public_rows = None
+    if problem.public is not None:
+        public_rows = int((problem.public[0] if isinstance(problem.public, tuple) else problem.public).shape[0])
     data = {
         "name": problem.name,
         "n": problem.n if settings.n is None else None,
@@ -423,7 +390,7 @@ def facts_of(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[
         "features": problem.features,
         "fields": [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns] or None,
         "test_rows": problem.test_rows,
-        "public_rows": None if problem.public is None else _rows(problem.public),
+        "public_rows": public_rows,
     }
     title = settings.title or f"{problem.target.name} from {problem.name}"
     record = Record.of(estimator, title=title, data=data, purpose=settings.purpose, owner=settings.owner).to_dict()
@@ -458,9 +425,8 @@ def write_record(
         record |= {"privacy": json.loads(statement.to_json()), "words": statement.words()}
         fitted.privacy_ = statement
         estimators.save(fitted, run.path / files.MODEL)
-        warnings += (
-            [f"The run was interrupted: epsilon counts {lost} releases that were paid for and lost."] if lost else []
-        )
+        if lost:
+            warnings.append(f"The run was interrupted: epsilon counts {lost} releases that were paid for and lost.")
         if ledger.shared is not None and ledger.shared.budget is not None:
             spent = {"epsilon": ledger.shared.budget[0], "spent": ledger.shared.spent()}
             record["budget"] |= {"shared": {"file": Path(settings.budget or "").name, **spent}}
@@ -513,7 +479,3 @@ def outcome_of(run: RunFolder, settings: Settings, ledger: Ledger | None) -> Out
     delta = None if record.privacy is None else float(record.privacy["delta"])
     spent = math.inf if ledger is None or delta is None else ledger.spent(delta)
     return Outcome(run.path, record, measured.figures, spent, delta, list(record.warnings), measured.releases)
-
-
-def _rows(public: Any) -> int:
-    return int((public[0] if isinstance(public, tuple) else public).shape[0])
