@@ -183,9 +183,10 @@ def _lede(record: Record) -> str:
     """One sentence: what was trained, on what, how."""
     data, model = record.data, record.model
     subject = f"A {model['task']} model" + (f" that predicts \u201c{data['target']}\u201d" if data["target"] else "")
-    wide = f"{len(data['fields']):,} fields" if data["fields"] else f"{data['d']:,} columns" if data["d"] else ""
-    sizes = [f"{data['n']:,} records" if data["n"] else "", wide]
-    size = ", ".join(filter(None, sizes))
+    counts = [(data["n"], "records"), (len(data["fields"] or ()), "fields")]
+    if not data["fields"]:
+        counts.append((data["d"], "columns"))
+    size = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     rounds = f" in {model['rounds']:,} rounds" if model["rounds"] else ""
     return f"{subject}, trained by {model['algorithm']}{rounds} on {data['name']}{f' ({size})' if size else ''}."
 
@@ -398,8 +399,12 @@ def verdict(record: Record) -> Verdict:
         return Verdict("bad", "NOT private", _reason(privacy), (), _key_figures(privacy), "")
     epsilon, delta = privacy["epsilon"], privacy["delta"]
     weak = epsilon > REASONABLE
-    degree = "weak" if weak else "strong" if epsilon <= STRONG else "reasonable"
-    headline = "Private, but the promise is weak" if weak else f"Private: a {degree} promise"
+    if weak:
+        headline = "Private, but the promise is weak"
+    elif epsilon <= STRONG:
+        headline = "Private: a strong promise"
+    else:
+        headline = "Private: a reasonable promise"
     best = _words.best_guess(epsilon, delta)
     guess = _words.at_most(best)
     odds = [
@@ -412,11 +417,15 @@ def verdict(record: Record) -> Verdict:
         "time, whatever they compute from the results. Tossing a coin is right 50% of the time."
     )
     leaked = bool(privacy["leaks"])
-    headline += ", but not all that was read is covered" if leaked else ""
+    if leaked:
+        headline += ", but not all that was read is covered"
+        summary += f" {_EXCEPT}"
+    if record.warnings:
+        headline += ", subject to the warnings below"
     return Verdict(
         "weak" if weak or leaked or record.warnings else "good",
-        headline + (", subject to the warnings below" if record.warnings else ""),
-        f"{summary} {_EXCEPT}" if leaked else summary,
+        headline,
+        summary,
         _cautions(privacy),
         _key_figures(privacy),
         svg.meter("odds", "How often a guess about one record can be right", odds, 1.0, ("never", "always right")),
@@ -579,10 +588,15 @@ def fact(leak: str) -> str:
 def _data(record: Record) -> str:
     data = record.data
     hidden = record.privacy is not None and record.privacy["n"] is None
-    sizes = ["a number of records that is not published"] if hidden else [f"{data['n']:,} records"] if data["n"] else []
-    sizes += [f"{len(data['fields'])} fields"] if data["fields"] else []
-    sizes += [f"{data['test_rows']:,} records kept out for the figures"] if data["test_rows"] else []
-    sizes += [f"{data['public_rows']:,} public records"] if data["public_rows"] else []
+    counts = [
+        (data["n"], "records"),
+        (len(data["fields"] or ()), "fields"),
+        (data["test_rows"], "records kept out for the figures"),
+        (data["public_rows"], "public records"),
+    ]
+    sizes = [f"{count:,} {what}" for count, what in counts if count]
+    if hidden:
+        sizes.insert(0, "a number of records that is not published")
     target = f", to predict \u201c{data['target']}\u201d" if data["target"] else ""
     return f"{data['name']}{': ' + ', '.join(sizes) if sizes else ''}{target}."
 

@@ -1,4 +1,10 @@
-"""Checkers for what was read from a file: each takes (where, value) and returns the value, frozen, or refuses it.
+"""The record of a run: everything that its report may show, and nothing else.
+
+A record is one JSON object, the file `run.json`.  Reading one checks every field, and that its parts agree: words that
+promise what the figures do not, a figure of the training data of a private run, or a number of records that the
+privacy statement keeps to itself are refused.
+
+First come checkers for what was read from a file: each takes (where, value) and returns it, frozen, or refuses it.
 
 >>> shape = fields({"name": text}, {"rows": maybe(count)})
 >>> dict(shape("data", {"name": "census"}))
@@ -7,13 +13,7 @@
 Traceback (most recent call last):
 isthmus.base.validate.InvalidInput: data={'rows': 3} is not allowed: give 'name' too, which is missing
 
-The record of a run: everything that its report may show, and nothing else.
-
-A record is one JSON object, the file `run.json`.  Reading one checks every field, and that its parts agree: words that
-promise what the figures do not, a figure of the training data of a private run, or a number of records that the
-privacy statement keeps to itself are refused.
-
-What a fitted estimator may show of itself: its attributes, as the parts of a record.
+Last comes what a fitted estimator may show of itself: its attributes, as the parts of a record.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from isthmus.estimators.summary import DELTA, Summary, private_summary
 from isthmus.privacy import Ledger, epsilon_of, event_json
 from isthmus.runs.config import Settings, target_of
 from isthmus.tables.files import read
-from isthmus.tables.schema import Column, Schema
+from isthmus.tables.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,6 @@ def describe(settings: Settings, declared: Schema, bins: int) -> Summary:
     budget = (settings.epsilon, delta) if shared is None else None
     label = f"describe {table.name}"
     ledger = Ledger(None, budget, shared=shared, label=label, adjacency=settings.adjacency)
-    schema = Schema(tuple(_ranged(settings, column) for column in declared.columns), target_of(settings))
+    schema = Schema(tuple(c.settled(settings.bounds, None) for c in declared.columns), target_of(settings))
     options: dict[str, Any] = {"epsilon": settings.epsilon, "delta": delta, "adjacency": settings.adjacency}
     return private_summary(table.frame, schema, bins=bins, ledger=ledger, **options)
-
-
-def _ranged(settings: Settings, column: Column) -> Column:
-    """With the range that was declared of all numbers, where it has none of its own."""
-    bare = column.type == "number" and column.bounds is None
-    return replace(column, bounds=settings.bounds) if bare and settings.bounds is not None else column

@@ -24,6 +24,7 @@ import numpy as np
 
 from isthmus import estimators
 from isthmus.base import storage, validate
+from isthmus.tables.encode import dtype_kind
 from isthmus.tables.files import Table, check_numbers, numbers_of
 from isthmus.tables.schema import Schema
 
@@ -231,10 +232,9 @@ class Model:
 
 def _entries(values: Any) -> np.ndarray:
     """Identifiers as they were read; text where nothing is "" ."""
-    kind = getattr(values.dtype, "kind", "O")
-    return (
-        values.to_numpy() if kind in "iufb" else values.astype(object).where(values.notna(), "").to_numpy().astype(str)
-    )
+    if dtype_kind(values) in "iufb":
+        return values.to_numpy()
+    return values.astype(object).where(values.notna(), "").to_numpy().astype(str)
 
 
 def load_model(folder: RunFolder) -> Model:

@@ -229,7 +229,9 @@ def _train(
     if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
         with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
             path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
-            return estimators.load(path) if run is None else files.load_model(run).estimator
+            if run is not None:
+                return files.load_model(run).estimator
+            return estimators.load(path)  # type: ignore[arg-type]
     checkpoint = None if run is None else run.path / files.CHECKPOINT
     if checkpoint is not None and checkpoint.exists():
         try:

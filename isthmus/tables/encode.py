@@ -28,18 +28,7 @@ from isthmus.base import validate
 from isthmus.tables.entries import DAY, Signs, day, number
 from isthmus.tables.schema import Column, Schema, Target
 
-BOOLEANS = {
-    "true": 1.0,
-    "false": 0.0,
-    "yes": 1.0,
-    "no": 0.0,
-    "t": 1.0,
-    "f": 0.0,
-    "y": 1.0,
-    "n": 0.0,
-    "1": 1.0,
-    "0": 0.0,
-}
+BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), 1.0) | dict.fromkeys(("false", "no", "f", "n", "0"), 0.0)
 
 ABSENT = frozenset(
     {"", "?", "-", "--", "na", "n/a", "nan", "null", "none", "<na>"}
@@ -86,16 +75,14 @@ def encode(frame: Any, schema: Schema) -> np.ndarray:
 
 def bounds_of(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     """Public ranges of the encoded columns; NaN where a range has to be bought."""
-    low, high = [], []
+    ranges = []
     for column in schema.columns:
-        numeric = column.type in ("number", "date")
-        own = column.bounds if numeric else (0.0, 1.0)
-        first = (np.nan, np.nan) if own is None else own
-        rest = len(column.features) - 1
-        if rest >= 0:
-            low += [first[0]] + [0.0] * rest
-            high += [first[1]] + [1.0] * rest
-    return np.array(low), np.array(high)
+        own = [(0.0, 1.0)] * len(column.features)
+        if column.type in ("number", "date"):
+            own[0] = column.bounds or (np.nan, np.nan)
+        ranges += own
+    low, high = np.array(ranges, dtype=np.float64).reshape(-1, 2).T
+    return low.copy(), high.copy()
 
 
 def _fill(out: np.ndarray, values: Any, column: Column) -> None:
@@ -152,7 +139,7 @@ def check_readable(values: Any, absent: np.ndarray, column: Column) -> None:
     it would be filled by a constant without a word.
     """
     typed = "M" if column.type == "date" else "iufbM"
-    if not absent.any() or getattr(getattr(values, "dtype", None), "kind", "O") in typed:
+    if not absent.any() or dtype_kind(values) in typed:
         return
     entries, codes = _entries(values)
     own = (date,) if column.type == "date" else _NUMBERS  # such an entry is missing only where it was declared to be
@@ -254,9 +241,14 @@ def _float(value: Any) -> float:
         return np.inf
 
 
+def dtype_kind(values: Any) -> str:
+    """The letter of a column's type, as numpy has it: "O" for a list, and for types that numpy does not know."""
+    return getattr(getattr(values, "dtype", None), "kind", "O")
+
+
 def as_numbers(values: Any, column: Column) -> np.ndarray:
     """The entries as float64, NaN where there is no finite number."""
-    kind = getattr(getattr(values, "dtype", None), "kind", "O")
+    kind = dtype_kind(values)
     if kind in "iufb":
         missing = hasattr(values.dtype, "na_value")  # a column of pandas that knows missing integers
         numbers = values.to_numpy(np.float64, na_value=np.nan) if missing else np.asarray(values, dtype=np.float64)
@@ -287,7 +279,7 @@ def _number(entry: Any, column: Column) -> float:
 def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
     """Days since 1970, NaN where there is no date; text has the one format that is given, ISO (2024-12-31) if none."""
     gone = [day(word, own) for word in absent for own in {form, ""}]
-    if getattr(getattr(values, "dtype", None), "kind", "O") != "M":
+    if dtype_kind(values) != "M":
         distinct, codes = _entries(values)
         return np.array([_day(entry, form, absent, gone) for entry in distinct], dtype=np.float64)[codes]
     plain = values.to_numpy(dtype="datetime64[us]") if hasattr(values, "to_numpy") else values.astype("datetime64[us]")

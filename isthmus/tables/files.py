@@ -118,7 +118,8 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
         separator = separator_of(file, reading)
         return Table(name, _read_text(file, reading, separator), separator=separator)
     if kind == "parquet":
-        return Table(name, ParquetFrame(file) if in_slices(file) else _read_parquet(file))
+        in_slices = os.path.isdir(file) or file.stat().st_size >= LARGE
+        return Table(name, ParquetFrame(file) if in_slices else _read_parquet(file))
     if kind == "npz":
         return _read_npz(file, name, part)
     return _read_libsvm(file, name, reading)
@@ -319,7 +320,8 @@ def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
         _bad_line(file, str(error).split("C error:")[-1].strip())
     if not isinstance(frame.index, pandas.RangeIndex):  # it took the first column for names of the rows
         _bad_line(file, f"Expected {len(names)} fields in line 2, saw more")
-    return _named(frame, file)
+    frame.columns = stripped_names(frame.columns, file)
+    return frame
 
 
 def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str]:
@@ -357,11 +359,8 @@ def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
     with _unpacked(file), _open(file) as stream:
         if not any(b'"' in block for block in iter(lambda: stream.read(1 << 20), b"")):
             return
-    with (
-        _unpacked(file),
-        _open(file) as stream,
-        io.TextIOWrapper(stream, encoding=_codec(reading), newline="") as lines,
-    ):
+    with _unpacked(file), _open(file) as stream:
+        lines = io.TextIOWrapper(stream, encoding=_codec(reading), newline="")
         reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
         try:
             for _ in reader:
@@ -378,17 +377,13 @@ def _read_parquet(file: Path) -> Any:
 
     try:
         data = parquet_dataset(file, "data")  # what pandas wrote into the footer may rename columns or hide them
-        return _named(data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True), file)
+        frame = data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True)
+        frame.columns = stripped_names(frame.columns, file)
+        return frame
     except validate.InvalidInput:
         raise
     except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # its words may quote an entry
         validate.unreadable(file, f"it is no Parquet file that pyarrow reads ({type(error).__name__}); write it anew")
-
-
-def _named(frame: Any, file: Path) -> Any:
-    """With stripped column names."""
-    frame.columns = stripped_names(frame.columns, file)
-    return frame
 
 
 def _read_npz(file: Path, name: str, part: str) -> Table:
@@ -436,21 +431,14 @@ def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
             "with 0, and --features at least as large as the largest"
         )
         validate.unreadable(file, remedy)
-    notes = (
-        ()
-        if reading.features
-        else (f"the number of columns ({x.shape[1]}) is the largest index of the file; give it with --features",)
-    )
-    return Table(name, x=x, y=y, notes=notes)
+    if reading.features:
+        return Table(name, x=x, y=y)
+    note = f"the number of columns ({x.shape[1]}) is the largest index of the file; give it with --features"
+    return Table(name, x=x, y=y, notes=(note,))
 
 
 LARGE = 1 << 28
 """Parquet files of so many bytes are read in slices."""
-
-
-def in_slices(path: Path) -> bool:
-    """Whether a Parquet file is large, or a folder of files: by what the file system says of it."""
-    return os.path.isdir(path) or path.stat().st_size >= LARGE
 
 
 def stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, check_readable
+from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, check_readable, dtype_kind
 from isthmus.tables.entries import LOOKS, OTHER, Signs, formats_of, grouping
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, check_names, toml_value
@@ -86,7 +86,7 @@ def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None =
     if kind.column.type == "date":
         return _date(name, values, public)
     column = replace(kind.column, source=source)
-    if public and column.type in ("number", "bool") and bool(_missing(values, column).any()):
+    if public and column.type in ("number", "bool") and not np.isfinite(as_numbers(values, column)).all():
         column = replace(column, missing="indicator")  # of private rows one empty cell would add a column
     return replace(kind, column=_filled_in(column, values) if public else column)
 
@@ -94,7 +94,7 @@ def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None =
 def _kind(name: str, values: Any, signs: Signs) -> Guess:
     """The type alone."""
     dtype = values.dtype
-    kind = getattr(dtype, "kind", "O")
+    kind = dtype_kind(values)
     present = values.dropna()
     if kind == "O":
         present = present[
@@ -168,18 +168,19 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
 
 def _date(name: str, values: Any, public: bool) -> Guess:
     declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
-    text = getattr(values.dtype, "kind", "O") == "O"
+    text = dtype_kind(values) == "O"
     words, absent = as_words(values)
     written = [word for word in words[~absent] if LOOKS.fullmatch(word)] if text else []
     iso = not text or bool(np.isfinite(as_days(written)).all())
     if not public:
-        form = (
-            "" if iso else f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
-        )
-        remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare}){form}'
+        remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare})'
+        if not iso:
+            remedy += f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
         validate.refuse(f"columns.{name}", "dates", remedy)
     fitting = [""] if iso else formats_of(set(written))
-    validate.check(len(fitting) == 1, f"columns.{name}", "dates", _ambiguous(name, fitting))
+    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
+    remedy = f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
+    validate.check(len(fitting) == 1, f"columns.{name}", "dates", remedy)
     days = as_days(values, fitting[0])
     column = Column(name, "date", format=fitting[0], source="public")
     check_readable(values, ~np.isfinite(days), column)
@@ -187,11 +188,6 @@ def _date(name: str, values: Any, public: bool) -> Guess:
     missing = "indicator" if len(days) < len(values) else "fill"
     bounds = (float(days.min()), float(max(days.max(), days.min() + 1)))
     return Guess(replace(column, bounds=bounds, missing=missing))
-
-
-def _ambiguous(name: str, fitting: list[str]) -> str:
-    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
-    return f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
 
 
 def _filled_in(column: Column, values: Any) -> Column:
@@ -209,10 +205,6 @@ def _filled_in(column: Column, values: Any) -> Column:
         return column
     low, high = float(numbers.min()), float(numbers.max())
     return replace(column, bounds=(low, high if high > low else low + 1.0))
-
-
-def _missing(values: Any, column: Column) -> np.ndarray:
-    return ~np.isfinite(as_numbers(values, column))
 
 
 def _is_id(name: str, present: Any) -> bool:
@@ -255,26 +247,26 @@ def draft(
         validate.unreadable(path, "it has no named columns; a schema is for csv, tsv and parquet files")
     check_names(names, declared, None if target is None else target.name)
     own = sample is not None and Path(sample).resolve() == Path(path).resolve()
-    validate.check(
-        not own, "sample", str(sample), "give a file of rows that are public: the rows of this one are the private ones"
-    )
-    public = None if sample is None else _rows(sample, reading)
+    remedy = "give a file of rows that are public: the rows of this one are the private ones"
+    validate.check(not own, "sample", str(sample), remedy)
+    public = None
+    if sample is not None:
+        public = read(sample, reading=reading)
+        usable = public.frame is not None and public.n > 0
+        validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")
     types, columns = types_of(path, reading), {}
     why: dict[str, str] = {}
     for name in names:
         if target is not None and name == target.name:
             continue
-        column = declared.get(name) or _from_public(name, public, decimal, why) or _typed(name, types)
+        column = declared.get(name) or _from_public(name, public, decimal, why)
+        if column is None and identifies(name):
+            column = Column(name, "id", source="name")
+        elif column is None and name in types:
+            column = Column(name, types[name])
         columns[name] = None if column is None else column.settled(bounds, decimal)
     target = target if target is None or public is None else _target_told(target, public)
     return _written(Path(path), columns, why, target, sampled=public is not None)
-
-
-def _rows(sample: str | Path, reading: Reading | None) -> Table:
-    table = read(sample, reading=reading)
-    usable = table.frame is not None and table.n > 0
-    validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")
-    return table
 
 
 def _from_public(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
@@ -288,13 +280,6 @@ def _from_public(name: str, public: Table | None, decimal: str | None, why: dict
         return None
     why |= {name: guess.why} if guess.why else {}
     return Column(name, "id") if guess.column.type == "drop" and identifies(name) else guess.column
-
-
-def _typed(name: str, types: Mapping[str, str]) -> Column | None:
-    """What a name or the type in the file says."""
-    if identifies(name):
-        return Column(name, "id", source="name")
-    return Column(name, types[name]) if name in types else None
 
 
 def _target_told(target: Target, public: Table) -> Target:
@@ -318,16 +303,16 @@ def _written(
         lines += ["[columns]", f"# {FORMS}"]
         width = max(len(toml_value(name)) for name in open_ones)
         for name in open_ones:
-            lines.append(
-                f"{toml_value(name):{width}} = {toml_value(OPEN)}" + (f"  # {why[name]}" if name in why else "")
-            )
+            reason = f"  # {why[name]}" if name in why else ""
+            lines.append(f"{toml_value(name):{width}} = {toml_value(OPEN)}{reason}")
         lines.append("")
     for name, column in columns.items():
         if column is not None:
             note = [f"# {why[name]}"] if name in why else []
             lines += [*note, Schema((column,)).to_toml()]
-    sources = ", the options and the public sample, whose words and ranges you may widen"
-    source = sources if sampled else " and the options"
+    source = " and the options"
+    if sampled:
+        source = ", the options and the public sample, whose words and ranges you may widen"
     header = [
         f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
         f"# from its header{source}.",
