@@ -69,13 +69,11 @@ def load(name: str, path: str | Path | None = None) -> Dataset:
 
 def _read(name: str, z: Any) -> Dataset:
     if name in ("mnist", "fashion_mnist"):
-        return Dataset(
-            _images(z["x_train"]), z["y_train"].astype(np.int64), _images(z["x_test"]), z["y_test"].astype(np.int64)
-        )
+        return Dataset(_images(z["x_train"]), _labels(z["y_train"]), _images(z["x_test"]), _labels(z["y_test"]))
     if name in ("imdb", "reuters46", "a9a"):
         return Dataset(_csr(z, "train_"), _labels(z["y_train"]), _csr(z, "test_"), _labels(z["y_test"]))
     if name == "news20":
-        return Dataset(_csr(z, ""), z["y"].astype(np.int64) - 1)
+        return Dataset(_csr(z, ""), _labels(z["y"]) - 1)
     if name == "madelon":
         return Dataset(z["x_train"].astype(np.float64), z["y_train"], z["x_test"].astype(np.float64), z["y_test"])
     if name == "lending_club":

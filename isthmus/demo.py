@@ -91,12 +91,6 @@ def tail(row: Row) -> None:
     print(f"{row.epsilon:>8g}{row.score:>10.3f}{noise:>12}{numbers:>11}{row.seconds:>9.2f}", flush=True)
 
 
-def titles() -> None:
-    """The titles of the columns."""
-    print(f"{'':<42}{'':>8}{'test':>10}{'noise':>12}{'numbers':>11}")
-    print(f"{'':<42}{'epsilon':>8}{'accuracy':>10}{'multiplier':>12}{'released':>11}{'seconds':>9}")
-
-
 def public_alone(data: Digits) -> Row:
     """What the public records give by themselves: no private record is used."""
     name = f"public labels alone ({len(data.public[1])} records)"
@@ -122,7 +116,8 @@ def fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> Row:
 def compared(data: Digits, epsilons: Sequence[float], names: Sequence[str]) -> tuple[list[Row], float]:
     """All lines, and the epsilon of all private runs together."""
     ledger = Ledger(adjacency="add-remove")
-    titles()
+    print(f"{'':<42}{'':>8}{'test':>10}{'noise':>12}{'numbers':>11}")
+    print(f"{'':<42}{'epsilon':>8}{'accuracy':>10}{'multiplier':>12}{'released':>11}{'seconds':>9}")
     rows = [public_alone(data)]
     for epsilon in epsilons:
         rows += [fitted(name, data, epsilon, ledger=ledger, **RUNS[name](data)) for name in names]
@@ -212,13 +207,12 @@ def compressed(data: Digits, rounds: int = 800) -> None:
 
 def paragraphs(text: str, width: int = 100) -> str:
     """The text in lines that a terminal shows whole."""
-    return "\n".join(textwrap.fill(line, width, subsequent_indent=_below(line)) for line in text.split("\n"))
-
-
-def _below(line: str) -> str:
-    """What stands before the rest of a long line: it goes on below a list's words, or below a table's last column."""
-    columns = list(re.finditer(r"(?<=\S)  +", line))
-    return " " * (columns[-1].end() if columns else 2 * line.startswith("- "))
+    filled = []
+    for line in text.split("\n"):  # the rest of a long one goes on below a list's words, or a table's last column
+        columns = list(re.finditer(r"(?<=\S)  +", line))
+        below = columns[-1].end() if columns else 2 * line.startswith("- ")
+        filled.append(textwrap.fill(line, width, subsequent_indent=" " * below))
+    return "\n".join(filled)
 
 
 def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[str] = tuple(RUNS)) -> None:

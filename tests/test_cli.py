@@ -55,7 +55,7 @@ def test_python_minus_m() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "isthmus.cli", "--version"], check=True, capture_output=True, text=True
     )
-    declared = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
+    declared = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))
     assert process.stdout == f"isthmus, version {declared['project']['version']}\n"
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import click
 
 import isthmus
-from isthmus.cli import describing, tools, training
+from isthmus.cli import commands
 
 FAILED, WRONG, OVER_BUDGET, INTERRUPTED, DAMAGED = 1, 2, 3, 4, 5
 _CODES = {
@@ -71,7 +71,7 @@ class Commands(click.Group):
                 _answer(ctx, f"{type(error).__name__}: {error}", FAILED)
                 raise
             code, words = exit_code, str(error) + (_cheaper(error) if exit_code == OVER_BUDGET else "")
-        if training.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
+        if commands.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
             time.sleep(1)
         else:
             _answer(ctx, words, code)
@@ -107,5 +107,16 @@ def main() -> None:
     """Private models from tables, with low-dimensional gradients: train, predict, plan, audit, report."""
 
 
-for _command in (*training.COMMANDS, *describing.COMMANDS, *tools.COMMANDS):
+for _command in (
+    commands.schema,
+    commands.train,
+    commands.predict,
+    commands.describe,
+    commands.plan,
+    commands.budget,
+    commands.audit,
+    commands.report,
+    commands.demo,
+    commands.completion,
+):
     main.add_command(_command)

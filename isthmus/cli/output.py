@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import click
-
-from isthmus.cli import parts
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -16,6 +17,11 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
     return json_option(quiet_option(command))
+
+
+def late(module: str) -> ModuleType:
+    """A module of the package, loaded when a command first asks for it: `isthmus --help` answers at once."""
+    return importlib.import_module(f"isthmus.{module}")
 
 
 class Out:
@@ -44,9 +50,10 @@ class Out:
 
 def warn_of_plan(out: Out, plan: Any) -> None:
     """Warn of a delta that would allow publishing whole records."""
-    caution = "" if plan.facts.epsilon == float("inf") else parts.leaks.large_delta(plan.facts.delta, plan.facts.n)
-    if caution:
-        out.warn(caution)
+    if plan.facts.epsilon < float("inf"):
+        caution = late("privacy.leaks").large_delta(plan.facts.delta, plan.facts.n)
+        if caution:
+            out.warn(caution)
 
 
 def plain(value: Any) -> Any:
@@ -57,10 +64,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if hasattr(value, "tolist"):
         return plain(value.tolist())
-    if isinstance(value, float) and value != value:
-        return None
-    return (
-        ("inf" if value > 0 else "-inf")
-        if isinstance(value, float) and value in (float("inf"), -float("inf"))
-        else value
-    )
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

@@ -51,8 +51,8 @@ from isthmus.privacy.budget import mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
 from isthmus.problems.scaling import RowMaps, Scaled
+from isthmus.tables.encode import is_frame
 from isthmus.tables.encoder import check_numbers_only
-from isthmus.tables.frames import is_frame
 
 DECLARED = "what was declared about the data (its columns, classes, bounds, norms, ranges) is public knowledge"
 PUBLIC = "the rows given as public are public, and none of the private records is among them"

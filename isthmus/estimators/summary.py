@@ -30,9 +30,8 @@ from isthmus.estimators.scoring import Looks
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, noise_multiplier
 from isthmus.privacy.ledger import opened
 from isthmus.privacy.statement import Account
-from isthmus.tables.dates import from_days
-from isthmus.tables.encode import as_days, as_numbers, check_readable, encode
-from isthmus.tables.frames import as_frame
+from isthmus.tables.encode import as_days, as_frame, as_numbers, check_readable, encode
+from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
 
 RANGES, COUNTS, MEANS = "summary ranges", "summary counts", "summary means"

@@ -6,8 +6,7 @@
 True
 """
 
-from isthmus.report._card import expectation
-from isthmus.report.page import render, write
+from isthmus.report.page import expectation, render, write
 from isthmus.report.record import Record
 
 __all__ = ["Record", "expectation", "render", "write"]

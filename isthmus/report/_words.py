@@ -108,18 +108,6 @@ def decimals(value: float) -> str:
     return f"{value:.10f}".rstrip("0") if value >= 1e-6 else power(value)
 
 
-def at_least(value: float) -> str:
-    """Four digits, never above the value.
-
-    >>> at_least(1.99057), at_least(2.0)
-    ('1.99', '2')
-    """
-    if value <= 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return f"{math.floor(value / unit + 1e-9) * unit:.4g}"
-
-
 def one_in(share: float) -> str:
     """A small probability as a chance, never rounded to a smaller one.
 

@@ -1,10 +1,17 @@
-"""The page: a record, put into words, tables and charts, as one HTML file that loads nothing."""
+"""The page: a record, put into words, tables and charts, as one HTML file that loads nothing.
+
+What the report says first: whether the run is private, how far that goes, and on what it rests.
+
+The model card: what the model is for, what it was made of, what it promises and reaches, and where it ends.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -15,11 +22,10 @@ from markupsafe import Markup
 
 from isthmus.base.whole import replaced
 from isthmus.report import _words, svg
-from isthmus.report._card import card, expectation, fact
-from isthmus.report._verdict import RULE, verdict
-from isthmus.report.record import FORMAT, Record, rounded_up
+from isthmus.report.record import FORMAT, Record, rounded_down, rounded_up
 
 _HERE = Path(__file__).parent
+
 _PEERS = {"Plain DP-SGD": ("dp-sgd", "dp_sgd", "dpsgd"), "Public labels alone": ("public labels", "public alone")}
 
 
@@ -29,8 +35,6 @@ def render(record: Record) -> str:
     Every figure in it is a figure of the record, or follows from one by a formula that is named beside it.  What is not
     in the record is left out, and the end of the report says that it is.
     """
-    charts = {name: Markup(drawn) for name, drawn in _charts(record).items()}
-    curves = [(curve, Markup(drawn)) for curve, drawn in _curves(record)]
     judgement = verdict(record)
     return _template().render(
         record=record,
@@ -51,8 +55,8 @@ def render(record: Record) -> str:
         energy=_energy(record),
         plan=_plan(record),
         absent=_absent(record),
-        charts=charts,
-        curves=curves,
+        charts={name: Markup(drawn) for name, drawn in _charts(record).items()},
+        curves=[(curve, Markup(drawn)) for curve, drawn in _curves(record)],
         css=Markup(_css()),
         format=FORMAT,
     )
@@ -98,7 +102,7 @@ def _charts(record: Record) -> dict[str, str]:
         unspent = max(0.0, shared["epsilon"] - shared["spent"])
         parts = [
             svg.Part(shared["spent"], f"spent so far, by all runs: epsilon {rounded_up(shared['spent'])}"),
-            svg.Part(unspent, f"left: epsilon {_words.at_least(unspent)}", "empty"),
+            svg.Part(unspent, f"left: epsilon {rounded_down(unspent)}", "empty"),
         ]
         ends = ("0", f"epsilon {_words.number(shared['epsilon'])}")
         charts["shared"] = svg.meter("shared", "The shared budget", parts, shared["epsilon"], ends)
@@ -179,9 +183,10 @@ def _lede(record: Record) -> str:
     """One sentence: what was trained, on what, how."""
     data, model = record.data, record.model
     subject = f"A {model['task']} model" + (f" that predicts \u201c{data['target']}\u201d" if data["target"] else "")
-    wide = f"{len(data['fields']):,} fields" if data["fields"] else f"{data['d']:,} columns" if data["d"] else ""
-    sizes = [f"{data['n']:,} records" if data["n"] else "", wide]
-    size = ", ".join(filter(None, sizes))
+    counts = [(data["n"], "records"), (len(data["fields"] or ()), "fields")]
+    if not data["fields"]:
+        counts.append((data["d"], "columns"))
+    size = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     rounds = f" in {model['rounds']:,} rounds" if model["rounds"] else ""
     return f"{subject}, trained by {model['algorithm']}{rounds} on {data['name']}{f' ({size})' if size else ''}."
 
@@ -190,6 +195,9 @@ def _trained(record: Record) -> list[tuple[str, str]]:
     """The facts of the data and the model, those that are there."""
     data, model = record.data, record.model
     hidden = record.privacy is not None and record.privacy["n"] is None
+    saw = "as they are."
+    if record.private:
+        saw = "each with noise added; no value of a single record was released."
     rows = [
         ("Data", data["name"]),
         ("Target", data["target"]),
@@ -205,18 +213,10 @@ def _trained(record: Record) -> list[tuple[str, str]]:
         ("Rounds", model["rounds"] and f"{model['rounds']:,}"),
         ("Constraint", model["constraint"]),
         ("Penalty", model["penalty"]),
-        ("What the training saw", model["dims"] and _trained_on(record)),
+        ("What the training saw", model["dims"] and f"{model['dims']:,} sums over many records, {saw}"),
         ("Training time", model["seconds"] is not None and _words.duration(model["seconds"])),
     ]
     return [(name, value) for name, value in rows if value]
-
-
-def _trained_on(record: Record) -> str:
-    """How many numbers the training was made from, and what they are."""
-    sums = f"{record.model['dims']:,} sums over many records"
-    if not record.private:
-        return f"{sums}, as they are."
-    return f"{sums}, each with noise added; no value of a single record was released."
 
 
 def _metrics(record: Record) -> list[dict[str, Any]]:
@@ -268,8 +268,8 @@ def _comparison(record: Record) -> dict[str, Any] | None:
     missing = [peer for peer, there in measured_peers.items() if not there]
     unprotected = any(row["epsilon"] == math.inf for row in rows)
     gaps = any(row[name] is None for row in rows for name in ("epsilon", "score", "dims", "seconds"))
-    columns = {"missing": missing, "measure": measure, "unprotected": unprotected, "gaps": gaps}
-    return {"rows": rows, "found": measured_peers, **columns}
+    told = {"missing": missing, "measure": measure, "unprotected": unprotected, "gaps": gaps}
+    return {"rows": rows, "found": measured_peers, **told}
 
 
 def _comparison_bars(record: Record) -> list[tuple[str, float, bool]]:
@@ -309,12 +309,7 @@ def _plan(record: Record) -> dict[str, Any] | None:
     exact = [i for i in same if choices[i]["name"] == model["choice"]]
     chosen = next(iter(exact or same), None)
     columns = [column for column in _COLUMNS if any(choice[column[0]] is not None for choice in choices)]
-    return {
-        "choices": choices,
-        "chosen": chosen,
-        "columns": columns,
-        **{k: record.plan[k] for k in ("refused", "notes")},
-    }
+    return {**record.plan, "chosen": chosen, "columns": columns}
 
 
 _COLUMNS = (
@@ -352,3 +347,272 @@ def _absent(record: Record) -> list[str]:
         "versions of the software": not record.versions,
     }
     return [name for name, missing in parts.items() if missing]
+
+
+STRONG, REASONABLE = 1.0, 10.0
+
+RULE = (
+    "A common rule of thumb (Ponomareva et al., How to DP-fy ML, 2023): an epsilon of at most 1 is a strong promise, "
+    "of at most 10 a reasonable one, above 10 a weak one."
+)
+
+_CHANGES = {
+    "add-remove": ("Adding or removing one record", "whether one given record was used"),
+    "replace-one": ("Replacing one record by another", "which of two given records was used"),
+}
+
+_EXCEPT = "That holds for what was released with noise. It does not hold for what was read from the data without any:"
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A key figure: its name, its value, one sentence about it; `wide` where the value is words."""
+
+    name: str
+    value: str
+    meaning: str
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`tone` is "good", "weak" or "bad"; `cautions` are what a reader must know beside the headline."""
+
+    tone: str
+    headline: str
+    summary: str
+    cautions: tuple[str, ...]
+    figures: tuple[KeyFigure, ...]
+    chart: str
+
+
+def verdict(record: Record) -> Verdict:
+    """The verdict of a record."""
+    privacy = record.privacy
+    if privacy is None:
+        summary = (
+            "The run was made without privacy: no noise was added and nothing is promised. What was released may "
+            "reveal records that it was trained on."
+        )
+        return Verdict("bad", "NOT private", summary, (), (), "")
+    if not privacy["private"]:
+        return Verdict("bad", "NOT private", _reason(privacy), (), _key_figures(privacy), "")
+    epsilon, delta = privacy["epsilon"], privacy["delta"]
+    weak = epsilon > REASONABLE
+    if weak:
+        headline = "Private, but the promise is weak"
+    elif epsilon <= STRONG:
+        headline = "Private: a strong promise"
+    else:
+        headline = "Private: a reasonable promise"
+    best = _words.best_guess(epsilon, delta)
+    guess = _words.at_most(best)
+    odds = [
+        svg.Part(0.5, "a coin toss: 50%", "soft"),
+        svg.Part(best - 0.5, f"what the results add, at most: up to {guess}"),
+    ]
+    _, question = _changes(privacy)
+    summary = (
+        f"Somebody who knows everything else and guesses, from even odds, {question} is right at most {guess} of the "
+        "time, whatever they compute from the results. Tossing a coin is right 50% of the time."
+    )
+    leaked = bool(privacy["leaks"])
+    if leaked:
+        headline += ", but not all that was read is covered"
+        summary += f" {_EXCEPT}"
+    if record.warnings:
+        headline += ", subject to the warnings below"
+    return Verdict(
+        "weak" if weak or leaked or record.warnings else "good",
+        headline,
+        summary,
+        _cautions(privacy),
+        _key_figures(privacy),
+        svg.meter("odds", "How often a guess about one record can be right", odds, 1.0, ("never", "always right")),
+    )
+
+
+def _changes(privacy: Mapping[str, Any]) -> tuple[str, str]:
+    """The change that must not show, and what an attacker asks of it."""
+    relation = privacy["adjacency"]
+    return _CHANGES.get(relation, (relation, "which of two neighbouring sets of records was used"))
+
+
+def _reason(privacy: Mapping[str, Any]) -> str:
+    """Why nothing holds."""
+    if privacy["noise"] and "seeded" in privacy["noise"]:
+        return (
+            "The noise was drawn from a seed. Whoever knows the seed can repeat the noise and subtract it, so the "
+            "results protect nobody. This is a test run: do not publish its results."
+        )
+    if privacy["guarantee"]:
+        return (
+            "The mechanism was run as it was published, and that one does not keep its promise. Nothing holds for the "
+            "people in the data."
+        )
+    return "Something computed from the data was released without noise that hides it: no finite epsilon holds."
+
+
+def _cautions(privacy: Mapping[str, Any]) -> tuple[str, ...]:
+    cautions = [f"Not covered by epsilon: {fact(leak)}." for leak in privacy["leaks"]]
+    if privacy["epsilon"] > REASONABLE:
+        cautions.append(
+            "At this epsilon an attacker can be nearly certain: the guarantee exists on paper and says little."
+        )
+    if privacy["n"] and privacy["delta"] >= 1 / privacy["n"]:
+        cautions.append(
+            f"delta is not below 1 in {privacy['n']:,}, the number of records: publishing a record picked at random "
+            "would be allowed by it. It should be smaller."
+        )
+    return tuple(cautions)
+
+
+def _key_figures(privacy: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
+    figures = _holding(privacy) if privacy["private"] else _void(privacy)
+    if privacy["sampler"]:
+        sentence = "How a round chose the records it looked at (the sampler)"
+        sentence += "; epsilon was computed for exactly this." if privacy["private"] else "."
+        figures.append(KeyFigure("records taken", _words.first_up(privacy["sampler"]), sentence, wide=True))
+    return tuple(figures)
+
+
+def _holding(privacy: Mapping[str, Any]) -> list[KeyFigure]:
+    epsilon, delta = privacy["epsilon"], privacy["delta"]
+    factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
+    loss = f"The privacy loss: one record makes no result more than {factor} times as likely. Less is better."
+    slack = f"The slack in that promise: roughly a chance of {_words.one_in(delta)} that it fails. Less is better."
+    sentence = "The change of the data that must not show: with one record a person, this protects each person."
+    return [
+        KeyFigure("epsilon", rounded_up(epsilon), loss),
+        KeyFigure("delta", _words.decimals(delta), slack),
+        KeyFigure("protected against", _changes(privacy)[0], sentence, wide=True),
+    ]
+
+
+def _void(privacy: Mapping[str, Any]) -> list[KeyFigure]:
+    loss = "There is no limit to what the results may reveal about one record."
+    if privacy["nominal"] is not None and math.isfinite(privacy["nominal"]):
+        loss += f" With secret noise the same releases would have epsilon {rounded_up(privacy['nominal'])}."
+    slack = "The slack that the run was planned with: it helps nobody where there is no epsilon."
+    sentence = "The change of the data that the noise was meant to hide, and does not."
+    return [
+        KeyFigure("epsilon", "\u221e", loss),
+        KeyFigure("delta", _words.decimals(privacy["delta"]), slack),
+        KeyFigure("not protected against", _changes(privacy)[0], sentence, wide=True),
+    ]
+
+
+LITTLE = 100
+"""n mu below which the noise leaves next to nothing to learn."""
+
+UNSAID = "It was not stated."
+
+_REMEDY = re.compile(
+    r"(?:[.;:]|, or) (?:review|give|declare|name|scale by|use|put|write|see)\b.*", re.IGNORECASE | re.DOTALL
+)
+
+
+def card(record: Record) -> list[tuple[str, list[str]]]:
+    """The parts of the card, each with its sentences."""
+    parts = [
+        ("Intended use", [record.purpose or UNSAID]),
+        ("Who answers for it", [record.owner or UNSAID]),
+        ("Data", [_data(record)]),
+        ("Training", [_training(record)]),
+        ("Guarantee", [_guarantee(record)]),
+        ("Figures", figures(record) or ["Nothing was measured."]),
+        ("Limits", limits(record)),
+    ]
+    return [
+        (name, sentences if name == "Data" else [_words.first_up(sentence) for sentence in sentences])
+        for name, sentences in parts
+    ]
+
+
+def figures(record: Record) -> list[str]:
+    """The measures that were told, in one unit each, beside what a model without inputs reaches."""
+    measures = []
+    for metric in record.metrics:
+        if metric["value"] is None:
+            continue
+        measure = f"{metric['name']} {_words.measured(metric['name'], metric['value'])}"
+        if metric["baseline"] is not None and metric["than"]:
+            measure += f" ({metric['than']}: {_words.measured(metric['name'], metric['baseline'])})"
+        measures.append(measure)
+    return ["; ".join(measures) + "."] if measures else []
+
+
+def limits(record: Record) -> list[str]:
+    """What the model is not good for, in the record's own figures."""
+    sentences = [expectation(record)]
+    hidden = [metric["name"] for metric in record.metrics if metric["value"] is None and metric["note"]]
+    if hidden:
+        sentences.append(f"Too few rows were measured to tell: {', '.join(hidden)}.")
+    if not record.metrics:
+        sentences.append("How well it does on other records is not known.")
+    if record.privacy is not None and record.privacy["leaks"]:
+        sentences.append(f"The guarantee does not cover: {'; '.join(fact(leak) for leak in record.privacy['leaks'])}.")
+    if record.private:
+        sentences.append("Its coefficients carry noise: a single one may be off, even in its sign.")
+        sentences.append("It protects the records it was made from, not those that it is applied to.")
+    sentences.append("It was made for records like those above; of others nothing is known.")
+    return [sentence for sentence in sentences if sentence]
+
+
+def expectation(record: Record) -> str:
+    """An honest line where the records are too few, or epsilon too small, for anything to be learned.
+
+    n mu is of public facts: n the number of records, or its estimate, and mu the Gaussian parameter of the budget.
+    """
+    strength = record.model["strength"]
+    if record.privacy is None or strength is None or strength >= LITTLE:
+        return ""
+    answer = "the most frequent class" if record.model["task"] == "classification" else "the mean"
+    return (
+        f"Expect no better than always answering {answer}: so few records at so small an epsilon (n mu = "
+        f"{strength:.3g}; {LITTLE} is little) leave the training mostly noise. More records or a larger epsilon help."
+    )
+
+
+def fact(leak: str) -> str:
+    """What was read off, without the advice that follows it, which is for whoever trains the next model.
+
+    >>> fact("the classes ['a', 'b'] were read from the target column 'y': give --classes a,b.")
+    "the classes ['a', 'b'] were read from the target column 'y'"
+    >>> fact("the labels (classes) were read from the data and treated as public; give classes=[...]")
+    'the labels (classes) were read from the data and treated as public'
+    """
+    return _REMEDY.sub("", leak).rstrip(" .")
+
+
+def _data(record: Record) -> str:
+    data = record.data
+    hidden = record.privacy is not None and record.privacy["n"] is None
+    counts = [
+        (data["n"], "records"),
+        (len(data["fields"] or ()), "fields"),
+        (data["test_rows"], "records kept out for the figures"),
+        (data["public_rows"], "public records"),
+    ]
+    sizes = [f"{count:,} {what}" for count, what in counts if count]
+    if hidden:
+        sizes.insert(0, "a number of records that is not published")
+    target = f", to predict \u201c{data['target']}\u201d" if data["target"] else ""
+    return f"{data['name']}{': ' + ', '.join(sizes) if sizes else ''}{target}."
+
+
+def _training(record: Record) -> str:
+    model = record.model
+    how = f": {model['how']}" if model["how"] else ""
+    rounds = f", {model['rounds']:,} rounds" if model["rounds"] else ""
+    loss = f"a linear model with {model['loss']} loss" if model["loss"] else f"a model for {model['task']}"
+    return f"{loss}, by {model['algorithm']}{how}{rounds}."
+
+
+def _guarantee(record: Record) -> str:
+    if record.privacy is None or not record.private:
+        return "None: this model is not private."
+    epsilon, delta = rounded_up(record.privacy["epsilon"]), _words.decimals(record.privacy["delta"])
+    relations = {"add-remove": "adding or removing one record", "replace-one": "replacing one record"}
+    relation = relations.get(record.privacy["adjacency"], record.privacy["adjacency"])
+    return f"Differentially private with epsilon {epsilon} and delta {delta}, for {relation}."

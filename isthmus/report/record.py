@@ -3,6 +3,17 @@
 A record is one JSON object, the file `run.json`.  Reading one checks every field, and that its parts agree: words that
 promise what the figures do not, a figure of the training data of a private run, or a number of records that the
 privacy statement keeps to itself are refused.
+
+First come checkers for what was read from a file: each takes (where, value) and returns it, frozen, or refuses it.
+
+>>> shape = fields({"name": text}, {"rows": maybe(count)})
+>>> dict(shape("data", {"name": "census"}))
+{'name': 'census', 'rows': None}
+>>> shape("data", {"rows": 3})
+Traceback (most recent call last):
+isthmus.base.validate.InvalidInput: data={'rows': 3} is not allowed: give 'name' too, which is missing
+
+Last comes what a fitted estimator may show of itself: its attributes, as the parts of a record.
 """
 
 from __future__ import annotations
@@ -10,35 +21,147 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
-from datetime import datetime
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import isthmus
+from isthmus.base.validate import check as need
 from isthmus.base.validate import present, refuse, unreadable
 from isthmus.base.whole import replaced
-from isthmus.report._fitted import described, told
-from isthmus.report._shape import (
-    Checker,
-    count,
-    fields,
-    flag,
-    label,
-    many,
-    maybe,
-    named,
-    need,
-    pair,
-    plain,
-    real,
-    text,
-    thawed,
-    unlimited,
-)
+
+Checker = Callable[[str, Any], Any]
+
+
+# Controls, lone surrogates, and marks that turn the direction of text: a column name could hide or reverse words.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def text(where: str, value: Any) -> str:
+    """A string, its unprintable characters replaced by U+FFFD."""
+    need(isinstance(value, str), where, value, "give text")
+    return _UNPRINTABLE.sub("\ufffd", value)
+
+
+def real(where: str, value: Any) -> float:
+    """A finite number."""
+    need(_is_number(value) and math.isfinite(value), where, value, "give a finite number, or null where there is none")
+    return value
+
+
+def unlimited(where: str, value: Any) -> float:
+    """A number >= 0 or infinity, which JSON writes as the text "inf"."""
+    value = math.inf if value == "inf" else value
+    need(_is_number(value) and value >= 0, where, value, 'give a number of at least 0, or "inf"')
+    return value
+
+
+def count(where: str, value: Any) -> int:
+    """An integer >= 0."""
+    whole = _is_number(value) and math.isfinite(value) and value >= 0 and value == int(value)
+    need(whole, where, value, "give a whole number of at least 0")
+    return int(value)
+
+
+def flag(where: str, value: Any) -> bool:
+    """True or false."""
+    need(isinstance(value, bool), where, value, "give true or false")
+    return value
+
+
+def plain(where: str, value: Any) -> Any:
+    """Any JSON value, frozen; numbers that are not finite become text."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({text(where, key): plain(f"{where}.{key}", item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(plain(f"{where}[{i}]", item) for i, item in enumerate(value))
+    if isinstance(value, str):
+        return text(where, value)
+    need(value is None or isinstance(value, int | float), where, value, "give a JSON value")
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def label(where: str, value: Any) -> str:
+    """A class or a column: text, or a number as text."""
+    need(isinstance(value, str | int | float), where, value, "give text or a number")
+    return text(where, str(value))
+
+
+def maybe(inner: Checker) -> Checker:
+    """What `inner` takes, or None."""
+    return lambda where, value: None if value is None else inner(where, value)
+
+
+def many(inner: Checker) -> Checker:
+    """A list of what `inner` takes, as a tuple; an empty one in place of None."""
+
+    def check(where: str, value: Any) -> tuple[Any, ...]:
+        value = () if value is None else value
+        need(isinstance(value, list | tuple), where, value, "give a list")
+        return tuple(inner(f"{where}[{i}]", item) for i, item in enumerate(value))
+
+    return check
+
+
+def pair(first: Checker, second: Checker) -> Checker:
+    """A list of two."""
+
+    def check(where: str, value: Any) -> tuple[Any, Any]:
+        need(isinstance(value, list | tuple) and len(value) == 2, where, value, "give a list of two")
+        return first(f"{where}[0]", value[0]), second(f"{where}[1]", value[1])
+
+    return check
+
+
+def named(inner: Checker) -> Checker:
+    """An object whose values are all what `inner` takes; an empty one in place of None."""
+
+    def check(where: str, value: Any) -> Mapping[str, Any]:
+        value = {} if value is None else value
+        need(isinstance(value, Mapping), where, value, "give an object")
+        return MappingProxyType({text(where, key): inner(f"{where}.{key}", item) for key, item in value.items()})
+
+    return check
+
+
+def fields(required: Mapping[str, Checker], optional: Mapping[str, Checker] | None = None) -> Checker:
+    """An object with these fields; an optional one may be missing and is then given to its checker as None."""
+
+    def check(where: str, value: Any) -> Mapping[str, Any]:
+        need(isinstance(value, Mapping), where, value, "give an object")
+        for name in required:
+            need(name in value, where, value, f"give {name!r} too, which is missing")
+        checked = {name: inner(f"{where}.{name}", value[name]) for name, inner in required.items()}
+        checked |= {name: inner(f"{where}.{name}", value.get(name)) for name, inner in (optional or {}).items()}
+        return MappingProxyType(checked)
+
+    return check
+
+
+def thawed(value: Any) -> Any:
+    """The value as JSON writes it: dicts, lists, and "inf" for infinity."""
+    if isinstance(value, Mapping):
+        return {key: thawed(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [thawed(item) for item in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 10**300  # what a float can hold
+    return isinstance(value, float) and not math.isnan(value)
+
 
 FORMAT = "isthmus-run-1"
+
 FILE = "run.json"
 
 
@@ -91,6 +214,7 @@ def _columns(first: str, second: str, inner: Checker) -> Checker:
 
 
 _TEXTS = maybe(text)
+
 _PRIVACY = fields(
     {"epsilon": unlimited, "delta": real, "adjacency": text, "private": flag},
     {
@@ -100,6 +224,7 @@ _PRIVACY = fields(
         "releases": many(fields({"what": text, "times": count, "noise": text})),
     },
 )
+
 _CHOICE = fields(
     {"algorithm": text},
     {
@@ -108,6 +233,7 @@ _CHOICE = fields(
         **{"arguments": named(plain), "name": _TEXTS, "evidence": _TEXTS, "why": _TEXTS, "research": maybe(flag)},
     },
 )
+
 _SHAPES: Mapping[str, Checker] = {
     "title": text,
     "purpose": _TEXTS,
@@ -320,10 +446,7 @@ def rounded_up(value: float) -> str:
     >>> rounded_up(0.91761), rounded_up(math.inf)
     ('0.9177', 'inf')
     """
-    if value == 0 or math.isinf(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{math.ceil(value / unit) * unit:.4g}"
+    return _four_digits(value, math.ceil)
 
 
 def rounded_down(value: float) -> str:
@@ -332,10 +455,14 @@ def rounded_down(value: float) -> str:
     >>> rounded_down(1.11029), rounded_down(0.0)
     ('1.11', '0')
     """
+    return _four_digits(value, lambda units: math.floor(units + 1e-9))
+
+
+def _four_digits(value: float, rounding: Callable[[float], int]) -> str:
     if value <= 0 or math.isinf(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{math.floor(value / unit) * unit:.4g}"
+    return f"{rounding(value / unit) * unit:.4g}"
 
 
 def _parsed(where: str, content: str) -> Any:
@@ -379,3 +506,150 @@ def _agree(record: Record) -> None:
             metric["on"],
             "leave it out: a figure of the training data is not covered by epsilon",
         )
+
+
+PACKAGES = ("isthmus", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
+
+_POINTS = 10
+"""Points of the budget's curve: each asks the accountant."""
+
+UNCOUNTED = (
+    "Some figures have noise, and the statement may not count what they cost: it is not known where that was paid. "
+    "Give metrics=scores as private_score returned them, or the ledger that they were charged to"
+)
+
+
+def told(entries: Any) -> tuple[list[Any], Any]:
+    """Figures or curves as a record holds them, and the statement of what they cost where they bring one."""
+    if isinstance(entries, isthmus.estimators.Scores):
+        return [figure.to_dict() for figure in entries.figures], entries.privacy
+    return [entry.to_dict() if hasattr(entry, "to_dict") else entry for entry in entries], None
+
+
+def described(
+    estimator: Any,
+    data: Mapping[str, Any],
+    warnings: tuple[str, ...],
+    ledger: Any = None,
+    scores: Any = None,
+    noisy: bool = False,
+) -> dict[str, Any]:
+    """All parts of a record that the estimator, the ledger and the statement of its scores know.
+
+    `noisy` says that there are figures with noise which bring no statement.
+    """
+    fitted = all(hasattr(estimator, name) for name in ("result_", "privacy_", "plan_", "choice_", "history_"))
+    need(fitted, "estimator", type(estimator).__name__, "give an isthmus estimator, and fit it first")
+    need("name" in data, "data", dict(data), "give at least its public name: data={'name': ...}")
+    statement, plan = estimator.privacy_, estimator.plan_
+    given = estimator.ledger if ledger is None else ledger
+    file = Path(given).name if isinstance(given, str | os.PathLike) else None
+    ledger = isthmus.privacy.Ledger.open(given) if file is not None else given
+    if not isinstance(ledger, isthmus.privacy.Ledger):  # none, or one of the user's own, which cannot be read
+        ledger = None
+    if statement is not None:
+        statement = statement.with_all_of(ledger, *([] if scores is None else [scores]))
+        charged = [] if ledger is None else ledger.rounds()
+        if noisy and not any(name.endswith(isthmus.estimators.scoring.FIGURES) for name in charged):
+            warnings = (*warnings, UNCOUNTED)
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions(),
+        "data": _facts_of_data(estimator, data),
+        "model": _facts_of_model(estimator),
+        "privacy": None if statement is None else json.loads(statement.to_json()),
+        "words": "" if statement is None else statement.words(),
+        "warnings": warnings,
+        "budget": _budget_of(estimator, ledger, file),
+        "history": _history(estimator.history_, estimator.choice_),
+        "energy": _energy(plan, estimator.choice_, estimator.options),
+        "plan": plan.to_dict(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    """The versions of the packages that a result depends on."""
+    installed = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:  # used from a folder, not installed
+            continue
+    return installed
+
+
+def _facts_of_data(estimator: Any, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said of the data, with the number of records only where it is public."""
+    names = getattr(estimator, "feature_names_in_", None)
+    classes = getattr(estimator, "classes_", None)
+    fitted = {
+        "d": int(estimator.n_features_in_),
+        "features": None if names is None else [str(name) for name in names],
+        "classes": None if classes is None else [str(label) for label in classes],
+    }
+    facts = {**fitted, **declared}
+    if estimator.privacy_ is not None:
+        facts["n"] = estimator.privacy_.n
+    return facts
+
+
+def _history(rows: Sequence[Mapping[str, Any]], choice: Any) -> list[dict[str, Any]]:
+    """How far each round moved and the expected length of its noise, where that is the step times the release's."""
+    scaled = not choice.arguments.get(
+        "precondition"
+    )  # else the noise goes through a matrix that the round does not tell
+    return [
+        {"t": row["t"], "moved": _finite(row.get("moved")), "noise": _finite(row.get("noise")) if scaled else None}
+        for row in rows
+    ]
+
+
+def _energy(plan: Any, choice: Any, options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The energy curve of public rows, and the number of directions where the run kept only so many."""
+    public = plan.facts.public
+    if public is None or public.curve is None:
+        return None
+    chosen = (options or {}).get("k", choice.arguments["k"]) if "data" in choice.of.parameters else None
+    source = f"{public.rows:,} public records, half of them to learn from and half to judge"
+    return {"k": public.curve.ks, "captured": public.curve.shares, "chosen": chosen, "source": source}
+
+
+def _facts_of_model(estimator: Any) -> dict[str, Any]:
+    result, choice = estimator.result_, estimator.choice_
+    fixed = dict(estimator.options or {}) | ({"as_published": True} if estimator.as_published else {})
+    if estimator.clip is not None:
+        fixed["clip"] = estimator.clip
+    penalties = {"l1": estimator.l1, "l2": estimator.l2}
+    constraint, facts = estimator.constraint, estimator.plan_.facts
+    return {
+        "task": "classification" if hasattr(estimator, "classes_") else "regression",
+        "loss": estimator.plan_.facts.loss_name,
+        "algorithm": choice.algorithm,
+        "how": choice.of.words or None,
+        "choice": choice.name,
+        "arguments": choice.to_dict()["arguments"] | json.loads(json.dumps(fixed, default=str)),
+        "rounds": int(estimator.n_iter_),
+        "constraint": None if constraint is None else str(constraint),
+        "penalty": " + ".join(f"{name} {value:g}" for name, value in penalties.items() if value) or None,
+        "seconds": float(estimator.seconds_),
+        "strength": float(facts.b) if facts.private else None,
+        "dims": int(result.dims),
+        "bytes": int(result.bytes),
+    }
+
+
+def _budget_of(estimator: Any, ledger: Any, file: str | None) -> dict[str, Any]:
+    """What was asked for, the curve of the fit, and the budget that it drew on together with others."""
+    statement, shared = estimator.privacy_, None
+    if statement is not None and ledger is not None and ledger.budget is not None:
+        shared = {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}
+    return {
+        "epsilon": float(estimator.epsilon),
+        "delta": None if statement is None else statement.delta,
+        "curve": [] if statement is None else estimator.budget_curve(_POINTS),
+        "shared": shared,
+    }
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None

@@ -3,6 +3,8 @@
 A run with `--budget FILE` keeps its own ledger in its folder and charges the shared one first, record by record.  A run
 that would not fit is refused before it starts; should two runs start at once, the ledger itself refuses the charge
 that does not fit, before anything is released.
+
+The work behind `isthmus describe`: a file, what was declared of it, and a private summary that is paid for.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
+from isthmus.estimators.summary import DELTA, Summary, private_summary
 from isthmus.privacy import Ledger, epsilon_of, event_json
+from isthmus.runs.config import Settings, target_of
+from isthmus.tables.files import read
+from isthmus.tables.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -65,3 +71,21 @@ def _spender(ledger: Ledger, label: str, records: list[dict[str, Any]]) -> Spend
         whole = event_json.composed(charged)
         epsilon = float(epsilon_of(whole, ledger.budget[1], ledger.adjacency)) if charged else 0.0
     return Spender(label, records[0]["time"], records[-1]["time"], dict(rounds), epsilon)
+
+
+def describe(settings: Settings, declared: Schema, bins: int) -> Summary:
+    """The summary of a file's declared columns, charged to the shared budget where there is one."""
+    validate.check(settings.private, "epsilon", settings.epsilon, "give a finite number: a summary is of private rows")
+    remedy = "declare columns with --bounds, --categories or a schema, which `isthmus schema DATA` begins"
+    validate.check(bool(declared.columns) or settings.target is not None, "schema", settings.schema, remedy)
+    shared = None if settings.budget is None else open_shared(settings.budget)
+    table = read(settings.data, reading=settings.reading)
+    remedy = "give a csv or parquet file: a summary needs named columns"
+    validate.check(table.frame is not None, "data", settings.data, remedy)
+    delta = settings.delta or (DELTA if shared is None or shared.budget is None else shared.budget[1])
+    budget = (settings.epsilon, delta) if shared is None else None
+    label = f"describe {table.name}"
+    ledger = Ledger(None, budget, shared=shared, label=label, adjacency=settings.adjacency)
+    schema = Schema(tuple(c.settled(settings.bounds, None) for c in declared.columns), target_of(settings))
+    options: dict[str, Any] = {"epsilon": settings.epsilon, "delta": delta, "adjacency": settings.adjacency}
+    return private_summary(table.frame, schema, bins=bins, ledger=ledger, **options)

@@ -41,6 +41,13 @@ from isthmus.tables.schema import (
     read_words,
 )
 
+_NEEDS_ROWS = "give test or test_fraction with it: it needs test rows"
+_HIDDEN = (
+    "give a public test file instead of test_fraction: the number of held-out rows would give the private "
+    "number of rows away"
+)
+_EITHER = "give either test_epsilon or release_test_metrics: figures are published with noise or without, not both"
+_LESS = "give less than epsilon={:g}: the figures are bought from it, and the training needs the rest"
 PATHS = ("data", "public", "test", "budget", "schema", "out")
 SETS = "l1:RADIUS, l2:RADIUS, linf:RADIUS, box:LOW,HIGH or simplex"
 
@@ -113,33 +120,19 @@ class Settings:
             if value is not None and check is not None:
                 object.__setattr__(self, setting.name, check(setting.name, value))
         validate.check(bool(self.data), "data", self.data, "give the file to train on")
-        tests = [name for name in ("test", "test_fraction") if getattr(self, name) is not None]
-        validate.check(len(tests) < 2, "test_fraction", self.test_fraction, "give test or test_fraction, not both")
-        for name in ("test_epsilon", "release_test_metrics"):
-            value = getattr(self, name)
-            validate.check(
-                not value or bool(tests), name, value, "give test or test_fraction with it: it needs test rows"
-            )
-        hidden = (
-            "give a public test file instead of test_fraction: the number of held-out rows would give the private "
-            "number of rows away"
-        )
-        validate.check(self.n is None or self.test_fraction is None, "n", self.n, hidden)
-        both = bool(self.test_epsilon and self.release_test_metrics)
-        validate.check(
-            not both,
-            "test_epsilon",
-            self.test_epsilon,
-            "give either test_epsilon or release_test_metrics: figures are published with noise or without, not both",
-        )
-        inside = self.test_epsilon is None or self.test_epsilon < self.epsilon
-        remedy = (
-            f"give less than epsilon={self.epsilon:g}: the figures are bought from it, and the training needs the rest"
-        )
-        validate.check(inside, "test_epsilon", self.test_epsilon, remedy)
-        validate.check(
-            self.private or not self.budget, "budget", self.budget, "leave it out: epsilon = inf spends none of it"
-        )
+        fraction, bought = self.test_fraction, self.test_epsilon
+        tested = self.test is not None or fraction is not None
+        refusals: list[tuple[bool, str, str]] = [
+            (self.test is not None and fraction is not None, "test_fraction", "give test or test_fraction, not both"),
+            (bool(bought) and not tested, "test_epsilon", _NEEDS_ROWS),
+            (self.release_test_metrics and not tested, "release_test_metrics", _NEEDS_ROWS),
+            (self.n is not None and fraction is not None, "n", _HIDDEN),
+            (bool(bought) and self.release_test_metrics, "test_epsilon", _EITHER),
+            (bought is not None and bought >= self.epsilon, "test_epsilon", _LESS.format(self.epsilon)),
+            (bool(self.budget) and not self.private, "budget", "leave it out: epsilon = inf spends none of it"),
+        ]
+        for wrong, name, remedy in refusals:
+            validate.check(not wrong, name, vars(self)[name], remedy)
 
     @property
     def private(self) -> bool:
@@ -185,26 +178,25 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number above 0; inf trains without privacy
     """
     settings = {} if file is None else _read_toml(Path(file))
-    names = [member.name for member in fields(Settings)]
-    known_keys("config", settings, [*names, "columns"])
+    known_keys("config", settings, [*(member.name for member in fields(Settings)), "columns"])
     chosen = {key: value for key, value in options.items() if value is not None and value != ()}
     path = chosen.get("schema") or settings.get("schema")
-    declared = Schema() if path is None else _declared(Schema.load(path))
-    declared = _with_target(declared, settings.pop("target", None))
+    declared = Schema()
+    if path is not None:  # whoever hands a schema in declares it public, wherever it came from
+        declared = Schema.load(path)
+        declared = replace(declared, columns=tuple(replace(column, source="declared") for column in declared.columns))
+    target = settings.pop("target", None)
+    if target is not None:
+        declared = replace(declared, target=read_target({"name": target} if isinstance(target, str) else target))
     tables = settings.pop("columns", {})
     validate.check(isinstance(tables, dict), "columns", tables, "give a table for each column: [columns.NAME]")
     columns = [read_column(name, value) for name, value in tables.items()]
     columns += [read_column(name, value) for name, value in chosen.pop("columns", {}).items()]
     declared = declared.with_columns(columns)
-    target = declared.target
-    if target is not None and chosen.get("target") in (
-        None,
-        target.name,
-    ):  # what it says of another target is of no use
-        for key, value in (("target", target.name), ("task", target.task), ("classes", target.classes)):
-            settings.setdefault(key, value)
-        settings.setdefault("target_bounds", target.bounds)
-        settings.setdefault("decimal", target.decimal)
+    told = declared.target
+    if told is not None and chosen.get("target") in (None, told.name):  # what it says of another target is of no use
+        known = {"target": told.name, "task": told.task, "classes": told.classes}
+        settings = known | {"target_bounds": told.bounds, "decimal": told.decimal} | settings
     whole = Settings(**{**settings, **chosen})
     _check_files(whole)
     return whole, replace(declared, target=None)
@@ -238,11 +230,6 @@ def _same(path: str | None, other: str) -> bool:
     return path is not None and Path(path).resolve() == Path(other).resolve()
 
 
-def _declared(schema: Schema) -> Schema:
-    """Whoever hands a schema in declares it public, wherever it came from."""
-    return replace(schema, columns=tuple(replace(column, source="declared") for column in schema.columns))
-
-
 def _read_toml(file: Path) -> dict[str, Any]:
     validate.present(os.path.isfile(file), file)
     try:
@@ -255,13 +242,16 @@ def _read_toml(file: Path) -> dict[str, Any]:
     return tree
 
 
-def _with_target(schema: Schema, target: Any) -> Schema:
-    if target is None:
-        return schema
-    return replace(schema, target=read_target({"name": target} if isinstance(target, str) else target))
+_SETS: Mapping[str, tuple[Callable[..., sets.ConvexSet], tuple[int, ...]]] = {
+    "l1": (sets.L1Ball, (1,)),
+    "l2": (sets.L2Ball, (1,)),
+    "linf": (sets.LInfBall, (1,)),
+    "box": (sets.Box, (2,)),
+    "simplex": (sets.Simplex, (0, 1)),
+}
 
 
-def read_constraint(text: str | None) -> Any:
+def read_constraint(text: str | None) -> sets.ConvexSet | None:
     """The set that a text names, or None.
 
     >>> read_constraint("l1:50"), read_constraint("linf:2")
@@ -272,14 +262,7 @@ def read_constraint(text: str | None) -> Any:
     kind, _, numbers = text.partition(":")
     try:
         values = [float(number) for number in numbers.split(",")] if numbers else []
-        kinds: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
-            "l1": (sets.L1Ball, (1,)),
-            "l2": (sets.L2Ball, (1,)),
-            "linf": (sets.LInfBall, (1,)),
-            "box": (sets.Box, (2,)),
-            "simplex": (sets.Simplex, (0, 1)),
-        }
-        build, sizes = kinds[kind.strip().lower()]
+        build, sizes = _SETS[kind.strip().lower()]
         validate.check(
             len(values) in sizes, "constraint", text, f"give {sizes[0]} number(s) after {kind}, as many as it takes"
         )
@@ -292,18 +275,13 @@ def read_constraint(text: str | None) -> Any:
 # ---------------------------------------------------------------- checks, one for each setting
 
 
-def _epsilon(name: str, value: Any) -> float:
-    number = float(value) if isinstance(value, (int, float, str)) and _is_number(value) else math.nan
-    validate.check(number > 0, name, value, "give a number above 0; inf trains without privacy")
-    return number
-
-
-def _is_number(value: Any) -> bool:
+def _epsilon(name: str, value: object) -> float:
     try:
-        float(value)
+        number = float(value) if isinstance(value, (int, float, str)) else math.nan
     except ValueError:
-        return False
-    return not isinstance(value, bool)
+        number = math.nan
+    validate.check(number > 0 and value is not True, name, value, "give a number above 0; inf trains without privacy")
+    return number
 
 
 def _checked(check: Callable[..., None], kind: type) -> Callable[[str, Any], Any]:
@@ -319,14 +297,13 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _encoding(name: str, value: Any) -> str:
+def _encoding(name: str, value: object) -> str:
+    text = _text(name, value)
     try:
-        "".encode(_text(name, value))
-    except (LookupError, ValueError) as error:
-        if isinstance(error, validate.InvalidInput):
-            raise
+        "".encode(text)
+    except (LookupError, ValueError):
         validate.refuse(name, value, "give an encoding that Python knows, such as utf-8, latin-1 or cp1252")
-    return str(value)
+    return text
 
 
 def _flag(name: str, value: Any) -> bool:

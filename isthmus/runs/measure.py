@@ -67,8 +67,11 @@ class Measured:
     @property
     def assumptions(self) -> list[str]:
         """What a statement says of them; figures that have no value still say how many rows there were."""
-        unmeasured = bool(self.figures) and all(figure.value is None for figure in self.figures)
-        return [COVERED] if self.covered else [PAID] if self.releases else [COUNTED] if unmeasured else []
+        if self.covered:
+            return [COVERED]
+        if self.releases:
+            return [PAID]
+        return [COUNTED] if self.figures and all(figure.value is None for figure in self.figures) else []
 
 
 def planned(settings: Settings, delta: float) -> list[Any]:
@@ -109,7 +112,9 @@ def measure(
     promise = Promise(settings.epsilon, delta, Adjacency(settings.adjacency))
     looks = Looks(multiplier, promise, ledger, covered=covered, crew=crew, whole=rows)
     scores = noisy_figures(fitted, x, y, looks)
-    on = ", ".join([_where(settings, rows), *([_price(looks)] if looks.taken else [])])
+    on = _where(settings, rows)
+    if looks.taken:
+        on += f", {_price(looks)}"
     figures = tuple(replace(figure, on=on) for figure in scores.figures)
     curve_rows = tuple(curve.to_dict() for curve in scores.curves)
     return Measured(figures, curve_rows, scores.releases, covered and bool(looks.taken))
@@ -138,10 +143,12 @@ def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | No
 
 def _where(settings: Settings, rows: int) -> str:
     """What the figures were measured on, for a reader."""
-    source = "held-out rows" if settings.test is None else f"rows of {Path(settings.test).name}"
+    source, bare = f"{rows} held-out rows", "published without noise"
+    if settings.test is not None:
+        source, bare = f"{rows} rows of {Path(settings.test).name}", "which counts as public"
     if settings.measure_epsilon is not None or not settings.private:
-        return f"{rows} {source}"
-    return f"{rows} {source}, " + ("published without noise" if settings.test is None else "which counts as public")
+        return source
+    return f"{source}, {bare}"
 
 
 def _price(looks: Looks) -> str:

@@ -23,16 +23,23 @@ from isthmus.base.streamed import ChosenRows, Streamed
 from isthmus.estimators.crew import Crew
 from isthmus.runs.config import Settings
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
-from isthmus.tables.files import Table, check_numbers, columns_of, read
-from isthmus.tables.folders import numbers_of
+from isthmus.tables.entries import Signs
+from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, read
 from isthmus.tables.infer import Guess, check_decimal, infer
-from isthmus.tables.numbers import Signs
-from isthmus.tables.schema import BUCKETS, Column, Schema, Target, check_names, listed
+from isthmus.tables.schema import BUCKETS, Schema, Target, check_names, listed
 
 ALONE = Crew()
 MOST_CLASSES = 100
 FEW = 10
 """Labels of fewer rows are never read off private data."""
+_RARE_LABEL = (
+    "name all labels that may be public with --classes A,B,.. and remove the other rows, or give --task "
+    f"regression: fewer than {FEW} rows have one of the labels, and reading it off them would publish it"
+)
+_ONE_LABEL = (
+    "name all labels that may occur with --classes, check --target, or give --task regression to predict a number: "
+    "a classifier needs two labels"
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +100,17 @@ def prepare(
     """
     names = columns_of(settings.data, settings.reading)
     if names is not None:
-        _check_names(settings, declared, names)
+        needed = f"give the column to predict, one of {listed(names)}"  # names are public: the header alone is read
+        validate.check(settings.target is not None, "target", None, needed)
+        check_names(names, declared, settings.target)
     public = None if settings.public is None else _filled("public", settings.public, settings)
     table, first = _filled("data", settings.data, settings).part(*crew.place)
-    leaks, notes = list(table.notes), [] if settled else list(_about(settings, table))
+    leaks, notes = list(table.notes), []
+    known = "the names of the columns" if table.frame is not None else "the number of columns"
+    if settings.n is None:
+        notes.append(f"{known} and the number of rows count as public (--rows N hides the number of rows)")
+    else:
+        notes.append(f"{known} count as public; the number of rows is not published, {settings.n} stands for it")
     if table.frame is not None:
         schema, more, notices = _complete(settings, declared, table, public)
         leaks, notes = leaks + more, notes + notices
@@ -110,7 +124,8 @@ def prepare(
         leaks,
         "continue with the table that the run began with: its schema does not cover this one",
     )
-    _check_agreed(crew, schema, leaks)
+    if crew.several:
+        _check_agreed(crew, schema, leaks)
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
     _check_words(schema, x, crew)
@@ -119,15 +134,17 @@ def prepare(
     )
     test = None
     if settings.test is not None:
-        rows = _filled("test", settings.test, settings, part="test")
-        rows = (
-            rows.part(*crew.place)[0] if settings.measure_epsilon is not None else rows
-        )  # public ones are measured whole
-        test = rows_of(rows, schema, "test", all_have=fixed and settings.measure_epsilon is not None)
+        rows, hidden = _filled("test", settings.test, settings, part="test"), settings.measure_epsilon is not None
+        if hidden:  # public ones are measured whole
+            rows = rows.part(*crew.place)[0]
+        test = rows_of(rows, schema, "test", all_have=fixed and hidden)
     if settings.test_fraction is not None:
         (x, y), test = split(x, y, settings.test_fraction, salt, first, crew)
-    bounds = bounds_of(schema) if table.frame is not None else _matrix_bounds(settings, x)
-    features = schema.features if table.frame is not None else None
+    bounds, features = None, None
+    if table.frame is not None:
+        bounds, features = bounds_of(schema), schema.features
+    elif settings.bounds is not None:
+        bounds = np.full(x.shape[1], settings.bounds[0]), np.full(x.shape[1], settings.bounds[1])
     public_rows = _public_rows(public, schema)
     prepared = PreparedRows(table.name, schema, x, y, features, bounds, public_rows, test, tuple(leaks), tuple(notes))
     return replace(prepared, whole=_whole(prepared, settings, crew)) if crew.several else prepared
@@ -135,8 +152,6 @@ def prepare(
 
 def _check_agreed(crew: Crew, schema: Schema, leaks: list[str]) -> None:
     """Refuse guesses where every rank sees other rows: its guess would be its own."""
-    if not crew.several:
-        return
     remedy = (
         "run it once in one process with --dry-run --write-schema schema.toml, review that file, and give it as "
         "--schema, with --classes or --target-bounds: ranks guess nothing from their rows"
@@ -186,23 +201,6 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
     return numbers_of(table.frame if whole else table.frame[present], schema.read_by(table.separator)), y
 
 
-# ---------------------------------------------------------------- names
-
-
-def _check_names(settings: Settings, declared: Schema, names: list[str]) -> None:
-    """Names are public: wrong ones are refused from the header alone."""
-    validate.check(settings.target is not None, "target", None, f"give the column to predict, one of {listed(names)}")
-    check_names(names, declared, settings.target)
-
-
-def _about(settings: Settings, table: Table) -> Iterable[str]:
-    names = "the names of the columns" if table.frame is not None else "the number of columns"
-    if settings.n is None:
-        yield f"{names} and the number of rows count as public (--rows N hides the number of rows)"
-    else:
-        yield f"{names} count as public; the number of rows is not published, {settings.n} stands for it"
-
-
 # ---------------------------------------------------------------- columns
 
 
@@ -224,7 +222,9 @@ def _complete(
                 continue
             column = inferred.column
             guessed += [name] if column.source == "data" else []
-            notes += [f"column {name!r} is {_outcome(column)}: {inferred.why}"] if inferred.why else []
+            if inferred.why:
+                outcome = "left out" if column.type == "drop" else f"read as {column.type}"
+                notes.append(f"column {name!r} is {outcome}: {inferred.why}")
         columns.append(column.settled(settings.bounds, settings.decimal))
     if refused:
         _refuse_all(refused)
@@ -235,7 +235,13 @@ def _complete(
         schema.names,
         "declare at least one column as a number, words, a date or bool: none is left to learn from",
     )
-    return schema, _leaks_of(guessed), notes + _notes_of(schema)
+    leaks = []
+    if guessed:
+        leaks = [
+            f"the types of {_listed(guessed)} were read from the private rows. Review the schema.toml in the run's "
+            "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
+        ]
+    return schema, leaks, notes + _notes_of(schema)
 
 
 def _notes_of(schema: Schema) -> list[str]:
@@ -251,18 +257,10 @@ def _notes_of(schema: Schema) -> list[str]:
         )
     ids = [column.name for column in schema.columns if column.type == "id"]
     if ids:
-        unprotected = f"where one {ids[0]!r} has several rows, it does not protect all of them"
-        notes.append(f"epsilon protects one row; {unprotected}")
+        notes.append(
+            f"epsilon protects one row; where one {ids[0]!r} has several rows, it does not protect all of them"
+        )
     return notes
-
-
-def _leaks_of(guessed: list[str]) -> list[str]:
-    if not guessed:
-        return []
-    return [
-        f"the types of {_listed(guessed)} were read from the private rows. Review the schema.toml in the run's "
-        "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
-    ]
 
 
 def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
@@ -305,10 +303,6 @@ def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
     raise validate.InvalidInput(f"The columns {_listed(list(refused))} are not allowed as they are:{''.join(lines)}")
 
 
-def _outcome(column: Column) -> str:
-    return "left out" if column.type == "drop" else f"read as {column.type}"
-
-
 def _listed(names: list[str]) -> str:
     return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
@@ -338,9 +332,13 @@ def _settle_target(
     if task == "classification" and classes is None:
         words, absent = as_words(source)
         classes = tuple(sorted(as_labels(words[~absent]), key=_label_order))
-        _check_number_of(classes)
-        if settings.private and not free:
-            _check_frequent(encode_target(source, Target(name, task, classes))[0])
+        counted = f"{len(classes)} label{'s' * (len(classes) != 1)}"
+        validate.check(len(classes) >= 2, "classes", counted, _ONE_LABEL)
+        remedy = f"give --task regression, or --classes: there may be at most {MOST_CLASSES}"
+        validate.check(len(classes) <= MOST_CLASSES, "classes", counted, remedy)
+        if settings.private and not free:  # a label that few rows have would tell of those rows
+            rows = Counter(encode_target(source, Target(name, task, classes))[0].tolist())
+            validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", _RARE_LABEL)
         guess = f"the classes {list(classes)} were read from the target column {name!r}"
         leaks += [] if free else [f"{guess}: give --classes {as_option(classes)}"]
     ranged = settings.target_bounds
@@ -357,33 +355,11 @@ def _settle_target(
     return Target(name, task, labels, ranged, settings.decimal if labels is None else None), leaks, notes
 
 
-def _check_number_of(classes: tuple[str, ...]) -> None:
-    """Refuse one label, or a great many."""
-    counted, most = f"{len(classes)} label{'s' * (len(classes) != 1)}", f"at most {MOST_CLASSES}"
-    alone = (
-        "name all labels that may occur with --classes, check --target, or give --task regression to predict a number: "
-        "a classifier needs two labels"
-    )
-    validate.check(len(classes) >= 2, "classes", counted, alone)
-    remedy = f"give --task regression, or --classes: there may be {most}"
-    validate.check(len(classes) <= MOST_CLASSES, "classes", counted, remedy)
-
-
 def as_option(words: Iterable[str]) -> str:
     """Words as an option takes them: with commas between, quoted where one holds a comma or a quote."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(words)
     return shlex.quote(line.getvalue())
-
-
-def _check_frequent(labels: np.ndarray) -> None:
-    """Refuse to publish a label that few rows have: read from the data, it would tell of those rows."""
-    rows = Counter(labels.tolist())
-    remedy = (
-        "name all labels that may be public with --classes A,B,.. and remove the other rows, or give --task "
-        f"regression: fewer than {FEW} rows have one of the labels, and reading it off them would publish it"
-    )
-    validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", remedy)
 
 
 def _range_of(values: Any, decimal: str | None, separator: str | None) -> tuple[float, float] | None:
@@ -430,13 +406,6 @@ def _public_rows(public: Table | None, schema: Schema) -> Any:
     if _targets(public, schema.target.name) is None:
         return encode(public.frame, schema.read_by(public.separator)) if public.frame is not None else public.x
     return rows_of(public, schema, "public")
-
-
-def _matrix_bounds(settings: Settings, x: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    if settings.bounds is None:
-        return None
-    low, high = settings.bounds
-    return np.full(x.shape[1], low), np.full(x.shape[1], high)
 
 
 def split(

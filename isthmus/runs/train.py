@@ -3,6 +3,8 @@
 A run has three stages, and each leaves a file that says it is done: `model.safetensors` (trained), `metrics.json`
 (measured), `run.json` (recorded).  A killed run is resumed at the first stage that is not done; training itself goes on
 from its checkpoint.  Whatever was released was charged to the ledger on the disk before: epsilon is never too low.
+
+The record of a run, `run.json`: what was trained, what was measured, and what all of it cost by the ledger.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +31,23 @@ from isthmus.core.state import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.crew import Crew
+from isthmus.estimators.figures import Figure
 from isthmus.objectives.known import loss_for
 from isthmus.planner import plan
-from isthmus.privacy import Ledger
+from isthmus.privacy import Ledger, PrivacyStatement, event_json
 from isthmus.privacy.budget import default_delta
+from isthmus.report import Record
 from isthmus.runs import folder as files
-from isthmus.runs import measure, model, record
+from isthmus.runs import measure
 from isthmus.runs.budget import open_shared
 from isthmus.runs.config import Settings, read_constraint
 from isthmus.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.runs.measure import Measured
 from isthmus.runs.prepare import ALONE, PreparedRows, prepare
-from isthmus.runs.record import Outcome
 from isthmus.tables.schema import Schema
 
 Say = Callable[[str], None]
+
 HEADER = """# The public rules that turned the table into numbers. Columns with source = "data" were guessed from
 # private rows. Review a copy and give it as --schema next time: that declares it public, and nothing is guessed.
 
@@ -73,7 +78,9 @@ def start(
     settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE
 ) -> Outcome | None:
     """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
-    _check_ranks(settings, crew)
+    bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
+    remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
+    validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
     shared = None if settings.budget is None or not crew.leads else open_shared(settings.budget)
     salt = str(crew.lead(lambda: secret.token_hex(16)))
     problem = prepare(settings, declared, salt=salt, crew=crew)
@@ -94,7 +101,9 @@ def start(
     try:
         return _carry(run, settled, problem, shared, warn=warn, progress=progress, crew=crew)
     except BaseException as error:
-        if not _begun(run):  # nothing was spent: leave nothing behind
+        ledger = run.path / files.LEDGER
+        spent = run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
+        if not spent:  # leave nothing behind
             shutil.rmtree(run.path)
             if isinstance(error, Interrupted):
                 raise Interrupted("The run was stopped before anything was spent: start it again") from None
@@ -107,7 +116,11 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
     stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
     settings = Settings.from_dict(json.loads(stored["settings"]))
     if stored["done"]:
-        return None if run is None else _finished(run, settings, say)
+        if run is None:
+            return None
+        say(f"{run.path} is finished: there is nothing left to do")
+        tidy(run)
+        return outcome_of(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
     schema = Schema.from_toml(stored["schema"], files.SCHEMA)
     problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
     if run is None:
@@ -127,26 +140,6 @@ def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
     salt = "" if settings.get("test_fraction") is None or run.has(files.RUN) else run.read(files.SECRET).decode()
     text = json.dumps(settings)
     return {"settings": text, "done": run.has(files.RUN), "schema": run.read(files.SCHEMA).decode(), "salt": salt}
-
-
-def _finished(run: RunFolder, settings: Settings, say: Say) -> Outcome:
-    """What a run that is done left behind."""
-    say(f"{run.path} is finished: there is nothing left to do")
-    record.tidy(run)
-    return record.outcome(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
-
-
-def _check_ranks(settings: Settings, crew: Crew) -> None:
-    """Refuse what needs all rows in one process."""
-    bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
-    remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
-    validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
-
-
-def _begun(run: RunFolder) -> bool:
-    """Whether something was charged or kept."""
-    ledger = run.path / files.LEDGER
-    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
 
 
 def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
@@ -202,8 +195,8 @@ def _carry(
         with _heard(heard, warn), _resumable(run):
             fitted = _train(run, settings, problem, ledger, progress, crew)
             measured = _measured(run, settings, problem, fitted, ledger, crew)
-            record.write(run, settings, fitted, measured, ledger, heard)
-        return record.outcome(run, settings, ledger)
+            write_record(run, settings, fitted, measured, ledger, heard)
+        return outcome_of(run, settings, ledger)
 
 
 def _follow(settings: Settings, problem: PreparedRows, crew: Crew) -> None:
@@ -231,39 +224,32 @@ def _train(
 ) -> Any:
     """The fitted estimator; already trained, the one in the folder."""
     if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
-        return _trained(run, crew)
+        with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
+            path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
+            if run is not None:
+                return files.load_model(run).estimator
+            return estimators.load(path)  # type: ignore[arg-type]
     checkpoint = None if run is None else run.path / files.CHECKPOINT
-    if checkpoint is not None:
-        _check_readable(checkpoint)
+    if checkpoint is not None and checkpoint.exists():
+        try:
+            State.load(checkpoint)
+        except validate.InvalidInput:
+            raise FolderDamaged(
+                f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the same "
+                "ledger (what was spent stays spent)"
+            ) from None
     seed = 0 if run is None else run.settings["seed"]
     options: dict[str, Any] = {"ledger": ledger, "checkpoint": checkpoint, "seed": seed, "verbose": int(progress)}
     estimator = _estimator(settings, problem, **options)
     estimator.fit(problem.x, problem.y, group=crew.group)
     if run is not None:
         run.write(files.PLAN, estimator.plan_.to_json().encode())
-        run.write_sealed(files.TRAINED, record.trained(estimator, settings, problem))
-        model.save(run, estimator)
+        run.write_sealed(files.TRAINED, facts_of(estimator, settings, problem))
+        estimators.save(estimator, run.path / files.MODEL)
     return estimator
 
 
-def _trained(run: RunFolder | None, crew: Crew) -> Any:
-    """The model in rank 0's folder, on every rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
-        return model.load(run).estimator if run is not None else estimators.load(path)  # type: ignore[arg-type]
-
-
-def _check_readable(checkpoint: Path) -> None:
-    """Refuse a checkpoint that was cut or altered."""
-    if not checkpoint.exists():
-        return
-    try:
-        State.load(checkpoint)
-    except validate.InvalidInput:
-        raise FolderDamaged(
-            f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the same ledger "
-            "(what was spent stays spent)"
-        ) from None
+_AS_GIVEN = ("algorithm", "l1", "l2", "clip", "step", "max_iter", "batch_size", "scale", "data_norm", "n", "adjacency")
 
 
 def _estimator(
@@ -271,32 +257,23 @@ def _estimator(
 ) -> Any:
     """The estimator that the settings describe, not fitted."""
     target = problem.target
-    options: dict[str, Any] = {
+    given = vars(settings)
+    options: dict[str, Any] = {name: given[name] for name in _AS_GIVEN} | {
         "epsilon": measure.training_epsilon(settings, _delta(settings, problem)),
         "delta": _delta(settings, problem),
-        "algorithm": settings.algorithm,
         "constraint": read_constraint(settings.constraint),
-        "l1": settings.l1,
-        "l2": settings.l2,
-        "clip": settings.clip,
-        "step": settings.step,
-        "max_iter": settings.max_iter,
-        "batch_size": settings.batch_size,
-        "scale": settings.scale,
         "features": settings.shape,
         "bounds": problem.bounds,
-        "data_norm": settings.data_norm,
         "fit_intercept": settings.intercept,
         "public": problem.public,
-        "n": settings.n,
-        "adjacency": settings.adjacency,
         "ledger": ledger,
         "checkpoint": checkpoint,
         "options": settings.options or None,
         "random_state": seed,
         "verbose": verbose,
-        **({} if settings.loss is None else {"loss": settings.loss}),
     }
+    if settings.loss is not None:
+        options["loss"] = settings.loss
     if target.task == "classification":
         options |= {"classes": list(target.classes or ()), "class_weight": settings.class_weight}
         return PrivateClassifier(**options)
@@ -307,8 +284,7 @@ def _measured(
     run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: Crew
 ) -> Measured:
     """The figures of the test rows; already measured, those in the folder."""
-    done = bool(crew.lead(lambda: run.has(files.METRICS)))  # type: ignore[union-attr]
-    if done:
+    if crew.lead(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
         return Measured() if run is None else Measured.from_dict(run.read_sealed(files.METRICS))
     measured, apart = Measured(), settings.measure_epsilon is None or not settings.private
     if problem.test is not None and (crew.leads or not apart):  # exact figures are of rows that rank 0 has whole
@@ -367,3 +343,138 @@ def _resumable(run: RunFolder) -> Iterator[None]:
     finally:
         if main:
             signal.signal(signal.SIGTERM, before)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind."""
+
+    folder: Path
+    record: Any
+    figures: tuple[Figure, ...]
+    epsilon: float
+    delta: float | None
+    warnings: list[str]
+    bought: int = 0
+
+    @property
+    def leaks(self) -> list[str]:
+        """What epsilon does not cover."""
+        return [] if self.record.privacy is None else list(self.record.privacy["leaks"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "run": str(self.folder),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "algorithm": self.record.model["algorithm"],
+            "rounds": self.record.model["rounds"],
+            "metrics": [vars(figure) for figure in self.figures],
+            "warnings": self.warnings,
+            "leaks": self.leaks,
+            "words": self.record.words,
+        }
+
+
+def facts_of(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[str, Any]:
+    """What the record needs of the fitted estimator, for the stages after it."""
+    public_rows = None
+    if problem.public is not None:
+        public_rows = int((problem.public[0] if isinstance(problem.public, tuple) else problem.public).shape[0])
+    data = {
+        "name": problem.name,
+        "n": problem.n if settings.n is None else None,
+        "target": problem.target.name,
+        "features": problem.features,
+        "fields": [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns] or None,
+        "test_rows": problem.test_rows,
+        "public_rows": public_rows,
+    }
+    title = settings.title or f"{problem.target.name} from {problem.name}"
+    record = Record.of(estimator, title=title, data=data, purpose=settings.purpose, owner=settings.owner).to_dict()
+    epsilon = settings.epsilon if settings.private else "inf"
+    curve = record["budget"]["curve"] or [list(point) for point in estimator.budget_curve()]
+    statement = estimator.privacy_
+    return {
+        "record": record | {"budget": record["budget"] | {"epsilon": epsilon, "curve": curve, "shared": None}},
+        "statement": None if statement is None else statement.to_json(),
+    }
+
+
+def write_record(
+    run: RunFolder,
+    settings: Settings,
+    fitted: Any,
+    measured: Measured,
+    ledger: Ledger | None,
+    heard: list[str],
+) -> None:
+    """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
+
+    The model is written again with that statement: whoever gets the model alone gets the whole of it.
+    """
+    trained = run.read_sealed(files.TRAINED)
+    record, bare = trained["record"], []
+    if settings.test_fraction is not None and settings.release_test_metrics and settings.private:
+        bare = ["The figures of the held-out rows were published without noise: epsilon does not cover them."]
+    warnings = [*heard, *bare]
+    if ledger is not None and trained["statement"] is not None:
+        statement, lost = _whole_statement(ledger, trained["statement"], [*run.settings["leaks"], *bare], measured)
+        record |= {"privacy": json.loads(statement.to_json()), "words": statement.words()}
+        fitted.privacy_ = statement
+        estimators.save(fitted, run.path / files.MODEL)
+        if lost:
+            warnings.append(f"The run was interrupted: epsilon counts {lost} releases that were paid for and lost.")
+        if ledger.shared is not None and ledger.shared.budget is not None:
+            spent = {"epsilon": ledger.shared.budget[0], "spent": ledger.shared.spent()}
+            record["budget"] |= {"shared": {"file": Path(settings.budget or "").name, **spent}}
+    record |= {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "warnings": list(dict.fromkeys(warnings)),
+        "metrics": [figure.to_dict() for figure in measured.figures],
+        "curves": list(measured.curves),
+    }
+    run.write(files.RUN, Record.from_dict(record).to_json().encode())
+    tidy(run)
+
+
+def tidy(run: RunFolder) -> None:
+    """Remove what only an unfinished run needs; the secret first."""
+    for name in (files.SECRET, files.TRAINED, files.CHECKPOINT):
+        for file in (run.path / name, *run.path.glob(f"{name}.*.part")):  # a killed process may leave half a file
+            file.unlink(missing_ok=True)
+
+
+def _whole_statement(ledger: Ledger, text: str, leaks: list[str], measured: Measured) -> tuple[Any, int]:
+    """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
+    own = PrivacyStatement.from_json(text)
+    lost = _releases(event_json.to_json(ledger.event())) - _releases(own.event) - measured.releases
+    assumptions = [
+        *own.assumptions,
+        "the names of the columns, and the rules that turn the table into numbers, are public",
+    ]
+    if own.n is not None:
+        assumptions.append("how many rows have a target is public")
+    assumptions += measured.assumptions
+    own = replace(own, leaks=tuple(dict.fromkeys([*own.leaks, *leaks])))
+    if not own.private:
+        return own, 0
+    statement = replace(own, assumptions=tuple(dict.fromkeys(assumptions))).with_all_of(ledger)
+    if lost:
+        statement = replace(statement, releases=())  # drawn from the event: whose rounds were lost is not known
+    return statement, lost
+
+
+def _releases(event: Any) -> int:
+    """How many single releases an event is made of."""
+    return sum(count for _, count in event_json.flatten(event))
+
+
+def outcome_of(run: RunFolder, settings: Settings, ledger: Ledger | None) -> Outcome:
+    """What a finished run left behind; epsilon is what its ledger says."""
+    record = Record.from_file(run.path)
+    measured = Measured.from_dict(run.read_sealed(files.METRICS))
+    delta = None if record.privacy is None else float(record.privacy["delta"])
+    spent = math.inf if ledger is None or delta is None else ledger.spent(delta)
+    return Outcome(run.path, record, measured.figures, spent, delta, list(record.warnings), measured.releases)

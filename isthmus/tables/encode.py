@@ -4,6 +4,11 @@ Every row is encoded by itself: no mean, vocabulary or range of the rows enters,
 the type that a reader would give a column: text is parsed entry by entry, and comes to what the number itself would.
 A missing number becomes a public constant (and, if asked, a mark in a column of its own), a missing word has its own
 column, an unknown word goes to "(other)" or into one of a fixed number of buckets by a fixed hash.
+
+One view of the tables that people have: pandas, polars, or a dict of columns.
+
+A column is handed on as a pandas Series or a numpy array, with None or NaN where nothing is.  Only names and types are
+looked at here, never an entry; polars is not imported, for whoever has a polars frame has imported it.
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -19,37 +25,29 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.dates import DAY, day
-from isthmus.tables.frames import as_frame
-from isthmus.tables.numbers import Signs, number
+from isthmus.tables.entries import DAY, Signs, day, number
 from isthmus.tables.schema import Column, Schema, Target
 
-BOOLEANS = {
-    "true": 1.0,
-    "false": 0.0,
-    "yes": 1.0,
-    "no": 0.0,
-    "t": 1.0,
-    "f": 0.0,
-    "y": 1.0,
-    "n": 0.0,
-    "1": 1.0,
-    "0": 0.0,
-}
+BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), 1.0) | dict.fromkeys(("false", "no", "f", "n", "0"), 0.0)
+
 ABSENT = frozenset(
     {"", "?", "-", "--", "na", "n/a", "nan", "null", "none", "<na>"}
     | {"#n/a", "#na", "#n/a n/a", "-1.#ind", "1.#ind", "-1.#qnan", "1.#qnan", "-nan"}
 )
 """Entries that count as missing, in lower case, unless they are declared words of their column."""
+
 MOST_BYTES = 1 << 33
+
 EXACT = 1 << 53
 """Whole numbers up to this are float64 numbers."""
+
 _PLAIN = (str, int, float)
+
 _NUMBERS = (int, float, Decimal, np.number, np.bool_)
 
 
 def encode(frame: Any, schema: Schema) -> np.ndarray:
-    """The rows of a table (`isthmus.tables.frames`) as an n x len(schema.features) float64 array.
+    """The rows of a table (`isthmus.tables.encode`) as an n x len(schema.features) float64 array.
 
     >>> import pandas
     >>> from isthmus.tables.schema import Schema
@@ -77,16 +75,14 @@ def encode(frame: Any, schema: Schema) -> np.ndarray:
 
 def bounds_of(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     """Public ranges of the encoded columns; NaN where a range has to be bought."""
-    low, high = [], []
+    ranges = []
     for column in schema.columns:
-        numeric = column.type in ("number", "date")
-        own = column.bounds if numeric else (0.0, 1.0)
-        first = (np.nan, np.nan) if own is None else own
-        rest = len(column.features) - 1
-        if rest >= 0:
-            low += [first[0]] + [0.0] * rest
-            high += [first[1]] + [1.0] * rest
-    return np.array(low), np.array(high)
+        own = [(0.0, 1.0)] * len(column.features)
+        if column.type in ("number", "date"):
+            own[0] = column.bounds or (np.nan, np.nan)
+        ranges += own
+    low, high = np.array(ranges, dtype=np.float64).reshape(-1, 2).T
+    return low.copy(), high.copy()
 
 
 def _fill(out: np.ndarray, values: Any, column: Column) -> None:
@@ -143,7 +139,7 @@ def check_readable(values: Any, absent: np.ndarray, column: Column) -> None:
     it would be filled by a constant without a word.
     """
     typed = "M" if column.type == "date" else "iufbM"
-    if not absent.any() or getattr(getattr(values, "dtype", None), "kind", "O") in typed:
+    if not absent.any() or dtype_kind(values) in typed:
         return
     entries, codes = _entries(values)
     own = (date,) if column.type == "date" else _NUMBERS  # such an entry is missing only where it was declared to be
@@ -245,9 +241,14 @@ def _float(value: Any) -> float:
         return np.inf
 
 
+def dtype_kind(values: Any) -> str:
+    """The letter of a column's type, as numpy has it: "O" for a list, and for types that numpy does not know."""
+    return getattr(getattr(values, "dtype", None), "kind", "O")
+
+
 def as_numbers(values: Any, column: Column) -> np.ndarray:
     """The entries as float64, NaN where there is no finite number."""
-    kind = getattr(getattr(values, "dtype", None), "kind", "O")
+    kind = dtype_kind(values)
     if kind in "iufb":
         missing = hasattr(values.dtype, "na_value")  # a column of pandas that knows missing integers
         numbers = values.to_numpy(np.float64, na_value=np.nan) if missing else np.asarray(values, dtype=np.float64)
@@ -278,7 +279,7 @@ def _number(entry: Any, column: Column) -> float:
 def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
     """Days since 1970, NaN where there is no date; text has the one format that is given, ISO (2024-12-31) if none."""
     gone = [day(word, own) for word in absent for own in {form, ""}]
-    if getattr(getattr(values, "dtype", None), "kind", "O") != "M":
+    if dtype_kind(values) != "M":
         distinct, codes = _entries(values)
         return np.array([_day(entry, form, absent, gone) for entry in distinct], dtype=np.float64)[codes]
     plain = values.to_numpy(dtype="datetime64[us]") if hasattr(values, "to_numpy") else values.astype("datetime64[us]")
@@ -347,3 +348,113 @@ def _plain(word: str) -> str:
     """One way to write a number or a truth value."""
     value = number(word, thousands="")
     return _word(value) if np.isfinite(value) else word.lower() if word.lower() in ("true", "false") else word
+
+
+KINDS = "a pandas or polars DataFrame, or a dict of columns"
+
+
+@dataclass(frozen=True)
+class NamedColumns:
+    """Columns by their names, and how many rows they have."""
+
+    series: Mapping[str, Any]
+    rows: int
+
+    @property
+    def columns(self) -> list[str]:
+        """The names, in order."""
+        return list(self.series)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, name: str) -> Any:
+        """A column as a pandas Series or a numpy array."""
+        return _as_held(self.series[name])
+
+    def kind(self, name: str) -> str:
+        """What the type of a column says: "number", "bool", "date", "words" (a closed list), or "" for anything."""
+        return _kind(self.series[name])
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """The closed list of words that is part of a column's type: pandas categories, a polars Enum; else none."""
+        if self.kind(name) != "words":  # a polars Categorical among them, which collects its words from the rows
+            return ()
+        return tuple(str(word).strip() for word in self.series[name].dtype.categories)
+
+
+def as_frame(table: Any, what: str = "X") -> NamedColumns:
+    """The view of a table; anything else is refused.
+
+    >>> as_frame({"age": [30, 40], "sex": ["f", None]}).columns
+    ['age', 'sex']
+    >>> as_frame([[30, "f"]])
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: X='list' is not allowed: give a pandas or polars DataFrame, or a dict of ...
+    """
+    if isinstance(table, NamedColumns):
+        return table
+    if is_polars(table):
+        validate.check(
+            hasattr(table, "get_columns"), what, type(table).__name__, "give a DataFrame, which its collect() returns"
+        )
+        columns = {series.name: series for series in table.get_columns()}
+    elif isinstance(table, Mapping):
+        columns = {str(name): values if hasattr(values, "dtype") else _array(values) for name, values in table.items()}
+    else:
+        like_pandas = hasattr(table, "iloc") and hasattr(table, "columns")
+        validate.check(like_pandas, what, type(table).__name__, f"give {KINDS}")
+        names = [str(name) for name in table.columns]
+        validate.check(len(set(names)) == len(names), what, names, "rename one of two columns that have the same name")
+        columns = {name: table.iloc[:, k] for k, name in enumerate(names)}
+    rows = {len(series) for series in columns.values()}
+    validate.check(len(rows) < 2, what, sorted(rows), "give columns of one length")
+    return NamedColumns(columns, rows.pop() if rows else 0)
+
+
+def is_frame(table: Any) -> bool:
+    """Whether it is a frame of pandas or polars (a dict may also be a sparse matrix)."""
+    return is_polars(table) or (hasattr(table, "iloc") and table.ndim == 2)
+
+
+def is_polars(table: Any) -> bool:
+    """Whether it belongs to polars."""
+    return type(table).__module__.partition(".")[0] == "polars"
+
+
+def _array(values: Any) -> np.ndarray:
+    """A list as numbers where all entries are numbers, else as it is."""
+    entries = list(values)
+    numbers = all(isinstance(entry, (int, float)) and not isinstance(entry, bool) for entry in entries)
+    try:
+        return np.fromiter(entries, dtype=np.float64 if numbers else object, count=len(entries))
+    except OverflowError:  # a whole number that float64 does not reach
+        return np.fromiter(entries, dtype=object, count=len(entries))
+
+
+def _kind(series: Any) -> str:
+    dtype = series.dtype
+    if is_polars(series):
+        if dtype.is_numeric():
+            return "number"
+        if str(dtype).startswith(("Date", "Datetime")):
+            return "date"
+        return {"Boolean": "bool", "Enum": "words"}.get(str(dtype).partition("(")[0], "")
+    if hasattr(dtype, "categories"):
+        return "words"
+    kind = getattr(dtype, "kind", "O")
+    if kind == "M" or str(dtype).startswith(("date32", "date64")):
+        return "date"
+    return "number" if kind in "iuf" else "bool" if kind == "b" else ""
+
+
+def _as_held(series: Any) -> Any:
+    """A polars series as numpy holds it; all else as it is."""
+    if not is_polars(series):
+        return series.astype(object) if hasattr(series.dtype, "categories") else series
+    kind = _kind(series)
+    if kind == "number":
+        return series.cast(type(series)([0.0]).dtype).to_numpy()  # NaN where nothing is
+    if kind == "date":
+        return series.to_numpy()
+    return np.fromiter(series.to_list(), dtype=object, count=len(series))

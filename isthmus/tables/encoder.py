@@ -11,8 +11,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from isthmus.base import validate
-from isthmus.tables.encode import bounds_of, encode
-from isthmus.tables.frames import NamedColumns, as_frame
+from isthmus.tables.encode import NamedColumns, as_frame, bounds_of, encode
 from isthmus.tables.infer import identifies
 from isthmus.tables.schema import Column, Schema, read_column
 
@@ -157,30 +156,26 @@ def _what_to_declare(frame: NamedColumns, names: list[str]) -> str:
         "number": '(low, high) or "number"',
         "bool": '"bool"',
     }
-    lines = "; ".join(f'"{name}": {_owner(name)}{forms[frame.kind(name)]} or "drop"' for name in names)
-    return f"declare what is public of them, TableEncoder({{...}}) with {lines}"
-
-
-def _owner(name: str) -> str:
-    return '"id" (it seems to identify a row), ' if identifies(name) else ""
+    lines = []
+    for name in names:
+        owner = '"id" (it seems to identify a row), ' if identifies(name) else ""
+        lines.append(f'"{name}": {owner}{forms[frame.kind(name)]} or "drop"')
+    return f"declare what is public of them, TableEncoder({{...}}) with {'; '.join(lines)}"
 
 
 def check_numbers_only(X: Any) -> None:
     """Refuse a frame with columns that are no numbers, with the encoder that makes numbers of them."""
     frame = as_frame(X)
-    names = [name for name in frame.columns if not _numeric(frame, name)]
+    names = []
+    for name in frame.columns:
+        kind = frame.kind(name)
+        try:
+            if kind not in ("number", "bool", "date"):  # numbers by each entry
+                np.asarray(frame[name], dtype=np.float64)
+        except (TypeError, ValueError):
+            names.append(name)
+        if kind == "date":
+            names.append(name)
     before = "and put it before this estimator, make_pipeline(TableEncoder(...), ...)"
     remedy = f"{_what_to_declare(frame, names)}, {before}: {UNKNOWN}"
     validate.check(not names, "X", f"columns {names}", remedy)
-
-
-def _numeric(frame: NamedColumns, name: str) -> bool:
-    """Whether a column is of numbers, by its type or by each entry."""
-    kind = frame.kind(name)
-    if kind in ("number", "bool", "date"):
-        return kind != "date"
-    try:
-        np.asarray(frame[name], dtype=np.float64)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -5,6 +5,8 @@ depends on its name, its header line and what the caller declares, never on the 
 values are not.  The entries of a csv are kept as they are written: a type for the whole column would let one entry
 decide how all others are read.  Lines that are too long and quotes that do not close, which would move other rows, are
 refused.  pandas and pyarrow are the extra `table`; npz and libsvm files need neither.
+
+Folders of Parquet files, and single ones that are large: columns by name, read when they are asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,16 +29,23 @@ from typing import Any, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from sklearn.datasets import load_svmlight_file
+from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.arrow import column_names, parquet_dataset
+from isthmus.base.arrow import ArrowTable, column_names, parquet_dataset
+from isthmus.base.streamed import ChosenRows, DerivedRows, Streamed, kept_on_disk
 from isthmus.base.whole import replaced
-from isthmus.tables.folders import ParquetFrame, in_slices, stripped_names
+from isthmus.tables.encode import encode
+from isthmus.tables.schema import Schema
 
 TEXT = (".csv", ".tsv", ".tab")
+
 SPARSE = (".svm", ".libsvm", ".svmlight", ".txt")
+
 KINDS = "csv, tsv (also .gz, .bz2), parquet (also a folder of it), npz, or libsvm (.svm, .libsvm, .txt)"
+
 SEPARATORS = ",;\t|"
 
 
@@ -108,7 +118,8 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
         separator = separator_of(file, reading)
         return Table(name, _read_text(file, reading, separator), separator=separator)
     if kind == "parquet":
-        return Table(name, ParquetFrame(file) if in_slices(file) else _read_parquet(file))
+        in_slices = os.path.isdir(file) or file.stat().st_size >= LARGE
+        return Table(name, ParquetFrame(file) if in_slices else _read_parquet(file))
     if kind == "npz":
         return _read_npz(file, name, part)
     return _read_libsvm(file, name, reading)
@@ -309,7 +320,8 @@ def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
         _bad_line(file, str(error).split("C error:")[-1].strip())
     if not isinstance(frame.index, pandas.RangeIndex):  # it took the first column for names of the rows
         _bad_line(file, f"Expected {len(names)} fields in line 2, saw more")
-    return _named(frame, file)
+    frame.columns = stripped_names(frame.columns, file)
+    return frame
 
 
 def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str]:
@@ -347,11 +359,8 @@ def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
     with _unpacked(file), _open(file) as stream:
         if not any(b'"' in block for block in iter(lambda: stream.read(1 << 20), b"")):
             return
-    with (
-        _unpacked(file),
-        _open(file) as stream,
-        io.TextIOWrapper(stream, encoding=_codec(reading), newline="") as lines,
-    ):
+    with _unpacked(file), _open(file) as stream:
+        lines = io.TextIOWrapper(stream, encoding=_codec(reading), newline="")
         reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
         try:
             for _ in reader:
@@ -368,17 +377,13 @@ def _read_parquet(file: Path) -> Any:
 
     try:
         data = parquet_dataset(file, "data")  # what pandas wrote into the footer may rename columns or hide them
-        return _named(data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True), file)
+        frame = data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True)
+        frame.columns = stripped_names(frame.columns, file)
+        return frame
     except validate.InvalidInput:
         raise
     except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # its words may quote an entry
         validate.unreadable(file, f"it is no Parquet file that pyarrow reads ({type(error).__name__}); write it anew")
-
-
-def _named(frame: Any, file: Path) -> Any:
-    """With stripped column names."""
-    frame.columns = stripped_names(frame.columns, file)
-    return frame
 
 
 def _read_npz(file: Path, name: str, part: str) -> Table:
@@ -426,9 +431,89 @@ def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
             "with 0, and --features at least as large as the largest"
         )
         validate.unreadable(file, remedy)
-    notes = (
-        ()
-        if reading.features
-        else (f"the number of columns ({x.shape[1]}) is the largest index of the file; give it with --features",)
-    )
-    return Table(name, x=x, y=y, notes=notes)
+    if reading.features:
+        return Table(name, x=x, y=y)
+    note = f"the number of columns ({x.shape[1]}) is the largest index of the file; give it with --features"
+    return Table(name, x=x, y=y, notes=(note,))
+
+
+LARGE = 1 << 28
+"""Parquet files of so many bytes are read in slices."""
+
+
+def stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:
+    """The names without the blanks around them, each of them once; one that is all blanks is named by its place.
+
+    >>> stripped_names(["age", " city ", ""], Path("people.csv"))
+    ['age', 'city', 'Unnamed: 2']
+    """
+    names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(column_names)]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        validate.unreadable(file, f"the column names {twice} occur twice; rename these columns")
+    return names
+
+
+class ParquetFrame:
+    """A table whose columns are read one at a time and whose rows are encoded a slice at a time.
+
+    `rows_kept` are the rows that count, all where it is None.
+    """
+
+    def __init__(self, path: Path, table: ArrowTable | None = None, rows_kept: np.ndarray | None = None) -> None:
+        self.path, self.rows_kept = path, rows_kept
+        self.table = ArrowTable(parquet_dataset(path, "data")) if table is None else table
+        self._names = dict(zip(stripped_names(self.table.names, path), self.table.names, strict=True))
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._names)
+
+    def __len__(self) -> int:
+        return self.table.n if self.rows_kept is None else len(self.rows_kept)
+
+    def __getitem__(self, chosen: Any) -> Any:
+        """A whole column as a pandas Series, or the table with the rows that a mask keeps."""
+        if isinstance(chosen, str):
+            name = self._names[chosen]
+            series = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
+            return series if self.rows_kept is None else series.iloc[self.rows_kept].reset_index(drop=True)
+        rows = np.flatnonzero(chosen) if self.rows_kept is None else self.rows_kept[np.asarray(chosen)]
+        return ParquetFrame(self.path, self.table, rows)
+
+    def encoded(self, schema: Schema) -> Streamed:
+        """The rows as numbers, each by itself and by public rules: encoded in slices, kept in a scratch file."""
+        names = [column.name for column in schema.columns if column.features and column.name in self._names]
+        rows = _Frames(self.table, [self._names[name] for name in names], names)
+
+        def numbers(frame: Any, where: Any) -> Tensor:
+            return torch.from_numpy(encode(frame, schema))
+
+        on_disk = kept_on_disk(DerivedRows(rows, numbers, len(schema.features), torch.float64))
+        return on_disk if self.rows_kept is None else ChosenRows(on_disk, torch.from_numpy(self.rows_kept))
+
+
+class _Frames:
+    """Rows of a table as pandas frames, by range."""
+
+    def __init__(self, table: ArrowTable, columns: list[str], names: list[str]) -> None:
+        self.table, self.columns, self.names = table, columns, names
+        self.shape = (table.n, len(columns))
+
+    def __getitem__(self, span: slice) -> Any:
+        frame = self.table.table(span.start, span.stop, self.columns).to_pandas()
+        frame.columns = self.names
+        return frame
+
+    def take(self, index: Tensor) -> Any:
+        """Some rows, in the given order: from the range that holds them."""
+        if not len(index):
+            return self[0:0]
+        low = int(index.min())
+        return self[low : int(index.max()) + 1].iloc[(index - low).numpy()].reset_index(drop=True)
+
+
+def numbers_of(frame: Any, schema: Schema) -> Any:
+    """The encoded rows of a frame: an array, or a matrix that is read in slices."""
+    return frame.encoded(schema) if isinstance(frame, ParquetFrame) else encode(frame, schema)

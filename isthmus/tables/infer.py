@@ -6,43 +6,56 @@ ranges are left for the estimator to buy, a missing number is filled and never m
 nor the order of day and month is ever guessed.  Even the type is read from the data, which no budget pays for: the
 caller warns, the statement says that it is not covered, and the schema is written down for review.  A column whose name
 says that it identifies a person is left out by its name alone, which is public.
+
+A schema.toml to begin with: from the header of a file, what was declared, and public rows; free of charge.
+
+No row of the file itself is read.  What nothing public tells is left open as "?", which a run refuses by name: a blank
+that somebody has to fill in is better than a guess that nobody sees.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.dates import LOOKS, formats_of
-from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, check_readable
-from isthmus.tables.numbers import OTHER, Signs, grouping
-from isthmus.tables.schema import Column
+from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, check_readable, dtype_kind
+from isthmus.tables.entries import LOOKS, OTHER, Signs, formats_of, grouping
+from isthmus.tables.files import Reading, Table, columns_of, read, types_of
+from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, check_names, toml_value
 
 LOOK = 2000
 """How many rows are looked at for dates, numbers in text and the like."""
+
 MOSTLY = 0.95
+
 OWN, ENOUGH = 0.9, 20
 """Words that are different in so large a share of at least so many rows tell rows apart, and nothing else."""
+
 MOST_WORDS = 100
 """A public column with more words than this is hashed all the same."""
+
 _ID = re.compile(
     r"(^|[_\-. ])(id|uuid|guid|key|index|nr|no|number)$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$", re.I
 )
+
 _PERSON = re.compile(
     r"(^|[_\-. ])(e-?mails?|e_mail|mail|telephone|phone|mobile|fax|ssn|iban|passport|surname|"
     r"(first|last|full|family|user)[_\-. ]?name)([_\-. ]?(address|number|no|nr))?$",
     re.I,
 )
 
-
 _CODE = re.compile(r"0\d+")
+
 _OWN_NAME = re.compile(r"(^|[_\-. ])(id|uuid|guid)$|^(id|uuid|guid)([_\-. ]|$)|^unnamed: \d+$", re.I)
 
 
@@ -73,7 +86,7 @@ def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None =
     if kind.column.type == "date":
         return _date(name, values, public)
     column = replace(kind.column, source=source)
-    if public and column.type in ("number", "bool") and bool(_missing(values, column).any()):
+    if public and column.type in ("number", "bool") and not np.isfinite(as_numbers(values, column)).all():
         column = replace(column, missing="indicator")  # of private rows one empty cell would add a column
     return replace(kind, column=_filled_in(column, values) if public else column)
 
@@ -81,7 +94,7 @@ def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None =
 def _kind(name: str, values: Any, signs: Signs) -> Guess:
     """The type alone."""
     dtype = values.dtype
-    kind = getattr(dtype, "kind", "O")
+    kind = dtype_kind(values)
     present = values.dropna()
     if kind == "O":
         present = present[
@@ -155,18 +168,19 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
 
 def _date(name: str, values: Any, public: bool) -> Guess:
     declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
-    text = getattr(values.dtype, "kind", "O") == "O"
+    text = dtype_kind(values) == "O"
     words, absent = as_words(values)
     written = [word for word in words[~absent] if LOOKS.fullmatch(word)] if text else []
     iso = not text or bool(np.isfinite(as_days(written)).all())
     if not public:
-        form = (
-            "" if iso else f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
-        )
-        remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare}){form}'
+        remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare})'
+        if not iso:
+            remedy += f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
         validate.refuse(f"columns.{name}", "dates", remedy)
     fitting = [""] if iso else formats_of(set(written))
-    validate.check(len(fitting) == 1, f"columns.{name}", "dates", _ambiguous(name, fitting))
+    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
+    remedy = f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
+    validate.check(len(fitting) == 1, f"columns.{name}", "dates", remedy)
     days = as_days(values, fitting[0])
     column = Column(name, "date", format=fitting[0], source="public")
     check_readable(values, ~np.isfinite(days), column)
@@ -174,11 +188,6 @@ def _date(name: str, values: Any, public: bool) -> Guess:
     missing = "indicator" if len(days) < len(values) else "fill"
     bounds = (float(days.min()), float(max(days.max(), days.min() + 1)))
     return Guess(replace(column, bounds=bounds, missing=missing))
-
-
-def _ambiguous(name: str, fitting: list[str]) -> str:
-    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
-    return f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
 
 
 def _filled_in(column: Column, values: Any) -> Column:
@@ -198,10 +207,6 @@ def _filled_in(column: Column, values: Any) -> Column:
     return replace(column, bounds=(low, high if high > low else low + 1.0))
 
 
-def _missing(values: Any, column: Column) -> np.ndarray:
-    return ~np.isfinite(as_numbers(values, column))
-
-
 def _is_id(name: str, present: Any) -> bool:
     """Named like an identifier and different in every row (numbers: whole ones)."""
     if not _ID.search(name.strip()) or not present.is_unique:
@@ -212,3 +217,123 @@ def _is_id(name: str, present: Any) -> bool:
 
 def _share(words: list[str], test: Any) -> float:
     return float(np.mean([test(word) for word in words]))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The text of a schema, and the names of what is still open in it."""
+
+    text: str
+    open: tuple[str, ...]
+
+
+def draft(
+    path: str | Path,
+    declared: Schema,
+    target: Target | None,
+    *,
+    reading: Reading | None = None,
+    decimal: str | None = None,
+    bounds: tuple[float, float] | None = None,
+    sample: str | Path | None = None,
+) -> Draft:
+    """The schema of a file's columns: declared ones, then those that public rows of `sample` tell, the rest open.
+
+    decimal, bounds   the decimal sign and the range of all numbers that have none of their own
+    """
+    names = columns_of(path, reading)
+    if names is None:
+        validate.present(os.path.isfile(path), path)
+        validate.unreadable(path, "it has no named columns; a schema is for csv, tsv and parquet files")
+    check_names(names, declared, None if target is None else target.name)
+    own = sample is not None and Path(sample).resolve() == Path(path).resolve()
+    remedy = "give a file of rows that are public: the rows of this one are the private ones"
+    validate.check(not own, "sample", str(sample), remedy)
+    public = None
+    if sample is not None:
+        public = read(sample, reading=reading)
+        usable = public.frame is not None and public.n > 0
+        validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")
+    types, columns = types_of(path, reading), {}
+    why: dict[str, str] = {}
+    for name in names:
+        if target is not None and name == target.name:
+            continue
+        column = declared.get(name) or _from_public(name, public, decimal, why)
+        if column is None and identifies(name):
+            column = Column(name, "id", source="name")
+        elif column is None and name in types:
+            column = Column(name, types[name])
+        columns[name] = None if column is None else column.settled(bounds, decimal)
+    target = target if target is None or public is None else _target_told(target, public)
+    return _written(Path(path), columns, why, target, sampled=public is not None)
+
+
+def _from_public(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
+    """What public rows tell of a column; where they do not settle it, why."""
+    if public is None or name not in public.frame.columns:
+        return None
+    try:
+        guess = infer(name, public.frame[name], public=True, signs=Signs.of(decimal, public.separator))
+    except validate.InvalidInput as error:
+        why[name] = str(error).partition(" is not allowed: ")[2]
+        return None
+    why |= {name: guess.why} if guess.why else {}
+    return Column(name, "id") if guess.column.type == "drop" and identifies(name) else guess.column
+
+
+def _target_told(target: Target, public: Table) -> Target:
+    """With the labels of public rows, where it is a classification."""
+    if target.task != "classification" or target.classes or target.name not in public.frame.columns:
+        return target
+    words, absent = as_words(public.frame[target.name])
+    labels = tuple(sorted(set(words[~absent])))
+    return replace(target, classes=labels) if 2 <= len(labels) <= MOST_WORDS else target
+
+
+# ---------------------------------------------------------------- the text
+
+
+def _written(
+    path: Path, columns: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
+) -> Draft:
+    open_ones = [name for name, column in columns.items() if column is None]
+    lines, missing = _target_lines(target)
+    if open_ones:
+        lines += ["[columns]", f"# {FORMS}"]
+        width = max(len(toml_value(name)) for name in open_ones)
+        for name in open_ones:
+            reason = f"  # {why[name]}" if name in why else ""
+            lines.append(f"{toml_value(name):{width}} = {toml_value(OPEN)}{reason}")
+        lines.append("")
+    for name, column in columns.items():
+        if column is not None:
+            note = [f"# {why[name]}"] if name in why else []
+            lines += [*note, Schema((column,)).to_toml()]
+    source = " and the options"
+    if sampled:
+        source = ", the options and the public sample, whose words and ranges you may widen"
+    header = [
+        f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
+        f"# from its header{source}.",
+    ]
+    if open_ones or missing:
+        header.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')
+    header += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", ""]
+    return Draft("\n".join([*header, *lines]).rstrip() + "\n", (*missing, *open_ones))
+
+
+def _target_lines(target: Target | None) -> tuple[list[str], list[str]]:
+    """The table [target], and what is open in it."""
+    if target is None:
+        return ["[target]", f'name = "{OPEN}"', f'task = "{OPEN}"  # classification or regression', ""], ["target"]
+    lines, missing = Schema(target=target).to_toml().rstrip().splitlines(), []
+    if target.task is None:
+        lines.append(f'task = "{OPEN}"  # "classification", with classes = ["no", "yes"]; or "regression"')
+        missing = ["target.task"]
+    elif target.task == "classification" and not target.classes:
+        lines.append(f'classes = "{OPEN}"  # all labels, such as ["no", "yes"]')
+        missing = ["target.classes"]
+    elif target.task == "regression" and target.bounds is None:
+        lines.append("# bounds = [0, 100]  # the public range; without it, the range is bought from the budget")
+    return [*lines, ""], missing

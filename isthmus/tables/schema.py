@@ -34,8 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.tables.dates import EPOCH, check_format, from_days
-from isthmus.tables.numbers import OTHER, Signs
+from isthmus.tables.entries import EPOCH, OTHER, Signs, check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""

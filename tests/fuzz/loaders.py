@@ -11,9 +11,9 @@ import scipy.sparse as sp
 
 from fuzz.target import Target, a_file, check
 from isthmus.runs import config
+from isthmus.tables.entries import Signs
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.infer import infer
-from isthmus.tables.numbers import Signs
 from isthmus.tables.schema import Schema
 
 ROWS = b'age,city,income\n31,Rome,"1,200.5"\n,Oslo,-3e2\n27,"a ""b""",7\n'

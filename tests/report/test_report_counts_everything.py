@@ -11,7 +11,7 @@ import pytest
 from isthmus import InvalidInput, PrivateClassifier, PrivateSearch, private_score, private_summary
 from isthmus.privacy import Gaussian, Ledger
 from isthmus.report import Record, render
-from isthmus.report._fitted import UNCOUNTED
+from isthmus.report.record import UNCOUNTED
 
 DELTA = 1e-6
 X = np.random.default_rng(0).uniform(-1, 1, (900, 3))

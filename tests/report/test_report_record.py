@@ -22,8 +22,7 @@ from isthmus.planner import plan
 from isthmus.privacy import Ledger
 from isthmus.privacy.statement import _rounded_up
 from isthmus.report import Record, render
-from isthmus.report._fitted import _energy, _history
-from isthmus.report.record import rounded_up
+from isthmus.report.record import _energy, _history, rounded_up
 
 
 @pytest.mark.parametrize("name", CASES)

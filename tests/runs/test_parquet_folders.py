@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from isthmus.base import matrix, streamed
 from isthmus.base.streamed import Streamed
 from isthmus.cli import main
-from isthmus.tables.files import columns_of, read, types_of
-from isthmus.tables.folders import ParquetFrame, numbers_of
+from isthmus.tables.files import ParquetFrame, columns_of, numbers_of, read, types_of
 from isthmus.tables.schema import Schema
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install -e '.[table]'")

@@ -113,7 +113,7 @@ def test_constraints() -> None:
 
 
 def test_the_schema_in_the_docs_is_one() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     block = text.split("```toml\n")[1].split("```")[0]
     types = {column.name: column.type for column in Schema.from_toml(block).columns}
     assert types == {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.base.validate import InvalidInput
-from isthmus.runs import record
+from isthmus.runs import train
 from isthmus.runs.folder import (
     CHECKPOINT,
     METRICS,
@@ -44,7 +44,7 @@ def test_nothing_but_whole_files_is_left(run: RunFolder) -> None:
 def test_half_files_of_a_killed_process_go_with_what_an_unfinished_run_needs(run: RunFolder) -> None:
     for name in (SECRET, f"{SECRET}.0123456789abcdef.part", f"{CHECKPOINT}.0123456789abcdef.part", "other.part"):
         (run.path / name).write_bytes(b"half")
-    record.tidy(run)
+    train.tidy(run)
     assert sorted(path.name for path in run.path.iterdir()) == ["other.part", "plan.json", SCHEMA, SETTINGS]
 
 

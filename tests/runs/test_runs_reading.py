@@ -274,7 +274,7 @@ def test_a_report_of_a_stopped_run_says_how_to_go_on(monkeypatch: pytest.MonkeyP
 
     data = table(x=lambda k: k % 5)
     with monkeypatch.context() as patch:
-        patch.setattr("isthmus.runs.record.write", interrupted)
+        patch.setattr("isthmus.runs.train.write_record", interrupted)
         invoke("train", data, "--target", "y", "--classes", "no,yes", "--bounds", "x=0,5", *QUICK, code=4)
     error = json.loads(invoke("report", "runs/t-1", "--json", code=2).stdout)["error"]
     assert "was stopped before its record was written" in error and "isthmus train --resume runs/t-1" in error

@@ -154,7 +154,7 @@ def test_the_salt_of_the_split_is_secret_and_gone_with_the_record(matrix: str, m
     """A run stopped before its record keeps it, to measure the same rows; a finished one has forgotten it."""
     run, secret = Path("runs/m-1"), Path("runs/m-1/split.secret")
     with monkeypatch.context() as patch:
-        patch.setattr("isthmus.runs.record.write", _interrupted)
+        patch.setattr("isthmus.runs.train.write_record", _interrupted)
         invoke("train", matrix, "--classes", "0,1", "--bounds=-1,1", "--test-fraction", "0.3", *QUICK, code=4)
     assert len(secret.read_text()) == 32 and secret.stat().st_mode & 0o077 == 0
     assert secret.read_text() not in "".join(path.read_text() for path in run.glob("*.json"))

@@ -18,8 +18,7 @@ import pytest
 
 from isthmus.base.validate import InvalidInput
 from isthmus.tables.encode import encode, encode_target
-from isthmus.tables.files import read
-from isthmus.tables.folders import ParquetFrame, numbers_of
+from isthmus.tables.files import ParquetFrame, numbers_of, read
 from isthmus.tables.schema import Schema, Target
 
 KOLKATA = timezone(timedelta(hours=5, minutes=30))

@@ -12,8 +12,8 @@ import pytest
 from isthmus.base.validate import InvalidInput
 from isthmus.runs.config import load
 from isthmus.runs.prepare import prepare
-from isthmus.tables.dates import day
 from isthmus.tables.encode import as_days, encode
+from isthmus.tables.entries import day
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema
 

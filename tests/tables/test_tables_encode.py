@@ -13,8 +13,8 @@ from messy import rows
 
 from isthmus.base.validate import InvalidInput
 from isthmus.tables.encode import as_days, as_numbers, as_words, bounds_of, bucket, encode, encode_target
+from isthmus.tables.entries import Signs
 from isthmus.tables.infer import infer
-from isthmus.tables.numbers import Signs
 from isthmus.tables.schema import Column, Schema, Target
 
 SCHEMA = Schema.from_toml(

@@ -19,8 +19,7 @@ from isthmus import PrivateClassifier, PrivateRegressor, TableEncoder
 from isthmus.base.validate import InvalidInput
 from isthmus.cli import main
 from isthmus.estimators.harmless import learners
-from isthmus.tables.encode import encode
-from isthmus.tables.frames import as_frame
+from isthmus.tables.encode import as_frame, encode
 
 COLUMNS = {
     "age": (0, 100),

@@ -13,8 +13,7 @@ import scipy.sparse as sp
 
 from isthmus.base.arrow import opened
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.files import Reading, columns_of, read, types_of, write
-from isthmus.tables.folders import ParquetFrame
+from isthmus.tables.files import ParquetFrame, Reading, columns_of, read, types_of, write
 
 TEXT = 'name,age,salary\nAnna,31,"1,200"\nBjörn,,900\n'
 

@@ -13,8 +13,8 @@ from isthmus.base.validate import InvalidInput
 from isthmus.runs.config import load
 from isthmus.runs.prepare import PreparedRows, prepare
 from isthmus.tables.encode import encode
+from isthmus.tables.entries import Signs, number
 from isthmus.tables.infer import infer
-from isthmus.tables.numbers import Signs, number
 from isthmus.tables.schema import Column, Schema
 
 

@@ -1,26 +1,29 @@
-"""schema, train, predict."""
+"""The commands: schema, train, predict; describe; plan, budget, audit, report, demo, completion."""
 
 from __future__ import annotations
 
 import csv
+import gc
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
-from isthmus.cli import parts
-from isthmus.cli.output import Out, output_options, warn_of_plan
+from isthmus.cli.output import Out, late, output_options, warn_of_plan
 
 _FILE = click.Path(dir_okay=False)
+
 _DATA = click.Path()
 """A file, or a folder of Parquet files."""
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 _PAIR = re.compile(r'\s*(?:"([^"]+)"|([^="][^=]*?))\s*=\s*(\S.*?)\s*', re.S)
 
@@ -66,6 +69,7 @@ READING_OPTIONS = [
     click.option("--encoding", help="The encoding of a csv file.  [default: utf-8]"),
     click.option("--decimal", metavar="CHAR", help="The decimal sign of a csv file: . or ,  [default: .]"),
 ]
+
 TABLE_OPTIONS = [
     click.option("--target", "-y", metavar="COLUMN", help="The column to predict (npz and libsvm have their own)."),
     click.option(
@@ -98,12 +102,14 @@ TABLE_OPTIONS = [
     *READING_OPTIONS,
 ]
 """What is public about a table."""
+
 DATA_OPTIONS = [
     click.option("--schema", type=_FILE, help="A schema.toml: types, words and ranges of the columns, all public."),
     click.option("--public", type=_FILE, help="Public rows: types, words, ranges and scales are taken from them."),
     click.option("--features", type=int, metavar="D", help="Columns of a libsvm file."),
     click.option("--zero-based", is_flag=True, default=None, help="Indices of a libsvm file begin with 0."),
 ]
+
 PRIVACY_OPTIONS = [
     click.option("--epsilon", "-e", type=float, help="The privacy budget; inf trains without privacy.  [default: 1]"),
     click.option("--delta", type=float, help="Default: min(1e-5, n^-1.1)."),
@@ -129,6 +135,7 @@ PRIVACY_OPTIONS = [
         "--release-test-metrics", is_flag=True, default=None, help="Publish figures of held-out rows without noise."
     ),
 ]
+
 MODEL_OPTIONS = [
     click.option("--loss", help="logistic, softmax, hinge, smooth_hinge; squared, huber, poisson."),
     click.option("--algorithm", help="auto asks the planner.  [default: auto]"),
@@ -174,15 +181,8 @@ def _all(options: list[Any]) -> Callable[[Any], Any]:
 @click.option("--dry-run", is_flag=True, help="Print schema and plan; spend nothing, write nothing.")
 @click.option("--write-schema", type=_FILE, metavar="FILE", help="With --dry-run: write the schema to review there.")
 @output_options
-@click.pass_context
 def train(
-    ctx: click.Context,
-    as_json: bool,
-    quiet: bool,
-    resume: str | None,
-    dry_run: bool,
-    write_schema: str | None,
-    **given: Any,
+    as_json: bool, quiet: bool, resume: str | None, dry_run: bool, write_schema: str | None, **given: Any
 ) -> None:
     """Train a private model on DATA: csv, tsv, parquet (also a folder of it), npz or libsvm.
 
@@ -206,20 +206,20 @@ def train(
             raise click.UsageError(
                 f"--resume continues with the settings of the run: leave out {', '.join(set_options) or '--dry-run'}"
             )
-        _together(out, lambda crew, **how: parts.train.resume(resume, crew=crew, **how))
+        _carried(out, "resume", resume)
         return
     config = given.pop("config")
     options = options_of(**given)
     if options.get("data") is None and config is None:
         raise click.UsageError("Give a file to train on, --config or --resume.")
-    settings, declared = parts.config.load(config, options)
+    settings, declared = late("runs.config").load(config, options)
     if dry_run:
         if rank():
             return
-        problem, plan = parts.train.dry_run(settings, declared)
-        show_plan(out, settings.n, problem, plan, write_schema)
+        problem, plan = late("runs.train").dry_run(settings, declared)
+        _show_plan(out, settings.n, problem, plan, write_schema)
         return
-    _together(out, lambda crew, **how: parts.train.start(settings, declared, crew=crew, **how))
+    _carried(out, "start", settings, declared)
 
 
 def rank() -> int:
@@ -227,15 +227,14 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
 
 
-def _together(out: Out, carry: Callable[..., Any]) -> None:
+def _carried(out: Out, begin: str, *what: object) -> None:
     """A run by this process, or by the ranks that torchrun started: rank 0 says what came out."""
-    leads = rank() == 0
-    mute: Callable[[str], None] = lambda words: None  # noqa: E731
-    with parts.train.together() as crew:
-        how = {"say": out.say, "warn": out.warn} if leads else {"say": mute, "warn": mute}
-        outcome = carry(crew, **how, progress=_bar(out) and leads)
+    train = late("runs.train")
+    with train.together() as crew:
+        carry = train.resume if begin == "resume" else train.start
+        outcome = carry(*what, say=out.say, warn=out.warn, progress=not out.quiet and sys.stderr.isatty(), crew=crew)
     if outcome is not None:
-        finish(out, outcome)
+        _finish(out, outcome)
 
 
 def options_of(
@@ -277,33 +276,41 @@ def options_of(
     }
 
 
-def _bar(out: Out) -> bool:
-    return not out.quiet and sys.stderr.isatty()
-
-
-def finish(out: Out, outcome: Any) -> None:
+def _finish(out: Out, outcome: Any) -> None:
     """Say what came out of a run."""
     record = outcome.record
-    lines = [f"run        {outcome.folder}"]
-    lines.append(
-        f"model      {record.model['algorithm']}, {record.model['rounds']} rounds, {record.model['seconds'] or 0:.1f} s"
-    )
+    model, rounded_up = record.model, late("report.record").rounded_up
+    lines = [
+        f"run        {outcome.folder}",
+        f"model      {model['algorithm']}, {model['rounds']} rounds, {model['seconds'] or 0:.1f} s",
+    ]
     if record.private:
-        split = " (training and test figures)" if outcome.charged_test else ""
-        covered = "everything counted" if not outcome.warnings else "with the warnings above"
-        covered = "of what was released with noise" if outcome.leaks else covered
-        epsilon = parts.record.rounded_up(outcome.epsilon)
-        lines.append(f"privacy    epsilon {epsilon} at delta {outcome.delta:g}, {covered}{split}")
+        covered = "everything counted"
+        if outcome.leaks:
+            covered = "of what was released with noise"
+        elif outcome.warnings:
+            covered = "with the warnings above"
+        if outcome.bought:
+            covered += " (training and test figures)"
+        lines.append(f"privacy    epsilon {rounded_up(outcome.epsilon)} at delta {outcome.delta:g}, {covered}")
         lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
     else:
         lines.append("privacy    none: this model is NOT private")
     shared = record.budget["shared"]
     if shared is not None:
-        spent = parts.record.rounded_up(shared["spent"])
-        lines.append(f"budget     {spent} of {shared['epsilon']:g} spent ({shared['file']})")
-    little = parts.report.expectation(record)
-    lines += [f"expect     {little}"] if little else []
-    lines += figure_lines(outcome.figures)
+        lines.append(f"budget     {rounded_up(shared['spent'])} of {shared['epsilon']:g} spent ({shared['file']})")
+    little = late("report").expectation(record)
+    if little:
+        lines.append(f"expect     {little}")
+    told: set[str] = set()  # where figures were measured, and notes that several share, are said once
+    for figure in outcome.figures:
+        if figure.on not in told:
+            lines.append(f"test       {figure.on}")
+        note = figure.note
+        if figure.value is not None and note in told:
+            note = ""
+        lines.append(f"           {replace(figure, on='', note=note).words()}")
+        told |= {figure.on, figure.note}
     if not outcome.figures:
         lines.append("test       nothing was measured; --test-fraction 0.2 keeps rows back for that")
     if not out.quiet:
@@ -311,40 +318,30 @@ def finish(out: Out, outcome: Any) -> None:
     out.result(outcome.to_dict(), str(outcome.folder) if out.quiet else "\n".join(lines))
 
 
-def figure_lines(figures: Any) -> list[str]:
-    """What was measured, and where once, and one line a figure; notes that several share are said once."""
-    lines, printed = [], set()
-    for figure in figures:
-        lines += [f"test       {figure.on}"] if figure.on not in printed else []
-        note_seen = figure.value is not None and figure.note in printed
-        lines.append(f"           {replace(figure, on='', note='' if note_seen else figure.note).words()}")
-        printed |= {figure.on, figure.note}
-    return lines
-
-
-def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_schema: str | None = None) -> None:
+def _show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_schema: str | None) -> None:
     """Say what a run would do; write its schema where that was asked for."""
     n = problem.n if estimate is None else estimate
     for leak in problem.leaks:
         out.warn(leak)
     warn_of_plan(out, plan)
     lines = [f"note: {note}" for note in problem.notes]
-    lines += ["", f"{n} rows, {problem.d} columns of numbers, {problem.target.task} of {problem.target.name!r}"]
-    if problem.target.classes:
-        lines.append(f"classes: {', '.join(problem.target.classes)}")
+    target = problem.target
+    lines += ["", f"{n} rows, {problem.d} columns of numbers, {target.task} of {target.name!r}"]
+    if target.classes:
+        lines.append(f"classes: {', '.join(target.classes)}")
     lines += [f"  {column.name:24} {column.words()}" for column in problem.schema.columns]
     written = "nothing was written"
     if write_schema is not None:
-        text = parts.train.HEADER + problem.schema.to_toml(versioned=True)
-        with parts.whole.replaced(write_schema) as partial:
+        text = late("runs.train").HEADER + problem.schema.to_toml(versioned=True)
+        with late("base.whole").replaced(write_schema) as partial:
             partial.write_text(text, encoding="utf-8")
         written = f"the schema is in {write_schema}: review it, and give it as --schema"
     lines += ["", plan.words(), "", plan.table(), "", f"nothing was spent, {written}"]
     data = {
         "n": n,
         "d": problem.d,
-        "task": problem.target.task,
-        "classes": problem.target.classes,
+        "task": target.task,
+        "classes": target.classes,
         "schema": problem.schema.to_toml(),
         "leaks": problem.leaks,
         "notes": problem.notes,
@@ -370,17 +367,19 @@ def predict(
     was in training unless options say otherwise. A prediction tells something about the row it is made for: only the
     rows the model was trained on are protected by its epsilon.
     """
-    folder = parts.folder.RunFolder.open(run)
-    model = parts.model.load(folder)
+    folder = late("runs.folder").RunFolder.open(run)
+    model = late("runs.folder").load_model(folder)
     options = {name: value for name, value in given.items() if value is not None}
-    settings = parts.config.Settings.from_dict({**folder.settings["settings"], **options})
-    table = parts.tables.read(data, part="test", reading=settings.reading)
+    settings = late("runs.config").Settings.from_dict({**folder.settings["settings"], **options})
+    table = late("tables.files").read(data, part="test", reading=settings.reading)
     rows_of = model.encode(table, settings.decimal if "decimal" in options else None)
     carried, columns = model.ids(table, ids), model.predict(rows_of, proba)
     twice = sorted(set(carried) & set(columns))
-    parts.validate.check(not twice, "id", twice, "rename the column first: a column of the predictions has that name")
+    late("base.validate").check(
+        not twice, "id", twice, "rename the column first: a column of the predictions has that name"
+    )
     columns = carried | columns
-    parts.tables.write(output, columns)
+    late("tables.files").write(output, columns)
     rows = len(columns["prediction"])
     Out(as_json, quiet).result(
         {"output": str(Path(output)), "rows": rows, "columns": list(columns)}, f"wrote {rows} predictions to {output}"
@@ -402,13 +401,234 @@ def schema(data: str, sample: str | None, as_json: bool, quiet: bool, **given: A
 
     What neither the options nor the sample tell stands there as "?", to be filled in from what is publicly known.
     """
-    settings, declared = parts.config.load(None, {"data": data, **options_of(**given)})
-    target = parts.config.target_of(settings)
+    settings, declared = late("runs.config").load(None, {"data": data, **options_of(**given)})
+    target = late("runs.config").target_of(settings)
     whole = {"reading": settings.reading, "decimal": settings.decimal, "bounds": settings.bounds}
-    draft = parts.template.draft(data, declared, target, sample=sample, **whole)
+    draft = late("tables.infer").draft(data, declared, target, sample=sample, **whole)
     Out(as_json, quiet).result({"schema": draft.text, "open": list(draft.open)}, draft.text.rstrip())
     if draft.open and not quiet:
         click.echo(f'fill in what is marked "?": {", ".join(draft.open)}', err=True)
 
 
-COMMANDS = (schema, train, predict)
+@click.command()
+@click.argument("data", type=_FILE)
+@click.option("--epsilon", "-e", type=float, required=True, help="The privacy budget of the summary.")
+@click.option("--delta", type=float, help="Default: that of the --budget, else 1e-6.")
+@click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), help="Who is protected.")
+@click.option("--budget", type=_FILE, help="A budget shared with other runs on this data (see isthmus budget).")
+@click.option("--bins", type=int, default=20, show_default=True, help="Parts of a range in a histogram.")
+@_all(TABLE_OPTIONS)
+@click.option("--schema", type=_FILE, help="A schema.toml: types, words and ranges of the columns, all public.")
+@output_options
+def describe(
+    data: str, as_json: bool, quiet: bool, bins: int, delta: float | None, adjacency: str | None, **given: Any
+) -> None:
+    """Summarise the columns of DATA privately: counts, histograms, quantiles, means.
+
+    \b
+      isthmus describe people.csv --schema schema.toml --epsilon 0.5 --budget people.budget
+
+    Only declared columns are looked at; the range of a number without one is bought. Every figure has noise, whose
+    standard deviation is beside it, and the number of rows is one of them.
+    """
+    out = Out(as_json, quiet)
+    options = options_of(**given)
+    if given["budget"] and adjacency is None:
+        adjacency = late("runs.budget").open_shared(given["budget"]).adjacency.value
+    settings, declared = late("runs.config").load(
+        None, {**options, "data": data, "adjacency": adjacency, "delta": delta}
+    )
+    summary = late("runs.budget").describe(settings, declared, bins)
+    out.result(summary.to_dict(), summary.table() if quiet else f"{summary.table()}\n\n{summary.privacy}")
+
+
+COUNT = click.IntRange(min=1)
+
+
+@click.command()
+@click.option(
+    "--rows",
+    "-n",
+    "n",
+    type=COUNT,
+    required=True,
+    metavar="N",
+    help="The number of records, as a public number or estimate.",
+)
+@click.option(
+    "--columns",
+    "-d",
+    "d",
+    type=COUNT,
+    required=True,
+    metavar="D",
+    help="The number of columns of numbers, once encoded.",
+)
+@click.option("--epsilon", type=float, required=True, help="The budget; inf plans a run that is not private.")
+@click.option("--delta", type=float, help="Default: min(1e-5, n^-1.1).")
+@click.option("--loss", default="logistic", show_default=True, help="logistic, softmax, squared, huber, hinge ...")
+@click.option("--classes", type=int, default=2, show_default=True, help="The number of classes.")
+@click.option("--constraint", help="l1:50, l2:2, linf:1, box:-1,1 or simplex.")
+@click.option("--public", type=click.Path(dir_okay=False), help="Public rows (npz, libsvm) to learn from.")
+@click.option("--sparse", is_flag=True, help="The data is sparse (CSR).")
+@click.option("--density", type=float, help="The share of entries that are not 0.")
+@click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), default="add-remove", show_default=True)
+@click.option("--max-passes", type=float, help="The largest number of passes over the data.")
+@click.option("--max-dims", type=int, help="The most numbers of a gradient that may be released in a round.")
+@click.option("--scale", default="auto", show_default=True, help="auto, none, columns, moments or shapes.")
+@click.option("--penalty", is_flag=True, help="An l1 or l2 penalty is part of the objective.")
+@output_options
+def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None, **facts: Any) -> None:
+    """Rank the algorithms for a problem, from public facts alone.
+
+    Reads no private data and spends nothing.
+
+    \b
+      isthmus plan --rows 30000 --columns 120 --epsilon 1
+    """
+    out = Out(as_json, quiet)
+    with uncollected():
+        public_rows = None
+        if public is not None:
+            table = late("tables.files").read(public)
+            late("base.validate").check(table.x is not None, "public", public, "give a file of numbers, npz or libsvm")
+            public_rows = table.x if table.y is None else (table.x, table.y)
+        planned = late("planner").plan(
+            constraint=late("runs.config").read_constraint(constraint), public=public_rows, **facts
+        )
+    warn_of_plan(out, planned)
+    out.result(planned.to_dict(), planned.table() if quiet else f"{planned.words()}\n\n{planned.table()}")
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--epsilon", type=float, help="To create it: the epsilon that all runs together must not exceed.")
+@click.option(
+    "--delta", type=float, help="To create it: delta, such as 1e-6; well below one over the number of records."
+)
+@click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), help="To create it: who is protected.")
+@click.option("--dataset", help="To create it: a public name for the data.")
+@output_options
+def budget(
+    file: str,
+    epsilon: float | None,
+    delta: float | None,
+    adjacency: str | None,
+    dataset: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Show or create the budget FILE that several runs on one data set share.
+
+    \b
+      isthmus budget census.budget --epsilon 3 --delta 1e-6
+      isthmus train census.csv --target income --epsilon 1 --budget census.budget
+      isthmus budget census.budget
+    """
+    if (epsilon is None) != (delta is None):
+        late("base.validate").refuse(
+            "budget", (epsilon, delta), "give both --epsilon and --delta to create a budget, and neither to show it"
+        )
+    if epsilon is None or delta is None:
+        ledger = late("runs.budget").open_shared(file)
+    else:
+        ledger = late("privacy").Ledger.open(file, budget=(epsilon, delta), adjacency=adjacency, dataset=dataset)
+    record, limit = late("report.record"), ledger.budget
+    assert limit is not None
+    spent, runs = ledger.spent(), late("runs.budget").spenders(ledger)
+    data = {
+        "file": str(file),
+        "dataset": ledger.dataset,
+        "epsilon": limit[0],
+        "delta": limit[1],
+        "adjacency": ledger.adjacency.value,
+        "spent": spent,
+        "left": ledger.remaining(),
+        "seeded": ledger.seeded,
+        "runs": [vars(run) for run in runs],
+    }
+    lines = [
+        f"budget   epsilon {limit[0]:g} at delta {limit[1]:g}, {ledger.adjacency.describe()}",
+        f"spent    {record.rounded_up(spent)}",
+        f"left     {record.rounded_down(data['left'])}",
+        *(f"  {run.label:24} epsilon {record.rounded_up(run.epsilon)} alone, {run.began[:19]}" for run in runs),
+    ]
+    if ledger.seeded:
+        lines.append("NOT PRIVATE: some of the noise came from a seed, and whoever knows it can subtract that noise")
+    if not runs:
+        lines.append("no run has used this budget yet")
+    Out(as_json, quiet).result(data, "\n".join(lines))
+
+
+@click.command()
+@click.option("--draws", default=200_000, show_default=True, help="Draws of each side of a pair.")
+@click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
+def audit(draws: int, as_json: bool) -> None:
+    """Attack every private algorithm on its worst neighbours.
+
+    Prints claimed and empirical epsilon. Exits with 1 when a sound mechanism is caught violating its claim, or a broken
+    one is not caught.
+    """
+    raise SystemExit(late("audit.suite").main(draws=draws, as_json=as_json))
+
+
+@click.command()
+@click.argument("run", type=click.Path())
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="The HTML file; default: report.html in the run.")
+@output_options
+def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:
+    """Write the report of a RUN (a folder, or its run.json) as one HTML file."""
+    folder = Path(run) if os.path.isdir(run) else Path(run).parent
+    files = late("runs.folder")
+    stopped = os.path.exists(folder / files.SETTINGS) and not os.path.exists(folder / files.RUN)
+    late("base.validate").require(
+        not stopped,
+        f"The run {run} was stopped before its record was written (what it has spent is in its ledger): go on with "
+        f"isthmus train --resume {folder}, then report",
+    )
+    path = late("report").write(late("report").Record.from_file(run), output or folder / "report.html")
+    size = path.stat().st_size
+    Out(as_json, quiet).result(
+        {"report": str(path), "bytes": size}, f"wrote the report to {path} ({size / 1000:.0f} kB)"
+    )
+
+
+@click.command()
+def demo() -> None:
+    """Train privately on embedded data, compare, write a report."""
+    late("demo").main()
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a SHELL.
+
+    \b
+      isthmus completion bash >> ~/.bashrc
+      isthmus completion zsh >> ~/.zshrc
+      isthmus completion fish > ~/.config/fish/completions/isthmus.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = ctx.find_root().command
+    if shell == "bash":  # its check of the installed version needs a bash, and only warns
+        kind = type("Bash", (kind,), {"_check_version": staticmethod(lambda: None)})
+    click.echo(kind(root, {}, "isthmus", "_ISTHMUS_COMPLETE").source())
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would look through a short command's imports again and again.
+
+    What is there in the end is kept, so that the exit does not look through it either: a fifth of a plan's time.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if before:
+            gc.enable()
