@@ -15,10 +15,9 @@ from torch import Tensor
 from isthmus.algorithms.purchases import ClassCounts, Purchase
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
-from isthmus.estimators.leaks import leak
+from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import storable
-from isthmus.objectives.known import Loss, known_losses, loss_for
-from isthmus.objectives.linear import CLASSES_READ
+from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
 
 
 def _has_probabilities(estimator: Any) -> bool:
@@ -97,7 +96,8 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
 
         The first call buys what the plan buys; later ones go on from the last point.  `group` is that of `fit`.
         """
-        self._declared = classes if classes is not None else getattr(self, "_declared", None)
+        if classes is not None:
+            self._declared = classes
         return self._partial(X, y, sample_weight, group)
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -133,7 +133,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     def _learn_targets(self, y: Any) -> tuple[str, ...]:
         if len(y):  # a rank may have no rows
             check_classification_targets(y)
-        declared = self.classes if self.classes is not None else getattr(self, "_declared", None)
+        declared = self._declared if self.classes is None else self.classes
         if declared is not None:
             self.classes_ = np.unique(np.asarray(declared))
             validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
@@ -142,9 +142,9 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
                 text = f"y holds a label that is not among classes={labels}: {_other_labels(y, self.classes_)}"
                 validate.require(False, text)
             return ()
-        if hasattr(self, "_calls"):  # what the first call read is in its state
+        if self._calls:  # what the first call read is in its state
             return ()
-        self.classes_ = self._crew.labels(y)
+        self.classes_ = self._ranks.labels(y)
         validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
         return (leak(*CLASSES_READ),) if self._private else ()
 
@@ -157,7 +157,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             if self._private:
                 return weights, (ClassCounts(),)
             own = torch.tensor([int((y == label).sum()) for label in self.classes_])
-            counts = self._crew.total(own).numpy()
+            counts = self._ranks.total(own).numpy()
             chosen = dict(zip(self.classes_.tolist(), (counts.min() / np.maximum(counts, 1)).tolist(), strict=True))
         validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
         by_label = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}

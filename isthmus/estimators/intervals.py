@@ -117,7 +117,7 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
         for covariance in (noise * inverse @ inverse, spread * inverse / n)
     )
     away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
-    names = (*_names(model), "(intercept)")
+    names = (*model._names(), "(intercept)")
     return Intervals(names, values, values - away, values + away, quiet, drawn, level, (*assumptions, *ASSUMED))
 
 
@@ -272,8 +272,3 @@ def _carry(model: Any, d: int) -> tuple[np.ndarray, float]:
     carry[np.arange(p), np.arange(p)] = weight
     carry[p] = offset
     return carry, model._target_map[1] if hasattr(model, "_target_map") else 1.0
-
-
-def _names(model: Any) -> tuple[str, ...]:
-    columns = getattr(model, "feature_names_in_", None)
-    return tuple(map(str, columns)) if columns is not None else tuple(f"x{i}" for i in range(model.n_features_in_))

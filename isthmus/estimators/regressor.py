@@ -13,10 +13,10 @@ from sklearn.base import RegressorMixin
 from isthmus.algorithms.purchases import Purchase, TargetRange, scaled_targets, target_map
 from isthmus.base import validate
 from isthmus.estimators.base import Posed, PrivateLinear
-from isthmus.estimators.leaks import leak
+from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import storable
 from isthmus.objectives import Huber
-from isthmus.objectives.known import Loss, known_losses, loss_of
+from isthmus.objectives.linear import Loss, known_losses, loss_of
 from isthmus.objectives.targets import CountTargets
 
 
@@ -94,7 +94,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
             remarks = ("the public targets are public: y was clipped to their range",) if bounds else ()
         if isinstance(bounds, str) or not self._private and bounds is None:
             ends = torch.tensor([y.min(), y.max()] if len(y) else [math.inf, -math.inf])
-            low, high = (float(end) for end in self._crew.extremes(ends[0], ends[1]))
+            low, high = (float(end) for end in self._ranks.extremes(ends[0], ends[1]))
             bounds = (low, high) if low < high else (low - 1, high + 1)
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)

@@ -72,7 +72,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
     remedy = f"give a fitted {' or '.join(KINDS)}; of a search or a Pipeline, its fitted estimator"
     validate.check(KINDS.get(kind) is type(estimator), "estimator", estimator, remedy)
     validate.check(hasattr(estimator, "_weights"), "estimator", estimator, "fit it first")
-    state = getattr(estimator, "_partial_state", None)
+    state = estimator._partial_state
     statement = estimator.privacy_
     tree = {
         "class": kind,
@@ -100,7 +100,8 @@ def _params(estimator: PrivateLinear) -> dict[str, Any]:
 
 
 def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(estimator, name) for name in names if getattr(estimator, name, None) is not None}
+    own = vars(estimator)
+    return {name: own[name] for name in names if own.get(name) is not None}
 
 
 def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:

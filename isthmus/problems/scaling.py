@@ -150,8 +150,10 @@ class Scaled(View):
             parts = [margins(rows, wide) for _, _, rows in self.chunks()]
             return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
         p = len(self.weight)
-        z = margins(self.X, _rows(self.weight, wide[:p]))
-        return (_rows(self.r, z) + margins(self.U, self.B @ wide)).to(w.dtype)
+        z = _rows(self.r, margins(self.X, _rows(self.weight, wide[:p])))
+        for u, moved in zip(self.U.T, self.B @ wide, strict=True):  # entry by entry: a product may mix rows' roundings
+            z += _rows(u, moved.expand(len(u), *moved.shape))
+        return z.to(w.dtype)
 
     def transposed_times(self, v: Tensor) -> Tensor:
         """S' v for a vector or a matrix v."""

@@ -2,7 +2,7 @@
 
 Rank 0 has the ledger, the checkpoint and the noise.  What a fit reads off rows that are not private, or off private
 ones with a warning (classes that nobody declared, ranges of "data"), every rank finds for its own, and it is combined.
-One process is a crew of one: everything here is then the identity.
+One process is a group of one: everything here is then the identity.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ EACH = (
 
 
 @dataclass(frozen=True)
-class Crew:
+class RankGroup:
     """The ranks of a group; None is this process alone.
 
-    >>> alone = Crew()
+    >>> alone = RankGroup()
     >>> alone.all(3), alone.lead(lambda: 4), alone.labels(np.array([1, 0, 1])).tolist()
     ([3], 4, [0, 1])
     """
@@ -49,13 +49,13 @@ class Crew:
     """How many rows all ranks have, once it is known."""
 
     @staticmethod
-    def of(group: Any) -> Crew:
+    def of(group: Any) -> RankGroup:
         """None or False: this process; True: all ranks of the default group; or a process group."""
         if group is None or group is False:
-            return Crew()
+            return RankGroup()
         is_group = group is True or isinstance(group, dist.ProcessGroup)
         validate.check(is_group, "group", group, "give a torch.distributed process group, or True for the default one")
-        return Crew(Ranks(None if group is True else group))
+        return RankGroup(Ranks(None if group is True else group))
 
     @property
     def group(self) -> Any:
@@ -99,8 +99,8 @@ class Crew:
         """How many rows all have."""
         return sum(self.all(n))
 
-    def rows(self, X: Any, names: list[str] | None) -> tuple[Any, Crew]:
-        """Rows of one kind on all ranks, and the crew that knows how many they are; a rank may have none."""
+    def rows(self, X: Any, names: list[str] | None) -> tuple[Any, RankGroup]:
+        """Rows of one kind on all ranks, and the group that knows how many they are; a rank may have none."""
         if self.ranks is None:
             return X, self
         layouts = self.all([*X.shape, is_sparse(X), str(X.dtype), names])
