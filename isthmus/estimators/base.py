@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
@@ -24,10 +24,11 @@ from isthmus.algorithms.before import buying
 from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import algorithm_of
 from isthmus.algorithms.public_start import starting
-from isthmus.algorithms.purchases import Purchase
+from isthmus.algorithms.purchases import SMALL, Purchase
 from isthmus.base import html, validate
 from isthmus.base.arrow import opened
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take
+from isthmus.base.parallel import one_thread
 from isthmus.base.streamed import Streamed
 from isthmus.core.minimize import Binding, Recipe, minimize
 from isthmus.core.pipeline import Pipeline
@@ -40,12 +41,10 @@ from isthmus.estimators.inputs import (
     check_bounds,
     checked,
     inputs_of,
-    prefers_public_scale,
     read_table,
     standardised,
-    threads_for,
 )
-from isthmus.estimators.rank_group import RankGroup
+from isthmus.estimators.rank_group import ALONE, RankGroup
 from isthmus.estimators.stateless_steps import learned_before, warn_of_repeated_fits
 from isthmus.objectives.linear import LinearModel, Loss, loss_of
 from isthmus.planner import Choice, Plan, plan
@@ -73,11 +72,11 @@ class PrivateEstimator(BaseEstimator):
     ledger: Any
     privacy_: PrivacyStatement | None
 
-    def __sklearn_clone__(self) -> Any:
+    def __sklearn_clone__(self) -> Self:
         """A clone shares the ledger: copied, the same budget would be spent twice."""
         ledger, self.ledger = self.ledger, None
         try:
-            copied = super().__sklearn_clone__()
+            copied: Self = super().__sklearn_clone__()
         finally:
             self.ledger = ledger
         return copied.set_params(ledger=ledger)
@@ -156,6 +155,8 @@ PUBLIC = "the rows given as public are public, and none of the private records i
 
 STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
 
+THREADED = 4_000_000
+"""Matrices of fewer entries are multiplied on one thread."""
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
 
@@ -222,11 +223,11 @@ class PrivateLinear(PrivateEstimator):
     _charged: str | bool = field(init=False, default="")
     _run: str | None = field(init=False, default=None)
     _planned_rounds: int = field(init=False, default=0)
-    _ranks: RankGroup = field(init=False, default=RankGroup())  # this process, but for a fit by a group
+    _ranks: RankGroup = field(init=False, default=ALONE)  # this process, but for a fit by a group
 
     # ------------------------------------------------------------ fit
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> Self:
         """Fit to (X, y), spending `epsilon` once.
 
         sample_weight  numbers >= 0 that multiply the losses; those above `max_weight` count as that.  A weighted record
@@ -245,7 +246,7 @@ class PrivateLinear(PrivateEstimator):
             self._train(X, y, sample_weight, calls=1, state=self._ranks.state(self._checkpointed))
         return self
 
-    def _partial(self, X: Any, y: Any, sample_weight: Any, group: Any) -> Any:
+    def _partial(self, X: Any, y: Any, sample_weight: Any, group: Any) -> Self:
         with self._together(group):
             self._check_parameters()
             first = self._calls == 0
@@ -287,7 +288,10 @@ class PrivateLinear(PrivateEstimator):
     ) -> None:
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
-        problem = _after(problem, {} if state is None else state.parts)
+        if state is not None:  # what rounds already made rest on, and what was read from the data for them
+            assumed = dict.fromkeys((*state.parts.get("assumptions", ()), *problem.assumptions))
+            leaks = dict.fromkeys((*state.parts.get("leaks", ()), *problem.leaks))
+            problem = replace(problem, assumptions=tuple(assumed), leaks=tuple(leaks))
         facts: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
         planned = self._planned(problem.facts, exact=self._named_algorithm is not None, **facts)
         named = self._named_algorithm
@@ -296,16 +300,17 @@ class PrivateLinear(PrivateEstimator):
             choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
         self._check_scale(choice)
         problem = self._started(problem, choice)
-        assumed = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
+        rests_on = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         rounds = choice.rounds * calls
         if not choice.direct and not problem.buys:
+            assert isinstance(problem.objective.X, Scaled)
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, planned.facts.smooth, calls)
         history: list[dict[str, Any]] = []
         checkpoint = self.checkpoint if self._ranks.leads else None
         if claim is not None:
             claim()
-        with threads_for(X.shape[0] * X.shape[1]):
+        with one_thread(X.shape[0] * X.shape[1] < THREADED):  # waiting for others would take longer than the products
             result = minimize(
                 problem.objective,
                 recipe,
@@ -315,11 +320,11 @@ class PrivateLinear(PrivateEstimator):
                 clients=self._ranks.holding(problem.objective),
                 resume=state,
                 record=1,
-                callbacks=[RoundNotes(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, assumed)],
+                callbacks=[RoundNotes(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, rests_on)],
                 progress=bool(self.verbose),
                 **(self._spending() if self._private else {}),
             )
-        self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, assumed
+        self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, rests_on
         self._planned_rounds = rounds
         self.history_, self.seconds_, self.n_iter_ = history, time.perf_counter() - began, result.state.t
         self._store(problem, result)
@@ -481,8 +486,11 @@ class PrivateLinear(PrivateEstimator):
             return self.scale
         n = self._records(X.shape[0])
         mu = mu_of(self.epsilon, self._delta(n), self._adjacency)
-        prefers_public = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
-        return "public" if prefers_public and self._bought_scale(X, "auto") != "shapes" else self.scale
+        # with less even scaled columns drown in noise; with more all records tell the scale better than a few rows
+        told = not is_sparse(X) and X.shape[1] <= SMALL and 3 * X.shape[1] <= n * mu <= 8 * public[0].shape[0]
+        if told and self._bought_scale(X, "auto") != "shapes":
+            return "public"
+        return self.scale
 
     def _public_rows(self, d: int) -> tuple[Any, Any] | None:
         if self.public is None:
@@ -645,7 +653,7 @@ class PrivateLinear(PrivateEstimator):
 
     @property
     def _adjacency(self) -> Adjacency:
-        return self.adjacency if isinstance(self.adjacency, Adjacency) else Adjacency(self.adjacency)
+        return Adjacency(self.adjacency)
 
     @contextmanager
     def _together(self, group: Any) -> Iterator[None]:
@@ -709,7 +717,9 @@ class PrivateLinear(PrivateEstimator):
         )
 
     def _opened_ledger(self) -> Any:
-        return opened_ledger(self.ledger, self._adjacency) if self._ranks.leads else None
+        if not self._ranks.leads:
+            return None
+        return opened_ledger(self.ledger, self._adjacency)
 
     def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
         if weight is None:
@@ -718,6 +728,17 @@ class PrivateLinear(PrivateEstimator):
         good = bool((values >= 0).all())
         validate.require(good, "sample_weight holds a negative number: give weights of 0 or more")
         return np.minimum(values, self.max_weight) / self.max_weight
+
+    @property
+    def _target_map(self) -> tuple[float, float]:
+        """Shift and width of what is predicted, in units of what is learned."""
+        return 0.0, 1.0
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = not self._repeatable
+        return tags
 
     def _loss_facts(self) -> dict[str, Any]:
         return {"loss": self._kind}
@@ -747,10 +768,3 @@ class PrivateLinear(PrivateEstimator):
         if several:
             X, self._ranks = self._ranks.rows(X, list(getattr(self, "feature_names_in_", ())))
         return X, y
-
-
-def _after(problem: Posed, earlier: Mapping[str, Any]) -> Posed:
-    """The problem with what rounds already made rest on, and what was read from the data for them."""
-    assumptions = dict.fromkeys((*earlier.get("assumptions", ()), *problem.assumptions))
-    leaks = dict.fromkeys((*earlier.get("leaks", ()), *problem.leaks))
-    return replace(problem, assumptions=tuple(assumptions), leaks=tuple(leaks))

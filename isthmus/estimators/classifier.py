@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
@@ -20,9 +21,9 @@ from isthmus.estimators.stored import storable
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
 
 
-def _has_probabilities(estimator: Any) -> bool:
+def _has_probabilities(estimator: PrivateClassifier) -> bool:
     kind = estimator.loss if isinstance(estimator.loss, type) else known_losses(labels=True).get(estimator.loss)
-    return bool(getattr(kind, "probabilities", False))
+    return kind is not None and kind.probabilities
 
 
 def _other_labels(y: Any, classes: np.ndarray) -> str:
@@ -204,9 +205,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             coefficients, intercepts = coefficients[1:] - coefficients[:1], intercepts[1:] - intercepts[:1]
         self.coef_, self.intercept_ = coefficients, intercepts
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.non_deterministic = not self._repeatable
         tags.classifier_tags.poor_score = True
         return tags

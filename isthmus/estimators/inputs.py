@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +12,17 @@ import torch
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
-from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
+from isthmus.algorithms.purchases import Purchase, Ranges, ranged
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, canonical, is_sparse
-from isthmus.base.parallel import one_thread
 from isthmus.base.streamed import Streamed, dense_parts
-from isthmus.estimators.rank_group import RankGroup
+from isthmus.estimators.rank_group import ALONE, RankGroup
 from isthmus.estimators.stateless_steps import leak
 from isthmus.gradients.rounding import matrix_bounds
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
-THREADED = 4_000_000
-"""Matrices of fewer entries are multiplied on one thread."""
 _PAIR = 'give (low, high): two numbers, or two lists with a number for each column; or "data"'
 
 
@@ -121,7 +116,7 @@ def inputs_of(
     private: bool,
     origin: bool = False,
     whole: bool = False,
-    ranks: RankGroup = RankGroup(),  # noqa: B008  # frozen
+    ranks: RankGroup = ALONE,
 ) -> Inputs:
     """The maps of rows X; what is private in X is not looked at, except where a warning says so.
 
@@ -155,14 +150,6 @@ def inputs_of(
     return Inputs(RowMaps([]), (bought,), tuple(leaks))
 
 
-def prefers_public_scale(*, n: int, d: int, mu: float, rows: int, sparse: bool) -> bool:
-    """Whether so many public rows tell the scale of columns better than the budget would: 3 d <= n mu <= 8 rows.
-
-    Below, even scaled columns drown in noise; above, bought scales of all records are better than a few public ones.
-    """
-    return not sparse and d <= SMALL and 3 * d <= n * mu <= 8 * rows
-
-
 def standardised(public: Scaled) -> RowMap:
     """Centred, scaled columns and a bias, from public rows that are seen through the first map.
 
@@ -194,14 +181,15 @@ def _ranged(
 
 def _column(side: Any, d: int) -> Tensor:
     values = torch.from_numpy(np.atleast_1d(np.asarray(side, dtype=float)).copy())
-    values = values.expand(d).clone() if len(values) == 1 else values
+    if len(values) == 1:
+        values = values.expand(d).clone()
     validate.check(
         len(values) == d, "bounds", f"{len(values)} columns", f"give one number for all columns, or {d}, one for each"
     )
     return values
 
 
-def _from_rows(X: Any, intercept: bool, ranks: RankGroup = RankGroup()) -> RowMaps:  # noqa: B008  # frozen
+def _from_rows(X: Any, intercept: bool, ranks: RankGroup = ALONE) -> RowMaps:
     """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
     X = as_matrix("public", X)
     if is_sparse(X):
@@ -214,7 +202,7 @@ def _from_rows(X: Any, intercept: bool, ranks: RankGroup = RankGroup()) -> RowMa
     return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1]), bias)])
 
 
-def _ranges_of(X: Any, ranks: RankGroup = RankGroup()) -> tuple[Tensor, Tensor]:  # noqa: B008  # frozen
+def _ranges_of(X: Any, ranks: RankGroup = ALONE) -> tuple[Tensor, Tensor]:
     if is_sparse(X):
         validate.refuse("bounds", "data", "give data_norm= for sparse rows")
     low = torch.full((X.shape[1],), math.inf, dtype=torch.float64)
@@ -224,13 +212,6 @@ def _ranges_of(X: Any, ranks: RankGroup = RankGroup()) -> tuple[Tensor, Tensor]:
     low, high = ranks.extremes(low, high)
     same = low == high
     return torch.where(same, low - 1, low), torch.where(same, high + 1, high)
-
-
-@contextmanager
-def threads_for(entries: int) -> Iterator[None]:
-    """One thread for small data: waiting for others would take longer than the products."""
-    with one_thread(entries < THREADED):
-        yield
 
 
 def as_rows(X: Any) -> Any:

@@ -60,7 +60,9 @@ class RankGroup:
     @property
     def group(self) -> Any:
         """What `fit(group=)` takes."""
-        return None if self.ranks is None else True if self.ranks.group is None else self.ranks.group
+        if self.ranks is None:
+            return None
+        return self.ranks.group or True
 
     @property
     def leads(self) -> bool:
@@ -127,10 +129,8 @@ class RankGroup:
 
     def extremes(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The smallest of everybody's lows and the largest of their highs."""
-        ranges = self.all([low, high])
-        return torch.stack([range_[0] for range_ in ranges]).amin(0), torch.stack(
-            [range_[1] for range_ in ranges]
-        ).amax(0)
+        lows, highs = zip(*self.all([low, high]), strict=True)
+        return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of everybody's tensor."""
@@ -191,6 +191,10 @@ class RankGroup:
         if self.ranks is None:
             return make()
         return PrivacyStatement.from_json(self.lead(lambda: make().to_json()), recompute=False)
+
+
+ALONE = RankGroup()
+"""This process, which has all rows."""
 
 
 class _Plain(TopEigenvalue):

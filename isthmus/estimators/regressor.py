@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
+from sklearn.utils import Tags
 
 from isthmus.algorithms.purchases import Purchase, TargetRange, scaled_targets, target_map
 from isthmus.base import validate
@@ -46,6 +47,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     loss: str | Loss = "squared"
     target_bounds: Any = None
     huber_delta: float = 0.2
+    target_centre_: tuple[float, float] | None = field(init=False, default=None)
     _LABELS = False
     _outputs = 1
 
@@ -145,13 +147,12 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     @property
     def _target_map(self) -> tuple[float, float]:
         shift, width = target_map(*self.target_bounds_, self._counts)
-        centre = getattr(self, "target_centre_", None)
-        return (shift, width) if centre is None else (shift + width * centre[0], width * centre[1])
+        if self.target_centre_ is None:
+            return shift, width
+        return shift + width * self.target_centre_[0], width * self.target_centre_[1]
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.non_deterministic = not self._repeatable
         tags.target_tags.positive_only = self._counts
         tags.regressor_tags.poor_score = True
         return tags

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 
 from isthmus.base import validate
 from isthmus.core.pipeline import Promise, Release, Stage
@@ -352,8 +353,7 @@ def _derived(
         if sure:
             loss = figures.log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
             derived += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
-            event = str(classes[1]) if k == 2 else "the class that was predicted"
-            curves.append(figures.calibration_curve(scores, groups.predicted, noise, event))
+            curves.append(figures.calibration_curve(scores, groups.predicted, noise, figures.event_of(classes)))
     readable = [figures.readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
@@ -410,7 +410,7 @@ class _Groups:
         weight = np.clip(counts, noise / 10, None)
         total = np.bincount(index, weight)
         margin = np.bincount(index, weight * SCORES.middles) / total
-        predicted = np.bincount(index, weight * figures.probabilities(SCORES.middles)) / total
+        predicted = np.bincount(index, weight * expit(SCORES.middles)) / total
         return _Groups(len(total), index, margin, predicted)
 
 

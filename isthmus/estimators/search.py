@@ -29,7 +29,7 @@ import torch
 from scipy.special import log_ndtr
 from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.model_selection import ParameterGrid
-from sklearn.utils import get_tags
+from sklearn.utils import Tags, get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -320,7 +320,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "best_estimator_")
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
         for name in ("estimator_type", "classifier_tags", "regressor_tags", "target_tags", "input_tags"):
             setattr(tags, name, getattr(inner, name))
@@ -436,7 +436,7 @@ def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
     release = Release("choice", clip=Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
     stage, sheet = Stage(FullBatch(1.0), [release], "selection"), Sheet(scores)
     promise = Promise(split.epsilon, split.delta, split.adjacency)
-    with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=bool(getattr(noise, "seeded", False))) as run:
+    with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=noise.seeded) as run:
         setting = Setting(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
         return int(look(stage, setting, promise)["choice"].argmax())
 

@@ -8,6 +8,7 @@ for `partial_fit` the state it goes on from.  Left out is what belongs to a fit 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -125,18 +126,17 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     return estimator
 
 
-def _usable(estimator: Any) -> Any:
+def _usable(estimator: PrivateLinear) -> PrivateLinear:
     """The model, where it predicts for a row of zeros: else its parts were made up, or are of different models."""
-    columns: Any = getattr(estimator, "n_features_in_", None)
-    shape = getattr(getattr(estimator, "coef_", None), "shape", ())
+    fitted: Mapping[str, Any] = vars(estimator)
+    columns, coefficients = fitted.get("n_features_in_", ""), fitted.get("coef_")
+    shape: tuple[int, ...] = ()
+    if isinstance(coefficients, np.ndarray):
+        shape = coefficients.shape
     whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
-    validate.check(
-        whole,
-        "path: n_features_in_",
-        columns,
-        "give a file as it was written: the coefficients belong to another number",
-    )
-    classes = getattr(estimator, "classes_", None)
+    remedy = "give a file as it was written: the coefficients belong to another number"
+    validate.check(whole, "path: n_features_in_", columns, remedy)
+    classes = fitted.get("classes_")
     if classes is not None:  # one row of coefficients for two labels, else one for each
         several = (
             isinstance(classes, np.ndarray) and classes.ndim == 1 and len(set(classes.tolist())) == len(classes) > 1
