@@ -295,9 +295,12 @@ class PrivateLinear(PrivateEstimator):
         facts: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
         planned = self._planned(problem.facts, exact=self._named_algorithm is not None, **facts)
         named = self._named_algorithm
-        choice = planned.best if named is None else planned.choice(named.name)
-        if named is None and choice.batch_size is not None:  # its noise was known to first order only
-            choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
+        if named is not None:
+            choice = planned.choice(named.name)
+        else:
+            choice = planned.best
+            if choice.batch_size is not None:  # its noise was known to first order only
+                choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
         self._check_scale(choice)
         problem = self._started(problem, choice)
         rests_on = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
@@ -329,7 +332,7 @@ class PrivateLinear(PrivateEstimator):
         self.history_, self.seconds_, self.n_iter_ = history, time.perf_counter() - began, result.state.t
         self._store(problem, result)
 
-    def _recipe(self, problem: Posed, choice: Choice, smooth: float, calls: int) -> Any:
+    def _recipe(self, problem: Posed, choice: Choice, smooth: float, calls: int) -> Recipe:
         options = dict(self.options or {})
         if self.as_published:
             options["as_published"] = True
@@ -343,9 +346,13 @@ class PrivateLinear(PrivateEstimator):
             longest = problem.facts["n"] / (curvature * max(self._ranks.top_eigenvalue(problem.objective.X), 1e-12))
             options.setdefault("step", longest * (planned * smooth))
         recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
-        recipe = self._promised(recipe) if self._private else recipe
-        recipe = buying(recipe, problem.buys, copy=not choice.direct) if problem.buys else recipe
-        return starting(recipe, *problem.labelled) if problem.labelled is not None else recipe
+        if self._private:
+            recipe = self._promised(recipe)
+        if problem.buys:
+            recipe = buying(recipe, problem.buys, copy=not choice.direct)
+        if problem.labelled is not None:
+            recipe = starting(recipe, *problem.labelled)
+        return recipe
 
     def _promised(self, recipe: Recipe) -> Recipe:
         """The recipe, refused before it looks at anything where its promise is not the budget that was asked for."""
@@ -373,7 +380,8 @@ class PrivateLinear(PrivateEstimator):
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[Any] | None = None, **more: Any) -> Plan:
         named = self._named_algorithm
-        names = [named] if names is None and named is not None else names
+        if names is None and named is not None:
+            names = [named]
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
         own = {"epsilon", "delta", "constraint", "adjacency", "penalty", "algorithms", "exact", *more, *facts, *fixed}
         twice = sorted(own & set(self.facts or {}))
@@ -462,7 +470,9 @@ class PrivateLinear(PrivateEstimator):
         if not self._private or chosen != "auto" or not buys:
             return chosen if self._private else "none"
         planned = self._planned(self._public_facts(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
-        return str(planned.best.arguments.get("scale", "none")) if planned.choices else "none"
+        if not planned.choices:
+            return "none"
+        return str(planned.best.arguments.get("scale", "none"))
 
     def _many(self, n: int, d: int) -> bool:
         """Whether there are so many records that rows which are shortened would bend more than their noise."""
@@ -500,12 +510,8 @@ class PrivateLinear(PrivateEstimator):
         X = as_matrix("public", X if is_sparse(X) else np.asarray(X, dtype=np.float64))
         validate.check(X.shape[1] == d, "public", tuple(X.shape), f"give public rows with {d} columns")
         same = y is None or len(y) == X.shape[0]
-        validate.check(
-            same,
-            "public",
-            f"{X.shape[0]} rows, {0 if y is None else len(y)} targets",
-            "give one target for each public row",
-        )
+        remedy = "give one target for each public row"
+        validate.check(same, "public", f"{X.shape[0]} rows, {0 if y is None else len(y)} targets", remedy)
         if X.shape[0] > PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
             some = np.random.default_rng(0).permutation(X.shape[0])[:PUBLIC_ROWS]
             X, y = take(X, torch.from_numpy(some)), None if y is None else np.asarray(y)[some]

@@ -104,7 +104,11 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     def decision_function(self, X: Any) -> np.ndarray:
         """Margins: one a row for two classes, else one a row and class."""
         z = self._margins(X)
-        return z[:, 0] if z.shape[1] == 1 else z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
+        if z.shape[1] == 1:
+            return z[:, 0]
+        if len(self.classes_) == 2:
+            return z[:, 1] - z[:, 0]
+        return z
 
     def predict(self, X: Any) -> np.ndarray:
         """The label of the largest margin."""

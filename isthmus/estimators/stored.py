@@ -108,12 +108,8 @@ def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, A
 def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
     for part, more in (*written, ("partial", {*tree["partial"]} - {*PARTIAL})):
-        validate.check(
-            not more,
-            f"path: {part}",
-            sorted(more),
-            "give a file that this library wrote: models are stored without these entries",
-        )
+        remedy = "give a file that this library wrote: models are stored without these entries"
+        validate.check(not more, f"path: {part}", sorted(more), remedy)
     params = tree["params"] | {name: _looked_up(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
@@ -138,15 +134,11 @@ def _usable(estimator: PrivateLinear) -> PrivateLinear:
     validate.check(whole, "path: n_features_in_", columns, remedy)
     classes = fitted.get("classes_")
     if classes is not None:  # one row of coefficients for two labels, else one for each
-        several = (
-            isinstance(classes, np.ndarray) and classes.ndim == 1 and len(set(classes.tolist())) == len(classes) > 1
-        )
-        validate.check(
-            several and shape[:-1] == (1 if len(classes) == 2 else len(classes),),
-            "path: classes_",
-            np.shape(classes),
-            "give a file as it was written: the coefficients belong to other labels",
-        )
+        flat = isinstance(classes, np.ndarray) and classes.ndim == 1
+        several = flat and len(set(classes.tolist())) == len(classes) > 1
+        whole = several and shape[:-1] == (1 if len(classes) == 2 else len(classes),)
+        remedy = "give a file as it was written: the coefficients belong to other labels"
+        validate.check(whole, "path: classes_", np.shape(classes), remedy)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this row has no names
@@ -155,12 +147,8 @@ def _usable(estimator: PrivateLinear) -> PrivateLinear:
         raise validate.InvalidInput(
             f"path: its parts do not fit together ({error}): give a file as it was written"
         ) from error
-    validate.check(
-        predicted.shape == (1,),
-        "path: weights",
-        predicted.shape,
-        "give a file as it was written: a model predicts one value for a row",
-    )
+    remedy = "give a file as it was written: a model predicts one value for a row"
+    validate.check(predicted.shape == (1,), "path: weights", predicted.shape, remedy)
     return estimator
 
 

@@ -149,10 +149,13 @@ class Scaled(View):
         if self.far:
             parts = [margins(rows, wide) for _, _, rows in self.chunks()]
             return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
-        p = len(self.weight)
-        z = _rows(self.r, margins(self.X, _rows(self.weight, wide[:p])))
-        for u, moved in zip(self.U.T, self.B @ wide, strict=True):  # entry by entry: a product may mix rows' roundings
-            z += _rows(u, moved.expand(len(u), *moved.shape))
+        z = _rows(self.r, margins(self.X, _rows(self.weight, wide[: self.weight.shape[0]])))
+        for u, moved in zip(self.U.unbind(1), (self.B @ wide).unbind(0), strict=True):
+            # entry by entry: a product rounds a row by its place
+            if wide.ndim == 1:
+                z += u * moved
+            else:
+                z += torch.outer(u, moved)
         return z.to(w.dtype)
 
     def transposed_times(self, v: Tensor) -> Tensor:
