@@ -56,6 +56,9 @@ class Penalty(ABC):
 class _Elastic(Penalty):
     """l1 ||w||_1 + (l2 / 2) ||w||^2; prox(w)_j = soft(w_j, eta l1) / (1 + eta l2)."""
 
+    def __post_init__(self) -> None:
+        validate.non_negative(**vars(self))
+
     @property
     @abstractmethod
     def strengths(self) -> tuple[float, float]:
@@ -101,9 +104,6 @@ class ElasticNet(_Elastic):
     l1: float = 0.0
     l2: float = 0.0
 
-    def __post_init__(self) -> None:
-        validate.non_negative(l1=self.l1, l2=self.l2)
-
     @property
     def strengths(self) -> tuple[float, float]:
         """(l1, l2)."""
@@ -120,9 +120,6 @@ class L2Penalty(_Elastic):
 
     lam: float
 
-    def __post_init__(self) -> None:
-        validate.non_negative(lam=self.lam)
-
     @property
     def strengths(self) -> tuple[float, float]:
         """(0, lam)."""
@@ -138,9 +135,6 @@ class L1Penalty(_Elastic):
     """
 
     lam: float
-
-    def __post_init__(self) -> None:
-        validate.non_negative(lam=self.lam)
 
     @property
     def strengths(self) -> tuple[float, float]:

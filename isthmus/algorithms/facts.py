@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.algorithms.constants import CONSTANTS
 from isthmus.base import validate
-from isthmus.objectives.known import Loss, known_losses, loss_of, name_of
+from isthmus.objectives.linear import Loss, known_losses, loss_of, name_of
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.budget import default_delta, mu_of
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from isthmus.base import validate
-from isthmus.estimators.crew import Crew
+from isthmus.estimators.rank_group import RankGroup
 
 Part = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
 
@@ -64,7 +64,7 @@ def fit_part(estimator: Any, part: Part, *, group: Any = True) -> Any:
     """
     fitting = hasattr(estimator, "fit")
     validate.check(fitting, "estimator", estimator, "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one")
-    crew = Crew.of(group)
+    crew = RankGroup.of(group)
     validate.check(crew.several, "group", group, "give a process group, or True for the default one")
     with crew.joined("fit"):
         X, y, *rest = part() if callable(part) else part

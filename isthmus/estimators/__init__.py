@@ -1,10 +1,10 @@
 """scikit-learn estimators, `PrivateSearch`, `private_score` and `private_summary`, and what they warn of."""
 
 from isthmus.estimators.classifier import PrivateClassifier
-from isthmus.estimators.leaks import PrivacyBudgetWarning, PrivacyLeakWarning
 from isthmus.estimators.regressor import PrivateRegressor
 from isthmus.estimators.scoring import Scores, private_score
 from isthmus.estimators.search import PrivateSearch
+from isthmus.estimators.stateless_steps import PrivacyBudgetWarning, PrivacyLeakWarning
 from isthmus.estimators.stored import load, save
 from isthmus.estimators.summary import Summary, private_summary
 

@@ -1,62 +1,162 @@
-"""What both estimators share: parameters, the private fit, the margins of new rows."""
+"""What both estimators share: their parameters, the private fit, the margins of new rows."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
+from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.before import buying
 from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.declare import algorithm_of
 from isthmus.algorithms.public_start import starting
-from isthmus.algorithms.purchases import Purchase
-from isthmus.base import validate
+from isthmus.algorithms.purchases import SMALL, Purchase
+from isthmus.base import html, validate
 from isthmus.base.arrow import opened
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take
+from isthmus.base.parallel import one_thread
 from isthmus.base.streamed import Streamed
 from isthmus.core.minimize import Binding, Recipe, minimize
 from isthmus.core.pipeline import Pipeline
 from isthmus.core.spending import GONE, unspent
 from isthmus.core.state import State
-from isthmus.estimators import intervals, stored, turns
-from isthmus.estimators.effects import Curve, effects, in_order
+from isthmus.estimators import intervals, partial_fit_claims, stored
 from isthmus.estimators.inputs import (
     Inputs,
     as_rows,
+    check_bounds,
     checked,
     inputs_of,
-    prefers_public_scale,
     read_table,
     standardised,
-    threads_for,
 )
-from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
-from isthmus.estimators.notebook import ShowsGuarantee
-from isthmus.estimators.parameters import Parameters
-from isthmus.estimators.watching import Watcher
+from isthmus.estimators.rank_group import ALONE, RankGroup
+from isthmus.estimators.stateless_steps import learned_before, warn_of_repeated_fits
+from isthmus.objectives.linear import LinearModel, Loss, loss_of
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Ledger, PrivacyStatement, compose, event_json
+from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
-from isthmus.privacy.budget import mu_of
+from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.privacy.leaks import Leak
+from isthmus.privacy.ledger import opened as opened_ledger
 from isthmus.privacy.noise import SEEDED
+from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.tables.encode import is_frame
 from isthmus.tables.encoder import check_numbers_only
 
+SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
+
+FEATURES = ("auto", "linear", "smooth")
+
+
+class PrivateEstimator(BaseEstimator):
+    """What fits and searches share: a clone keeps the ledger, and a notebook shows the guarantee below the diagram."""
+
+    epsilon: float
+    delta: float | None
+    ledger: Any
+    privacy_: PrivacyStatement | None
+
+    def __sklearn_clone__(self) -> Self:
+        """A clone shares the ledger: copied, the same budget would be spent twice."""
+        ledger, self.ledger = self.ledger, None
+        try:
+            copied: Self = super().__sklearn_clone__()
+        finally:
+            self.ledger = ledger
+        return copied.set_params(ledger=ledger)
+
+    def _delta(self, n: int) -> float:
+        if self.delta is None:
+            return default_delta(n)
+        return self.delta
+
+    def _repr_html_inner(self) -> str:
+        """What a notebook shows where it asks for HTML."""
+        diagram: str = super()._repr_html_inner()
+        return diagram + self._guarantee_html()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """What a notebook shows where it asks for everything; scikit-learn decides whether that has HTML."""
+        bundle: dict[str, Any] = super()._repr_mimebundle_(**kwargs)
+        if "text/html" in bundle:
+            bundle["text/html"] += self._guarantee_html()
+        return bundle
+
+    def _guarantee_html(self) -> str:
+        """The statement of a private fit; a warning for one that is not; the budget before a fit."""
+        if not hasattr(self, "privacy_"):
+            return html.card(f"Not fitted yet: a fit will spend epsilon = {self.epsilon}")
+        if self.privacy_ is None:
+            text = "It was fitted without noise, and may reveal the records that it was trained on."
+            return html.card("This model is NOT private", html.paragraph(text), tone="bad")
+        shown = str(self.privacy_._repr_html_())
+        if not isinstance(self.ledger, Ledger) or self.ledger.budget is None:
+            return shown
+        (epsilon, delta), spent = self.ledger.budget, math.ceil(self.ledger.spent() * 1e4) / 1e4
+        together = f"epsilon = {spent:g} of {epsilon:g} at delta = {delta:g}"
+        words = f"Its ledger holds {together} now, with everything else that was charged to it."
+        return shown + html.card("What was spent together", html.paragraph(words))
+
+
+SMALL_STATE = 20_000
+"""A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
+
+
+@dataclass
+class RoundNotes:
+    """Notes what each round moved (it was released, so it is public), saves checkpoints, and ends a partial fit."""
+
+    notes: list[dict[str, Any]]
+    choice: Choice
+    until: int
+    rounds: int
+    path: Any
+    assumed: dict[str, Any]
+    last: tuple[int, Tensor] | None = None
+
+    def __call__(self, record: dict[str, Any], state: State) -> bool:
+        note: dict[str, Any] = {"t": state.t}
+        if self.last is not None and self.last[0] == state.t - 1:
+            note["moved"] = float(torch.linalg.vector_norm(state.w - self.last[1]))
+        straight = not self.choice.arguments.get("precondition")  # else noise goes through a matrix
+        if self.choice.noise_norm is not None and "eta" in record and straight:
+            note["noise"] = record["eta"] * self.choice.noise_norm
+        if "loss" in record:
+            note["loss"] = record["loss"]
+        self.last = state.t, state.w
+        self.notes.append(note)
+        every = 1 if state.w.numel() < SMALL_STATE else max(1, self.rounds // 100)
+        if self.path is not None and (state.t % every == 0 or state.t == self.rounds):
+            state.replace(parts={**state.parts, **self.assumed}).save(self.path)
+        return state.t >= self.until and state.t < self.rounds
+
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""Numbers of a column, and what they add: one number each, or one for every class."""
 DECLARED = "what was declared about the data (its columns, classes, bounds, norms, ranges) is public knowledge"
+
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
+
 STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
+
+THREADED = 4_000_000
+"""Matrices of fewer entries are multiplied on one thread."""
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
 
@@ -68,7 +168,7 @@ class Posed:
     public    the public rows as algorithms learn from them; `labelled` as a start is fitted: rows, targets, weights
     """
 
-    objective: Any
+    objective: LinearModel
     inputs: Inputs
     buys: tuple[Purchase, ...]
     assumptions: tuple[str, ...]
@@ -79,15 +179,55 @@ class Posed:
 
 
 @dataclass(eq=False, repr=False)
-class PrivateLinear(ShowsGuarantee, Parameters):
-    """The private fit of a linear model; see `PrivateClassifier` and `PrivateRegressor`."""
+class PrivateLinear(PrivateEstimator):
+    """The private fit of a linear model; `PrivateClassifier` says what the parameters are."""
 
-    _calls: int = field(init=False)
-    _partial_state: State = field(init=False)
+    epsilon: float = 1.0
+    delta: float | None = None
+    _: KW_ONLY
+    loss: str | Loss = ""
+    algorithm: str | Algorithm[Any] | Callable[..., Any] = "auto"
+    constraint: Any = None
+    l1: float = 0.0
+    l2: float = 0.0
+    clip: Any = None
+    step: Any = None
+    max_iter: int | None = None
+    batch_size: int | None = None
+    scale: str = "auto"
+    features: str = "auto"
+    bounds: Any = None
+    data_norm: Any = None
+    fit_intercept: bool = True
+    public: Any = None
+    n: int | None = None
+    max_weight: float = 1.0
+    adjacency: Any = "add-remove"
+    partial_calls: int = 10
+    ledger: Any = None
+    checkpoint: Any = None
+    options: Any = None
+    facts: Any = None
+    as_published: bool = False
+    random_state: Any = None
+    noise_seed: int | None = None
+    verbose: int = 0
+
+    _LABELS: ClassVar[bool]
+    """Whether targets are labels."""
+    # what `partial_fit` remembers of earlier calls (see `stored`); a fit begins anew
+    _calls: int = field(init=False, default=0)
+    _partial_state: State | None = field(init=False, default=None)
+    _first: int = field(init=False, default=0)
+    _declared: Any = field(init=False, default=None)
+    _charged: str | bool = field(init=False, default="")
+    _run: str | None = field(init=False, default=None)
+    _planned_rounds: int = field(init=False, default=0)
+    _ranks: RankGroup = field(init=False, default=ALONE)  # this process, but for a fit by a group
 
     # ------------------------------------------------------------ fit
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> Self:
         """Fit to (X, y), spending `epsilon` once.
 
         sample_weight  numbers >= 0 that multiply the losses; those above `max_weight` count as that.  A weighted record
@@ -103,39 +243,38 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             for name in ("_calls", "_partial_state", "_first", "_declared", "_charged", "_run"):  # a fit begins anew
                 self.__dict__.pop(name, None)
             X, y = self._read(X, y, reset=True)
-            self._train(X, y, sample_weight, calls=1, state=self._crew.state(self._checkpointed))
+            self._train(X, y, sample_weight, calls=1, state=self._ranks.state(self._checkpointed))
         return self
 
-    def _partial(self, X: Any, y: Any, sample_weight: Any, group: Any) -> Any:
+    def _partial(self, X: Any, y: Any, sample_weight: Any, group: Any) -> Self:
         with self._together(group):
             self._check_parameters()
-            first = not hasattr(self, "_calls")
+            first = self._calls == 0
             X, y = self._read(X, y, reset=first)
             self._first = self._records(X.shape[0])
-            state = None if first else self._partial_state
-            past, calls = 0 if first else self._calls, self.partial_calls
+            past, calls = self._calls, self.partial_calls
             run, charged = self._run_of_calls(first)
             remedy = f"fit again, or plan more calls: partial_calls={calls} share the budget, and all of them were made"
             validate.require(past < calls, f"Call {past + 1} of partial_fit is one too many: {remedy}")
-            counted = bool(charged) or not self._private
-            claim = None if counted else partial(turns.take, run, past)
-            self._train(X, y, sample_weight, calls=calls, state=state, past=past, claim=claim)
+            claim = None
+            if self._private and not charged:  # no ledger counts what every copy spends
+                claim = partial(partial_fit_claims.claim, run, past)
+            self._train(X, y, sample_weight, calls=calls, state=self._partial_state, past=past, claim=claim)
         parts = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = past + 1, self.result_.state.replace(parts=parts)
         self._run, self._charged = run, charged
         return self
 
-    def _run_of_calls(self, first: bool) -> tuple[str | None, Any]:
+    def _run_of_calls(self, first: bool) -> tuple[str | None, str | bool]:
         """The name of this run of partial fits, and the ledger that counts all of it: that of the first call."""
         ledger = self._opened_ledger()
-        own = "" if ledger is None else turns.identity(ledger)
+        own = "" if ledger is None else partial_fit_claims.identity_of(ledger)
         if first:
-            return turns.begin(), own
-        charged = getattr(self, "_charged", "")
+            return partial_fit_claims.begin(), own
         remedy = "give the ledger that earlier calls were charged to again, set_params(ledger=...): this is another one"
-        same = not charged or charged == own or (charged is True and bool(own))  # True: stored without its identity
+        same = self._charged in ("", False, own) or self._charged is True and own != ""  # True: stored without its name
         validate.check(same, "ledger", self.ledger, remedy)
-        return getattr(self, "_run", None), charged
+        return self._run, self._charged
 
     def _train(
         self,
@@ -149,44 +288,51 @@ class PrivateLinear(ShowsGuarantee, Parameters):
     ) -> None:
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
-        problem = _after(problem, {} if state is None else state.parts)
+        if state is not None:  # what rounds already made rest on, and what was read from the data for them
+            assumed = dict.fromkeys((*state.parts.get("assumptions", ()), *problem.assumptions))
+            leaks = dict.fromkeys((*state.parts.get("leaks", ()), *problem.leaks))
+            problem = replace(problem, assumptions=tuple(assumed), leaks=tuple(leaks))
         facts: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
         planned = self._planned(problem.facts, exact=self._named_algorithm is not None, **facts)
         named = self._named_algorithm
-        choice = planned.best if named is None else planned.choice(named.name)
-        if named is None and choice.batch_size is not None:  # its noise was known to first order only
-            choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
+        if named is not None:
+            choice = planned.choice(named.name)
+        else:
+            choice = planned.best
+            if choice.batch_size is not None:  # its noise was known to first order only
+                choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
         self._check_scale(choice)
         problem = self._started(problem, choice)
-        assumed = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
+        rests_on = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         rounds = choice.rounds * calls
         if not choice.direct and not problem.buys:
+            assert isinstance(problem.objective.X, Scaled)
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, planned.facts.smooth, calls)
         history: list[dict[str, Any]] = []
-        checkpoint = self.checkpoint if self._crew.leads else None
+        checkpoint = self.checkpoint if self._ranks.leads else None
         if claim is not None:
             claim()
-        with threads_for(X.shape[0] * X.shape[1]):
+        with one_thread(X.shape[0] * X.shape[1] < THREADED):  # waiting for others would take longer than the products
             result = minimize(
                 problem.objective,
                 recipe,
                 self.constraint,
                 steps=rounds,
-                seed=self._crew.lead(self._seed),
-                clients=self._crew.holding(problem.objective),
+                seed=self._ranks.lead(self._seed),
+                clients=self._ranks.holding(problem.objective),
                 resume=state,
                 record=1,
-                callbacks=[Watcher(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, assumed)],
+                callbacks=[RoundNotes(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, rests_on)],
                 progress=bool(self.verbose),
                 **(self._spending() if self._private else {}),
             )
-        self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, assumed
+        self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, rests_on
         self._planned_rounds = rounds
         self.history_, self.seconds_, self.n_iter_ = history, time.perf_counter() - began, result.state.t
         self._store(problem, result)
 
-    def _recipe(self, problem: Posed, choice: Choice, smooth: float, calls: int) -> Any:
+    def _recipe(self, problem: Posed, choice: Choice, smooth: float, calls: int) -> Recipe:
         options = dict(self.options or {})
         if self.as_published:
             options["as_published"] = True
@@ -196,13 +342,17 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         arguments = {"n": n} if self._private else {}
         planned = choice.arguments.get("step") if choice.batch_size is None else None
         if not self._private and planned is not None and self.step is None:  # the data may be looked at
-            curvature = getattr(problem.objective, "curvature", None) or 1.0
-            longest = problem.facts["n"] / (curvature * max(self._crew.top_eigenvalue(problem.objective.X), 1e-12))
+            curvature = problem.objective.curvature or 1.0
+            longest = problem.facts["n"] / (curvature * max(self._ranks.top_eigenvalue(problem.objective.X), 1e-12))
             options.setdefault("step", longest * (planned * smooth))
         recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
-        recipe = self._promised(recipe) if self._private else recipe
-        recipe = buying(recipe, problem.buys, copy=not choice.direct) if problem.buys else recipe
-        return starting(recipe, *problem.labelled) if problem.labelled is not None else recipe
+        if self._private:
+            recipe = self._promised(recipe)
+        if problem.buys:
+            recipe = buying(recipe, problem.buys, copy=not choice.direct)
+        if problem.labelled is not None:
+            recipe = starting(recipe, *problem.labelled)
+        return recipe
 
     def _promised(self, recipe: Recipe) -> Recipe:
         """The recipe, refused before it looks at anything where its promise is not the budget that was asked for."""
@@ -223,14 +373,15 @@ class PrivateLinear(ShowsGuarantee, Parameters):
 
     def _spending(self) -> dict[str, Any]:
         ledger = self._opened_ledger()
-        if self._tallied and self._crew.leads:
+        if self._tallied and self._ranks.leads:
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
             ledger = Ledger(own, math.inf, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[Any] | None = None, **more: Any) -> Plan:
         named = self._named_algorithm
-        names = [named] if names is None and named is not None else names
+        if names is None and named is not None:
+            names = [named]
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
         own = {"epsilon", "delta", "constraint", "adjacency", "penalty", "algorithms", "exact", *more, *facts, *fixed}
         twice = sorted(own & set(self.facts or {}))
@@ -253,9 +404,9 @@ class PrivateLinear(ShowsGuarantee, Parameters):
 
     def _problem(self, X: Any, y: Any, weight: Any) -> Posed:
         """Objective, maps and purchases."""
-        learned = learned_before() if self._private or self._crew.several else ()
+        learned = learned_before() if self._private or self._ranks.several else ()
         remedy = "put steps that learn nothing before the model: each rank's steps would learn from its own rows alone"
-        validate.check(not learned or not self._crew.several, "group", [*map(str, learned)], remedy)
+        validate.check(not learned or not self._ranks.several, "group", [*map(str, learned)], remedy)
         guessed = self._learn_targets(y)
         public = self._public_rows(X.shape[1])
         chosen = self._scale(X, public)
@@ -269,7 +420,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             private=self._private,
             whole=bought == "shapes" or self._private and self._many(*X.shape),
             origin=not self.fit_intercept,
-            crew=self._crew,
+            ranks=self._ranks,
         )
         public_rows = None if public is None else inputs.maps(public[0])
         if chosen == "public" and public_rows is not None:
@@ -319,7 +470,9 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         if not self._private or chosen != "auto" or not buys:
             return chosen if self._private else "none"
         planned = self._planned(self._public_facts(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
-        return str(planned.best.arguments.get("scale", "none")) if planned.choices else "none"
+        if not planned.choices:
+            return "none"
+        return str(planned.best.arguments.get("scale", "none"))
 
     def _many(self, n: int, d: int) -> bool:
         """Whether there are so many records that rows which are shortened would bend more than their noise."""
@@ -343,8 +496,11 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             return self.scale
         n = self._records(X.shape[0])
         mu = mu_of(self.epsilon, self._delta(n), self._adjacency)
-        prefers_public = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
-        return "public" if prefers_public and self._bought_scale(X, "auto") != "shapes" else self.scale
+        # with less even scaled columns drown in noise; with more all records tell the scale better than a few rows
+        told = not is_sparse(X) and X.shape[1] <= SMALL and 3 * X.shape[1] <= n * mu <= 8 * public[0].shape[0]
+        if told and self._bought_scale(X, "auto") != "shapes":
+            return "public"
+        return self.scale
 
     def _public_rows(self, d: int) -> tuple[Any, Any] | None:
         if self.public is None:
@@ -354,12 +510,8 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         X = as_matrix("public", X if is_sparse(X) else np.asarray(X, dtype=np.float64))
         validate.check(X.shape[1] == d, "public", tuple(X.shape), f"give public rows with {d} columns")
         same = y is None or len(y) == X.shape[0]
-        validate.check(
-            same,
-            "public",
-            f"{X.shape[0]} rows, {0 if y is None else len(y)} targets",
-            "give one target for each public row",
-        )
+        remedy = "give one target for each public row"
+        validate.check(same, "public", f"{X.shape[0]} rows, {0 if y is None else len(y)} targets", remedy)
         if X.shape[0] > PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
             some = np.random.default_rng(0).permutation(X.shape[0])[:PUBLIC_ROWS]
             X, y = take(X, torch.from_numpy(some)), None if y is None else np.asarray(y)[some]
@@ -384,7 +536,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             others = [text for text in statement.assumptions if not text.startswith(GONE)]
             statement = replace(statement, assumptions=(*problem.assumptions, *others), leaks=leaks)
             statement_of_ledger = partial(self._with_lost_rounds, statement, result.state)
-            statement = self._crew.statement(statement_of_ledger)
+            statement = self._ranks.statement(statement_of_ledger)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 assumption = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.facts["n"], assumptions=(assumption, *statement.assumptions))
@@ -433,22 +585,46 @@ class PrivateLinear(ShowsGuarantee, Parameters):
     def effects(self) -> dict[str, Curve]:
         """What each column adds to the prediction (a classifier: to the log-odds), as curves (x, y) by its name.
 
-        A model with smooth features is additive: its prediction is a constant plus one curve a column.  `coef_` holds
-        the straight part of each.
+        A model with smooth features is additive: its prediction is a constant plus one curve a column, less its mean
+        over the knots.  `coef_` holds the straight part of each; a linear model has the line through 0, at -1 and 1.
+        Curves hold for rows that are not shortened.  They are made from the model alone and cost nothing.
         """
         check_is_fitted(self)
-        return effects(self)
+        maps = list(self._maps.maps)
+        names = self._names()
+        if not maps or not isinstance(maps[-1], SmoothMap):
+            ends, slopes = np.array([-1.0, 1.0]), np.atleast_2d(self.coef_)
+            return {name: (ends, np.outer(ends, slopes[:, j]).squeeze()) for j, name in enumerate(names)}
+        last = maps[-1]
+        weight, offset = RowMaps(maps[:-1]).affine(self.n_features_in_)
+        whole = math.hypot(last.limit, last.bias)
+        curves = {}
+        for j, name in enumerate(names):
+            mine = (last.columns == j).nonzero()[:, 0]
+            x = (last.knots * last.reach - offset[j]) / weight[j]
+            curve = last.values[mine].T @ self._weights[mine] / whole
+            curves[name] = x.numpy(), self._in_units(curve - curve.mean(0))
+        return curves
+
+    def _names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        if hasattr(self, "feature_names_in_"):
+            return tuple(map(str, self.feature_names_in_))
+        return tuple(f"x{j}" for j in range(self.n_features_in_))
 
     def _in_units(self, margins: Tensor) -> np.ndarray:
-        """What is added to a margin, in the units of the prediction."""
-        return in_order(margins)
+        """What is added to a margin, in the units of the prediction: one number each, or one for every class."""
+        values = margins.numpy()
+        if values.shape[1] == 1:
+            return values[:, 0]
+        return values
 
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
         """(round, epsilon of so many rounds fixed beforehand) of the fit; what was bought before them is in all."""
         check_is_fitted(self)
         if self.privacy_ is None or not math.isfinite(self.privacy_.nominal):
             return []
-        leaves, last = list(event_json.flatten(self.privacy_.event)), getattr(self, "_planned_rounds", self.n_iter_)
+        leaves, last = list(event_json.flatten(self.privacy_.event)), self._planned_rounds or self.n_iter_
         curve = []
         for t in sorted({max(1, round(self.n_iter_ * i / points)) for i in range(1, points + 1)}):
             spent = event_json.composed((leaf, 1 if k == 1 else math.ceil(k * t / last)) for leaf, k in leaves)
@@ -462,6 +638,113 @@ class PrivateLinear(ShowsGuarantee, Parameters):
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
         stored.save(self, path)
+
+    # ------------------------------------------------------------ what follows from the parameters alone
+
+    @property
+    def _private(self) -> bool:
+        return self.epsilon != math.inf
+
+    @property
+    def _named_algorithm(self) -> Algorithm[Any] | None:
+        """The algorithm that was asked for; None leaves it to the planner."""
+        if isinstance(self.algorithm, str):
+            return KNOWN.get(self.algorithm)
+        return algorithm_of(self.algorithm)
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether two fits are alike: never with secret noise."""
+        return self.random_state is not None and (not self._private or self.noise_seed is not None)
+
+    @property
+    def _adjacency(self) -> Adjacency:
+        return Adjacency(self.adjacency)
+
+    @contextmanager
+    def _together(self, group: Any) -> Iterator[None]:
+        """A fit by all ranks of a group; a fitted model knows of none."""
+        self._ranks = RankGroup.of(group)
+        try:
+            with self._ranks.joined("fit"):
+                yield
+        finally:
+            del self._ranks
+
+    def _records(self, n: int) -> int:
+        """The public number of records: as declared, that of the first partial fit, that of all ranks, or n."""
+        return self.n or self._first or self._ranks.whole or n
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return secret.randbits(31)
+        if isinstance(self.random_state, (int, np.integer)):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _check_parameters(self) -> None:
+        if self.epsilon != math.inf:
+            validate.positive(epsilon=self.epsilon)
+        if self.delta is not None:
+            validate.open_unit(delta=self.delta)
+        loss_of(self.loss, self._LABELS)
+        if isinstance(self.algorithm, str):
+            validate.one_of(["auto", *KNOWN], algorithm=self.algorithm)
+        validate.non_negative(l1=self.l1, l2=self.l2)
+        validate.one_of(SCALES, scale=self.scale)
+        validate.one_of(FEATURES, features=self.features)
+        smooth = self.features == "smooth" and self.scale not in ("auto", "shapes")
+        validate.check(not smooth, "features", "smooth", "leave out scale: smooth features bring their own")
+        validate.check(
+            self.scale != "public" or self.public is not None, "scale", "public", "give the public rows: public=X"
+        )
+        centred = self.scale in ("moments", "shapes", "public") or self.features == "smooth"
+        validate.check(
+            self.fit_intercept or not centred,
+            "fit_intercept",
+            False,
+            'leave it out, or use scale="columns" or "none": centred columns have an intercept',
+        )
+        for name in ("clip", "step", "max_weight"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                validate.positive(**{name: value})
+        for name in ("max_iter", "batch_size", "n", "partial_calls"):
+            if getattr(self, name) is not None:
+                validate.positive_int(**{name: getattr(self, name)})
+        validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
+        check_bounds(self.bounds, self.data_norm)
+        forced = self._named_algorithm is None and self.as_published
+        validate.check(
+            not forced,
+            "as_published",
+            True,
+            'name the algorithm that is to run as published, such as algorithm="priv_sgd"',
+        )
+
+    def _opened_ledger(self) -> Any:
+        if not self._ranks.leads:
+            return None
+        return opened_ledger(self.ledger, self._adjacency)
+
+    def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
+        if weight is None:
+            return None
+        values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
+        good = bool((values >= 0).all())
+        validate.require(good, "sample_weight holds a negative number: give weights of 0 or more")
+        return np.minimum(values, self.max_weight) / self.max_weight
+
+    @property
+    def _target_map(self) -> tuple[float, float]:
+        """Shift and width of what is predicted, in units of what is learned."""
+        return 0.0, 1.0
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = not self._repeatable
+        return tags
 
     def _loss_facts(self) -> dict[str, Any]:
         return {"loss": self._kind}
@@ -479,7 +762,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
         X, y = opened(X, y)
-        several = self._crew.several
+        several = self._ranks.several
         if isinstance(X, Streamed):
             X, y = read_table(self, X, y, reset)
         else:
@@ -489,12 +772,5 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             X, y = checked(self, X, y, y_numeric=not self._LABELS, reset=reset, **options)
         X = as_rows(X)
         if several:
-            X, self._group = self._crew.rows(X, list(getattr(self, "feature_names_in_", ())))
+            X, self._ranks = self._ranks.rows(X, list(getattr(self, "feature_names_in_", ())))
         return X, y
-
-
-def _after(problem: Posed, earlier: Mapping[str, Any]) -> Posed:
-    """The problem with what rounds already made rest on, and what was read from the data for them."""
-    assumptions = dict.fromkeys((*earlier.get("assumptions", ()), *problem.assumptions))
-    leaks = dict.fromkeys((*earlier.get("leaks", ()), *problem.leaks))
-    return replace(problem, assumptions=tuple(assumptions), leaks=tuple(leaks))

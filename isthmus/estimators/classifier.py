@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
@@ -15,15 +16,14 @@ from torch import Tensor
 from isthmus.algorithms.purchases import ClassCounts, Purchase
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
-from isthmus.estimators.leaks import leak
+from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import storable
-from isthmus.objectives.known import Loss, known_losses, loss_for
-from isthmus.objectives.linear import CLASSES_READ
+from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
 
 
-def _has_probabilities(estimator: Any) -> bool:
+def _has_probabilities(estimator: PrivateClassifier) -> bool:
     kind = estimator.loss if isinstance(estimator.loss, type) else known_losses(labels=True).get(estimator.loss)
-    return bool(getattr(kind, "probabilities", False))
+    return kind is not None and kind.probabilities
 
 
 def _other_labels(y: Any, classes: np.ndarray) -> str:
@@ -97,13 +97,18 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
 
         The first call buys what the plan buys; later ones go on from the last point.  `group` is that of `fit`.
         """
-        self._declared = classes if classes is not None else getattr(self, "_declared", None)
+        if classes is not None:
+            self._declared = classes
         return self._partial(X, y, sample_weight, group)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Margins: one a row for two classes, else one a row and class."""
         z = self._margins(X)
-        return z[:, 0] if z.shape[1] == 1 else z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
+        if z.shape[1] == 1:
+            return z[:, 0]
+        if len(self.classes_) == 2:
+            return z[:, 1] - z[:, 0]
+        return z
 
     def predict(self, X: Any) -> np.ndarray:
         """The label of the largest margin."""
@@ -133,7 +138,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     def _learn_targets(self, y: Any) -> tuple[str, ...]:
         if len(y):  # a rank may have no rows
             check_classification_targets(y)
-        declared = self.classes if self.classes is not None else getattr(self, "_declared", None)
+        declared = self._declared if self.classes is None else self.classes
         if declared is not None:
             self.classes_ = np.unique(np.asarray(declared))
             validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
@@ -142,9 +147,9 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
                 text = f"y holds a label that is not among classes={labels}: {_other_labels(y, self.classes_)}"
                 validate.require(False, text)
             return ()
-        if hasattr(self, "_calls"):  # what the first call read is in its state
+        if self._calls:  # what the first call read is in its state
             return ()
-        self.classes_ = self._crew.labels(y)
+        self.classes_ = self._ranks.labels(y)
         validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
         return (leak(*CLASSES_READ),) if self._private else ()
 
@@ -157,7 +162,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             if self._private:
                 return weights, (ClassCounts(),)
             own = torch.tensor([int((y == label).sum()) for label in self.classes_])
-            counts = self._crew.total(own).numpy()
+            counts = self._ranks.total(own).numpy()
             chosen = dict(zip(self.classes_.tolist(), (counts.min() / np.maximum(counts, 1)).tolist(), strict=True))
         validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
         by_label = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}
@@ -204,9 +209,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             coefficients, intercepts = coefficients[1:] - coefficients[:1], intercepts[1:] - intercepts[:1]
         self.coef_, self.intercept_ = coefficients, intercepts
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.non_deterministic = not self._repeatable
         tags.classifier_tags.poor_score = True
         return tags

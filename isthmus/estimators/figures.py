@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, xlogy
+from scipy.special import xlogy
 from sklearn.metrics import roc_auc_score
 
 TELLS = 0.05
@@ -146,7 +146,11 @@ def rows_needed(rows: int, noise: float, least: float = TELLS) -> str:
     >>> rows_needed(20, 7.7)
     'about 3,100'
     """
-    return f"about {_rounded_up(rows * noise / least):,}"
+    need = rows * noise / least
+    unit = 1
+    if need > 10:  # two digits, never below what is needed
+        unit = 10 ** (math.floor(math.log10(need)) - 1)
+    return f"about {max(1, math.ceil(need / unit - 1e-9) * unit):,}"
 
 
 # ---------------------------------------------------------------- public rows: exact
@@ -175,7 +179,7 @@ def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure
         counts = np.stack([np.bincount(groups[right == is_right], minlength=GROUPS) for is_right in (False, True)])
         mean = np.bincount(groups, np.exp(sure), GROUPS) / np.maximum(counts.sum(0), 1)
         figures.append(calibration_figure(counts.astype(float), mean, 0.0))
-        curves.append(calibration_curve(counts.astype(float), mean, 0.0, _event(classes)))
+        curves.append(calibration_curve(counts.astype(float), mean, 0.0, event_of(classes)))
     return [replace(figure, on=on) for figure in figures], curves
 
 
@@ -314,13 +318,11 @@ def calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, e
     return ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
 
 
-def _event(classes: Any) -> str:
-    return str(classes[1]) if len(classes) == 2 else "the class that was predicted"
-
-
-def probabilities(margin: np.ndarray) -> np.ndarray:
-    """Of the second class."""
-    return np.asarray(expit(margin))
+def event_of(classes: Any) -> str:
+    """What calibration is of: the second of two classes, or that the predicted one of more was right."""
+    if len(classes) == 2:
+        return str(classes[1])
+    return "the class that was predicted"
 
 
 def error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[Figure]:
@@ -378,11 +380,3 @@ def _digits(value: float | None) -> str:
     if value is None:
         return "?"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.6g}"
-
-
-def _rounded_up(value: float) -> int:
-    """Two digits, never below the value."""
-    if value <= 10:
-        return max(1, math.ceil(value))
-    unit = 10 ** (math.floor(math.log10(value)) - 1)
-    return math.ceil(value / unit - 1e-9) * unit

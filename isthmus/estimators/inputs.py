@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +12,17 @@ import torch
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
-from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
+from isthmus.algorithms.purchases import Purchase, Ranges, ranged
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, canonical, is_sparse
-from isthmus.base.parallel import one_thread
 from isthmus.base.streamed import Streamed, dense_parts
-from isthmus.estimators.crew import Crew
-from isthmus.estimators.leaks import leak
+from isthmus.estimators.rank_group import ALONE, RankGroup
+from isthmus.estimators.stateless_steps import leak
 from isthmus.gradients.rounding import matrix_bounds
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
-THREADED = 4_000_000
-"""Matrices of fewer entries are multiplied on one thread."""
 _PAIR = 'give (low, high): two numbers, or two lists with a number for each column; or "data"'
 
 
@@ -121,24 +116,24 @@ def inputs_of(
     private: bool,
     origin: bool = False,
     whole: bool = False,
-    crew: Crew = Crew(),  # noqa: B008  # frozen
+    ranks: RankGroup = ALONE,
 ) -> Inputs:
     """The maps of rows X; what is private in X is not looked at, except where a warning says so.
 
     whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
-    crew   who else has rows: what is read from them is read off all
+    ranks   who else has rows: what is read from them is read off all
 
     bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
     """
     n, d = X.shape
     leaks: list[str] = []
     if not private:
-        return Inputs(_from_rows(X, intercept, crew))
+        return Inputs(_from_rows(X, intercept, ranks))
     if isinstance(bounds, str):
-        bounds = _ranges_of(X, crew)
+        bounds = _ranges_of(X, ranks)
         leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
     if isinstance(data_norm, str) and data_norm == "data":
-        longest = max(crew.all(float(matrix_bounds(X, 2)[1].max()) if n else 0.0))
+        longest = max(ranks.all(float(matrix_bounds(X, 2)[1].max()) if n else 0.0))
         data_norm = max(longest, 1e-12)
         leaks.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
@@ -153,14 +148,6 @@ def inputs_of(
         return Inputs(_from_rows(public, intercept), (), tuple(leaks))
     bought = Ranges(bias=1.0 if intercept else 0.0, origin=origin, whole=whole)
     return Inputs(RowMaps([]), (bought,), tuple(leaks))
-
-
-def prefers_public_scale(*, n: int, d: int, mu: float, rows: int, sparse: bool) -> bool:
-    """Whether so many public rows tell the scale of columns better than the budget would: 3 d <= n mu <= 8 rows.
-
-    Below, even scaled columns drown in noise; above, bought scales of all records are better than a few public ones.
-    """
-    return not sparse and d <= SMALL and 3 * d <= n * mu <= 8 * rows
 
 
 def standardised(public: Scaled) -> RowMap:
@@ -194,19 +181,20 @@ def _ranged(
 
 def _column(side: Any, d: int) -> Tensor:
     values = torch.from_numpy(np.atleast_1d(np.asarray(side, dtype=float)).copy())
-    values = values.expand(d).clone() if len(values) == 1 else values
+    if len(values) == 1:
+        values = values.expand(d).clone()
     validate.check(
         len(values) == d, "bounds", f"{len(values)} columns", f"give one number for all columns, or {d}, one for each"
     )
     return values
 
 
-def _from_rows(X: Any, intercept: bool, crew: Crew = Crew()) -> RowMaps:  # noqa: B008  # frozen
+def _from_rows(X: Any, intercept: bool, ranks: RankGroup = ALONE) -> RowMaps:
     """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
     X = as_matrix("public", X)
     if is_sparse(X):
         return RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)])
-    mean, spread = crew.moments(X)
+    mean, spread = ranks.moments(X)
     if not intercept:  # without a constant to make up for it columns keep their place
         mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
@@ -214,23 +202,16 @@ def _from_rows(X: Any, intercept: bool, crew: Crew = Crew()) -> RowMaps:  # noqa
     return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1]), bias)])
 
 
-def _ranges_of(X: Any, crew: Crew = Crew()) -> tuple[Tensor, Tensor]:  # noqa: B008  # frozen
+def _ranges_of(X: Any, ranks: RankGroup = ALONE) -> tuple[Tensor, Tensor]:
     if is_sparse(X):
         validate.refuse("bounds", "data", "give data_norm= for sparse rows")
     low = torch.full((X.shape[1],), math.inf, dtype=torch.float64)
     high = -low
     for part in dense_parts(X):
         low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
-    low, high = crew.extremes(low, high)
+    low, high = ranks.extremes(low, high)
     same = low == high
     return torch.where(same, low - 1, low), torch.where(same, high + 1, high)
-
-
-@contextmanager
-def threads_for(entries: int) -> Iterator[None]:
-    """One thread for small data: waiting for others would take longer than the products."""
-    with one_thread(entries < THREADED):
-        yield
 
 
 def as_rows(X: Any) -> Any:

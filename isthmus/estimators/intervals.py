@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit
@@ -31,6 +31,9 @@ from isthmus.base import validate
 from isthmus.objectives import LeastSquares, Logistic
 from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap
+
+if TYPE_CHECKING:
+    from isthmus.estimators.base import PrivateLinear
 
 ASSUMED = (
     "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted",
@@ -83,7 +86,7 @@ class Intervals:
         return self.words()
 
 
-def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | None = None) -> Intervals:
+def coefficient_intervals(model: PrivateLinear, level: float = 0.95, residual_sd: float | None = None) -> Intervals:
     """Intervals that hold each true coefficient with about probability `level`, noise and sampling both counted.
 
     residual_sd   of a regression: the standard deviation of y about its prediction, a public number, such as the root
@@ -107,21 +110,21 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     weights, gram, n = _released(model)
     shape, spread, assumptions = _curvature(model, weights, gram / n, residual_sd)
     inverse = np.linalg.inv(shape)
-    noise = (float(model.choice_.noise_multiplier) * _clip(model) / n) ** 2 * _averaged(model)
+    assert model.choice_.noise_multiplier is not None  # private fits have one
+    noise = (model.choice_.noise_multiplier * _clip(model) / n) ** 2 * _averaged(model)
     carry, width = _carry(model, len(weights))
     values = width * (carry @ weights)
-    if hasattr(model, "_target_map"):
-        values[-1] += model._target_map[0]
+    values[-1] += model._target_map[0]
     quiet, drawn = (
         width * np.sqrt(np.diag(carry @ covariance @ carry.T))
         for covariance in (noise * inverse @ inverse, spread * inverse / n)
     )
     away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
-    names = (*_names(model), "(intercept)")
+    names = (*model._names(), "(intercept)")
     return Intervals(names, values, values - away, values + away, quiet, drawn, level, (*assumptions, *ASSUMED))
 
 
-def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
+def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
     """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
     name = type(model).__name__
     validate.check(
@@ -135,7 +138,10 @@ def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     result = model.result_
     bought = result.state.parts.get("prepare", {})
     plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1
-    affine = all(isinstance(row_map, RowMap) or _linear(row_map) for row_map in model._maps.maps)
+    affine = all(  # of smooth maps those that have one function of each column, the linear one
+        isinstance(row_map, RowMap) or isinstance(row_map, SmoothMap) and len(row_map.columns) == len(row_map.shift)
+        for row_map in model._maps.maps
+    )
     supported = "statistics" in bought and CLIP in result.state.parts and plain and affine and model.batch_size is None
     remedy = (
         'fit with algorithm="dp_gd", features="linear", without set or penalty, and with enough records for '
@@ -153,12 +159,7 @@ def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     return weights, gram, n
 
 
-def _linear(row_map: Any) -> bool:
-    """Whether a map has one function of each column: the linear one."""
-    return isinstance(row_map, SmoothMap) and len(row_map.columns) == len(row_map.shift)
-
-
-def _check_long(model: Any, square: float) -> None:
+def _check_long(model: PrivateLinear, square: float) -> None:
     """Refuse ranges so narrow that rows fill the ball of their first map: many of them were shortened there."""
     remedy = (
         f"declare bounds about three times as wide as the usual entry: rows fill {square:.0%} of the squared "
@@ -167,14 +168,15 @@ def _check_long(model: Any, square: float) -> None:
     validate.check(square <= FILLED, "bounds", model.bounds, remedy)
 
 
-def _check_shape(model: Any, gram: np.ndarray, n: int) -> None:
+def _check_shape(model: PrivateLinear, gram: np.ndarray, n: int) -> None:
     """Refuse X'X that its noise hides, and rows that were shortened: their coefficients answer to other rows."""
     d = len(gram)
-    noise = _statistics_noise(model, d)
+    noise = math.sqrt(2) / (model.plan_.facts.mu * math.sqrt(Statistics().share))  # in each entry of X'X
     remedy = "give more records or a larger epsilon: the noise in X'X is as large as X'X itself in some direction"
     clear = float(np.linalg.eigvalsh(gram)[0]) > CLEAR * noise * math.sqrt(d)
     validate.check(clear, "epsilon", model.epsilon, remedy)
     last = model._maps.maps[-1]
+    assert isinstance(last, (RowMap, SmoothMap))  # as `_released` has seen
     if last.limit is None or not last.bias:
         return
     # columns that were scaled to second moment 1, and the bias: what is missing of their sum was shortened away
@@ -188,7 +190,7 @@ def _check_shape(model: Any, gram: np.ndarray, n: int) -> None:
 
 
 def _curvature(
-    model: Any, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
+    model: PrivateLinear, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
 ) -> tuple[np.ndarray, float, tuple[str, ...]]:
     """H, v with J = v H, and what they assume."""
     clip = _clip(model)
@@ -239,7 +241,7 @@ def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -
     )
 
 
-def _averaged(model: Any) -> float:
+def _averaged(model: PrivateLinear) -> float:
     """sum_t c_t^2: what is left of the noise of a round in the point, by the steps that were taken."""
     steps = np.array([record["eta"] for record in model.result_.history if record["t"] > 0], dtype=float)
     output = (model.options or {}).get("output", model.choice_.arguments.get("output", "last"))
@@ -253,27 +255,16 @@ def _averaged(model: Any) -> float:
     return float(np.square(mean if output == "average" else carried).sum())
 
 
-def _clip(model: Any) -> float:
+def _clip(model: PrivateLinear) -> float:
     """The bound of a record's gradient as it was in the end: given, planned or bought."""
     return float(model.result_.state.parts[CLIP])
 
 
-def _statistics_noise(model: Any, d: int) -> float:
-    """The standard deviation of the noise in each entry of X'X, from the share of the budget that bought it."""
-    facts, item = model.plan_.facts, Statistics()
-    return math.sqrt(2) / (facts.mu * math.sqrt(item.share))
-
-
-def _carry(model: Any, d: int) -> tuple[np.ndarray, float]:
+def _carry(model: PrivateLinear, d: int) -> tuple[np.ndarray, float]:
     """The linear map from the point to coefficients and intercept, and the width of the target."""
     p = model.n_features_in_
     weight, offset = (tensor.numpy() for tensor in model._maps.affine(p))
     carry = np.zeros((p + 1, d))
     carry[np.arange(p), np.arange(p)] = weight
     carry[p] = offset
-    return carry, model._target_map[1] if hasattr(model, "_target_map") else 1.0
-
-
-def _names(model: Any) -> tuple[str, ...]:
-    columns = getattr(model, "feature_names_in_", None)
-    return tuple(map(str, columns)) if columns is not None else tuple(f"x{i}" for i in range(model.n_features_in_))
+    return carry, model._target_map[1]

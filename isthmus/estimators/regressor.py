@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
+from sklearn.utils import Tags
 
 from isthmus.algorithms.purchases import Purchase, TargetRange, scaled_targets, target_map
 from isthmus.base import validate
 from isthmus.estimators.base import Posed, PrivateLinear
-from isthmus.estimators.leaks import leak
+from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import storable
 from isthmus.objectives import Huber
-from isthmus.objectives.known import Loss, known_losses, loss_of
+from isthmus.objectives.linear import Loss, known_losses, loss_of
 from isthmus.objectives.targets import CountTargets
 
 
@@ -46,6 +47,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     loss: str | Loss = "squared"
     target_bounds: Any = None
     huber_delta: float = 0.2
+    target_centre_: tuple[float, float] | None = field(init=False, default=None)
     _LABELS = False
     _outputs = 1
 
@@ -94,7 +96,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
             remarks = ("the public targets are public: y was clipped to their range",) if bounds else ()
         if isinstance(bounds, str) or not self._private and bounds is None:
             ends = torch.tensor([y.min(), y.max()] if len(y) else [math.inf, -math.inf])
-            low, high = (float(end) for end in self._crew.extremes(ends[0], ends[1]))
+            low, high = (float(end) for end in self._ranks.extremes(ends[0], ends[1]))
             bounds = (low, high) if low < high else (low - 1, high + 1)
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
@@ -145,13 +147,12 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     @property
     def _target_map(self) -> tuple[float, float]:
         shift, width = target_map(*self.target_bounds_, self._counts)
-        centre = getattr(self, "target_centre_", None)
-        return (shift, width) if centre is None else (shift + width * centre[0], width * centre[1])
+        if self.target_centre_ is None:
+            return shift, width
+        return shift + width * self.target_centre_[0], width * self.target_centre_[1]
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.non_deterministic = not self._repeatable
         tags.target_tags.positive_only = self._counts
         tags.regressor_tags.poor_score = True
         return tags

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 
 from isthmus.base import validate
 from isthmus.core.pipeline import Promise, Release, Stage
@@ -28,8 +29,8 @@ from isthmus.core.sources import Sheet
 from isthmus.core.step import Setting, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures
-from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
+from isthmus.estimators.rank_group import RankGroup
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
 from isthmus.privacy import (
@@ -142,60 +143,37 @@ def private_score(
     >>> print(scores.privacy)
     (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
     """
-    crew = Crew.of(group)
-    terms = Asked(epsilon, delta, target_bounds, adjacency, noise_seed)
-    with crew.joined("score"):
-        return _scored(model, X, y, terms, ledger if crew.leads else None, crew)
+    ranks = RankGroup.of(group)
+    with ranks.joined("score"):
+        y = _checked_targets(model, y, ranks)
+        n = ranks.count(len(y))
+        if epsilon == math.inf:
+            remedy = "gather public rows in one process, or give a finite epsilon: exact figures need all of them"
+            validate.check(not ranks.several, "epsilon", epsilon, remedy)
+            exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
+            return Scores(tuple(exact), tuple(curves))
+        validate.positive(epsilon=epsilon)
+        validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
+        if delta is None:
+            delta = default_delta(n)
+        warn_of_large_delta(delta, n)
+        promise = Promise(epsilon, delta, Adjacency(adjacency))
+        looks = Looks.paid_from(ledger if ranks.leads else None, promise, noise_seed=noise_seed, ranks=ranks, whole=n)
+        scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
+        assumed: tuple[str, ...] = (PUBLIC_MODEL, APART)
+        if not type(model).__module__.startswith("isthmus."):
+            assumed = (*assumed, ONE_BY_ONE)
+        on = f"{n:,} rows"
+        if looks.taken:
+            on += f", with noise for epsilon = {epsilon:g}"
+        named = tuple(replace(figure, on=on) for figure in scores.figures)
+        return replace(scores, figures=named, privacy=looks.statement(*assumed))
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What figures are asked for, and at what price."""
-
-    epsilon: float
-    delta: float | None
-    target_bounds: tuple[float, float] | None
-    adjacency: str
-    noise_seed: int | None
-
-
-def _scored(model: Any, X: Any, y: Any, terms: Asked, ledger: Any, crew: Crew) -> Scores:
-    y = _checked_targets(model, y, crew)
-    epsilon, delta, adjacency, noise_seed = terms.epsilon, terms.delta, terms.adjacency, terms.noise_seed
-    n = crew.count(len(y))
-    if epsilon == math.inf:
-        remedy = "gather public rows in one process, or give a finite epsilon: exact figures need all rows in one place"
-        validate.check(not crew.several, "epsilon", epsilon, remedy)
-        exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
-        return Scores(tuple(exact), tuple(curves))
-    validate.positive(epsilon=epsilon)
-    validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
-    relation = Adjacency(adjacency)
-    delta = default_delta(n) if delta is None else delta
-    warn_of_large_delta(delta, n)
-    multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)
-    if ledger is None:
-        ledger = Ledger(budget=(epsilon, delta), adjacency=relation)
-    ledger = opened(ledger, relation)
-    remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
-    validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
-    looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed, crew=crew, whole=n)
-    scores = noisy_figures(model, X, y, looks, bounds=terms.target_bounds)
-    foreign = () if type(model).__module__.startswith("isthmus.") else (ONE_BY_ONE,)
-    account = Account(delta, relation, n, noise_seed is not None, (PUBLIC_MODEL, APART, *foreign))
-    for stage in looks.taken:
-        mechanisms = [release.mechanism for release in stage.releases]
-        how, source = stage.sampler.describe(), looks.source.describe()
-        account.add(stage.event(relation), *mechanisms, names=[stage.name] * len(mechanisms), sampler=how, noise=source)
-    on = f"{n:,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
-    named = tuple(replace(figure, on=on) for figure in scores.figures)
-    return replace(scores, figures=named, privacy=account.statement())
-
-
-def _checked_targets(model: Any, y: Any, crew: Crew) -> np.ndarray:
+def _checked_targets(model: Any, y: Any, ranks: RankGroup) -> np.ndarray:
     """The targets, refused where they are none of the model's; a rank may have none."""
     y = np.asarray(y)
-    some = y.ndim == 1 and crew.count(len(y)) > 0
+    some = y.ndim == 1 and ranks.count(len(y)) > 0
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
     if hasattr(model, "classes_"):
         labelled = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
@@ -216,7 +194,7 @@ class Looks:
     """The looks of one measurement: each is a stage, charged to the ledger before it is released.
 
     multiplier   of the noise of all looks together
-    crew, whole  who has the rows, and how many they have together
+    ranks, whole  who has the rows, and how many they have together
     covered      the rows are apart from those of a release that is already charged and at least as costly: the
                  ledger notes the looks, and they add nothing (see `covers`)
     """
@@ -226,7 +204,7 @@ class Looks:
     ledger: Any
     covered: bool = False
     noise_seed: int | None = None
-    crew: Crew = Crew()
+    ranks: RankGroup = RankGroup()
     whole: int | None = None
     taken: list[Stage] = field(default_factory=list)
     _run: Any = None
@@ -234,14 +212,36 @@ class Looks:
     def __post_init__(self) -> None:
         self.source = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
 
+    @classmethod
+    def paid_from(cls, ledger: Any, promise: Promise, **others: Any) -> Looks:
+        """Looks that keep a promise together, charged to a ledger, its path, or to one of their own."""
+        adjacency = promise.adjacency
+        multiplier = noise_multiplier(epsilon=promise.epsilon, delta=promise.delta, adjacency=adjacency)
+        if ledger is None:
+            ledger = Ledger(budget=(promise.epsilon, promise.delta), adjacency=adjacency)
+        ledger = opened(ledger, adjacency)
+        remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
+        validate.check(ledger.adjacency is adjacency, "adjacency", adjacency.value, remedy)
+        return cls(multiplier, promise, ledger, **others)
+
+    def statement(self, *assumptions: str) -> PrivacyStatement:
+        """What the looks that were taken cost together."""
+        adjacency = self.promise.adjacency
+        account = Account(self.promise.delta, adjacency, self.whole, self.noise_seed is not None, assumptions)
+        for stage in self.taken:
+            mechanisms = [release.mechanism for release in stage.releases]
+            names, how = [stage.name] * len(mechanisms), stage.sampler.describe()
+            account.add(stage.event(adjacency), *mechanisms, names=names, sampler=how, noise=self.source.describe())
+        return account.statement()
+
     @contextmanager
     def announced(self, shares: Mapping[str, float]) -> Iterator[None]:
         """A hold on the ledger for these looks, by their names, with shares of the budget that sum to 1."""
         adjacency = self.promise.adjacency
         costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
         events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
-        self.crew.lead(lambda: self.ledger.require(compose(events.values())))  # all of it or nothing
-        opened = self.ledger.run(events, seeded=self.noise_seed is not None) if self.crew.leads else nullcontext()
+        self.ranks.lead(lambda: self.ledger.require(compose(events.values())))  # all of it or nothing
+        opened = self.ledger.run(events, seeded=self.noise_seed is not None) if self.ranks.leads else nullcontext()
         with opened as run:
             self._run = run
             yield
@@ -271,7 +271,7 @@ class Looks:
     def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
         release = Release("sums", clip=Clip(length), mechanism=self._gaussian(share), lift=discard)
         stage, sheet = Stage(FullBatch(1.0), [release], name), Sheet(rows)
-        holders = self.crew.holding(sheet)
+        holders = self.ranks.holding(sheet)
         setting = Setting(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
         sums = look(stage, setting, self.promise)["sums"].numpy()
         self.taken.append(stage)
@@ -353,8 +353,7 @@ def _derived(
         if sure:
             loss = figures.log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
             derived += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
-            event = str(classes[1]) if k == 2 else "the class that was predicted"
-            curves.append(figures.calibration_curve(scores, groups.predicted, noise, event))
+            curves.append(figures.calibration_curve(scores, groups.predicted, noise, figures.event_of(classes)))
     readable = [figures.readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
@@ -411,7 +410,7 @@ class _Groups:
         weight = np.clip(counts, noise / 10, None)
         total = np.bincount(index, weight)
         margin = np.bincount(index, weight * SCORES.middles) / total
-        predicted = np.bincount(index, weight * figures.probabilities(SCORES.middles)) / total
+        predicted = np.bincount(index, weight * expit(SCORES.middles)) / total
         return _Groups(len(total), index, margin, predicted)
 
 

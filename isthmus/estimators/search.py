@@ -27,9 +27,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from scipy.special import log_ndtr
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.model_selection import ParameterGrid
-from sklearn.utils import get_tags
+from sklearn.utils import Tags, get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -39,11 +39,10 @@ from isthmus.core.pipeline import Promise, Release, Stage
 from isthmus.core.sources import Sheet
 from isthmus.core.step import Setting, look
 from isthmus.core.wire import Keys
-from isthmus.estimators.base import PrivateLinear
+from isthmus.estimators.base import PrivateEstimator, PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.inputs import checked
-from isthmus.estimators.leaks import leak
-from isthmus.estimators.notebook import ShowsGuarantee
+from isthmus.estimators.stateless_steps import leak
 from isthmus.gradients import Dense
 from isthmus.lifts import discard
 from isthmus.objectives.linear import CLASSES_READ
@@ -62,7 +61,7 @@ from isthmus.privacy import (
     event_json,
     joint,
 )
-from isthmus.privacy.budget import default_delta, mu_of, split
+from isthmus.privacy.budget import mu_of, split
 from isthmus.privacy.ledger import opened
 from isthmus.privacy.library import dpa
 from isthmus.privacy.statement import Account
@@ -90,7 +89,7 @@ def _has(name: str) -> Any:
     return lambda search: hasattr(getattr(search, "best_estimator_", search.estimator), name)
 
 
-class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
+class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
     """Private choice of an estimator's parameters over a grid, then a private fit with them.
 
     Unlike a cross-validation, whose fits and scores each spend or leak, the whole search keeps one (epsilon, delta).
@@ -156,8 +155,9 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         for params in candidates:
             self._check_gaussian(self._trial(params, split, 0), data, split.multiplier)
             self._check_gaussian(self._last(params, split), data, split.last)
-        ledger = self._opened_ledger()
-        ledger = Ledger(adjacency=self._adjacency) if ledger is None else ledger
+        ledger = opened(self.ledger, self._adjacency)
+        if ledger is None:
+            ledger = Ledger(adjacency=self._adjacency)
         ledger.require(split.total())
         noise = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
         part = split.parts(rows.shape[0], noise)
@@ -211,8 +211,10 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         return candidates
 
     def _read_classes(self, y: Any) -> tuple[str, ...]:
-        self._classes = getattr(self.estimator, "classes", None)
-        if not self._classifies or self._classes is not None:
+        if not self._classifies:
+            return ()
+        self._classes = self.estimator.classes
+        if self._classes is not None:
             return ()
         self._classes = np.unique(y)
         return (leak(*CLASSES_READ),)
@@ -286,12 +288,6 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
     def _adjacency(self) -> Adjacency:
         return self.estimator._adjacency
 
-    def _delta(self, n: int) -> float:
-        return default_delta(n) if self.delta is None else self.delta
-
-    def _opened_ledger(self) -> Any:
-        return opened(self.ledger, self._adjacency)
-
     # ------------------------------------------------------------ the fitted estimator
 
     def predict(self, X: Any) -> np.ndarray:
@@ -321,19 +317,10 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         """The labels."""
         return self.best_estimator_.classes_
 
-    def __sklearn_clone__(self) -> Any:
-        """A clone shares the ledger: copied, the same budget would be spent twice."""
-        ledger, self.ledger = self.ledger, None
-        try:
-            copied = super().__sklearn_clone__()
-        finally:
-            self.ledger = ledger
-        return copied.set_params(ledger=ledger)
-
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "best_estimator_")
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
         for name in ("estimator_type", "classifier_tags", "regressor_tags", "target_tags", "input_tags"):
             setattr(tags, name, getattr(inner, name))
@@ -449,7 +436,7 @@ def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
     release = Release("choice", clip=Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
     stage, sheet = Stage(FullBatch(1.0), [release], "selection"), Sheet(scores)
     promise = Promise(split.epsilon, split.delta, split.adjacency)
-    with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=bool(getattr(noise, "seeded", False))) as run:
+    with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=noise.seeded) as run:
         setting = Setting(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
         return int(look(stage, setting, promise)["choice"].argmax())
 

@@ -8,6 +8,7 @@ for `partial_fit` the state it goes on from.  Left out is what belongs to a fit 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,7 +73,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
     remedy = f"give a fitted {' or '.join(KINDS)}; of a search or a Pipeline, its fitted estimator"
     validate.check(KINDS.get(kind) is type(estimator), "estimator", estimator, remedy)
     validate.check(hasattr(estimator, "_weights"), "estimator", estimator, "fit it first")
-    state = getattr(estimator, "_partial_state", None)
+    state = estimator._partial_state
     statement = estimator.privacy_
     tree = {
         "class": kind,
@@ -100,18 +101,15 @@ def _params(estimator: PrivateLinear) -> dict[str, Any]:
 
 
 def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(estimator, name) for name in names if getattr(estimator, name, None) is not None}
+    own = vars(estimator)
+    return {name: own[name] for name in names if own.get(name) is not None}
 
 
 def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
     for part, more in (*written, ("partial", {*tree["partial"]} - {*PARTIAL})):
-        validate.check(
-            not more,
-            f"path: {part}",
-            sorted(more),
-            "give a file that this library wrote: models are stored without these entries",
-        )
+        remedy = "give a file that this library wrote: models are stored without these entries"
+        validate.check(not more, f"path: {part}", sorted(more), remedy)
     params = tree["params"] | {name: _looked_up(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
@@ -124,28 +122,23 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     return estimator
 
 
-def _usable(estimator: Any) -> Any:
+def _usable(estimator: PrivateLinear) -> PrivateLinear:
     """The model, where it predicts for a row of zeros: else its parts were made up, or are of different models."""
-    columns: Any = getattr(estimator, "n_features_in_", None)
-    shape = getattr(getattr(estimator, "coef_", None), "shape", ())
+    fitted: Mapping[str, Any] = vars(estimator)
+    columns, coefficients = fitted.get("n_features_in_", ""), fitted.get("coef_")
+    shape: tuple[int, ...] = ()
+    if isinstance(coefficients, np.ndarray):
+        shape = coefficients.shape
     whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
-    validate.check(
-        whole,
-        "path: n_features_in_",
-        columns,
-        "give a file as it was written: the coefficients belong to another number",
-    )
-    classes = getattr(estimator, "classes_", None)
+    remedy = "give a file as it was written: the coefficients belong to another number"
+    validate.check(whole, "path: n_features_in_", columns, remedy)
+    classes = fitted.get("classes_")
     if classes is not None:  # one row of coefficients for two labels, else one for each
-        several = (
-            isinstance(classes, np.ndarray) and classes.ndim == 1 and len(set(classes.tolist())) == len(classes) > 1
-        )
-        validate.check(
-            several and shape[:-1] == (1 if len(classes) == 2 else len(classes),),
-            "path: classes_",
-            np.shape(classes),
-            "give a file as it was written: the coefficients belong to other labels",
-        )
+        flat = isinstance(classes, np.ndarray) and classes.ndim == 1
+        several = flat and len(set(classes.tolist())) == len(classes) > 1
+        whole = several and shape[:-1] == (1 if len(classes) == 2 else len(classes),)
+        remedy = "give a file as it was written: the coefficients belong to other labels"
+        validate.check(whole, "path: classes_", np.shape(classes), remedy)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this row has no names
@@ -154,12 +147,8 @@ def _usable(estimator: Any) -> Any:
         raise validate.InvalidInput(
             f"path: its parts do not fit together ({error}): give a file as it was written"
         ) from error
-    validate.check(
-        predicted.shape == (1,),
-        "path: weights",
-        predicted.shape,
-        "give a file as it was written: a model predicts one value for a row",
-    )
+    remedy = "give a file as it was written: a model predicts one value for a row"
+    validate.check(predicted.shape == (1,), "path: weights", predicted.shape, remedy)
     return estimator
 
 

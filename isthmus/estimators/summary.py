@@ -27,9 +27,7 @@ from isthmus.base import validate
 from isthmus.core.pipeline import Promise
 from isthmus.estimators.figures import Bins
 from isthmus.estimators.scoring import Looks
-from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, noise_multiplier
-from isthmus.privacy.ledger import opened
-from isthmus.privacy.statement import Account
+from isthmus.privacy import Adjacency, PrivacyStatement
 from isthmus.tables.encode import as_days, as_frame, as_numbers, check_readable, encode
 from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
@@ -142,23 +140,12 @@ def private_summary(
     validate.positive_int(bins=bins)
     validate.check(bins <= MOST_BINS, "bins", bins, f"give at most {MOST_BINS} bins")
     validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
-    frame, relation = as_frame(table, "table"), Adjacency(adjacency)
+    frame = as_frame(table, "table")
     columns, left_out = _chosen(frame, _read_schema(schema))
-    if ledger is None:
-        ledger = Ledger(budget=(epsilon, delta), adjacency=relation)
-    ledger = opened(ledger, relation)
-    remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
-    validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
+    looks = Looks.paid_from(ledger, Promise(epsilon, delta, Adjacency(adjacency)), noise_seed=noise_seed)
     entries = {column.name: _entries(frame, column) for column in columns}
-    multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)
-    looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed)
     summary = _look(columns, entries, bins, looks)
-    account = Account(delta, relation, None, noise_seed is not None, (DECLARED,))
-    for stage in looks.taken:
-        mechanisms = [release.mechanism for release in stage.releases]
-        how, source = stage.sampler.describe(), looks.source.describe()
-        account.add(stage.event(relation), *mechanisms, names=[stage.name] * len(mechanisms), sampler=how, noise=source)
-    return replace(summary, left_out=left_out, privacy=account.statement())
+    return replace(summary, left_out=left_out, privacy=looks.statement(DECLARED))
 
 
 # ---------------------------------------------------------------- what is looked at

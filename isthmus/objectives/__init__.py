@@ -17,8 +17,17 @@ A linear loss brings what others ask of it as class attributes (see `LinearModel
 
 from isthmus.objectives.base import Objective
 from isthmus.objectives.general import TorchObjective
-from isthmus.objectives.linear import Hinge, Huber, LeastSquares, LinearModel, Logistic, Poisson, SmoothHinge
-from isthmus.objectives.softmax import OneVsRest, Softmax
+from isthmus.objectives.linear import (
+    Hinge,
+    Huber,
+    LeastSquares,
+    LinearModel,
+    Logistic,
+    OneVsRest,
+    Poisson,
+    SmoothHinge,
+    Softmax,
+)
 
 __all__ = [
     "Hinge",

@@ -1,4 +1,9 @@
-"""Linear models: losses of the margin z = X w, on dense or CSR data that is neither densified nor copied."""
+"""Linear models: losses of the margin z = X w, on dense or CSR data that is neither densified nor copied.
+
+Multinomial logistic regression.
+
+Losses by their names: every subclass of `LinearModel` that states one is known, wherever it was written.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.arrow import opened
+from isthmus.base.known import subclasses
 from isthmus.base.matrix import (
     Matrix,
     as_matrix,
@@ -27,7 +33,7 @@ from isthmus.base.matrix import (
     take,
 )
 from isthmus.base.space import Space
-from isthmus.gradients import Glm, Rows
+from isthmus.gradients import Glm, Outer, Rows
 from isthmus.gradients.lengths import Lengths
 from isthmus.gradients.rounding import matrix_bounds
 from isthmus.objectives.base import Index, Objective, as_rows, check_point, choose_penalty
@@ -37,6 +43,7 @@ from isthmus.penalties import Penalty
 
 LABELS = (SignedLabels, ClassLabels)
 """Targets that are labels."""
+
 CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
 """What a classifier without declared classes has read off y, and the remedy."""
 
@@ -458,3 +465,155 @@ class Poisson(LinearModel):
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
         """exp(z) - y."""
         return z.clamp_max(self.max_log).exp() - y
+
+
+class Softmax(LinearModel):
+    """l = log sum_k exp(z_k) - z_y with z = W x; w is the K x p matrix W, flat and row-major.
+
+    Slopes are softmax(z) - e_y, so the gradient of example i is the outer product (softmax(z_i) - e_{y_i}) x_i'.
+    The Hessian in z is at most 1/2, and ||slope|| <= sqrt 2.
+
+    Args:
+        classes: the number of classes (labels 0..K-1), the labels in order, or None: the sorted labels of y.
+
+    >>> f = Softmax([[1.0, 0.0], [0.0, 1.0]], [0, 2], classes=3)
+    >>> f.space.shape("w"), round(f.loss(torch.zeros(6, dtype=torch.float64)), 4)
+    ((3, 2), 1.0986)
+    """
+
+    name, reads, probabilities = "softmax", ClassLabels, True
+    extends: type[LinearModel] | None = Logistic
+    curvature, slope_bound = 0.5, 2.0**0.5
+
+    @classmethod
+    def outputs(cls, classes: int = 2) -> int:
+        """One margin for each class."""
+        return classes
+
+    @classmethod
+    def clip_for(cls, classes: int = 2) -> float:
+        """sqrt(1 - 1/K), the norm of the slope at w = 0, unless the class has a number of its own."""
+        return math.sqrt(1 - 1 / classes) if cls.default_clip is None else cls.default_clip
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """log sum_k exp(z_k) - z_y."""
+        return torch.logsumexp(z, dim=1) - z.gather(1, y[:, None])[:, 0]
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """softmax(z) - e_y."""
+        return torch.softmax(z, dim=1).scatter_add(1, y[:, None], z.new_full((len(y), 1), -1.0))
+
+    def rows(self, w: Tensor, index: Index = None) -> Outer:
+        """The per-example gradients, factored."""
+        X, y = self._batch(index)
+        return Outer(X, self._slopes(X, y, w, index), sizes=self._sizes(X, index))
+
+    def _space(self) -> Space:
+        return Space.of({"w": (len(self.classes or ()), self.X.shape[1])})
+
+    def _as_columns(self, w: Tensor) -> Tensor:
+        return w.view(-1, self.X.shape[1]).T
+
+    def _target_dtype(self, z: Tensor) -> torch.dtype:
+        return torch.int64
+
+
+class OneVsRest(Softmax):
+    """l = sum_k h(s_k z_k), s_k = 1 for the right class and -1 else; h the hinge, or the smooth hinge of width gamma.
+
+    >>> OneVsRest([[1.0, 0.0]], [2], classes=3).loss(torch.zeros(6, dtype=torch.float64))
+    3.0
+    """
+
+    name, probabilities, default_clip = "", False, 1.0
+    extends: type[LinearModel] | None = Hinge
+
+    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[Options]) -> None:
+        validate.non_negative(gamma=gamma)
+        super().__init__(X, y, **options)
+        self.gamma, self.curvature = gamma, 1 / gamma if gamma else None  # type: ignore[assignment]
+        self.slope_bound = len(self.classes or ()) ** 0.5
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """The hinges of all classes."""
+        gap = 1 - self._signs(z, y) * z
+        if not self.gamma:
+            return gap.clamp_min(0).sum(1)
+        t = (gap / self.gamma).clamp(0, 1)
+        return (t * (gap - self.gamma / 2 * t)).sum(1)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """-s_k where the margin is short."""
+        signs = self._signs(z, y)
+        gap = 1 - signs * z
+        return -signs * ((gap / self.gamma).clamp(0, 1) if self.gamma else (gap > 0).to(z.dtype))
+
+    def _signs(self, z: Tensor, y: Tensor) -> Tensor:
+        return torch.full_like(z, -1.0).scatter_(1, y[:, None], 1.0)
+
+
+class SmoothOneVsRest(OneVsRest):
+    """`OneVsRest` of smooth hinges, of width 1 unless told otherwise.
+
+    >>> SmoothOneVsRest([[1.0, 0.0]], [2], classes=3).gamma
+    1.0
+    """
+
+    extends = SmoothHinge
+
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+        super().__init__(X, y, gamma=gamma, **options)
+
+
+Loss = type[LinearModel]
+
+
+def known_losses(labels: bool | None = None) -> dict[str, Loss]:
+    """Names and classes; of classifiers or of regressions alone where `labels` says so.
+
+    >>> {"huber", "poisson", "squared"} <= set(known_losses(labels=False)), "hinge" in known_losses(labels=False)
+    (True, False)
+    """
+    losses: dict[str, Loss] = {}
+    for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
+        if vars(kind).get("name") and labels in (None, kind.labelled()):
+            losses.setdefault(kind.name, kind)  # the nearest one: nobody takes over a name by importing something
+    return losses
+
+
+def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
+    """The class of a loss that was given by its name or as a class.
+
+    >>> loss_of("logistic") is loss_of(loss_of("logistic"))
+    True
+    """
+    losses = known_losses(labels)
+    if isinstance(loss, str):
+        validate.check(loss in losses, "loss", loss, f"choose one of {list(losses)}, or give a subclass of LinearModel")
+        return losses[loss]
+    fits = isinstance(loss, type) and issubclass(loss, LinearModel)
+    validate.check(fits, "loss", loss, f"choose one of {list(losses)}, or give a subclass of LinearModel")
+    targets = "labels (reads = SignedLabels)" if labels else "numbers (reads = RealTargets)"
+    validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {targets}")
+    return loss
+
+
+def name_of(loss: str | Loss) -> str:
+    """The name of a loss, or that of its class."""
+    return loss if isinstance(loss, str) else vars(loss).get("name") or loss.__name__
+
+
+def loss_for(loss: str | Loss, classes: int) -> Loss:
+    """The classifier that takes so many classes: the loss itself, or the one that says it extends it.
+
+    >>> loss_for("logistic", 2).__name__, loss_for("logistic", 3).__name__, loss_for("hinge", 3).__name__
+    ('Logistic', 'Softmax', 'OneVsRest')
+    """
+    kind = loss_of(loss, labels=True)
+    if classes == 2 or kind.outputs(classes) > 1:
+        return kind
+    every = subclasses(LinearModel)  # type: ignore[type-abstract]
+    wider = [candidate for candidate in every if vars(candidate).get("extends") is kind]
+    remedy = f"give two classes, or declare a loss with extends = {kind.__name__} for more: {name_of(kind)} is for two"
+    validate.check(bool(wider), "classes", classes, remedy)
+    return wider[0]

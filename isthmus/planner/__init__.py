@@ -19,7 +19,7 @@ from isthmus.algorithms.declare import Algorithm, Variant, algorithm_of
 from isthmus.algorithms.facts import Facts, PublicFacts
 from isthmus.base import validate
 from isthmus.core.minimize import Recipe
-from isthmus.objectives.known import Loss
+from isthmus.objectives.linear import Loss
 from isthmus.planner.choices import Plan
 from isthmus.planner.notes import energy_of, notes_of
 from isthmus.planner.public import read_public

@@ -13,7 +13,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.diagnostics import captured_energy
 from isthmus.gradients import Glm, Outer, Rows
-from isthmus.objectives.known import Loss, loss_of
+from isthmus.objectives.linear import Loss, loss_of
 
 LEAST = 4
 """Fewer public rows cannot be split into a half that learns a subspace and a half that judges it."""

@@ -149,9 +149,14 @@ class Scaled(View):
         if self.far:
             parts = [margins(rows, wide) for _, _, rows in self.chunks()]
             return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
-        p = len(self.weight)
-        z = margins(self.X, _rows(self.weight, wide[:p]))
-        return (_rows(self.r, z) + margins(self.U, self.B @ wide)).to(w.dtype)
+        z = _rows(self.r, margins(self.X, _rows(self.weight, wide[: self.weight.shape[0]])))
+        for u, moved in zip(self.U.unbind(1), (self.B @ wide).unbind(0), strict=True):
+            # entry by entry: a product rounds a row by its place
+            if wide.ndim == 1:
+                z += u * moved
+            else:
+                z += torch.outer(u, moved)
+        return z.to(w.dtype)
 
     def transposed_times(self, v: Tensor) -> Tensor:
         """S' v for a vector or a matrix v."""

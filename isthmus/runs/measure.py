@@ -21,8 +21,8 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.core.pipeline import Promise
-from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Figure, exact_figures
+from isthmus.estimators.rank_group import RankGroup
 from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
 from isthmus.privacy.budget import mu_of
@@ -97,7 +97,14 @@ def training_epsilon(settings: Settings, delta: float) -> float:
 
 
 def measure(
-    settings: Settings, fitted: Any, x: Any, y: np.ndarray, delta: float, ledger: Ledger | None, crew: Crew, rows: int
+    settings: Settings,
+    fitted: Any,
+    x: Any,
+    y: np.ndarray,
+    delta: float,
+    ledger: Ledger | None,
+    crew: RankGroup,
+    rows: int,
 ) -> Measured:
     """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
     if settings.measure_epsilon is None or not settings.private:
@@ -110,7 +117,7 @@ def measure(
     if ledger is not None:
         ledger.planned = ()  # what was kept free is asked for now
     promise = Promise(settings.epsilon, delta, Adjacency(settings.adjacency))
-    looks = Looks(multiplier, promise, ledger, covered=covered, crew=crew, whole=rows)
+    looks = Looks(multiplier, promise, ledger, covered=covered, ranks=crew, whole=rows)
     scores = noisy_figures(fitted, x, y, looks)
     on = _where(settings, rows)
     if looks.taken:

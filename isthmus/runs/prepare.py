@@ -20,7 +20,7 @@ import torch
 
 from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
-from isthmus.estimators.crew import Crew
+from isthmus.estimators.rank_group import RankGroup
 from isthmus.runs.config import Settings
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.entries import Signs
@@ -28,7 +28,7 @@ from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, r
 from isthmus.tables.infer import Guess, check_decimal, infer
 from isthmus.tables.schema import BUCKETS, Schema, Target, check_names, listed
 
-ALONE = Crew()
+ALONE = RankGroup()
 MOST_CLASSES = 100
 FEW = 10
 """Labels of fewer rows are never read off private data."""
@@ -92,7 +92,7 @@ class PreparedRows:
 
 
 def prepare(
-    settings: Settings, declared: Schema, *, salt: str, settled: bool = False, crew: Crew = ALONE
+    settings: Settings, declared: Schema, *, salt: str, settled: bool = False, crew: RankGroup = ALONE
 ) -> PreparedRows:
     """Read and encode the data, on ranks this rank's part of it.
 
@@ -150,7 +150,7 @@ def prepare(
     return replace(prepared, whole=_whole(prepared, settings, crew)) if crew.several else prepared
 
 
-def _check_agreed(crew: Crew, schema: Schema, leaks: list[str]) -> None:
+def _check_agreed(crew: RankGroup, schema: Schema, leaks: list[str]) -> None:
     """Refuse guesses where every rank sees other rows: its guess would be its own."""
     remedy = (
         "run it once in one process with --dry-run --write-schema schema.toml, review that file, and give it as "
@@ -161,7 +161,7 @@ def _check_agreed(crew: Crew, schema: Schema, leaks: list[str]) -> None:
     validate.check(len(set(schemas)) == 1, "schema", f"{len(set(schemas))} schemas of the ranks", remedy)
 
 
-def _whole(rows: PreparedRows, settings: Settings, crew: Crew) -> tuple[int, int | None]:
+def _whole(rows: PreparedRows, settings: Settings, crew: RankGroup) -> tuple[int, int | None]:
     """Rows to train on and test rows of all ranks; every rank has the whole of a public test file."""
     tested = None if rows.test is None else len(rows.test[1])
     if tested is not None and not (settings.test is not None and settings.measure_epsilon is None):
@@ -263,7 +263,7 @@ def _notes_of(schema: Schema) -> list[str]:
     return notes
 
 
-def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
+def _check_words(schema: Schema, x: Any, crew: RankGroup) -> None:
     """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
     at, occurring = 0, {}
     for column in schema.columns:
@@ -409,7 +409,7 @@ def _public_rows(public: Table | None, schema: Schema) -> Any:
 
 
 def split(
-    x: Any, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: Crew = ALONE
+    x: Any, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: RankGroup = ALONE
 ) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
     """Training and test rows by one coin for each place, drawn by a secret salt: coins that look at no record.
 

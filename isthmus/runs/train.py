@@ -30,9 +30,9 @@ from isthmus.base.whole import CannotWrite
 from isthmus.core.state import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
-from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Figure
-from isthmus.objectives.known import loss_for
+from isthmus.estimators.rank_group import RankGroup
+from isthmus.objectives.linear import loss_for
 from isthmus.planner import plan
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
 from isthmus.privacy.budget import default_delta
@@ -59,14 +59,14 @@ class Interrupted(RuntimeError):
 
 
 @contextmanager
-def together() -> Iterator[Crew]:
+def together() -> Iterator[RankGroup]:
     """The ranks that torchrun started, for as long as a command lasts; an error on one of them is one on all."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "RANK" not in os.environ:
         yield ALONE
         return
     with joined("env://", int(os.environ["RANK"]), size):
-        crew = Crew.of(True)
+        crew = RankGroup.of(True)
         with crew.joined("fit"):
             yield crew
 
@@ -75,7 +75,7 @@ def together() -> Iterator[Crew]:
 
 
 def start(
-    settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE
+    settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: RankGroup = ALONE
 ) -> Outcome | None:
     """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
     bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
@@ -110,7 +110,7 @@ def start(
         raise
 
 
-def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE) -> Outcome | None:
+def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: RankGroup = ALONE) -> Outcome | None:
     """Go on with a run that was stopped; one that is done is left as it is."""
     run = RunFolder.open(path) if crew.leads else None
     stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
     return _carry(run, settings, problem, shared, warn=warn, progress=progress, crew=crew)
 
 
-def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
+def _stored(run: RunFolder, crew: RankGroup) -> dict[str, Any]:
     """What ranks need of a run folder that rank 0 can read."""
     begun, now = run.settings.get("ranks", 1), crew.place[1]
     remedy = f"continue with {begun}, by which the run was begun, so that every rank has its own rows again"
@@ -186,7 +186,14 @@ def _settled(settings: Settings, problem: PreparedRows) -> Settings:
 
 
 def _carry(
-    run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any, *, warn: Say, progress: bool, crew: Crew
+    run: RunFolder,
+    settings: Settings,
+    problem: PreparedRows,
+    shared: Any,
+    *,
+    warn: Say,
+    progress: bool,
+    crew: RankGroup,
 ) -> Outcome:
     """Every stage that is not done yet."""
     heard: list[str] = list(run.settings["leaks"])
@@ -199,7 +206,7 @@ def _carry(
         return outcome_of(run, settings, ledger)
 
 
-def _follow(settings: Settings, problem: PreparedRows, crew: Crew) -> None:
+def _follow(settings: Settings, problem: PreparedRows, crew: RankGroup) -> None:
     """The stages on a rank that has no folder: it trains and measures with rank 0."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rank 0 passes them on
@@ -220,7 +227,7 @@ def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: A
 
 
 def _train(
-    run: RunFolder | None, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool, crew: Crew
+    run: RunFolder | None, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool, crew: RankGroup
 ) -> Any:
     """The fitted estimator; already trained, the one in the folder."""
     if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
@@ -281,7 +288,7 @@ def _estimator(
 
 
 def _measured(
-    run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: Crew
+    run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: RankGroup
 ) -> Measured:
     """The figures of the test rows; already measured, those in the folder."""
     if crew.lead(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]

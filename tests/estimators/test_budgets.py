@@ -168,9 +168,9 @@ import sys
 sys.path.insert(0, {here!r})
 from estimator_tables import classifier, labelled
 import os, signal, torch
-from isthmus.estimators import watching
+from isthmus.estimators import base
 torch.set_num_threads(1)
-watch = watching.Watcher.__call__
+watch = base.RoundNotes.__call__
 
 def killed(self, record, state):
     stop = watch(self, record, state)
@@ -178,7 +178,7 @@ def killed(self, record, state):
         os.kill(os.getpid(), signal.SIGKILL)
     return stop
 
-watching.Watcher.__call__ = killed
+base.RoundNotes.__call__ = killed
 classifier(bounds=None, max_iter=400, noise_seed=None, checkpoint={path!r}).fit(*labelled(3000))
 """
 

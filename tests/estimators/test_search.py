@@ -30,6 +30,7 @@ from isthmus.privacy import (
     Ledger,
     SecretSource,
     SeededSource,
+    Source,
     compose,
     delta_of,
     epsilon_of,
@@ -78,10 +79,16 @@ def test_the_choice_has_the_law_of_the_exponential_mechanism_and_no_other() -> N
         assert stats.chisquare(counts, 4000 * other).pvalue < 1e-6
 
 
+class NoNoise(Source):
+    """Nothing can be drawn from it."""
+
+    seeded = False
+
+
 def test_the_choice_is_charged_before_it_is_made() -> None:
     split, ledger = Split.of(10_000, 2, 0.2, 0.25, 1.0, 1e-5, ADD), Ledger(budget=(1e-3, 1e-5))
     with pytest.raises(BudgetExceeded):
-        choose(Dense(torch.ones(3, 2).double()), split, None, ledger)  # no noise is asked for
+        choose(Dense(torch.ones(3, 2).double()), split, NoNoise(), ledger)  # no noise is asked for
 
 
 def trade_off(e: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -26,8 +26,7 @@ from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.estimators import load, save
 from isthmus.objectives import LinearModel
-from isthmus.objectives.known import known_losses, loss_for, loss_of
-from isthmus.objectives.softmax import Softmax
+from isthmus.objectives.linear import Softmax, known_losses, loss_for, loss_of
 from isthmus.objectives.targets import CountTargets, SignedLabels
 from isthmus.parts import Step
 from isthmus.planner import plan

@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from isthmus import PrivateClassifier, PrivateRegressor, TableEncoder
 from isthmus.base.validate import InvalidInput
 from isthmus.cli import main
-from isthmus.estimators.harmless import learners
+from isthmus.estimators.stateless_steps import learners
 from isthmus.tables.encode import as_frame, encode
 
 COLUMNS = {

@@ -2,7 +2,7 @@
 
 Rank 0 has the ledger, the checkpoint and the noise.  What a fit reads off rows that are not private, or off private
 ones with a warning (classes that nobody declared, ranges of "data"), every rank finds for its own, and it is combined.
-One process is a crew of one: everything here is then the identity.
+One process is a group of one: everything here is then the identity.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ EACH = (
 
 
 @dataclass(frozen=True)
-class Crew:
+class RankGroup:
     """The ranks of a group; None is this process alone.
 
-    >>> alone = Crew()
+    >>> alone = RankGroup()
     >>> alone.all(3), alone.lead(lambda: 4), alone.labels(np.array([1, 0, 1])).tolist()
     ([3], 4, [0, 1])
     """
@@ -49,18 +49,20 @@ class Crew:
     """How many rows all ranks have, once it is known."""
 
     @staticmethod
-    def of(group: Any) -> Crew:
+    def of(group: Any) -> RankGroup:
         """None or False: this process; True: all ranks of the default group; or a process group."""
         if group is None or group is False:
-            return Crew()
+            return RankGroup()
         is_group = group is True or isinstance(group, dist.ProcessGroup)
         validate.check(is_group, "group", group, "give a torch.distributed process group, or True for the default one")
-        return Crew(Ranks(None if group is True else group))
+        return RankGroup(Ranks(None if group is True else group))
 
     @property
     def group(self) -> Any:
         """What `fit(group=)` takes."""
-        return None if self.ranks is None else True if self.ranks.group is None else self.ranks.group
+        if self.ranks is None:
+            return None
+        return self.ranks.group or True
 
     @property
     def leads(self) -> bool:
@@ -99,8 +101,8 @@ class Crew:
         """How many rows all have."""
         return sum(self.all(n))
 
-    def rows(self, X: Any, names: list[str] | None) -> tuple[Any, Crew]:
-        """Rows of one kind on all ranks, and the crew that knows how many they are; a rank may have none."""
+    def rows(self, X: Any, names: list[str] | None) -> tuple[Any, RankGroup]:
+        """Rows of one kind on all ranks, and the group that knows how many they are; a rank may have none."""
         if self.ranks is None:
             return X, self
         layouts = self.all([*X.shape, is_sparse(X), str(X.dtype), names])
@@ -127,10 +129,8 @@ class Crew:
 
     def extremes(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The smallest of everybody's lows and the largest of their highs."""
-        ranges = self.all([low, high])
-        return torch.stack([range_[0] for range_ in ranges]).amin(0), torch.stack(
-            [range_[1] for range_ in ranges]
-        ).amax(0)
+        lows, highs = zip(*self.all([low, high]), strict=True)
+        return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of everybody's tensor."""
@@ -191,6 +191,10 @@ class Crew:
         if self.ranks is None:
             return make()
         return PrivacyStatement.from_json(self.lead(lambda: make().to_json()), recompute=False)
+
+
+ALONE = RankGroup()
+"""This process, which has all rows."""
 
 
 class _Plain(TopEigenvalue):

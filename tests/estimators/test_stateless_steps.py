@@ -22,7 +22,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.random_projection import GaussianRandomProjection
 
 from isthmus import PrivacyLeakWarning, PrivateClassifier
-from isthmus.estimators.harmless import learners
+from isthmus.estimators.stateless_steps import learners
 
 WORDS = [[0.0, 1.0]] * 4
 REST = [("a", "passthrough", [0])]

@@ -3,7 +3,7 @@
 A run of such calls has a random name that every copy keeps (deep copies, pickles, saved files), and the process that
 began it knows how many calls were made.  A call is taken before it spends: a copy that was overtaken, a call that was
 interrupted, and a copy in another process, which cannot know what others have spent, are refused.  A ledger that was
-charged from the first call on counts what every copy spends, and needs no turns.
+charged from the first call on counts what every copy spends, and needs no claims.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def begin() -> str:
     return name
 
 
-def take(run: str | None, done: int) -> None:
+def claim(run: str | None, done: int) -> None:
     """Take the call after `done` others, or refuse where it may have been spent.
 
     >>> name = begin()
-    >>> take(name, 0)
-    >>> take(name, 0)
+    >>> claim(name, 0)
+    >>> claim(name, 0)
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: Call 1 of partial_fit was begun before, by another copy ...
     """
@@ -51,6 +51,6 @@ def take(run: str | None, done: int) -> None:
         _MADE[run] = done + 1
 
 
-def identity(ledger: Any) -> str:
+def identity_of(ledger: Any) -> str:
     """What tells a ledger from others."""
     return ledger.identity if isinstance(ledger, Ledger) else type(ledger).__name__
