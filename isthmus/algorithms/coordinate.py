@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, rounds_of
-from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.filling import AVERAGED, CONSTANTS, Choice, Facts, Refusal, Run, costs, full_run, sampled_run
-from isthmus.algorithms.private import Relation
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import AVERAGED, Choice, Refusal, Run, algorithm, full_run, sampled_run
+from isthmus.algorithms.private import Budget, Relation, rounds_of
 from isthmus.base import validate
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
@@ -29,7 +28,7 @@ from isthmus.parts import Restart, Step
 from isthmus.penalties import Penalty
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.sketches import Blocks, Encoder, Nice
-from isthmus.theory.paper_003 import (
+from isthmus.theory.blocks import (
     Loops,
     cover,
     expected_smoothness,
@@ -37,8 +36,7 @@ from isthmus.theory.paper_003 import (
     sampling_probabilities,
     smoothness_matrix,
 )
-from isthmus.theory.printed import Printed
-from isthmus.theory.published import skgd_sigma
+from isthmus.theory.printed import Printed, skgd_sigma
 
 SAMPLINGS = ("full", "single", "block", "nice")
 
@@ -298,7 +296,7 @@ def _fill_single(facts: Facts) -> Choice | Refusal:
         arguments,
         noise_norm=float(np.sqrt((sigma**2).mean())),
         margin_noise=arguments["step"] * unit,
-        seconds=costs.seconds(facts, run.rounds, None, 1),
+        seconds=facts.seconds(run.rounds, None, 1),
     )
 
 

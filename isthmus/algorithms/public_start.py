@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.histograms import ShrunkStatistics
-from isthmus.algorithms.purchases import scaled_targets
+from isthmus.algorithms.purchases import ShrunkStatistics, scaled_targets
 from isthmus.base import validate
 from isthmus.core.before import Prepared
 from isthmus.core.minimize import Binding, Recipe

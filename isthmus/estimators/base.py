@@ -16,10 +16,9 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from isthmus.algorithms.before import buying
-from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.facts import CONSTANTS
 from isthmus.algorithms.public_start import starting
-from isthmus.algorithms.purchases import Purchase
+from isthmus.algorithms.purchases import Purchase, buying
 from isthmus.base import validate
 from isthmus.base.arrow import opened
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take

@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight
 
 from isthmus.algorithms import KNOWN, Algorithm
-from isthmus.algorithms.declare import algorithm_of
+from isthmus.algorithms.filling import algorithm_of
 from isthmus.base import validate
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.inputs import check_bounds

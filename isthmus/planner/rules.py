@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from isthmus.algorithms.choice import Choice
-from isthmus.algorithms.constants import CONSTANTS
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.private_filling import preferred
-from isthmus.algorithms.private_fw import ball_bound, reach, vertex_bound
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Choice
+from isthmus.algorithms.frank_wolfe import ball_bound, reach, vertex_bound
+from isthmus.algorithms.private import preferred
 from isthmus.sets import Subspace
 
 PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
+
 SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")
 
 

@@ -14,20 +14,22 @@ from scipy import stats
 from torch import Tensor
 
 from isthmus import InvalidInput, LeastSquares, Logistic, Poisson, Softmax, TorchObjective, algorithms, minimize
-from isthmus.algorithms.before import Bought, buying
-from isthmus.algorithms.histograms import Shapes, TargetShape
 from isthmus.algorithms.purchases import (
     BINS,
     SMALL,
+    Bought,
     ClassCounts,
     Columns,
     Lambda,
     Moments,
     Purchase,
     Ranges,
+    Shapes,
     Statistics,
     TargetRange,
+    TargetShape,
     Terms,
+    buying,
     centre,
     octaves,
     ranges,

@@ -27,8 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import LeastSquares, Logistic, algorithms, minimize, private_score, private_summary
-from isthmus.algorithms.before import Bought, buying
-from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
+from isthmus.algorithms.purchases import Bought, ClassCounts, Ranges, TargetRange, buying
 from isthmus.audit import known_bad
 from isthmus.cli import main
 from isthmus.core.state import State
