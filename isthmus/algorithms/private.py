@@ -50,8 +50,8 @@ from isthmus.algorithms.purchases import (
     Statistics,
     TargetShape,
     Terms,
-    bought,
     charges_of,
+    paid,
 )
 from isthmus.base import validate
 from isthmus.core.averages import average_of
@@ -487,7 +487,7 @@ class _Private:
             output="last" if self.output == "last" else "average",
             rounds=rounds,
             promise=replace(promise, epsilon=math.inf) if self.published else promise,
-            before=bought(plan, self.buys, Terms(n, rounds, self.clipping().init(), plan.mu)),
+            before=paid(plan, self.buys, Terms(n, rounds, self.clipping().init(), plan.mu)),
         )
 
     def _sampler(self, binding: Binding) -> PrivateSampler:

@@ -25,10 +25,8 @@ from isthmus.algorithms.purchases import ShrunkStatistics, scaled_targets
 from isthmus.base import validate
 from isthmus.core.before import Prepared
 from isthmus.core.minimize import Binding, Recipe
-from isthmus.core.pipeline import Pipeline, StepSize
+from isthmus.core.pipeline import Before, Pipeline, StepSize
 from isthmus.core.updates import Preconditioned
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.library import dpa
 from isthmus.problems.public_fit import PublicFit, fit_public
 from isthmus.problems.scaling import Scaled
 from isthmus.sets import ConvexSet
@@ -56,7 +54,7 @@ class Walk:
 
 
 @dataclass(frozen=True, eq=False)
-class PublicStart:
+class PublicStart(Before):
     """Labelled public rows, in the columns of the problem before anything is bought: a `Before` without a look.
 
     >>> from isthmus import LeastSquares
@@ -78,13 +76,6 @@ class PublicStart:
         """Linear models only."""
         linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
         validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
-
-    def stage(self, objective: Any) -> None:
-        """No look."""
-
-    def event(self, adjacency: Adjacency) -> Any:
-        """Nothing."""
-        return dpa.NoOpDpEvent()
 
     def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
         """The start, and steps that are as long as they pay."""

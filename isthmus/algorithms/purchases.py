@@ -19,9 +19,10 @@ derived from it costs nothing more.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +40,6 @@ from isthmus.lifts import discard
 from isthmus.objectives.targets import CountTargets
 from isthmus.privacy import Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.library import dpa
 from isthmus.problems.features import Distribution, bins_of, distribution, grid, smooth_map
 from isthmus.problems.moments import Products, Squares
 from isthmus.problems.queries import Query, TopEigenvalue
@@ -74,66 +74,49 @@ class Terms:
     mu: float
 
 
-class Purchase(Protocol):
-    """One release before the loop."""
+class Purchase(ABC):
+    """One release before the loop: a clipped sum of one vector a record, or a query, and what follows from it."""
 
-    @property
-    def name(self) -> str:
-        """Under which it is charged."""
-        ...
-
-    @property
-    def share(self) -> float:
-        """Of the budget."""
-        ...
-
-    def check(self, objective: Any) -> None:
-        """Refuse what it cannot be bought for, before anything is bought."""
-        ...
-
-    def rows(self, objective: Any) -> Rows | Query:
-        """One vector a record, whose clipped sum is released; or a query."""
-        ...
-
-    def clip(self, objective: Any) -> Any:
-        """The bound of a record's vector: a public thing."""
-        ...
-
-    def numbers(self, objective: Any) -> int:
-        """How many numbers are released."""
-        ...
-
-    def bound(self, objective: Any) -> float:
-        """What one record can move what is released by, rounding included: a public number."""
-        ...
-
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
-        """What follows; `noise` is the standard deviation of each bought number."""
-        ...
-
-
-@dataclass(frozen=True)
-class Purchased:
-    """What purchases share."""
-
+    name: str
+    """Under which it is charged."""
+    share: float
+    """Of the budget."""
     exact: ClassVar[bool] = False
+    """Whether its sums have no rounding."""
     adds_up: ClassVar[bool] = True
     """Whether it is a sum over records: else it looks at all of them together."""
 
-    def bound(self, objective: Any) -> float:
-        """That of the clip, with room for rounding (see `isthmus.gradients.adding`) where sums are not exact."""
-        clip = self.clip(objective)  # type: ignore[attr-defined]
-        return float(clip.total(clip.init())) * (1.0 if self.exact else 1 + KAPPA)
-
     def check(self, objective: Any) -> None:
-        """Linear models of at most `CAPACITY` records only."""
+        """Refuse what it cannot be bought for, before anything is: linear models of at most `CAPACITY` records only."""
         linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
         validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
         validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
+    @abstractmethod
+    def rows(self, objective: Any) -> Rows | Query:
+        """One vector a record, whose clipped sum is released; or a query."""
+
+    @abstractmethod
+    def clip(self, objective: Any) -> Any:
+        """The bound of a record's vector: a public thing."""
+
+    @abstractmethod
+    def numbers(self, objective: Any) -> int:
+        """How many numbers are released."""
+
+    def bound(self, objective: Any) -> float:
+        """What one record can move what is released by: that of the clip, with room for rounding where there is any
+        (see `isthmus.gradients.adding`); a public number."""
+        clip = self.clip(objective)
+        return float(clip.total(clip.init())) * (1.0 if self.exact else 1 + KAPPA)
+
+    @abstractmethod
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+        """What follows; `noise` is the standard deviation of each bought number."""
+
 
 @dataclass(frozen=True, eq=False)
-class Ranges(Purchased):
+class Ranges(Purchase):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
@@ -193,7 +176,7 @@ class Ranges(Purchased):
 
 
 @dataclass(frozen=True)
-class TargetRange(Purchased):
+class TargetRange(Purchase):
     """The octaves of y, and y mapped to [-1, 1] (counts: to [0, 1])."""
 
     share: float = 0.02
@@ -221,7 +204,7 @@ class TargetRange(Purchased):
 
 
 @dataclass(frozen=True)
-class ClassCounts(Purchased):
+class ClassCounts(Purchase):
     """How many records each class has: weights n / (K n_k), the largest of them 1."""
 
     share: float = 0.02
@@ -252,7 +235,7 @@ class ClassCounts(Purchased):
 
 
 @dataclass(frozen=True)
-class Columns(Purchased):
+class Columns(Purchase):
     """Second moments of the columns of rows of norm at most 1; weights max(m, 3 sd)^-1/2, rows of length 1.
 
     A row's squares are shortened to norm 1 / sqrt(d): rows of many small entries lose nothing and pay far less noise.
@@ -286,7 +269,7 @@ class Columns(Purchased):
 
 
 @dataclass(frozen=True)
-class Moments(Purchased):
+class Moments(Purchase):
     """Means and second moments of the columns: centred, scaled, shortened to sqrt(d + 1), with a bias."""
 
     share: float = 0.10
@@ -323,7 +306,7 @@ class Moments(Purchased):
 
 
 @dataclass(frozen=True)
-class Lambda(Purchased):
+class Lambda(Purchase):
     """lambda_max(X'X) for the step: stable, and with accumulated noise of about tau in a unit row's margin."""
 
     share: float = 0.02
@@ -356,7 +339,7 @@ class Lambda(Purchased):
 
 
 @dataclass(frozen=True)
-class Statistics(Purchased):
+class Statistics(Purchase):
     """(X'X, X'y): start at the ridge solution, step with its inverse; Hessian .2 X'X (logistic) or X'X (squared)."""
 
     share: float = 0.30
@@ -511,7 +494,7 @@ TARGET_LEVEL = 6
 
 
 @dataclass(frozen=True)
-class Shapes(Purchased):
+class Shapes(Purchase):
     """Histograms of all columns: each becomes its linear function and smooth ones beside it, as many as are affordable.
 
     features   how many in all, at most; at least one a column (0: no more than that)
@@ -579,7 +562,7 @@ class _Bins:
 
 
 @dataclass(frozen=True)
-class TargetShape(Purchased):
+class TargetShape(Purchase):
     """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares.
 
     clips  whether gradients may be clipped at more than was planned, as far as records allow
@@ -749,8 +732,8 @@ def residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
 
 
 @dataclass(frozen=True)
-class Bought:
-    """A purchase with the mechanism that its share of the budget pays for: a `Before` of a pipeline."""
+class Paid(Before):
+    """A purchase with the mechanism that its share of the budget pays for."""
 
     item: Purchase
     mechanism: Mechanism
@@ -797,7 +780,7 @@ class _Rows:
     @property
     def whole(self) -> bool:
         """Whether it is no sum over records (see `isthmus.problems.queries`), or not known to be one."""
-        return not self.own_records or not getattr(self.item, "adds_up", True)
+        return not self.own_records or not self.item.adds_up
 
     def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: Any) -> Any:
         """Of all records, or of some."""
@@ -805,20 +788,10 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class Copied:
+class _Copied(Before):
     """Rows that are seen through maps, copied: sketches read them faster than through a map.  Nothing is bought."""
 
     name: str = "copy"
-
-    def check(self, objective: Any) -> None:
-        """Any problem."""
-
-    def stage(self, objective: Any) -> None:
-        """No look."""
-
-    def event(self, adjacency: Adjacency) -> Any:
-        """Nothing."""
-        return dpa.NoOpDpEvent()
 
     def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
         """The problem with a copy of its rows."""
@@ -831,9 +804,9 @@ def charges_of(items: Sequence[Purchase]) -> list[Charge]:
     return [Charge(item.name, share=item.share) for item in items]
 
 
-def bought(plan: PrivacyPlan, items: Sequence[Purchase], terms: Terms) -> list[Before]:
+def paid(plan: PrivacyPlan, items: Sequence[Purchase], terms: Terms) -> list[Before]:
     """The items with the mechanisms of a plan."""
-    return [Bought(item, plan.mechanism(item.name), terms) for item in items]
+    return [Paid(item, plan.mechanism(item.name), terms) for item in items]
 
 
 def buying(recipe: Recipe, items: Sequence[Purchase], copy: bool = False) -> Recipe:
@@ -858,7 +831,7 @@ def buying(recipe: Recipe, items: Sequence[Purchase], copy: bool = False) -> Rec
         validate.check({item.name for item in items} <= planned, "recipe", recipe.name, remedy)
         assert pipe.promise is not None and plan is not None
         terms = Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)
-        copies: list[Before] = [Copied()] if copy else []
-        return replace(pipe, before=[*bought(plan, items, terms), *pipe.before, *copies])
+        before = [*paid(plan, items, terms), *pipe.before]
+        return replace(pipe, before=[*before, _Copied()] if copy else before)
 
     return Recipe(recipe.name, build if items else recipe.build, recipe.arguments)

@@ -24,7 +24,7 @@ from isthmus.algorithms.facts import FLOPS, NUMBER, Facts
 from isthmus.algorithms.filling import Choice, Refusal, algorithm, allowed_step, sampled_run, sketched, walk
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Budget, Relation, _Private
-from isthmus.algorithms.purchases import Lambda, Purchased, Terms, unit
+from isthmus.algorithms.purchases import Lambda, Purchase, Terms, unit
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.core.before import Prepared
@@ -237,7 +237,7 @@ class _FoundMap(SubspaceMap):
 
 
 @dataclass(frozen=True)
-class Directions(Purchased):
+class Directions(Purchase):
     """X'X Omega for k + 10 random orthonormal columns, and the top directions of what was released."""
 
     k: int
