@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,6 @@ def dp_skgd(
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
     """
-    _check_arguments(sampling, step, tau, inner, schedule, smoothness, clip, probabilities)
     budget = Budget(epsilon, delta, adjacency, n)
     if as_published:
         validate.check(
@@ -94,42 +93,15 @@ def dp_skgd(
     filling = _Blockwise(
         budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published, schedule
     )
-    arguments = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "sampling": sampling,
-        "probabilities": probabilities,
-        "inner": inner,
-    }
-    return Recipe("dp_skgd", filling.build, arguments)
-
-
-def _check_arguments(
-    sampling: str, step: float, tau: int, inner: int | None, schedule: Any, smoothness: Any, clip: Any, law: Any
-) -> None:
-    validate.one_of(SAMPLINGS, sampling=sampling)
-    validate.positive(step=step)
-    validate.positive_int(tau=tau)
-    if inner is not None:
-        validate.positive_int(inner=inner)
-    validate.check(
-        inner is None or schedule is None, "inner", inner, "give either inner or a schedule, which has it already"
-    )
-    for name, value in {"smoothness": smoothness, "clip": clip}.items():
-        numbers = validate.as_tensor(name, value).double()
-        if name == "smoothness" and numbers.ndim == 2:
-            smoothness_matrix(numbers.numpy())
-        else:
-            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers above 0")
-    if isinstance(law, str):
-        validate.one_of(("uniform", "importance"), probabilities=law)
+    law = {"sampling": sampling, "probabilities": probabilities, "inner": inner}
+    return Recipe("dp_skgd", filling.build, {"epsilon": epsilon, "delta": delta, **law})
 
 
 @algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
 def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any) -> Recipe:
     """DP-CD: `dp_skgd` on single coordinates, uniform unless told otherwise."""
     recipe = dp_skgd(sampling="single", probabilities=probabilities, **arguments)
-    return Recipe("dp_cd", recipe.build, recipe.arguments)
+    return replace(recipe, name="dp_cd")
 
 
 @dataclass(frozen=True)
@@ -148,6 +120,23 @@ class _Blockwise:
     batch_size: int | None
     published: bool = False
     schedule: Loops | None = None
+
+    def __post_init__(self) -> None:
+        validate.one_of(SAMPLINGS, sampling=self.sampling)
+        validate.positive(step=self.step)
+        validate.positive_int(tau=self.tau)
+        if self.inner is not None:
+            validate.positive_int(inner=self.inner)
+            remedy = "give either inner or a schedule, which has it already"
+            validate.check(self.schedule is None, "inner", self.inner, remedy)
+        for name, value in {"smoothness": self.smoothness, "clip": self.clip}.items():
+            numbers = validate.as_tensor(name, value).double()
+            if name == "smoothness" and numbers.ndim == 2:
+                smoothness_matrix(numbers.numpy())
+            else:
+                validate.check(bool((numbers > 0).all()), name, value, "give finite numbers above 0")
+        if isinstance(self.probabilities, str):
+            validate.one_of(("uniform", "importance"), probabilities=self.probabilities)
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a space and a public number of records and rounds."""

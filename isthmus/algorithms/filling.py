@@ -201,12 +201,13 @@ def batch_of(facts: Facts) -> int:
     return facts.batch_size or max(1, facts.n // CONSTANTS.batches)
 
 
-def sampled_rounds(facts: Facts, batch_size: int, passes: float | None = None, wanted: int | None = None) -> int:
+def sampled_rounds(facts: Facts, batch_size: int, passes: float | None = None) -> int:
     """Rounds on batches: the caller's, or as wanted, within the allowed passes."""
     if facts.rounds is not None:
         return facts.rounds
-    wanted = CONSTANTS.sampled_rounds if wanted is None else wanted
-    return wanted if passes is None else max(1, min(wanted, int(passes * facts.n / batch_size)))
+    if passes is None:
+        return CONSTANTS.sampled_rounds
+    return max(1, min(CONSTANTS.sampled_rounds, int(passes * facts.n / batch_size)))
 
 
 def sampled_run(facts: Facts, clip: float, dims: int) -> Run:

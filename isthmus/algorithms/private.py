@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -627,9 +628,6 @@ def spent_on(facts: Facts, scale: str) -> float:
     return SHARES[scale] + (TargetShape().share if centred(facts, scale) else 0.0)
 
 
-NO_RESCALING = "a set or a penalty is about the coefficients as they are: columns are not rescaled"
-
-
 @dp_gd.filling(
     "plain",
     evidence="measured (private_tables): a9a .839, IMDB .811 at epsilon 0.5 with 100 rounds",
@@ -642,66 +640,6 @@ def plain(facts: Facts) -> Choice | Refusal:
         return run
     step = allowed_step(run)
     return run.choice({"clip": facts.the_clip, "step": step}, margin_noise=walk(run, step))
-
-
-@dp_gd.filling(
-    "step bought",
-    evidence="measured: lending R2 .411 with 1500 rows at epsilon 1, moments .399; a9a .849 at epsilon 0.5",
-    shortfall=(0.002, 0.023),
-)
-def step_bought(facts: Facts) -> Choice | Refusal:
-    """2 % of the budget buys lambda_max, hence the longest stable step."""
-    return _prepared(facts, "none")
-
-
-@dp_gd.filling(
-    "columns and step bought",
-    evidence="measured: IMDB .773 .851 .866 .880, a9a .846 .849 .850 .850 at epsilon .1 .5 1 3",
-    shortfall=(0.001, 0.0),
-)
-def columns_bought(facts: Facts) -> Choice | Refusal:
-    """10 % buys second moments of the columns, 2 % the step."""
-    return _prepared(facts, "columns")
-
-
-@dp_gd.filling(
-    "moments and step bought",
-    evidence="measured: lending R2 .479 .522 .523 .526 at epsilon .1 .5 1 3 (plain: .42)",
-    shortfall=(0.001, 0.03),
-)
-def moments_bought(facts: Facts) -> Choice | Refusal:
-    """10 % buys column means and second moments, 2 % the step."""
-    return _prepared(facts, "moments")
-
-
-@dp_gd.filling(
-    "statistics bought",
-    evidence="measured: california R2 .601 .647 .649 .650 at epsilon .1 .5 1 3 (plain: .38)",
-    shortfall=(0.0, 0.0),
-)
-def statistics_bought(facts: Facts) -> Choice | Refusal:
-    """Moments, then 30 % for noisy X'X and X'y: start at their solution, step with their inverse."""
-    return _preconditioned(facts, "moments")
-
-
-@dp_gd.filling(
-    "shapes and statistics bought",
-    evidence="measured: docs/glm.md, tables kept apart",
-    shortfall=(0.0, 0.0),
-)
-def shapes_and_statistics_bought(facts: Facts) -> Choice | Refusal:
-    """Histograms of columns and targets, smooth features; then X'X and X'y of these."""
-    return _preconditioned(facts, "shapes")
-
-
-@dp_gd.filling(
-    "shapes and step bought",
-    evidence="measured: docs/glm.md, tables kept apart",
-    shortfall=(0.0, 0.03),
-)
-def shapes_bought(facts: Facts) -> Choice | Refusal:
-    """Histograms of columns and targets, smooth features; 2 % for the step."""
-    return _prepared(facts, "shapes")
 
 
 def _preconditioned(facts: Facts, scale: str) -> Choice | Refusal:
@@ -730,17 +668,14 @@ def _preconditioned(facts: Facts, scale: str) -> Choice | Refusal:
     # standardised rows of norm 1 have X'X / n near I / (d + 1); the points of all rounds are averaged
     inverse = (columns + 1) / (facts.of_loss.usual_curvature or facts.of_loss.curvature)
     margin = inverse * run.sigma / math.sqrt(max(1, run.rounds - run.rounds // 2))
+    # the last half of the points is averaged; steps along smooth features average by themselves
+    output = "last" if scale == "shapes" else "average"
     return run.choice(
-        {"clip": facts.the_clip, "scale": scale, "precondition": True, **_ending(scale), **_shaped(facts, scale)},
+        {"clip": facts.the_clip, "scale": scale, "precondition": True, "output": output, **_shaped(facts, scale)},
         margin_noise=margin,
         seconds=facts.seconds(run.rounds, None, run.dims, facts.gram_seconds),
         memory=facts.memory(None, extra=3 * NUMBER * columns**2 + _copied(facts, scale)),
     )
-
-
-def _ending(scale: str) -> dict[str, Any]:
-    """The last half of the points is averaged; steps along smooth features average by themselves."""
-    return {"output": "last" if scale == "shapes" else "average"}
 
 
 def _shaped(facts: Facts, scale: str) -> dict[str, Any]:
@@ -827,7 +762,7 @@ def shaped(facts: Facts) -> bool:
 def _cannot_prepare(facts: Facts, scale: str) -> str | None:
     """Why this preparation is not for these facts."""
     if scale != "none" and not facts.free and (facts.scale == "auto" or facts.constraint is not None):
-        return NO_RESCALING
+        return "a set or a penalty is about the coefficients as they are: columns are not rescaled"
     if facts.scale not in ("auto", scale):
         by_public = facts.scale == "none" and facts.public is not None
         return "columns were scaled by public rows" if by_public else f"scale={facts.scale!r} was asked for"
@@ -886,3 +821,40 @@ def _prepared(facts: Facts, scale: str) -> Choice | Refusal:
         seconds=facts.seconds(run.rounds + looks, None, dims, facts.gram_seconds if large else 0.0),
         memory=facts.memory(None, extra=_copied(facts, scale) + (NUMBER * min(facts.n, columns) ** 2 if large else 0)),
     )
+
+
+_APART = "measured: docs/glm.md, tables kept apart"
+for _variant, _make, _scale, _evidence, _shortfall in (
+    (  # 2 % of the budget buys lambda_max, hence the longest stable step
+        "step bought",
+        _prepared,
+        "none",
+        "measured: lending R2 .411 with 1500 rows at epsilon 1, moments .399; a9a .849 at epsilon 0.5",
+        (0.002, 0.023),
+    ),
+    (  # 10 % buys second moments of the columns, 2 % the step
+        "columns and step bought",
+        _prepared,
+        "columns",
+        "measured: IMDB .773 .851 .866 .880, a9a .846 .849 .850 .850 at epsilon .1 .5 1 3",
+        (0.001, 0.0),
+    ),
+    (  # 10 % buys column means and second moments, 2 % the step
+        "moments and step bought",
+        _prepared,
+        "moments",
+        "measured: lending R2 .479 .522 .523 .526 at epsilon .1 .5 1 3 (plain: .42)",
+        (0.001, 0.03),
+    ),
+    (  # moments, then 30 % for noisy X'X and X'y: start at their solution, step with their inverse
+        "statistics bought",
+        _preconditioned,
+        "moments",
+        "measured: california R2 .601 .647 .649 .650 at epsilon .1 .5 1 3 (plain: .38)",
+        (0.0, 0.0),
+    ),
+    # histograms of columns and targets, smooth features; then X'X and X'y of these, or 2 % for the step
+    ("shapes and statistics bought", _preconditioned, "shapes", _APART, (0.0, 0.0)),
+    ("shapes and step bought", _prepared, "shapes", _APART, (0.0, 0.03)),
+):
+    dp_gd.filling(_variant, evidence=_evidence, shortfall=_shortfall)(partial(_make, scale=_scale))

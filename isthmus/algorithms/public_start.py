@@ -27,6 +27,7 @@ from isthmus.core.before import Prepared
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Before, Pipeline, StepSize
 from isthmus.core.updates import Preconditioned
+from isthmus.objectives.linear import LinearModel
 from isthmus.problems.public_fit import PublicFit, fit_public
 from isthmus.problems.scaling import Scaled
 from isthmus.sets import ConvexSet
@@ -74,7 +75,7 @@ class PublicStart(Before):
 
     def check(self, objective: Any) -> None:
         """Linear models only."""
-        linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
+        linear = isinstance(objective, LinearModel)
         validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
 
     def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:

@@ -37,6 +37,7 @@ from isthmus.core.updates import Preconditioned
 from isthmus.gradients import Counts, Glm, Rows, Stack
 from isthmus.gradients.adding import KAPPA
 from isthmus.lifts import discard
+from isthmus.objectives.linear import LinearModel
 from isthmus.objectives.targets import CountTargets
 from isthmus.privacy import Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
@@ -88,7 +89,7 @@ class Purchase(ABC):
 
     def check(self, objective: Any) -> None:
         """Refuse what it cannot be bought for, before anything is: linear models of at most `CAPACITY` records only."""
-        linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
+        linear = isinstance(objective, LinearModel)
         validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
         validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
@@ -330,7 +331,7 @@ class Lambda(Purchase):
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
         prepared = unit(prepared)
-        curvature = getattr(prepared.objective, "curvature", None) or 1.0
+        curvature = prepared.objective.curvature or 1.0
         cap = 1.8 / (curvature * max(float(bought), 1.0) / terms.n)
         tau = default_tau(prepared.objective) if self.tau is None else self.tau
         clip = terms.clip if prepared.clip is None else prepared.clip
@@ -350,7 +351,7 @@ class Statistics(Purchase):
         super().check(objective)
         d = objective.X.shape[1]
         validate.check(d <= SMALL, "precondition", True, f"give data with at most {SMALL} columns, not {d}")
-        smooth = getattr(objective, "curvature", None) is not None and objective.space.d == d
+        smooth = objective.curvature is not None and objective.space.d == d
         validate.check(smooth, "precondition", True, "give a smooth loss with one output: Logistic, LeastSquares")
 
     def clip(self, objective: Any) -> PerLeafClip:

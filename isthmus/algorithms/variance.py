@@ -12,7 +12,7 @@ from isthmus.base import validate
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.parts import AgainstAnchor, Restart, Step
-from isthmus.privacy import Charge, Clip, FullBatch, Poisson
+from isthmus.privacy import Charge, Clip, Poisson
 
 
 @algorithm(
@@ -51,9 +51,8 @@ def dp_svrg(
         everything, sampler = budget.sampler(binding, None), budget.sampler(binding, batch_size)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         looks = -(-rounds // inner)
-        whole = FullBatch() if getattr(everything, "rate", 1.0) == 1.0 else everything
         items = [
-            Charge("anchor", rounds=looks, share=anchor_share, sampler=whole),
+            Charge("anchor", rounds=looks, share=anchor_share),
             Charge("difference", rounds=rounds, share=1 - anchor_share, sampler=sampler),
         ]
         plan = budget.plan(binding, items)

@@ -25,7 +25,7 @@ from isthmus.diagnostics import captured_energy
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.objectives.known import Loss, loss_of
 from isthmus.planner.choices import Plan, energy_of, notes_of
-from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Ranking, place_of
+from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Rule, place_of
 
 __all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]
 
@@ -59,6 +59,8 @@ def plan(
     ('dp_gd (columns and step bought)', 100, 39.8)
     """
     _check_names(facts)
+    if smoothness is not None:
+        smoothness = tuple(validate.as_tensor("smoothness", smoothness).double().reshape(-1).tolist())
     problem = Facts(
         n,
         d,
@@ -67,7 +69,7 @@ def plan(
         loss,
         classes,
         public=read_public(public, loss, classes),
-        smoothness=None if smoothness is None else _numbers(smoothness),
+        smoothness=smoothness,
         **facts,
     )
     choices, refused = _filled(problem, algorithms)
@@ -156,7 +158,7 @@ def _within(facts: Facts, choice: Choice | Refusal) -> Choice | Refusal:
     return choice
 
 
-def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Ranking, dict[str, int]]:
+def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Rule, dict[str, int]]:
     """The first rule that holds and has something to prefer, with its order."""
     rules = PRIVATE_RULES if facts.private else FREE_RULES
     for rule in rules:
@@ -175,7 +177,7 @@ def _rank(choice: Choice, order: dict[str, int]) -> tuple[int, float, float]:
     return len(order) if place is None else place, behind, noise
 
 
-def _why(choice: Choice, ranked: list[Choice], rule: Ranking, order: dict[str, int]) -> str:
+def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]) -> str:
     named = place_of(choice, order) is not None
     if choice is ranked[0] and named:
         return f"{rule.why} (rule: {rule.name})"
@@ -183,13 +185,6 @@ def _why(choice: Choice, ranked: list[Choice], rule: Ranking, order: dict[str, i
     place = "the same rule's next" if named else "it was not measured" if choice.shortfall is None else behind
     return place if not choice.research else f"{place}; for research only"
 
-
-def _numbers(values: Any) -> tuple[float, ...]:
-    return tuple(validate.as_tensor("smoothness", values).double().reshape(-1).tolist())
-
-
-Rule = Ranking
-"""The name that users know."""
 
 LEAST = 4
 """Fewer public rows cannot be split into a half that learns a subspace and a half that judges it."""

@@ -55,16 +55,53 @@ class Plan:
         validate.refuse("algorithm", name, f"choose one of {names}{why}")
 
     def words(self) -> str:
-        """The plan in plain sentences."""
-        return words(self)
+        """What is recommended, what it costs, why, and what was left out."""
+        facts, best = self.facts, self.best
+        budget = f"epsilon {facts.epsilon:g}, delta {facts.delta:.3g}" if facts.private else "no privacy"
+        lines = [
+            f"{facts.n:,} records, {facts.d:,} columns, {facts.loss_name} loss, {budget}.",
+            f"Use {best.name}: {best.why}.",
+            f"It needs {best.rounds:,} rounds ({_short(best.passes)} passes over the data): about "
+            f"{_time(best.seconds)} on one core, and {_bytes(best.memory)} of memory besides the data (estimates).",
+        ]
+        if best.private and best.noise_multiplier is not None:
+            lines.append(_noise(best))
+        lines.append(f"Evidence: {best.evidence}.")
+        lines += [f"Note: {note}." for note in self.notes]
+        lines += [f"Not used: {name} ({reason})." for name, reason in self.refused.items()]
+        return "\n".join(lines)
+
+    def rows(self) -> list[list[str]]:
+        """The cells of the table."""
+        return [[str(i), *_row(choice)] for i, choice in enumerate(self.choices, 1)]
 
     def table(self) -> str:
-        """The choices as a text table."""
-        return table(self)
+        """The choices, best first, aligned and at most 120 columns wide."""
+        head = [*HEAD]
+        rows = self.rows()
+        widths = [max(len(line[j]) for line in [head, *rows]) for j in range(len(head))]
+        # names give way, numbers do not
+        widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(head) - 1))
+        rows = [[row[0], _cut(row[1], widths[1]), *row[2:]] for row in rows]
+
+        def line(cells: list[str]) -> str:
+            padded = [c.ljust(w) if j == 1 else c.rjust(w) for j, (c, w) in enumerate(zip(cells, widths, strict=True))]
+            return "  ".join(padded).rstrip()
+
+        return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
 
     def _repr_html_(self) -> str:
-        """The plan as a card of a notebook."""
-        return as_html(self)
+        """The plan as a card of a notebook: the recommendation in words, and the table folded away."""
+        best, facts = self.best, self.facts
+        title = f"Use {best.name}" + (f" at epsilon {facts.epsilon:g}" if facts.private else " (not private)")
+        lines = [line for line in self.words().splitlines() if not line.startswith("Not used: ")]
+        refused = html.items(f"{name}: {reason}" for name, reason in self.refused.items())
+        return html.card(
+            title,
+            *map(html.paragraph, lines),
+            html.details(f"All {len(self.choices)} choices, best first", html.table(HEAD, self.rows())),
+            html.details(f"{len(self.refused)} algorithms that cannot run here", refused) if self.refused else "",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file or a report."""
@@ -87,40 +124,6 @@ WIDTH = 120
 HEAD = ("", "algorithm", "noise mult.", "noise norm", "in a score", "numbers", "bytes", "memory", "time", "passes")
 
 
-def table(plan: Plan) -> str:
-    """The choices, best first, aligned and at most 120 columns wide."""
-    head = [*HEAD]
-    rows = rows_of(plan)
-    widths = [max(len(line[j]) for line in [head, *rows]) for j in range(len(head))]
-    widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(head) - 1))  # names give way, numbers do not
-    rows = [[row[0], _cut(row[1], widths[1]), *row[2:]] for row in rows]
-
-    def line(cells: list[str]) -> str:
-        padded = [c.ljust(w) if j == 1 else c.rjust(w) for j, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
-
-
-def rows_of(plan: Plan) -> list[list[str]]:
-    """The cells of the table."""
-    return [[str(i), *_row(choice)] for i, choice in enumerate(plan.choices, 1)]
-
-
-def as_html(plan: Plan) -> str:
-    """The plan as a card of a notebook: the recommendation in words, and the table folded away."""
-    best, facts = plan.best, plan.facts
-    title = f"Use {best.name}" + (f" at epsilon {facts.epsilon:g}" if facts.private else " (not private)")
-    lines = [line for line in words(plan).splitlines() if not line.startswith("Not used: ")]
-    refused = html.items(f"{name}: {reason}" for name, reason in plan.refused.items())
-    return html.card(
-        title,
-        *map(html.paragraph, lines),
-        html.details(f"All {len(plan.choices)} choices, best first", html.table(HEAD, rows_of(plan))),
-        html.details(f"{len(plan.refused)} algorithms that cannot run here", refused) if plan.refused else "",
-    )
-
-
 def _row(choice: Choice) -> list[str]:
     star = " *" if choice.research else ""
     return [
@@ -134,24 +137,6 @@ def _row(choice: Choice) -> list[str]:
         _time(choice.seconds),
         _short(choice.passes),
     ]
-
-
-def words(plan: Plan) -> str:
-    """What is recommended, what it costs, why, and what was left out."""
-    facts, best = plan.facts, plan.best
-    budget = f"epsilon {facts.epsilon:g}, delta {facts.delta:.3g}" if facts.private else "no privacy"
-    lines = [
-        f"{facts.n:,} records, {facts.d:,} columns, {facts.loss_name} loss, {budget}.",
-        f"Use {best.name}: {best.why}.",
-        f"It needs {best.rounds:,} rounds ({_short(best.passes)} passes over the data): about {_time(best.seconds)} on "
-        f"one core, and {_bytes(best.memory)} of memory besides the data (estimates).",
-    ]
-    if best.private and best.noise_multiplier is not None:
-        lines.append(_noise(best))
-    lines.append(f"Evidence: {best.evidence}.")
-    lines += [f"Note: {note}." for note in plan.notes]
-    lines += [f"Not used: {name} ({reason})." for name, reason in plan.refused.items()]
-    return "\n".join(lines)
 
 
 def _noise(best: Choice) -> str:
