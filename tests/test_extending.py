@@ -14,8 +14,7 @@ import torch
 
 import isthmus
 from isthmus import Logistic, PrivateClassifier, PrivateRegressor, algorithms, estimators, minimize
-from isthmus.algorithms.before import buying
-from isthmus.algorithms.purchases import ClassCounts, Ranges
+from isthmus.algorithms.purchases import ClassCounts, Ranges, buying
 from isthmus.core.state import State
 from isthmus.privacy import Charge, Ledger, PrivacyPlan, PrivacyStatement
 

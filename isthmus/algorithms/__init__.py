@@ -22,19 +22,14 @@ Declared by `@algorithm`, planner and estimators fill and run it like these.
 
 from typing import Any
 
-from isthmus.algorithms import private_filling as private_filling  # declares how the recipes of `private` are filled
-from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.compressive import compressive_dp_sgd
 from isthmus.algorithms.coordinate import dp_cd, dp_skgd
-from isthmus.algorithms.declare import Algorithm, algorithm
-from isthmus.algorithms.dimension import WidthRule
-from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
-from isthmus.algorithms.frank_wolfe import comp_fw
+from isthmus.algorithms.filling import Algorithm, algorithm
+from isthmus.algorithms.first_order import WidthRule, comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
+from isthmus.algorithms.frank_wolfe import comp_fw, dp_fw
 from isthmus.algorithms.mirror import dp_mirror_descent, mirror_descent
-from isthmus.algorithms.own_subspace import dp_subspace_gd
-from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd
-from isthmus.algorithms.private_fw import dp_fw
-from isthmus.algorithms.public_subspace import pdp_sgd, rpdp_sgd
+from isthmus.algorithms.private import Budget, dp_comp_gd, dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd, rounds_of
+from isthmus.algorithms.subspace import dp_subspace_gd, pdp_sgd, rpdp_sgd
 from isthmus.algorithms.variance import dp_svrg
 
 _PLAIN = (dp_gd, dp_sgd, dp_svrg)

@@ -12,13 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.algorithms import costs
-from isthmus.algorithms.budget import Budget, published_budget, rounds_of
-from isthmus.algorithms.constants import CONSTANTS
-from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.filling import Choice, Facts, Refusal, Run, allowed_step, full_rounds, full_run
+from isthmus.algorithms.facts import CONSTANTS, FLOPS, NUMBER, Facts
+from isthmus.algorithms.filling import Choice, Refusal, Run, algorithm, allowed_step, full_rounds, full_run
 from isthmus.algorithms.first_order import StepRule, step_rule
-from isthmus.algorithms.private import Relation
+from isthmus.algorithms.private import Budget, Relation, published_budget, rounds_of
 from isthmus.base import validate
 from isthmus.core.averages import average_of
 from isthmus.core.minimize import Binding, Recipe
@@ -29,8 +26,8 @@ from isthmus.privacy import Charge, Clip, Laplace
 from isthmus.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
 from isthmus.sketches.selection import SelectionMap
 from isthmus.theory import Rule, Schedule
-from isthmus.theory.paper_002 import compressive_scale, dense_scale, laplace_noise
 from isthmus.theory.printed import Inside, LargestEntries, Printed
+from isthmus.theory.schedules import compressive_scale, dense_scale, laplace_noise
 
 VARIANTS = ("gaussian", "laplace", "selection", "dense")
 
@@ -250,10 +247,8 @@ def _fill_gaussian(facts: Facts) -> Choice | Refusal:
         {"p": p, "kappa": kappa, "clip": facts.the_clip, "step": step},
         noise_norm=run.sigma * math.sqrt(kappa),  # what the decoder keeps of it
         margin_noise=step * math.sqrt(run.rounds) * run.sigma * gain,
-        memory=costs.memory(facts, None, extra=costs.NUMBER * p * d),
-        seconds=costs.seconds(
-            facts, run.rounds, None, p, run.rounds * p * (60 * d + facts.n * facts.filled) / costs.FLOPS
-        ),
+        memory=facts.memory(None, extra=NUMBER * p * d),
+        seconds=facts.seconds(run.rounds, None, p, run.rounds * p * (60 * d + facts.n * facts.filled) / FLOPS),
     )
 
 
@@ -271,7 +266,7 @@ def _fill_selection(facts: Facts) -> Choice | Refusal:
         return Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
     kappa = min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
-    numbers, entry = costs.split(facts, *items), facts.the_clip * facts.entry
+    numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     gain = math.sqrt(kappa / facts.parameters)
     step = allowed_step(run, gain)

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, rounds_of
-from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.filling import AVERAGED, CONSTANTS, Choice, Facts, Refusal, Run, costs, full_run, sampled_run
-from isthmus.algorithms.private import Relation
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import AVERAGED, Choice, Refusal, Run, algorithm, full_run, sampled_run
+from isthmus.algorithms.private import Budget, Relation, rounds_of
 from isthmus.base import validate
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
@@ -29,7 +28,7 @@ from isthmus.parts import Restart, Step
 from isthmus.penalties import Penalty
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.sketches import Blocks, Encoder, Nice
-from isthmus.theory.paper_003 import (
+from isthmus.theory.blocks import (
     Loops,
     cover,
     expected_smoothness,
@@ -37,8 +36,7 @@ from isthmus.theory.paper_003 import (
     sampling_probabilities,
     smoothness_matrix,
 )
-from isthmus.theory.printed import Printed
-from isthmus.theory.published import skgd_sigma
+from isthmus.theory.printed import Printed, skgd_sigma
 
 SAMPLINGS = ("full", "single", "block", "nice")
 
@@ -86,7 +84,6 @@ def dp_skgd(
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
     """
-    _check_arguments(sampling, step, tau, inner, schedule, smoothness, clip, probabilities)
     budget = Budget(epsilon, delta, adjacency, n)
     if as_published:
         validate.check(
@@ -96,42 +93,15 @@ def dp_skgd(
     filling = _Blockwise(
         budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published, schedule
     )
-    arguments = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "sampling": sampling,
-        "probabilities": probabilities,
-        "inner": inner,
-    }
-    return Recipe("dp_skgd", filling.build, arguments)
-
-
-def _check_arguments(
-    sampling: str, step: float, tau: int, inner: int | None, schedule: Any, smoothness: Any, clip: Any, law: Any
-) -> None:
-    validate.one_of(SAMPLINGS, sampling=sampling)
-    validate.positive(step=step)
-    validate.positive_int(tau=tau)
-    if inner is not None:
-        validate.positive_int(inner=inner)
-    validate.check(
-        inner is None or schedule is None, "inner", inner, "give either inner or a schedule, which has it already"
-    )
-    for name, value in {"smoothness": smoothness, "clip": clip}.items():
-        numbers = validate.as_tensor(name, value).double()
-        if name == "smoothness" and numbers.ndim == 2:
-            smoothness_matrix(numbers.numpy())
-        else:
-            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers above 0")
-    if isinstance(law, str):
-        validate.one_of(("uniform", "importance"), probabilities=law)
+    law = {"sampling": sampling, "probabilities": probabilities, "inner": inner}
+    return Recipe("dp_skgd", filling.build, {"epsilon": epsilon, "delta": delta, **law})
 
 
 @algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
 def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any) -> Recipe:
     """DP-CD: `dp_skgd` on single coordinates, uniform unless told otherwise."""
     recipe = dp_skgd(sampling="single", probabilities=probabilities, **arguments)
-    return Recipe("dp_cd", recipe.build, recipe.arguments)
+    return replace(recipe, name="dp_cd")
 
 
 @dataclass(frozen=True)
@@ -150,6 +120,23 @@ class _Blockwise:
     batch_size: int | None
     published: bool = False
     schedule: Loops | None = None
+
+    def __post_init__(self) -> None:
+        validate.one_of(SAMPLINGS, sampling=self.sampling)
+        validate.positive(step=self.step)
+        validate.positive_int(tau=self.tau)
+        if self.inner is not None:
+            validate.positive_int(inner=self.inner)
+            remedy = "give either inner or a schedule, which has it already"
+            validate.check(self.schedule is None, "inner", self.inner, remedy)
+        for name, value in {"smoothness": self.smoothness, "clip": self.clip}.items():
+            numbers = validate.as_tensor(name, value).double()
+            if name == "smoothness" and numbers.ndim == 2:
+                smoothness_matrix(numbers.numpy())
+            else:
+                validate.check(bool((numbers > 0).all()), name, value, "give finite numbers above 0")
+        if isinstance(self.probabilities, str):
+            validate.one_of(("uniform", "importance"), probabilities=self.probabilities)
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a space and a public number of records and rounds."""
@@ -298,7 +285,7 @@ def _fill_single(facts: Facts) -> Choice | Refusal:
         arguments,
         noise_norm=float(np.sqrt((sigma**2).mean())),
         margin_noise=arguments["step"] * unit,
-        seconds=costs.seconds(facts, run.rounds, None, 1),
+        seconds=facts.seconds(run.rounds, None, 1),
     )
 
 

@@ -1,23 +1,152 @@
-"""What a filling may know: public facts, checked and frozen.  No private row is ever among them."""
+"""What a filling may know: public facts, checked and frozen, and what noise, time and memory follow from them.
+
+No private row is ever among them.  Every number that fillings and the planner's rules were given is in one frozen
+table, `CONSTANTS`: from measurements on validation rows that `docs/planner.md` names, none fitted to the data of a run.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 
-from isthmus.algorithms.constants import CONSTANTS
 from isthmus.base import validate
 from isthmus.objectives.linear import Loss, known_losses, loss_of, name_of
+from isthmus.privacy import Charge, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.budget import default_delta, mu_of
 
+
+@dataclass(frozen=True)
+class Constants:
+    """The table.  b is n mu: records times the Gaussian-DP parameter of the budget."""
+
+    small: int = 300
+    """Up to this many columns X'X is bought, and CSR columns are centred."""
+    # ------------------------------------------------------------ tau: accumulated noise that a margin may get
+    tau_labels: float = 10.0
+    tau_numbers: float = 3.0
+    """Over sqrt(d), within the bounds below."""
+    tau_labels_within: tuple[tuple[float, float], tuple[float, float]] = ((1.0, 3.0), (0.3, 3.0))
+    tau_numbers_within: tuple[tuple[float, float], tuple[float, float]] = ((0.3, 1.0), (0.1, 1.0))
+    """(dense, CSR)."""
+    clip_b: float = 100.0
+    """From b of so many times the parameters on the clip grows in proportion, up to where nothing is clipped."""
+    # ------------------------------------------------------------ the prepared DP-GD
+    statistics_b: float = 0.5
+    """X'X is bought where b is at least this times d^2,"""
+    several_b: float = 13.0
+    """Columns of CSR rows with several outputs where b is at least this times sqrt(d),"""
+    moments_b: float = 6.0
+    """and column moments of dense rows where b is at least this times d."""
+    shapes_b: tuple[float, float] = (8e3, 1e5)
+    """Histograms of the columns where b^2 / (d + 1) is at least this (one output, several),"""
+    shapes_levels: tuple[float, ...] = (4.6e4, 7e4, 1.1e5, 1.8e5)
+    """on a finer grid from each of these on,"""
+    shapes_statistics_b: tuple[float, float] = (0.5, 0.25)
+    """X'X of smooth features where b is at least these times the squares of the numbers of columns and of features,"""
+    copied: int = 2 << 30
+    """Bytes that features, which are a copy of the rows, may take where nobody asked for them."""
+    functions: int = 6
+    features_b: float = 0.05
+    """with at most so many functions of a column, and so many features in all over b."""
+    statistics_rounds: int = 50
+    shapes_rounds: int = 100
+    scaled_rounds: int = 200
+    unscaled_rounds: int = 400
+    text_rounds: tuple[int, int] = (100, 400)
+    text_unit: float = 100.0
+    """On long CSR rows T = tau b / (100 C), within `text_rounds`."""
+    # ------------------------------------------------------------ plain runs
+    longest: float = 1.8
+    """Steps over 1 / L: just stable."""
+    full_rounds: tuple[int, int] = (100, 400)
+    batches: int = 100
+    sampled_rounds: int = 1000
+    # ------------------------------------------------------------ few passes
+    few_passes: int = 10
+    few_passes_unscaled: int = 50
+    lanczos_passes: int = 60
+    """Passes that lambda_max takes where the Gram matrix is too large."""
+    # ------------------------------------------------------------ narrow spaces
+    narrow: tuple[int, int] = (50, 500)
+    narrowing: int = 20
+    """m is a twentieth of the parameters, within `narrow`."""
+    small_records: int = 10_000
+    """Up to this many records looking at all of them in 1000 rounds is cheap."""
+    captured: float = 0.8
+    """Share of hold-out energy, beyond that of random directions, from which public directions are preferred."""
+    # ------------------------------------------------------------ blocks of coordinates
+    blocks: int = 10
+    inner: int = 250
+    block_floor: float = 0.1
+    moment_floor: float = 0.01
+    uneven: float = 100.0
+    """Component smoothness that differs by this factor asks for steps of its own."""
+    block_b: float = 8.0
+    block_dims: int = 500
+    """Blocks by public frequencies are preferred from this b over d (dense, many records), so many numbers (CSR) on."""
+    coordinate_passes: int = 20
+    coordinate_rounds: tuple[int, int] = (500, 2000)
+    loops: int = 4
+    # ------------------------------------------------------------ sparse gradients and vertices
+    kappa: int = 10
+    codes: tuple[int, int] = (50, 100)
+    decodings: int = 20
+    selections: int = 20
+    sparse_b: tuple[float, float] = (2.0, 10.0)
+    sparse_share: int = 20
+    """Few coefficients are selected below this b over d: the second where at most a twentieth of them matter."""
+    vertices: tuple[int, int] = (10, 100)
+    tight: float = 5.0
+    """A polytope is small where radius times |x_ij| is at most this."""
+    # ------------------------------------------------------------ what to expect
+    nothing_b: tuple[float, float] = (50.0, 100.0)
+    """Below the first of these b, or d, nothing is learned; below the second, or 3 d, little."""
+    sparse_columns: int = 100
+    """Directions that rows of CSR are taken to have."""
+    # ------------------------------------------------------------ variance reduction
+    svrg_inner: int = 20
+    svrg_step: float = 1.0
+    # ------------------------------------------------------------ without a budget
+    free_batch: int = 256
+    free_epochs: int = 20
+    free_rounds: int = 300
+    free_step: float = 1.0
+    feedback_step: float = 0.25
+    momentum: float = 0.9
+
+
+CONSTANTS = Constants()
+
 SCALES = ("auto", "none", "columns", "moments", "shapes")
+
 FEATURES = ("auto", "linear", "smooth")
+
+NUMBER = 8
+"""Bytes of a number (float64)."""
+
+ENTRIES = 4e8
+"""Dense entries a second that one core reads in a product."""
+
+SPARSE_ENTRIES = 1.5e8
+"""CSR entries a second."""
+
+NORMALS = 1.5e6
+"""Secret normals a second."""
+
+FLOPS = 4e9
+"""Multiplications a second in dense products."""
+
+ROUND = 4e-4
+"""Seconds that a round costs whatever its size."""
+
+LOOKS = 3
+"""How often a round reads its rows: margins, norms, weighted sum."""
 
 
 class Curve(Protocol):
@@ -313,6 +442,44 @@ class Facts:
         columns, features = CONSTANTS.shapes_statistics_b
         return max(columns * self.d**2, features * self.smooth_features**2)
 
+    # ------------------------------------------------------------ noise, time and memory; the last two are estimates
+
+    def poisson_multiplier(self, rate: float, rounds: int) -> float:
+        """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
+        return self.split(Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
+
+    def full_multiplier(self, rounds: int, share: float = 1.0) -> float:
+        """sqrt(T / share) / mu: exact for Gaussian releases of all records."""
+        return Charge("gradient", rounds=rounds, share=share * (1 - self.before)).number_at(1 / self.mu)
+
+    def split(self, *items: Charge) -> dict[str, float]:
+        """The numbers of a plan with several items, beside what is bought before."""
+        bought = (Charge("before", share=self.before),) if self.before else ()
+        rest = tuple(replace(item, share=item.share * (1 - self.before)) for item in items)
+        if not self.exact:
+            return {item.name: _first_order(item, self.mu) for item in bought + rest}
+        return dict(_split(self.epsilon, self.delta or 0.0, self.adjacency, bought + rest))
+
+    def seconds(self, rounds: int, batch_size: int | None, noised: int, extra: float = 0.0) -> float:
+        """Rounds times (fixed cost + reading the batch + drawing noise), plus what a method adds of its own."""
+        rows = self.n if batch_size is None else batch_size
+        speed = SPARSE_ENTRIES if self.sparse else ENTRIES
+        reading = LOOKS * rows * self.filled * self.outputs / speed
+        noise = noised / NORMALS if self.private else 0.0
+        return rounds * (ROUND + reading + noise) + extra
+
+    @property
+    def gram_seconds(self) -> float:
+        """X'X, or X X', whichever is smaller, and its eigenvalues."""
+        least, most = sorted((self.n, self.d))
+        return self.filled / self.d * least**2 * most / FLOPS + least**3 / FLOPS
+
+    def memory(self, batch_size: int | None, extra: int = 0) -> int:
+        """A few vectors of parameters, slopes of a batch, copied rows of a sampled batch."""
+        rows = self.n if batch_size is None else batch_size
+        copied = 0 if batch_size is None else math.ceil(rows * self.filled) * (12 if self.sparse else NUMBER)
+        return NUMBER * (6 * self.parameters + 4 * rows * self.outputs) + copied + extra
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the set by its words, long vectors by their range."""
         values = asdict(replace(self, constraint=None, public=None, smoothness=None)) | {"loss": self.loss_name}
@@ -321,3 +488,16 @@ class Facts:
         values["public"] = None if self.public is None else self.public.to_dict()
         ends = None if self.smoothness is None else [min(self.smoothness), max(self.smoothness)]
         return {**values, "smoothness": ends, "parameters": self.parameters}
+
+
+def _first_order(item: Charge, mu: float) -> float:
+    """The multiplier by the central limit theorem: a round at rate q spends q^2 (exp(1/z^2) - 1) of mu^2."""
+    number = item.number_at(1 / mu)
+    sampled = item.sampler.rate < 1 and not item.selects
+    return 1 / math.sqrt(math.log1p(number**-2)) if sampled else number
+
+
+@lru_cache(maxsize=256)
+def _split(epsilon: float, delta: float, adjacency: str, items: tuple[Charge, ...]) -> dict[str, float]:
+    plan = PrivacyPlan(epsilon, delta, Adjacency(adjacency), items=items)
+    return {item.name: plan.multiplier(item.name) for item in items}

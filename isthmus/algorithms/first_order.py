@@ -2,18 +2,18 @@
 
     theta_t = Pi_{Phi C}(Phi w_t - eta_t Phi g),   w_{t+1} in C with Phi w_{t+1} = theta_t
 
-The two lines are one solve, `min over w in C of ||Phi w - (Phi w_t - eta_t Phi g)||^2`, started at w_t.
+The two lines are one solve, `min over w in C of ||Phi w - (Phi w_t - eta_t Phi g)||^2`, started at w_t.  The narrow
+dimension m_t may follow a `WidthRule`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
-from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Run, free_run
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Choice, Run, algorithm, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.core.averages import average_of
@@ -26,9 +26,85 @@ from isthmus.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Un
 from isthmus.sets import ConvexSet, Whole
 from isthmus.sketches import CountSketch, Encoder, Identity, SparseJL
 from isthmus.sketches.base import Random, Size, resolve
-from isthmus.theory import Schedule
+from isthmus.theory import Rule, Schedule, narrow_dimension
+
+__all__ = ["comp_dist_sgd", "comp_gd", "comp_minibatch", "comp_sgd", "gd", "sgd", "step_rule"]
+
+
+@dataclass(frozen=True)
+class WidthRule:
+    """m_t = min(d, c w^2 / beta_t^2), the theorems' rule; w is the Gaussian width of the constraint, taken to radius 1.
+
+    Gordon's theorem speaks of directions, which have no length: what counts is w(C) / (||C|| / 2), the same for a ball
+    of any radius, where the papers' sets have diameter 2.
+
+    constant  c
+    beta      the distortion of round t (from 0); by default 1/(t + 1)
+    per       what t counts: every "step", or every "epoch" as in the experiments of paper 001
+    width     w, where the constraint's own is not the right one (the cone at a sparse point is far narrower)
+
+    >>> from isthmus.sets import L1Ball
+    >>> WidthRule(width=2.0).rule(L1Ball(), d=1000, per_epoch=10)(2)
+    36
+    >>> [WidthRule().rule(L1Ball(radius), d=10_000, per_epoch=1)(1) for radius in (1.0, 150.0)]
+    [65, 65]
+    """
+
+    constant: float = 1.0
+    beta: Callable[[int], float] = field(default_factory=lambda: Rule(1.0, power=1.0))
+    per: str = "step"
+    width: float | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive(constant=self.constant)
+        validate.one_of(("step", "epoch"), per=self.per)
+        if self.width is not None:
+            validate.positive(width=self.width)
+
+    def rule(self, constraint: ConvexSet, d: int, per_epoch: int) -> Callable[[int], int]:
+        """t -> m_t for a set in R^d."""
+        width = relative_width(constraint, d) if self.width is None else self.width
+        every = 1 if self.per == "step" else per_epoch
+        return lambda t: narrow_dimension(d, width, self.beta(t // every), self.constant)
+
+
+def relative_width(constraint: ConvexSet, d: int) -> float:
+    """w(C) over half the diameter of C: the width of a set of that shape and radius 1.
+
+    >>> from isthmus.sets import L2Ball
+    >>> abs(relative_width(L2Ball(7.0), 400) - 20) < 0.02
+    True
+    """
+    size = constraint.diameter(d)
+    validate.check(
+        size > 0,
+        "constraint",
+        constraint,
+        "give a set of more than one point: a width rule needs a set with directions",
+    )
+    return 2 * float(constraint.gaussian_width(d)) / size
+
+
+def bound_size(m: Size | WidthRule, binding: Binding, per_epoch: int) -> Size:
+    """A size, with a width rule turned into its numbers."""
+    return m.rule(binding.constraint, binding.d, per_epoch) if isinstance(m, WidthRule) else m
+
+
+def scheduled_size(m: Size | WidthRule | None, schedule: Schedule | None) -> Size | WidthRule | None:
+    """The size that was given, else the width rule of a schedule that has a distortion."""
+    if m is not None or schedule is None or schedule.beta is None:
+        return m
+    return WidthRule(beta=schedule.beta)
+
+
+def largest_size(m: Size | WidthRule, binding: Binding, per_epoch: int, rounds: int) -> int:
+    """m_T of the theorems, the largest dimension of a run of so many rounds."""
+    size = bound_size(m, binding, per_epoch)
+    return max(resolve(size, binding.d, t) for t in (range(rounds) if callable(size) else (0,)))
+
 
 StepRule = float | Callable[[int], float]
+
 Family = Callable[[Size], Encoder]
 
 
@@ -406,6 +482,3 @@ def _narrow(facts: Facts) -> int:
 
 def _output_of(facts: Facts) -> str:
     return "last" if facts.of_loss.curvature is not None else "average"
-
-
-__all__ = ["comp_dist_sgd", "comp_gd", "comp_minibatch", "comp_sgd", "gd", "sgd", "step_rule"]

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from isthmus.algorithms.budget import Budget
-from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
-from isthmus.algorithms.first_order import Family, StepRule, step_rule
-from isthmus.algorithms.private import Relation, _Private
+from isthmus.algorithms.filling import algorithm
+from isthmus.algorithms.first_order import Family, StepRule, WidthRule, bound_size, scheduled_size, step_rule
+from isthmus.algorithms.private import Budget, Relation, _Private
 from isthmus.base import validate
 from isthmus.core.averages import average_of
 from isthmus.core.minimize import Binding, Recipe

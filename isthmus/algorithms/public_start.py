@@ -21,15 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.histograms import ShrunkStatistics
-from isthmus.algorithms.purchases import scaled_targets
+from isthmus.algorithms.purchases import ShrunkStatistics, scaled_targets
 from isthmus.base import validate
 from isthmus.core.before import Prepared
 from isthmus.core.minimize import Binding, Recipe
-from isthmus.core.pipeline import Pipeline, StepSize
+from isthmus.core.pipeline import Before, Pipeline, StepSize
 from isthmus.core.updates import Preconditioned
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.library import dpa
+from isthmus.objectives.linear import LinearModel
 from isthmus.problems.public_fit import PublicFit, fit_public
 from isthmus.problems.scaling import Scaled
 from isthmus.sets import ConvexSet
@@ -57,7 +55,7 @@ class Walk:
 
 
 @dataclass(frozen=True, eq=False)
-class PublicStart:
+class PublicStart(Before):
     """Labelled public rows, in the columns of the problem before anything is bought: a `Before` without a look.
 
     >>> from isthmus import LeastSquares
@@ -77,15 +75,8 @@ class PublicStart:
 
     def check(self, objective: Any) -> None:
         """Linear models only."""
-        linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
+        linear = isinstance(objective, LinearModel)
         validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
-
-    def stage(self, objective: Any) -> None:
-        """No look."""
-
-    def event(self, adjacency: Adjacency) -> Any:
-        """Nothing."""
-        return dpa.NoOpDpEvent()
 
     def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
         """The start, and steps that are as long as they pay."""

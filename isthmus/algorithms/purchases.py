@@ -7,43 +7,60 @@
 | `ClassCounts` | how many records each class has | 1 | weights of "balanced" classes |
 | `Columns` | sum x^2 of rows, squares shortened | 1 / sqrt(d) | column weights, rows of length 1 |
 | `Moments` | (sum x, sum x^2) | sqrt 2 | centred, scaled columns and a bias |
+| `Shapes` | how many records have each column's entry in each bin | sqrt(d) | smooth features of the columns |
+| `TargetShape` | how many have their target in each bin, or in each class | 1 | centre, scale, clip; a start |
 | `Lambda` | lambda_max(X'X) | 1 (Weyl) | a step |
 | `Statistics` | (X'X, X'y) | sqrt 2 | a start and a preconditioner |
 
-What is bought is public; everything derived from it costs nothing more.
+Each is one look at all records, paid from the run's own budget (`buying`).  What is bought is public; everything
+derived from it costs nothing more.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import is_sparse
+from isthmus.base.matrix import is_lazy, is_sparse
+from isthmus.base.space import Space
 from isthmus.core.before import Prepared
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Before, Pipeline, Release, Stage
 from isthmus.core.updates import Preconditioned
 from isthmus.gradients import Counts, Glm, Rows, Stack
 from isthmus.gradients.adding import KAPPA
+from isthmus.lifts import discard
+from isthmus.objectives.linear import LinearModel
 from isthmus.objectives.targets import CountTargets
-from isthmus.privacy import Clip, PerLeafClip
+from isthmus.privacy import Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.problems.features import Distribution, bins_of, distribution, grid, smooth_map
 from isthmus.problems.moments import Products, Squares
 from isthmus.problems.queries import Query, TopEigenvalue
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled, unit_rows
 
 SMALL = 300
 """Up to this many columns moments are centred and sufficient statistics are affordable."""
+
 LEAST, MOST = -40, 64
 """Powers of two that ranges tell apart."""
+
 BINS = 2 * (MOST - LEAST + 1) + 1
 """Both signs of each, and 0."""
+
 USUAL = 0.1
 """The mean square that an entry scaled to [-1, 1] is taken to have where nothing is known."""
+
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all records have."""
+
 CAPACITY = 1 << 27
 """Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
@@ -58,66 +75,49 @@ class Terms:
     mu: float
 
 
-class Purchase(Protocol):
-    """One release before the loop."""
+class Purchase(ABC):
+    """One release before the loop: a clipped sum of one vector a record, or a query, and what follows from it."""
 
-    @property
-    def name(self) -> str:
-        """Under which it is charged."""
-        ...
-
-    @property
-    def share(self) -> float:
-        """Of the budget."""
-        ...
-
-    def check(self, objective: Any) -> None:
-        """Refuse what it cannot be bought for, before anything is bought."""
-        ...
-
-    def rows(self, objective: Any) -> Rows | Query:
-        """One vector a record, whose clipped sum is released; or a query."""
-        ...
-
-    def clip(self, objective: Any) -> Any:
-        """The bound of a record's vector: a public thing."""
-        ...
-
-    def numbers(self, objective: Any) -> int:
-        """How many numbers are released."""
-        ...
-
-    def bound(self, objective: Any) -> float:
-        """What one record can move what is released by, rounding included: a public number."""
-        ...
-
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
-        """What follows; `noise` is the standard deviation of each bought number."""
-        ...
-
-
-@dataclass(frozen=True)
-class Purchased:
-    """What purchases share."""
-
+    name: str
+    """Under which it is charged."""
+    share: float
+    """Of the budget."""
     exact: ClassVar[bool] = False
+    """Whether its sums have no rounding."""
     adds_up: ClassVar[bool] = True
     """Whether it is a sum over records: else it looks at all of them together."""
 
-    def bound(self, objective: Any) -> float:
-        """That of the clip, with room for rounding (see `isthmus.gradients.adding`) where sums are not exact."""
-        clip = self.clip(objective)  # type: ignore[attr-defined]
-        return float(clip.total(clip.init())) * (1.0 if self.exact else 1 + KAPPA)
-
     def check(self, objective: Any) -> None:
-        """Linear models of at most `CAPACITY` records only."""
-        linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
+        """Refuse what it cannot be bought for, before anything is: linear models of at most `CAPACITY` records only."""
+        linear = isinstance(objective, LinearModel)
         validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
         validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
+    @abstractmethod
+    def rows(self, objective: Any) -> Rows | Query:
+        """One vector a record, whose clipped sum is released; or a query."""
+
+    @abstractmethod
+    def clip(self, objective: Any) -> Any:
+        """The bound of a record's vector: a public thing."""
+
+    @abstractmethod
+    def numbers(self, objective: Any) -> int:
+        """How many numbers are released."""
+
+    def bound(self, objective: Any) -> float:
+        """What one record can move what is released by: that of the clip, with room for rounding where there is any
+        (see `isthmus.gradients.adding`); a public number."""
+        clip = self.clip(objective)
+        return float(clip.total(clip.init())) * (1.0 if self.exact else 1 + KAPPA)
+
+    @abstractmethod
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+        """What follows; `noise` is the standard deviation of each bought number."""
+
 
 @dataclass(frozen=True, eq=False)
-class Ranges(Purchased):
+class Ranges(Purchase):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
@@ -177,7 +177,7 @@ class Ranges(Purchased):
 
 
 @dataclass(frozen=True)
-class TargetRange(Purchased):
+class TargetRange(Purchase):
     """The octaves of y, and y mapped to [-1, 1] (counts: to [0, 1])."""
 
     share: float = 0.02
@@ -205,7 +205,7 @@ class TargetRange(Purchased):
 
 
 @dataclass(frozen=True)
-class ClassCounts(Purchased):
+class ClassCounts(Purchase):
     """How many records each class has: weights n / (K n_k), the largest of them 1."""
 
     share: float = 0.02
@@ -236,7 +236,7 @@ class ClassCounts(Purchased):
 
 
 @dataclass(frozen=True)
-class Columns(Purchased):
+class Columns(Purchase):
     """Second moments of the columns of rows of norm at most 1; weights max(m, 3 sd)^-1/2, rows of length 1.
 
     A row's squares are shortened to norm 1 / sqrt(d): rows of many small entries lose nothing and pay far less noise.
@@ -270,7 +270,7 @@ class Columns(Purchased):
 
 
 @dataclass(frozen=True)
-class Moments(Purchased):
+class Moments(Purchase):
     """Means and second moments of the columns: centred, scaled, shortened to sqrt(d + 1), with a bias."""
 
     share: float = 0.10
@@ -307,7 +307,7 @@ class Moments(Purchased):
 
 
 @dataclass(frozen=True)
-class Lambda(Purchased):
+class Lambda(Purchase):
     """lambda_max(X'X) for the step: stable, and with accumulated noise of about tau in a unit row's margin."""
 
     share: float = 0.02
@@ -331,7 +331,7 @@ class Lambda(Purchased):
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
         prepared = unit(prepared)
-        curvature = getattr(prepared.objective, "curvature", None) or 1.0
+        curvature = prepared.objective.curvature or 1.0
         cap = 1.8 / (curvature * max(float(bought), 1.0) / terms.n)
         tau = default_tau(prepared.objective) if self.tau is None else self.tau
         clip = terms.clip if prepared.clip is None else prepared.clip
@@ -340,7 +340,7 @@ class Lambda(Purchased):
 
 
 @dataclass(frozen=True)
-class Statistics(Purchased):
+class Statistics(Purchase):
     """(X'X, X'y): start at the ridge solution, step with its inverse; Hessian .2 X'X (logistic) or X'X (squared)."""
 
     share: float = 0.30
@@ -351,7 +351,7 @@ class Statistics(Purchased):
         super().check(objective)
         d = objective.X.shape[1]
         validate.check(d <= SMALL, "precondition", True, f"give data with at most {SMALL} columns, not {d}")
-        smooth = getattr(objective, "curvature", None) is not None and objective.space.d == d
+        smooth = objective.curvature is not None and objective.space.d == d
         validate.check(smooth, "precondition", True, "give a smooth loss with one output: Logistic, LeastSquares")
 
     def clip(self, objective: Any) -> PerLeafClip:
@@ -485,3 +485,354 @@ def _seen_through(prepared: Prepared, row_map: RowMap) -> Prepared:
     before = () if prepared.transform is None else tuple(prepared.transform.maps)
     objective = prepared.objective.with_inputs(row_map(prepared.objective.X))
     return replace(prepared, objective=objective, transform=RowMaps((*before, row_map)))
+
+
+UNSEEN = 0.01
+"""Records that may differ from all others in a column that looks constant."""
+
+TARGET_LEVEL = 6
+"""The grid of targets: one column, so that a fine one is cheap."""
+
+
+@dataclass(frozen=True)
+class Shapes(Purchase):
+    """Histograms of all columns: each becomes its linear function and smooth ones beside it, as many as are affordable.
+
+    features   how many in all, at most; at least one a column (0: no more than that)
+    functions  of a column, at most; 1 is a linear model
+    level      of the grid (`problems.features.grid`): 2^level bins on either side of 0
+    """
+
+    features: int
+    functions: int = 6
+    level: int = 6
+    share: float = 0.25
+    name: str = "shapes"
+    exact: ClassVar[bool] = True
+
+    def check(self, objective: Any) -> None:
+        """Dense data."""
+        super().check(objective)
+        sparse = is_sparse(Scaled.of(objective.X).X)
+        validate.check(not sparse, "scale", "shapes", 'use "columns" for CSR rows: their zeros would be filled')
+
+    def clip(self, objective: Any) -> Clip:
+        """sqrt of the columns: a record is in one bin of each."""
+        return Clip(math.sqrt(self._view(objective).shape[1]) * ROOT)
+
+    def rows(self, objective: Any) -> Counts:
+        """A one for each column, in its bin."""
+        view, edges = self._view(objective), grid(self.level)
+        bins = _Bins(view, edges)
+        return Counts(bins, view.shape[0], view.shape[1], len(edges) - 1)
+
+    def numbers(self, objective: Any) -> int:
+        """One count a column and bin."""
+        return self._view(objective).shape[1] * (len(grid(self.level)) - 1)
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+        """The features, their rows shortened to about their usual length: longer where records allow it."""
+        view, edges = self._view(prepared.objective), grid(self.level)
+        columns = distribution(bought.view(view.shape[1], -1), noise, terms.n, edges)
+        b = terms.n * terms.mu
+        features = smooth_map(
+            columns,
+            reach=view.reach,
+            features=self.features,
+            functions=self.functions,
+            longer=longest(b / max(self.features, view.shape[1])),
+            floor=max(noise, UNSEEN) / terms.n,
+        )
+        before = () if prepared.transform is None else tuple(prepared.transform.maps)
+        objective = prepared.objective.with_inputs(features(view))
+        return replace(prepared, objective=objective, transform=RowMaps((*before, features)))
+
+    def _view(self, objective: Any) -> Scaled:
+        return Scaled.of(objective.X).without_constant()
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """The bins of rows lo .. hi - 1."""
+
+    view: Scaled
+    edges: Tensor
+
+    def __call__(self, lo: int, hi: int) -> Tensor:
+        return bins_of(self.edges, self.view[lo:hi].dense() / self.view.reach)
+
+
+@dataclass(frozen=True)
+class TargetShape(Purchase):
+    """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares.
+
+    clips  whether gradients may be clipped at more than was planned, as far as records allow
+    """
+
+    share: float = 0.03
+    clips: bool = True
+    name: str = "target shape"
+    exact: ClassVar[bool] = True
+
+    def clip(self, objective: Any) -> Clip:
+        """1: a record has one target."""
+        return Clip(ROOT)
+
+    def rows(self, objective: Any) -> Counts:
+        """A one in the bin of y, or in its class."""
+        bins = self._bins(objective)
+        return Counts(lambda lo, hi: bins[lo:hi, None], len(bins), 1, self.numbers(objective))
+
+    def numbers(self, objective: Any) -> int:
+        """One count a bin or class."""
+        return len(grid(TARGET_LEVEL)) - 1 if objective.classes is None else len(objective.classes)
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+        """What follows for the targets, the clip and the start."""
+        if prepared.objective.classes is not None:
+            return _labels(prepared, bought, noise, terms)
+        shape = distribution(bought[None], noise, terms.n, grid(TARGET_LEVEL))
+        centred = _numbers(prepared, shape, noise / terms.n, terms)
+        if self.clips or centred.clip is None:
+            return centred
+        return replace(centred, clip=min(centred.clip, terms.clip), spread=None)
+
+    def _bins(self, objective: Any) -> Tensor:
+        if objective.classes is not None:
+            return classes_of(objective)
+        return bins_of(grid(TARGET_LEVEL), objective.y.double())
+
+
+@dataclass(frozen=True)
+class ShrunkStatistics(Statistics):
+    """(X'X, X'y) of centred targets or known class shares: a start, and steps that go only where they outweigh noise.
+
+    With H the curvature of the loss times X'X, s^2 the variance that noise will have added to a coordinate of the sum
+    of gradients, v that of a usual coordinate of w, steps are preconditioned by H (H^2 + (s^2 / v) I)^-1: the inverse
+    where there is something to learn, and little where there is not.
+    """
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+        """The start and the preconditioner: directions in which noise would outweigh a usual w go back to the first."""
+        prepared = unit(prepared)
+        loss, view = prepared.objective, Scaled.of(prepared.objective.X)
+        d, identity = view.shape[1], torch.eye(view.shape[1], dtype=torch.float64)
+        gram, products = bought[: d * d].view(d, d), bought[d * d :]
+        gram = (gram + gram.T) / 2
+        first = torch.zeros(d, dtype=torch.float64) if prepared.start is None else prepared.start
+        z = first[-1] * view.bias
+        curvature = self._curvature(loss, z)
+        values, vectors = torch.linalg.eigh(curvature * gram)
+        values = values.clamp(min=0)
+        pull = self._noise(prepared, curvature * noise, terms) / self.usual(prepared)
+        inverse = (vectors * (values / (values.square() + pull))) @ vectors.T
+        # the gradient where all margins are z, of what was bought: slopes are level + slope y there
+        slopes = loss.slopes(z.expand(2), torch.tensor([-1.0, 1.0], dtype=torch.float64))
+        level, slope = slopes.mean(), (slopes[1] - slopes[0]) / 2
+        ones = gram[:, -1] / view.bias if view.bias else torch.zeros(d, dtype=torch.float64)
+        start = first - inverse @ (level * ones + slope * products)
+        update = Preconditioned(inverse * terms.n, identity - inverse @ (curvature * gram), first)
+        step = Averaging(terms.rounds // 2 if loss.labelled() else 0)
+        return replace(prepared, start=start, update=update, step=step)
+
+    def _curvature(self, loss: Any, z: Tensor) -> float:
+        """The second derivative at margins that a fitted model has, where the first point has margins z."""
+        if not loss.labelled():
+            return float(loss.curvature)
+        ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
+        return 0.8 * max(float(ends[1] - ends[0]), 0.05)
+
+    def _noise(self, prepared: Prepared, matrix: float, terms: Terms) -> float:
+        """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
+        that of the matrix."""
+        rounds = 1.3 * (terms.clip if prepared.clip is None else prepared.clip) / (terms.mu * math.sqrt(0.5))
+        return rounds**2 + 0.03 * matrix**2 * self.usual(prepared) * int(prepared.objective.X.shape[1])
+
+    def usual(self, prepared: Prepared) -> float:
+        """The square of a usual coordinate of w, generously: margins of the size that targets have."""
+        view = Scaled.of(prepared.objective.X)
+        spread = prepared.spread or (0.3 if prepared.objective.classes is None else 1.0)
+        whole = 1 / view.bias if view.bias else math.sqrt(view.shape[1])
+        return 10 * (spread * whole) ** 2 / view.shape[1]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Steps 2 / (t - hold + 3) after `hold` of 2 / 3: what preconditioned steps find is averaged, late ones more.
+
+    >>> [round(Averaging(1)(t), 3) for t in range(4)]
+    [0.667, 0.667, 0.5, 0.4]
+    """
+
+    hold: int = 0
+
+    def __call__(self, t: int) -> float:
+        return 2.0 / (max(t - self.hold, 0) + 3)
+
+
+# ---------------------------------------------------------------- what follows
+
+
+def longest(records: float) -> float:
+    """How much longer than usual a row of features may be, with so many records in units of the noise for each.
+
+    Rows that are shortened bend what is learned; long rows bring noise: the more records there are, the longer.
+
+    >>> [round(longest(b), 2) for b in (5, 50, 500, 50000)]
+    [1.0, 1.0, 2.24, 22.36]
+    """
+    return max(1.0, math.sqrt(records / 100))
+
+
+def _labels(prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    """Margins start at the logarithms of the class shares, and slopes are clipped less the more records there are."""
+    loss, view = prepared.objective, Scaled.of(prepared.objective.X)
+    d = view.shape[1]
+    low = loss.clip_for(len(loss.classes))
+    high = max(low, loss.slope_bound or low)
+    clip = min(high, max(low, 0.1 * terms.n * terms.mu / d))
+    prepared = replace(prepared, clip=clip, spread=1.0)
+    if not view.bias or not loss.probabilities or loss.weights is not None:
+        return prepared
+    counts = bought.clamp(min=max(noise, 1.0))
+    logs = (counts / counts.sum()).log()
+    start = torch.zeros(loss.space.d, dtype=torch.float64)
+    outputs = loss.space.d // d
+    start.view(outputs, d)[:, -1] = (logs[1:] - logs[:1] if outputs == 1 else logs) / view.bias
+    return replace(prepared, start=start)
+
+
+def _numbers(prepared: Prepared, shape: Distribution, floor: float, terms: Terms) -> Prepared:
+    """Targets less their mean, over their reach: as far as records are seen, and four standard deviations at least."""
+    loss, view = prepared.objective, Scaled.of(prepared.objective.X)
+    if not loss.equivariant or not view.bias:
+        return prepared
+    mean, sd = float(shape.mean[0]), math.sqrt(max(float(shape.variance[0]), floor))
+    low, high = (float(end[0]) for end in shape.ends)
+    low, high = max(-1.0, min(low, mean - 4 * sd)), min(1.0, max(high, mean + 4 * sd))
+    width = min(1.0, max(high - mean, mean - low, 1e-12))  # a few beyond 1 are clipped where that counts
+    y = (loss.y.double().clamp(low, high) - mean) / width
+    sizes = (shape.middles.clamp(low, high) - mean) / width
+    clip = residual_clip(shape.p[0], sizes, view.shape[1] / (terms.n * terms.mu))
+    return replace(
+        prepared, objective=loss.with_targets(y), centre=(mean, width), clip=clip, spread=min(1.0, sd / width)
+    )
+
+
+def residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
+    """The clip of residuals that loses least: what it cuts off of targets about their mean, and `noise` times it.
+
+    >>> p, y = torch.tensor([0.5, 0.49, 0.01]).double(), torch.tensor([-0.1, 0.1, 1.0]).double()
+    >>> residual_clip(p, y, 10.0) < 0.05, residual_clip(p, y, 1e-4) > 0.8
+    (True, True)
+    """
+    clips = torch.logspace(-1.5, math.log10(2.0), 40, dtype=torch.float64)
+    over = (0.9 * sizes.abs() - clips[:, None]).clamp(min=0) * p
+    bias = (over * sizes.sign()).sum(1).abs() + 0.3 * over.sum(1)
+    return float(clips[(bias.square() + (noise * clips).square()).argmin()])
+
+
+@dataclass(frozen=True)
+class Paid(Before):
+    """A purchase with the mechanism that its share of the budget pays for."""
+
+    item: Purchase
+    mechanism: Mechanism
+    terms: Terms
+
+    @property
+    def name(self) -> str:
+        """Under which it is charged."""
+        return self.item.name
+
+    def check(self, objective: Any) -> None:
+        """Refuse what it cannot be bought for."""
+        validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
+        self.item.check(objective)
+
+    def stage(self, objective: Any) -> tuple[Stage, Space]:
+        """One look at all records: their clipped sum, not divided by anything."""
+        release = Release(self.name, clip=self.item.clip(objective), mechanism=self.mechanism, lift=discard)
+        stage = Stage(FullBatch(1.0), [release], self.name, source=_Rows(self.item))
+        return stage, Space.flat(self.item.numbers(objective))
+
+    def event(self, adjacency: Adjacency) -> Any:
+        """What it costs."""
+        return self.mechanism.event(adjacency)
+
+    def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
+        """What follows."""
+        assert bought is not None
+        noise = self.mechanism.multiplier * self.item.bound(prepared.objective)  # type: ignore[attr-defined]
+        return self.item.apply(prepared, bought, noise, self.terms)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The vectors that a purchase adds up."""
+
+    item: Purchase
+
+    @property
+    def own_records(self) -> bool:
+        """Whether its vectors are known to be of one record each: those of this library's purchases are."""
+        return type(self.item).__module__.startswith("isthmus.")
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is no sum over records (see `isthmus.problems.queries`), or not known to be one."""
+        return not self.own_records or not self.item.adds_up
+
+    def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: Any) -> Any:
+        """Of all records, or of some."""
+        return self.item.rows(problem if index is None else problem.part(index))
+
+
+@dataclass(frozen=True)
+class _Copied(Before):
+    """Rows that are seen through maps, copied: sketches read them faster than through a map.  Nothing is bought."""
+
+    name: str = "copy"
+
+    def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
+        """The problem with a copy of its rows."""
+        X = prepared.objective.X
+        return replace(prepared, objective=prepared.objective.with_inputs(X.plain())) if is_lazy(X) else prepared
+
+
+def charges_of(items: Sequence[Purchase]) -> list[Charge]:
+    """What the items take of a budget."""
+    return [Charge(item.name, share=item.share) for item in items]
+
+
+def paid(plan: PrivacyPlan, items: Sequence[Purchase], terms: Terms) -> list[Before]:
+    """The items with the mechanisms of a plan."""
+    return [Paid(item, plan.mechanism(item.name), terms) for item in items]
+
+
+def buying(recipe: Recipe, items: Sequence[Purchase], copy: bool = False) -> Recipe:
+    """A private recipe that first buys `items` from the same budget; its own purchases come after them.
+
+    copy  whether the rows, once mapped, are copied: sketches read them faster than through a map
+
+    >>> from isthmus import algorithms
+    >>> from isthmus.algorithms.purchases import ClassCounts
+    >>> buying(algorithms.dp_sgd(epsilon=1.0, clip=1.0, step=1.0, n="exact"), [ClassCounts()]).name
+    'dp_sgd'
+    """
+
+    def build(binding: Binding) -> Pipeline:
+        pipe = recipe.bind(replace(binding, before=(*charges_of(items), *binding.before)))
+        plan = None if pipe.promise is None else pipe.promise.plan
+        planned = set() if plan is None else {charge.name for charge in plan.items}
+        remedy = (
+            "declare what would be bought: only a private recipe that splits its budget by `algorithms.Budget.plan` "
+            "can buy something first"
+        )
+        validate.check({item.name for item in items} <= planned, "recipe", recipe.name, remedy)
+        assert pipe.promise is not None and plan is not None
+        terms = Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)
+        before = [*paid(plan, items, terms), *pipe.before]
+        return replace(pipe, before=[*before, _Copied()] if copy else before)
+
+    return Recipe(recipe.name, build if items else recipe.build, recipe.arguments)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-from isthmus.algorithms.budget import Budget, rounds_of
-from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Refusal, Run, batch_of, costs, sampled_rounds, walk
+from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
+from isthmus.algorithms.filling import Choice, Refusal, Run, algorithm, batch_of, sampled_rounds, walk
 from isthmus.algorithms.first_order import StepRule, step_rule
-from isthmus.algorithms.private import Relation
+from isthmus.algorithms.private import Budget, Relation, rounds_of
 from isthmus.base import validate
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.parts import AgainstAnchor, Restart, Step
-from isthmus.privacy import Charge, Clip, FullBatch, Poisson
+from isthmus.privacy import Charge, Clip, Poisson
 
 
 @algorithm(
@@ -52,9 +51,8 @@ def dp_svrg(
         everything, sampler = budget.sampler(binding, None), budget.sampler(binding, batch_size)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         looks = -(-rounds // inner)
-        whole = FullBatch() if getattr(everything, "rate", 1.0) == 1.0 else everything
         items = [
-            Charge("anchor", rounds=looks, share=anchor_share, sampler=whole),
+            Charge("anchor", rounds=looks, share=anchor_share),
             Charge("difference", rounds=rounds, share=1 - anchor_share, sampler=sampler),
         ]
         plan = budget.plan(binding, items)
@@ -97,7 +95,7 @@ def _fill(facts: Facts) -> Choice | Refusal:
         Charge("anchor", rounds=looks, share=0.5),
         Charge("difference", rounds=rounds, share=0.5, sampler=Poisson(batch / facts.n)),
     )
-    numbers = costs.split(facts, *items)
+    numbers = facts.split(*items)
     run = Run(facts, rounds, batch, clip, numbers["difference"], facts.parameters)
     anchor = numbers["anchor"] * clip / facts.n  # the same noise in every step of an inner loop
     unit = math.hypot(walk(run, 1.0, "average"), math.sqrt(looks) * inner / 2 * anchor)
@@ -108,6 +106,6 @@ def _fill(facts: Facts) -> Choice | Refusal:
         noise_norm=math.hypot(run.sigma, anchor) * math.sqrt(facts.parameters),
         margin_noise=step * unit,
         passes=run.passes + looks,
-        bytes=costs.NUMBER * facts.parameters * (rounds + looks),
-        seconds=costs.seconds(facts, rounds, batch, run.dims, costs.seconds(facts, looks, None, run.dims)),
+        bytes=NUMBER * facts.parameters * (rounds + looks),
+        seconds=facts.seconds(rounds, batch, run.dims, facts.seconds(looks, None, run.dims)),
     )

@@ -41,7 +41,7 @@ from isthmus.lifts import Lift, pinv
 from isthmus.privacy.accounting import joint
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.clips import Clipping
-from isthmus.privacy.library import DpEvent
+from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.mechanisms import Exact, Mechanism
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.sketches import Encoder, Identity
@@ -133,15 +133,15 @@ class Before(Protocol):
 
     def check(self, objective: Any) -> None:
         """Refuse a problem that it cannot be released for, before anything is."""
-        ...
+        return
 
     def stage(self, objective: Any) -> tuple[Stage, Space] | None:
         """The look, and the space of what it releases; None where nothing is looked at."""
-        ...
+        return None
 
     def event(self, adjacency: Adjacency) -> DpEvent:
-        """What the look costs."""
-        ...
+        """What the look costs: nothing, where there is none."""
+        return dpa.NoOpDpEvent()
 
     def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
         """The `Prepared` problem with what follows from the released values."""

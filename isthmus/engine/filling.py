@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from isthmus.algorithms.adaptive import COUNT_SHARE, Below
+from isthmus.algorithms.private import COUNT_SHARE, Below
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Release

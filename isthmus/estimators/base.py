@@ -20,12 +20,11 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from isthmus.algorithms import KNOWN, Algorithm
-from isthmus.algorithms.before import buying
-from isthmus.algorithms.constants import CONSTANTS
-from isthmus.algorithms.declare import algorithm_of
+from isthmus.algorithms.facts import CONSTANTS
+from isthmus.algorithms.filling import algorithm_of
 from isthmus.algorithms.public_start import starting
-from isthmus.algorithms.purchases import SMALL, Purchase
-from isthmus.base import html, validate
+from isthmus.algorithms.purchases import SMALL, Purchase, buying
+from isthmus.base import html, secret, validate
 from isthmus.base.arrow import opened
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take
 from isthmus.base.parallel import one_thread

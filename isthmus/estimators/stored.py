@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from isthmus.algorithms import KNOWN, Algorithm
-from isthmus.algorithms.declare import find
+from isthmus.algorithms.filling import find
 from isthmus.base import known, storage, validate
 from isthmus.core.state import State
 from isthmus.objectives import LinearModel

@@ -12,18 +12,22 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+import torch
+
 from isthmus.algorithms import KNOWN
-from isthmus.algorithms.choice import Choice, Refusal
-from isthmus.algorithms.constants import CONSTANTS
-from isthmus.algorithms.declare import Algorithm, Variant, algorithm_of
-from isthmus.algorithms.facts import Facts, PublicFacts
+from isthmus.algorithms.facts import CONSTANTS, Facts, PublicFacts
+from isthmus.algorithms.filling import Algorithm, Choice, Refusal, Variant, algorithm_of
 from isthmus.base import validate
+from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.core.minimize import Recipe
-from isthmus.objectives.linear import Loss
-from isthmus.planner.choices import Plan
-from isthmus.planner.notes import energy_of, notes_of
-from isthmus.planner.public import read_public
-from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Ranking, place_of
+from isthmus.diagnostics import captured_energy
+from isthmus.gradients import Glm, Outer, Rows
+from isthmus.objectives.linear import Loss, loss_of
+from isthmus.planner.choices import Plan, energy_of, notes_of
+from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Rule, place_of
+
+__all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]
 
 Asked = str | Algorithm[Any] | Callable[..., Recipe]
 
@@ -55,6 +59,8 @@ def plan(
     ('dp_gd (columns and step bought)', 100, 39.8)
     """
     _check_names(facts)
+    if smoothness is not None:
+        smoothness = tuple(validate.as_tensor("smoothness", smoothness).double().reshape(-1).tolist())
     problem = Facts(
         n,
         d,
@@ -63,7 +69,7 @@ def plan(
         loss,
         classes,
         public=read_public(public, loss, classes),
-        smoothness=None if smoothness is None else _numbers(smoothness),
+        smoothness=smoothness,
         **facts,
     )
     choices, refused = _filled(problem, algorithms)
@@ -152,7 +158,7 @@ def _within(facts: Facts, choice: Choice | Refusal) -> Choice | Refusal:
     return choice
 
 
-def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Ranking, dict[str, int]]:
+def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Rule, dict[str, int]]:
     """The first rule that holds and has something to prefer, with its order."""
     rules = PRIVATE_RULES if facts.private else FREE_RULES
     for rule in rules:
@@ -171,7 +177,7 @@ def _rank(choice: Choice, order: dict[str, int]) -> tuple[int, float, float]:
     return len(order) if place is None else place, behind, noise
 
 
-def _why(choice: Choice, ranked: list[Choice], rule: Ranking, order: dict[str, int]) -> str:
+def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]) -> str:
     named = place_of(choice, order) is not None
     if choice is ranked[0] and named:
         return f"{rule.why} (rule: {rule.name})"
@@ -180,11 +186,60 @@ def _why(choice: Choice, ranked: list[Choice], rule: Ranking, order: dict[str, i
     return place if not choice.research else f"{place}; for research only"
 
 
-def _numbers(values: Any) -> tuple[float, ...]:
-    return tuple(validate.as_tensor("smoothness", values).double().reshape(-1).tolist())
+LEAST = 4
+"""Fewer public rows cannot be split into a half that learns a subspace and a half that judges it."""
 
 
-Rule = Ranking
-"""The name that users know."""
+def read_public(public: Any, loss: str | Loss, classes: int) -> PublicFacts | None:
+    """The facts of public rows X, or (X, y).
 
-__all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]
+    At w = 0 the gradient of a record is slope times x; with one output all slopes have one size (classifiers), so the
+    curve needs no labels.  For several outputs it does.
+
+    >>> public = read_public(np.eye(8)[[0, 1] * 4], "logistic", 2)
+    >>> public.rows, public.labelled, round(public.share(2), 6)
+    (8, False, 1.0)
+    """
+    if public is None or isinstance(public, PublicFacts):
+        return public
+    labelled = isinstance(public, tuple)
+    if labelled:
+        validate.check(len(public) == 2, "public", f"{len(public)} parts", "give X, or (X, y)")
+    X = as_matrix("public", public[0] if labelled else public)
+    y = public[1] if labelled else None
+    rows, columns = X.shape
+    if y is not None:
+        validate.check(len(y) == rows, "len(public[1])", len(y), f"give one target for each of the {rows} public rows")
+    facts = PublicFacts(rows, columns, labelled, None, _moments(X))
+    outputs = loss_of(loss).outputs(classes)
+    if rows < LEAST or (outputs > 1 and y is None):
+        return facts
+    order = np.random.default_rng(0).permutation(rows)  # rows may be sorted by label
+    halves = (order[: rows // 2], order[rows // 2 :])
+    fit, rest = (_gradients(X, y, half, outputs) for half in halves)
+    if not _alive(fit) or not _alive(rest):
+        return facts
+    return replace(facts, curve=captured_energy(fit, rest))
+
+
+def _moments(X: Matrix) -> tuple[float, ...]:
+    squares = X.multiply(X).mean(0) if is_sparse(X) else to_dense(X).double().square().mean(0)
+    return tuple(np.asarray(squares, dtype=float).reshape(-1).tolist())
+
+
+def _gradients(X: Matrix, y: Any, half: Any, classes: int) -> Rows:
+    """Gradients at w = 0 up to a common factor."""
+    part = take(X, torch.from_numpy(half))
+    if classes > 1:
+        codes = torch.from_numpy(np.unique(np.asarray(y), return_inverse=True)[1].reshape(-1)[half])
+        validate.check(
+            int(codes.max()) < classes, "classes", classes, "give at least as many as the public labels have"
+        )
+        slopes = torch.full((len(half), classes), 1 / classes, dtype=torch.float64)
+        slopes[torch.arange(len(half)), codes] -= 1
+        return Outer(part, slopes)
+    return Glm(torch.ones(len(half), dtype=torch.float64), part)
+
+
+def _alive(rows: Rows) -> bool:
+    return bool(torch.as_tensor(rows.norms()).max() > 0)

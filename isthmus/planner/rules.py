@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from isthmus.algorithms.choice import Choice
-from isthmus.algorithms.constants import CONSTANTS
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.private_filling import preferred
-from isthmus.algorithms.private_fw import ball_bound, reach, vertex_bound
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Choice
+from isthmus.algorithms.frank_wolfe import ball_bound, reach, vertex_bound
+from isthmus.algorithms.private import preferred
 from isthmus.sets import Subspace
 
 PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
+
 SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")
 
 
 @dataclass(frozen=True)
-class Ranking:
+class Rule:
     """Where `when` holds, the choices named by `prefers` come first, in that order."""
 
     name: str
@@ -93,8 +93,8 @@ def _default(facts: Facts) -> tuple[str, ...]:
     return (f"dp_gd ({preferred(facts)})", *PREPARED)
 
 
-PRIVATE_RULES: tuple[Ranking, ...] = (
-    Ranking(
+PRIVATE_RULES: tuple[Rule, ...] = (
+    Rule(
         "known subspace",
         "max_dims < parameters, constraint is a Subspace",
         lambda facts: facts.narrow and _narrow_set(facts),
@@ -102,7 +102,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "the set has few dimensions: a sketch that keeps them loses nothing",
         "Theorem 2.3 (001); python -m lab reproduce 001-figure-5ab: a seventh of the numbers, twice the epochs of SGD",
     ),
-    Ranking(
+    Rule(
         "public directions",
         "max_dims < parameters; public rows whose top k <= max_dims directions hold 80 % of the hold-out energy",
         lambda facts: facts.narrow and _public_directions(facts),
@@ -110,7 +110,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "public gradients lie in few directions, and only a few numbers may be released",
         "Theorem 6 (004); docs/planner.md, low rank",
     ),
-    Ranking(
+    Rule(
         "public frequencies",
         "max_dims < parameters; public M_j (or public rows); CSR and max_dims >= 500, or n > 10,000 and n mu >= 8 d",
         lambda facts: facts.narrow and facts.component_smoothness is not None and _many_blocks(facts),
@@ -118,7 +118,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "many numbers or records, and public facts say which columns matter",
         "lab/studies/private_tables.py: IMDB .833 with word ranks, sketches .759; lending R2 .464 against .417",
     ),
-    Ranking(
+    Rule(
         "few numbers",
         "max_dims < parameters",
         lambda facts: facts.narrow,
@@ -126,7 +126,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "only a few numbers may be released: a new sketch in every round sees all columns in the end",
         "lab/studies/private_tables.py: a9a .839 with m = 50, blocks .828, codes .825",
     ),
-    Ranking(
+    Rule(
         "small polytope",
         "an l1 ball, simplex or hull with radius * |x_ij| <= 5 where the bound of DP-FW is below half of DP-GD's",
         _small_polytope,
@@ -134,7 +134,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "the set is small and has corners: choosing one costs ln d, noise in every direction costs sqrt(d)",
         "2 h (2r)^2 / (T + 2) + C r ln(2d) sqrt(T) / (n mu) < C R sqrt(d) / (2 n mu); docs/planner.md, l1 ball",
     ),
-    Ranking(
+    Rule(
         "few coefficients",
         "sparsity is given, no polytope, n mu < 2 d; n mu < 10 d where at most d / 20 coefficients matter",
         _few_coefficients,
@@ -142,7 +142,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "few coefficients matter: choosing them costs ln d, noise on all of them costs sqrt(d)",
         "docs/planner.md, sparse truth",
     ),
-    Ranking(
+    Rule(
         "uneven columns",
         "public M_j that differ by 100 or more, and columns may not be rescaled (set, penalty or scale='none')",
         lambda facts: (not facts.free or facts.scale == "none") and facts.smoothness is not None and _uneven(facts),
@@ -150,7 +150,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "columns have very different scales and may not be rescaled: each gets a step of its own",
         "003-uneven-columns: .014 of the loss left, DP-GD .157; docs/planner.md, uneven columns",
     ),
-    Ranking(
+    Rule(
         "few passes",
         "max_passes < 10 (moments or X'X bought), < 50 (else)",
         _few_passes,
@@ -158,7 +158,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "only a few passes are allowed: with batches, each pass makes a hundred steps",
         "docs/planner.md, few passes: a9a .840 in one pass, all records .764",
     ),
-    Ranking(
+    Rule(
         "prepared descent",
         "else",
         lambda facts: True,
@@ -168,8 +168,8 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
     ),
 )
 
-FREE_RULES: tuple[Ranking, ...] = (
-    Ranking(
+FREE_RULES: tuple[Rule, ...] = (
+    Rule(
         "few numbers",
         "max_dims < parameters",
         lambda facts: facts.narrow,
@@ -177,7 +177,7 @@ FREE_RULES: tuple[Ranking, ...] = (
         "only a few numbers may be sent, and what a sketch loses is sent later",
         "python -m lab reproduce 001-figure-1d-3c-3d: .873 with a twentieth of the numbers, SGD .874, memoryless .857",
     ),
-    Ranking(
+    Rule(
         "few passes",
         "max_passes < 50",
         lambda facts: facts.max_passes is not None and facts.max_passes < CONSTANTS.few_passes_unscaled,
@@ -185,7 +185,7 @@ FREE_RULES: tuple[Ranking, ...] = (
         "only a few passes are allowed: with batches, each pass makes many steps",
         "docs/planner.md, few passes",
     ),
-    Ranking(
+    Rule(
         "polytope",
         "constraint is an l1 ball, simplex or hull with radius * |x_ij| <= 5",
         lambda facts: (reach(facts) or float("inf")) <= CONSTANTS.tight,
@@ -193,7 +193,7 @@ FREE_RULES: tuple[Ranking, ...] = (
         "vertices of a small polytope are exact and sparse",
         "python -m lab reproduce 001-compfw-convex: away steps end 10^6 times below plain ones after 200 rounds",
     ),
-    Ranking(
+    Rule(
         "plain descent",
         "else",
         lambda facts: True,

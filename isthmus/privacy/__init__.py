@@ -81,5 +81,5 @@ def __getattr__(name: str) -> Any:
     if name == "audit":
         return importlib.import_module("isthmus.audit")
     if name in _PUBLISHED:
-        return getattr(importlib.import_module("isthmus.theory.published"), name)
+        return getattr(importlib.import_module("isthmus.theory.printed"), name)
     raise AttributeError(f"module 'isthmus.privacy' has no attribute {name!r}")

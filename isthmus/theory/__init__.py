@@ -40,22 +40,18 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
     subspace_schedule                                             004 Theorems 1, 4, 6
 """
 
-# ruff: noqa: F403
-from isthmus.theory.paper_000 import *
-from isthmus.theory.paper_001 import *
-from isthmus.theory.paper_002 import *
-from isthmus.theory.paper_003 import *
-from isthmus.theory.paper_004 import *
-from isthmus.theory.schedules import *
+from isthmus.theory.blocks import *  # noqa: F403
+from isthmus.theory.schedules import *  # noqa: F403
 
-_HELPERS = ("check_subset_size", "cover", "law_of", "mapping_plan", "round_up", "smoothness_matrix", "stationary_plan")
-_FILES = f"{__name__}.paper_", f"{__name__}.schedules"
+_HELPERS = {"check_arguments", "check_sparsity", "check_subset_size", "cover", "harmonic", "law_of", "log_inverse"}
+_HELPERS |= {"log_over_root", "mapping_plan", "round_up", "smoothness_matrix", "stationary_plan"}
+_FILES = f"{__name__}.schedules", f"{__name__}.blocks"
 __all__ = sorted(
     name
     for name, value in globals().items()
-    if getattr(value, "__module__", "").startswith(_FILES) and not name.startswith("_") and name not in _HELPERS
+    if getattr(value, "__module__", "") in _FILES and not name.startswith("_") and name not in _HELPERS
 )
-"""The statements, and the classes that they return: whatever the files of the papers define."""
+"""The statements, and the classes that they return: whatever the two files define."""
 
 
 def __dir__() -> list[str]:

@@ -1,15 +1,88 @@
-"""What a theorem prescribes, round by round: rules for steps, batches and dimensions, which recipes take.
+"""What theorems of papers 000, 001, 002 and 004 prescribe, round by round: steps, batches, dimensions, stop rules.
 
-Rounds are counted from 0 here; the papers' t is t + 1.
+Recipes take a `Schedule`.  Rounds are counted from 0 here; the papers' t is t + 1.  These are statements on utility:
+the noise of a run comes from its accountant.  A letter of the papers has one name here, and one name has one range
+(`check_arguments`).  Rates and bounds are in `lab.theory`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from isthmus.base import validate
-from isthmus.theory.arguments import check_arguments
+
+Check = Callable[..., None]
+
+_RANGES: dict[Check, str] = {
+    validate.positive: "accuracy batch beta bound code_bound constant curvature diameter epsilon gap gradient_bound "
+    "lipschitz margin radius scale slope smoothness step strong_convexity threshold total width",
+    validate.non_negative: "between bias chi complexity deviation level noise optimisation power projection residual "
+    "ridge sigma stability",
+    validate.positive_int: "a clients d dimension every inner k m n offset p points rank rounds steps vertices",
+    validate.open_unit: "delta failure",
+}
+
+_OF: dict[str, Check] = {name: check for check, names in _RANGES.items() for name in names.split()}
+
+
+def check_arguments(arguments: Mapping[str, Any], **other: Check | None) -> None:
+    """Check the arguments of a function, its `locals()`: each lies in the range that its name has.
+
+    other  names that have another range in this function, or (None) are checked by it
+
+    >>> check_arguments({"accuracy": 0.5, "rounds": 0})
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: rounds=0 is not allowed: give a whole number of at least 1
+    >>> check_arguments({"noise": 0.0}), check_arguments({"noise": 0.0, "scale": None}, scale=None)
+    (None, None)
+    """
+    for name, value in arguments.items():
+        check = other[name] if name in other else _OF.get(name)
+        if check is not None:
+            check(**{name: value})
+
+
+def log_inverse(epsilon: float, delta: float) -> float:
+    """log(1/delta) of a budget (epsilon, delta).
+
+    >>> log_inverse(1.0, 1.0)
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: delta=1.0 is not allowed: give a number strictly between 0 and 1
+    """
+    check_arguments(locals())
+    return math.log(1 / delta)
+
+
+def log_over_root(rounds: int) -> float:
+    """log T / sqrt(T), for T >= 2: at T = 1 a bound of this form would be 0.
+
+    >>> log_over_root(4) == math.log(4) / 2
+    True
+    """
+    validate.positive_int(rounds=rounds)
+    validate.check(rounds >= 2, "rounds", rounds, "give at least 2: the bound has a factor log T")
+    return math.log(rounds) / math.sqrt(rounds)
+
+
+def harmonic(k: int) -> float:
+    """H_k = 1 + 1/2 + ... + 1/k.
+
+    >>> harmonic(4)
+    2.0833333333333335
+    """
+    return math.fsum(1 / i for i in range(1, k + 1))
+
+
+def check_sparsity(d: int, k: int) -> None:
+    """1 <= k <= d: of d numbers or directions, k are kept.
+
+    >>> check_sparsity(4, 4)
+    """
+    check_arguments(locals())
+    validate.at_most(d, "d", k=k)
 
 
 def round_up(x: float) -> int:
@@ -96,3 +169,623 @@ class Schedule:
     def dimension(self, t: int, d: int, width: float, constant: float = 1.0) -> int:
         """m_t = min(d, c w(C)^2 / beta_t^2); d when nothing is compressed."""
         return d if self.beta is None else narrow_dimension(d, width, self.beta(t), constant)
+
+
+# ---------------------------------------------------------------- convex
+
+
+def strongly_convex_schedule(strong_convexity: float) -> Schedule:
+    """eta_t = 2 / (lambda t), beta_t = 1/t: Theorem 2.3, parts 1 and 2 (B.7, B.8; D.2, parts 1 and 2), paper 001.
+
+    Section 1.1 prints eta_t = 1 / (lambda t); the theorems and their proofs use 2 / (lambda t).  At t = 1 the
+    distortion is 1 and Lemma 2.2 says nothing; the induction of Lemma B.6 does not need it there.
+
+    >>> strongly_convex_schedule(2.0).step(1)
+    0.5
+    """
+    validate.positive(strong_convexity=strong_convexity)
+    return Schedule(Rule(2 / strong_convexity, power=1.0), Rule(1.0, power=1.0))
+
+
+def convex_schedule(diameter: float, gradient_bound: float) -> Schedule:
+    """eta_t = phi / sqrt(t) with phi = ||C|| / G, beta_t = 1/t: Theorem 2.3, part 3 (B.9), paper 001.
+
+    >>> convex_schedule(6.0, 2.0).step(8)
+    1.0
+    """
+    validate.positive(diameter=diameter, gradient_bound=gradient_bound)
+    return Schedule(Rule(diameter / gradient_bound, power=0.5), Rule(1.0, power=1.0))
+
+
+# ---------------------------------------------------------------- nonconvex: first-order stationary points
+
+
+def stationary_threshold(accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float) -> float:
+    """The move below which w_t is an alpha-FOSP: alpha / (G + mu ||C||), Theorem 2.4 (B.4), paper 001.
+
+    >>> stationary_threshold(0.75, smoothness=1.0, diameter=2.0, gradient_bound=1.0)
+    0.25
+    """
+    validate.positive(accuracy=accuracy)
+    return accuracy / _speed(smoothness, diameter, gradient_bound)
+
+
+def stationary_beta(
+    accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float, code_bound: float | None = None
+) -> float:
+    """beta = min(1/4, mu alpha^2 / (64 G ||C|| (G + mu ||C||)^2)): Theorem 2.4 (B.4), paper 001.
+
+    code_bound  the G' of Corollary D.2, part 4, which takes the place of the first G
+
+    >>> stationary_beta(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0)
+    0.015625
+    """
+    validate.positive(accuracy=accuracy)
+    speed = _speed(smoothness, diameter, gradient_bound)
+    bound = gradient_bound if code_bound is None else code_bound
+    validate.positive(code_bound=bound)
+    return min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
+
+
+def stationary_batch(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    failure: float,
+    constant: float = 1.0,
+) -> float:
+    """b = (1/rho) max(1, (||C|| zeta (G + mu ||C||)^2 / (alpha^2 mu))^2), up to a constant: Theorem 2.4, paper 001.
+
+    Before rounding up.  `constant` is at least (64/7)^2 rho for the proof's inequality (10) at its own beta.
+
+    >>> stationary_batch(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=3.0, failure=0.1)
+    90.0
+    """
+    check_arguments(locals())
+    speed = _speed(smoothness, diameter, gradient_bound)
+    needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
+    return constant * max(1.0, needed**2) / failure
+
+
+def stationary_rounds(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    gap: float,
+    failure: float,
+    constant: float = 1.0,
+) -> int:
+    """T = (F(w_1) - F*) (G + mu ||C||)^2 / (mu alpha^2 rho), up to a constant: Theorem 2.4 (B.4), paper 001.
+
+    The proof gives the constant 8 (its line on E[T] inverts mu alpha^2 / 8; the next line is right).
+
+    >>> stationary_rounds(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, gap=0.5, failure=0.1)
+    20
+    """
+    check_arguments(locals())
+    speed = _speed(smoothness, diameter, gradient_bound)
+    return max(1, round_up(constant * gap * speed**2 / (smoothness * accuracy**2 * failure)))
+
+
+def stationary_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    gap: float,
+    failure: float = 0.1,
+    constant: float = 1.0,
+) -> Schedule:
+    """eta = 1/mu with the beta, batch, T and threshold of Theorem 2.4 (B.4), paper 001; batch and T up to a constant.
+
+    The first w_t that moves by no more than the threshold is an alpha-FOSP with probability (1 - rho)^2.
+
+    >>> plan = stationary_schedule(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=0.0, gap=0.5)
+    >>> plan.step(5), plan.beta(5), plan.batch_size(), plan.rounds, plan.threshold
+    (1.0, 0.00390625, 10, 20, 0.5)
+    """
+    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": gradient_bound}
+    batch = stationary_batch(accuracy, **problem, noise=noise, failure=failure, constant=constant)
+    return stationary_plan(accuracy, problem, gap, failure, constant, batch=batch)
+
+
+def stationary_plan(
+    accuracy: float,
+    problem: Mapping[str, float],
+    gap: float,
+    failure: float,
+    constant: float,
+    *,
+    batch: float = 1.0,
+    code_bound: float | None = None,
+) -> Schedule:
+    """eta = 1/mu with the beta, T and threshold of Theorem 2.4 for a problem (mu, ||C||, G), and a batch.
+
+    >>> stationary_plan(1.0, {"smoothness": 1.0, "diameter": 1.0, "gradient_bound": 1.0}, 0.5, 0.1, 1.0).rounds
+    20
+    """
+    threshold = stationary_threshold(accuracy, **problem)
+    beta = stationary_beta(accuracy, **problem, code_bound=code_bound)
+    rounds = stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant)
+    return Schedule(Rule(1 / problem["smoothness"]), Rule(beta), Rule(batch), rounds, threshold)
+
+
+# ---------------------------------------------------------------- nonconvex: gradient mapping
+
+
+def mapping_beta(accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float) -> float:
+    """beta = min(1/4, alpha^2 / (mu G ||C||)): Theorem B.5, paper 001 (with G' for G: Corollary D.2, part 5).
+
+    >>> mapping_beta(1.0, smoothness=2.0, diameter=5.0, gradient_bound=1.0)
+    0.1
+    """
+    validate.positive(accuracy=accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
+    return min(0.25, accuracy**2 / (smoothness * gradient_bound * diameter))
+
+
+def mapping_batch(accuracy: float, *, smoothness: float, diameter: float, noise: float, constant: float = 1.0) -> float:
+    """b = max(1, zeta^2 / alpha^2, zeta^2 ||C||^2 mu^2 / alpha^4), up to a constant: Theorem B.5, paper 001.
+
+    >>> mapping_batch(0.5, smoothness=1.0, diameter=2.0, noise=1.0)
+    64.0
+    """
+    check_arguments(locals())
+    plain = (noise / accuracy) ** 2
+    return constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
+
+
+def mapping_rounds(accuracy: float, *, smoothness: float, gap: float, constant: float = 1.0) -> int:
+    """T = mu (F(w_1) - F*) / alpha^2, up to a constant: Theorem B.5, paper 001.
+
+    >>> mapping_rounds(0.5, smoothness=2.0, gap=3.0)
+    24
+    """
+    validate.positive(accuracy=accuracy, smoothness=smoothness, gap=gap, constant=constant)
+    return max(1, round_up(constant * smoothness * gap / accuracy**2))
+
+
+def mapping_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    gap: float,
+    constant: float = 1.0,
+) -> Schedule:
+    """eta = 1/(2 mu) with the beta, batch and T of Theorem B.5, paper 001; batch and T up to a constant.
+
+    The output is one of w_1..w_T at random; its compressed gradient mapping is at most alpha in expectation.
+
+    >>> plan = mapping_schedule(1.0, smoothness=2.0, diameter=5.0, gradient_bound=1.0, noise=0.0, gap=4.0)
+    >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
+    (0.25, 0.1, 1, 8)
+    """
+    batch = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=noise, constant=constant)
+    return mapping_plan(accuracy, smoothness, diameter, gradient_bound, gap, constant, batch=batch)
+
+
+def mapping_plan(
+    accuracy: float, mu: float, diameter: float, bound: float, gap: float, constant: float, *, batch: float = 1.0
+) -> Schedule:
+    """eta = 1/(2 mu) with the beta and T of Theorem B.5 at G = `bound`, and a batch.
+
+    >>> mapping_plan(1.0, 2.0, 5.0, 1.0, 4.0, 1.0).rounds
+    8
+    """
+    beta = mapping_beta(accuracy, smoothness=mu, diameter=diameter, gradient_bound=bound)
+    rounds = mapping_rounds(accuracy, smoothness=mu, gap=gap, constant=constant)
+    return Schedule(Rule(1 / (2 * mu)), Rule(beta), Rule(batch), rounds)
+
+
+def _speed(smoothness: float, diameter: float, gradient_bound: float) -> float:
+    """G + mu ||C||."""
+    validate.positive(smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
+    return gradient_bound + smoothness * diameter
+
+
+def private_stationary_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    lipschitz: float,
+    gap: float,
+    failure: float = 0.1,
+    constant: float = 1.0,
+) -> Schedule:
+    """eta = 1/mu, beta, T and the threshold of Corollary C.2, paper 001; T up to a constant.
+
+    Theorem 2.4 with G = L, on full batches (`batch` has no meaning here).
+
+    >>> plan = private_stationary_schedule(1.0, smoothness=1.0, diameter=1.0, lipschitz=1.0, gap=0.5)
+    >>> plan.step(5), plan.beta(5), plan.rounds, plan.threshold
+    (1.0, 0.00390625, 20, 0.5)
+    """
+    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": lipschitz}
+    return stationary_plan(accuracy, problem, gap, failure, constant)
+
+
+def private_mapping_schedule(
+    accuracy: float, *, smoothness: float, diameter: float, lipschitz: float, gap: float, constant: float = 1.0
+) -> Schedule:
+    """eta = 1/(2 mu), beta and T of Corollary C.3, paper 001; T up to a constant.
+
+    Theorem B.5 with G = L, on full batches (`batch` has no meaning here).
+
+    >>> plan = private_mapping_schedule(1.0, smoothness=2.0, diameter=5.0, lipschitz=1.0, gap=4.0)
+    >>> plan.step(0), plan.beta(0), plan.rounds
+    (0.25, 0.1, 8)
+    """
+    return mapping_plan(accuracy, smoothness, diameter, lipschitz, gap, constant)
+
+
+def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: float, noise: float) -> Schedule:
+    """The rules of Theorem E.2 (paper 001), its t counted from 1; the batch up to a constant.
+
+        eta_t = 2 / (t + 1),  beta_t = min(1/4, mu eta_t ||C|| / G),  b_t = max(1, (zeta / (||C|| mu eta_t))^2)
+
+    >>> plan = convex_fw_schedule(smoothness=1.0, diameter=1.0, gradient_bound=4.0, noise=1.0)
+    >>> plan.step(0), plan.step(2), plan.beta(0), plan.beta(3), plan.batch_size(0), plan.batch_size(8)
+    (1.0, 0.5, 0.25, 0.1, 1, 25)
+    """
+    check_arguments(locals())
+    return Schedule(
+        step=Rule(2.0, power=1.0, offset=2),
+        beta=Rule(2 * smoothness * diameter / gradient_bound, power=1.0, offset=2, high=0.25),
+        batch=Rule((noise / (2 * diameter * smoothness)) ** 2, power=-2.0, offset=2, low=1.0),
+    )
+
+
+def stationary_fw_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    gap: float,
+    failure: float = 0.1,
+    constant: float = 1.0,
+    margin: float = 1.0,
+) -> Schedule:
+    """The rules of Theorem E.1 (paper 001); batch and T up to a constant.  It ends at w_tau, or without a point.
+
+        eta = alpha / (16 ||C||^2 mu)                      beta = alpha / (G ||C||)
+        b = (1/rho) max(1, zeta^2 ||C||^2 / alpha^2)       T = (F(w_1) - F*) ||C||^2 mu / (alpha^2 rho)
+
+    margin  multiplies beta.  At the printed beta the compression may cost all that a round gains
+            (`stationary_fw_step_bound` is not negative); margin=0.25 with constant=16 gives a gain.
+
+    >>> plan = stationary_fw_schedule(0.5, smoothness=1.0, diameter=2.0, gradient_bound=1.0, noise=0.0, gap=1.0)
+    >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds, plan.gap
+    (0.0078125, 0.25, 10, 160, 0.5)
+    """
+    check_arguments(locals())
+    rounds = constant * gap * smoothness * (diameter / accuracy) ** 2 / failure
+    return Schedule(
+        step=Rule(accuracy / (16 * diameter**2 * smoothness)),
+        beta=Rule(margin * accuracy / (gradient_bound * diameter)),
+        batch=Rule(constant * max(1.0, (noise * diameter / accuracy) ** 2) / failure),
+        rounds=max(1, round_up(rounds)),
+        gap=accuracy,
+    )
+
+
+def aggregate_second_moment(gradient_bound: float, chi: float, clients: int = 1) -> float:
+    """G'^2 = 2 (chi G^2 / kappa + G^2) bounds E ||mean of kappa codes||^2: Lemma D.1 (b), Corollary D.2, paper 001.
+
+    The factor 2 stands for 1 + beta_t; the proof asks for beta_t <= 1/4, but beta_t <= 1 is enough and is what
+    parts 1-3 use (beta_t = 1/t).
+
+    >>> aggregate_second_moment(1.0, 1.0), aggregate_second_moment(1.0, 1.0, clients=4)
+    (4.0, 2.5)
+    """
+    check_arguments(locals())
+    return 2 * gradient_bound**2 * (chi / clients + 1)
+
+
+def aggregate_variance(gradient_bound: float, chi: float, noise: float, between: float, clients: int = 1) -> float:
+    """zeta'^2 / kappa with zeta'^2 = 2 (chi G^2 + zeta^2 + vartheta^2): Lemma D.1 (c), Corollary D.2, paper 001.
+
+    It bounds E ||mean of codes - Phi grad F||^2.  The lemma prints no 1/kappa; clients drawn with replacement are
+    independent, so it belongs there, and the kappa rules of parts 4 and 5 need it.  `clients=1` is zeta'^2.
+
+    between  vartheta, the root of the variance of the clients' gradients about their mean (Assumption C)
+
+    >>> aggregate_variance(1.0, 1.0, 2.0, 3.0), aggregate_variance(1.0, 1.0, 2.0, 3.0, clients=4)
+    (28.0, 7.0)
+    """
+    check_arguments(locals())
+    return 2 * (chi * gradient_bound**2 + noise**2 + between**2) / clients
+
+
+def distributed_convex_schedule(diameter: float, gradient_bound: float, chi: float, clients: int = 1) -> Schedule:
+    """eta_t = ||C|| / (G' sqrt(t)), beta_t = 1/t, kappa clients a round: Corollary D.2, part 3, paper 001.
+
+    >>> distributed_convex_schedule(4.0, 1.0, 1.0).step(0)
+    2.0
+    """
+    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, clients))
+    plain = convex_schedule(diameter, bound)
+    return Schedule(plain.step, plain.beta, batch=Rule(float(clients)))
+
+
+def distributed_stationary_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    between: float,
+    chi: float,
+    gap: float,
+    failure: float = 0.1,
+    constant: float = 1.0,
+) -> Schedule:
+    """The rules of Corollary D.2, part 4 (paper 001); kappa (the batch) and T up to a constant.
+
+        kappa = (1/rho) max(1, (||C|| zeta' (G + mu ||C||)^2 / (alpha^2 mu))^2)
+        beta = min(1/4, mu alpha^2 / (64 G' ||C|| (G + mu ||C||)^2)),  G' at that kappa
+
+    and eta = 1/mu, T and threshold of Theorem 2.4.
+
+    >>> plan = distributed_stationary_schedule(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=0.0,
+    ...                                        between=0.0, chi=0.5, gap=1.0, failure=0.5)
+    >>> plan.batch_size(), plan.rounds, round(plan.beta(0) ** -2)
+    (2, 2, 10240)
+    """
+    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": gradient_bound}
+    spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
+    clients = stationary_batch(accuracy, **problem, noise=spread, failure=failure, constant=constant)
+    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
+    return stationary_plan(accuracy, problem, gap, failure, constant, batch=clients, code_bound=bound)
+
+
+def distributed_mapping_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    between: float,
+    chi: float,
+    gap: float,
+    constant: float = 1.0,
+) -> Schedule:
+    """The rules of Corollary D.2, part 5 (paper 001); kappa (the batch) and T up to a constant.
+
+    eta = 1/(2 mu), T as in Theorem B.5; kappa = max(1, zeta'^2 / alpha^2, zeta'^2 ||C||^2 mu^2 / alpha^4) and
+    beta = min(1/4, alpha^2 / (mu G' ||C||)) with G' at that kappa.
+
+    >>> plan = distributed_mapping_schedule(1.0, smoothness=1.0, diameter=1.0, gradient_bound=8.0, noise=0.0,
+    ...                                     between=0.0, chi=0.5, gap=3.0)
+    >>> plan.batch_size(), plan.rounds, round(plan.beta(0) ** -2)
+    (64, 3, 129)
+    """
+    spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
+    clients = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=spread, constant=constant)
+    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
+    return mapping_plan(accuracy, smoothness, diameter, bound, gap, constant, batch=clients)
+
+
+COMPRESSED = ("comp_sgd", "comp_gd", "comp_minibatch")
+
+ALGORITHMS = ("sgd", *COMPRESSED)
+
+GOALS = ("optimisation", "generalisation")
+
+
+# ---------------------------------------------------------------- steps and T by goal
+
+
+def goal_rounds(algorithm: str, n: int, *, smooth: bool) -> int:
+    """T that balances optimisation and stability for n records: Table 2, paper 000.
+
+    Smooth: n, but ceil(sqrt(n)) for CompGD (Theorem 5).  Otherwise n^2 (Theorems 3, 7, 10).
+
+    >>> goal_rounds("comp_sgd", 100, smooth=True), goal_rounds("comp_gd", 100, smooth=True)
+    (100, 10)
+    """
+    validate.one_of(ALGORITHMS, algorithm=algorithm)
+    validate.positive_int(n=n)
+    if not smooth:
+        return n**2
+    return round_up(math.sqrt(n)) if algorithm == "comp_gd" else n
+
+
+def goal_schedule(
+    algorithm: str,
+    goal: str,
+    *,
+    smoothness: float | None = None,
+    scale: float | None = None,
+    n: int | None = None,
+    rounds: int | None = None,
+) -> Schedule:
+    """The step, beta_t = 1/(t + 1) (papers' t) and T of Tables 1 and 2, paper 000.
+
+        optimisation    eta / sqrt(t); smooth CompGD: eta <= 1/(2 mu)                 Theorems 4, 6, 8
+        generalisation  smooth: eta / sqrt(t) <= 2/mu; CompGD: eta <= 1/(2 mu)        Theorems 2, 5, 9
+                        otherwise: eta / T^{3/4}                                      Theorems 3, 7, 10
+
+    smoothness  mu; None when the loss is not smooth
+    scale       eta; by default the largest that is allowed, or 1
+    n           records: with the goal "generalisation" T is `goal_rounds` unless `rounds` is given
+
+    >>> plan = goal_schedule("comp_gd", "generalisation", smoothness=2.0, n=400)
+    >>> plan.step(0), plan.step(9), plan.beta(0), plan.rounds
+    (0.25, 0.25, 0.5, 20)
+    >>> goal_schedule("comp_sgd", "generalisation", n=4).step(0)
+    0.125
+    """
+    validate.one_of(ALGORITHMS, algorithm=algorithm)
+    validate.one_of(GOALS, goal=goal)
+    smooth, learning = smoothness is not None, goal == "generalisation"
+    if rounds is None and learning:
+        validate.check(n is not None, "n", n, "give the number of records, or rounds")
+        rounds = goal_rounds(algorithm, n or 1, smooth=smooth)
+    if rounds is not None:
+        validate.positive_int(rounds=rounds)
+    eta = _scale(scale, _largest_step(algorithm, learning, smoothness))
+    beta = None if algorithm == "sgd" else Rule(1.0, power=1.0, offset=2)
+    if smooth and algorithm == "comp_gd":
+        return Schedule(Rule(eta), beta, rounds=rounds)
+    if learning and rounds is not None and (not smooth or algorithm == "sgd"):
+        return Schedule(Rule(eta / rounds ** (0.5 if smooth else 0.75)), beta, rounds=rounds)
+    return Schedule(Rule(eta, power=0.5), beta, rounds=rounds)
+
+
+def _largest_step(algorithm: str, learning: bool, smoothness: float | None) -> float:
+    if smoothness is None:
+        return math.inf
+    validate.positive(smoothness=smoothness)
+    if algorithm == "comp_gd":
+        return 1 / (2 * smoothness)
+    return 2 / smoothness if learning else math.inf
+
+
+def _scale(scale: float | None, largest: float) -> float:
+    if scale is None:
+        return 1.0 if math.isinf(largest) else largest
+    validate.positive(scale=scale)
+    validate.at_most(largest, "the largest step of the theorem", scale=scale)
+    return scale
+
+
+PRIVATE = ("dp_comp_gd", "dp_comp_minibatch")
+
+
+# ---------------------------------------------------------------- steps and T by goal
+
+
+def private_optimisation_schedule(
+    algorithm: str,
+    *,
+    diameter: float,
+    lipschitz: float,
+    dimension: int,
+    noise: float,
+    smoothness: float | None = None,
+    rounds: int | None = None,
+) -> Schedule:
+    """The steps of Theorems 11, 12 and 14 (Table 1) with beta_t = 1/(t + 1) (papers' t), paper 000.
+
+        ||C|| / sqrt(t (L^2 + m_T sigma^2))    DP-CompGD (Theorem 11); DP-CompMiniBatch, smooth or not (Theorem 14)
+        ||C|| / (L sqrt(m_T))                  smooth DP-CompGD (Theorem 12), at most 1/(4 mu)
+
+    Theorem 12 assumes its step to be below 1/(4 mu); here it is cut to that (Remark 6 leaves constants free).
+
+    dimension   m_T, the largest m_t
+    noise       sigma; the step of Theorem 12 does not use it
+    smoothness  mu; None when the loss is not smooth
+
+    >>> plan = private_optimisation_schedule("dp_comp_gd", diameter=10.0, lipschitz=3.0, dimension=4, noise=2.0)
+    >>> plan.step(0), plan.step(3), plan.beta(0)
+    (2.0, 1.0, 0.5)
+    >>> problem = {"diameter": 10.0, "lipschitz": 5.0, "dimension": 4, "noise": 2.0}
+    >>> [private_optimisation_schedule("dp_comp_gd", smoothness=mu, **problem).step(9) for mu in (0.125, 0.5)]
+    [1.0, 0.5]
+    """
+    validate.one_of(PRIVATE, algorithm=algorithm)
+    check_arguments(locals(), smoothness=None, rounds=None)
+    beta = Rule(1.0, power=1.0, offset=2)
+    if smoothness is not None and algorithm == "dp_comp_gd":
+        validate.positive(smoothness=smoothness)
+        eta = min(diameter / (lipschitz * math.sqrt(dimension)), 1 / (4 * smoothness))
+        return Schedule(Rule(eta), beta, rounds=rounds)
+    eta = diameter / math.hypot(lipschitz, math.sqrt(dimension) * noise)
+    return Schedule(Rule(eta, power=0.5), beta, rounds=rounds)
+
+
+def private_generalisation_schedule(n: int, *, scale: float = 1.0, rounds: int | None = None) -> Schedule:
+    """eta / T^{3/4} with T = n^2 and beta_t = 1/(t + 1) (papers' t): Theorems 13, 15 and Table 2, paper 000.
+
+    The same for DP-CompGD and DP-CompMiniBatch, smooth or not.  `rounds` takes the place of n^2.
+
+    >>> plan = private_generalisation_schedule(4, scale=2.0)
+    >>> plan.rounds, plan.step(0), plan.step(15), plan.beta(0)
+    (16, 0.25, 0.25, 0.5)
+    """
+    check_arguments(locals(), rounds=None)
+    T = n**2 if rounds is None else rounds
+    validate.positive_int(rounds=T)
+    return Schedule(Rule(scale / T**0.75), Rule(1.0, power=1.0, offset=2), rounds=T)
+
+
+def compressive_scale(p: int, epsilon: float, *, k: int, bound: float) -> float:
+    """The Laplace scale b of Algorithm 2, paper 002, in the units of the gradient: 2 Xi kappa sqrt(p) / epsilon.
+
+    It does not fall with n: taking the largest entries of the mean can change all of them with one record.
+
+    >>> compressive_scale(16, 2.0, k=5, bound=0.5)
+    10.0
+    """
+    check_arguments(locals())
+    return 2 * bound * k * math.sqrt(p) / epsilon
+
+
+def dense_scale(d: int, epsilon: float, *, bound: float, n: int = 1) -> float:
+    """The Laplace scale without sparsification, 2 Xi d / (n epsilon), what Algorithm 2 (paper 002) is compared with.
+
+    The mean of n gradients moves by at most 2 Xi d / n in l1 when a record is replaced.  n = 1 leaves out, as the
+    paper's comparison does, that it falls with n.
+
+    >>> dense_scale(100, 2.0, bound=0.5), dense_scale(100, 2.0, bound=0.5, n=10)
+    (50.0, 5.0)
+    """
+    check_arguments(locals())
+    return 2 * bound * d / (n * epsilon)
+
+
+def laplace_noise(p: int, scale: float) -> float:
+    """E ||e||^2 = 2 p b^2 for p independent Laplace numbers of scale b: what Proposition 2 of paper 002 bounds.
+
+    At its b = sqrt(p) / epsilon this is 2 p^2 / epsilon^2, the next to last line of the proof, without the false
+    p exp(-x) = exp(-x log p) on the way there.
+
+    >>> laplace_noise(20, 0.5)
+    10.0
+    """
+    check_arguments(locals(), scale=validate.non_negative)
+    return 2 * p * scale**2
+
+
+def sparse_schedule(diameter: float, gradient_bound: float, *, rounds: int | None = None) -> Schedule:
+    """rho_k = c / sqrt(k) with c = D / (sqrt(2) G): Theorem 1, paper 002.
+
+    Its footnote prints D / (2 G); the c that minimises D^2 / (2 c) + c G^2, and that the proof takes, is this one.
+    The experiments take rho_k = 0.1 / sqrt(k).
+
+    >>> round(sparse_schedule(2.0, 2**0.5).step(3), 12)
+    0.5
+    """
+    validate.positive(diameter=diameter, gradient_bound=gradient_bound)
+    return Schedule(Rule(diameter / (math.sqrt(2) * gradient_bound), power=0.5), None, rounds=rounds)
+
+
+# ---------------------------------------------------------------- the noise
+
+
+def subspace_schedule(n: int, epsilon: float) -> Schedule:
+    """T = n^2 epsilon^2 and eta_t = 1 / sqrt(T): Theorems 4 and 6, paper 004.  T is rounded up, at least 1.
+
+    The theorems say nothing of the batch.  Output: a uniformly random iterate (Theorem 4), the average (Theorem 6).
+
+    >>> plan = subspace_schedule(100, 0.5)
+    >>> plan.rounds, plan.step(0)
+    (2500, 0.02)
+    """
+    check_arguments(locals())
+    rounds = max(1, round_up((n * epsilon) ** 2))
+    return Schedule(step=Rule(1 / math.sqrt(rounds)), beta=None, rounds=rounds)

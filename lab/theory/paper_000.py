@@ -35,9 +35,16 @@ from isthmus.core.minimize import Binding, Recipe, minimize
 from isthmus.core.pipeline import Pipeline
 from isthmus.penalties import NoPenalty
 from isthmus.sets import ConvexSet, Whole
-from isthmus.theory.arguments import check_arguments, harmonic, log_inverse, log_over_root
-from isthmus.theory.paper_000 import ALGORITHMS, COMPRESSED, PRIVATE
-from isthmus.theory.paper_003 import _check
+from isthmus.theory.blocks import _check
+from isthmus.theory.schedules import (
+    ALGORITHMS,
+    COMPRESSED,
+    PRIVATE,
+    check_arguments,
+    harmonic,
+    log_inverse,
+    log_over_root,
+)
 from lab.theory.paper_001 import direction_width
 from lab.theory.schedules import dimension_at, rounds_until_full
 

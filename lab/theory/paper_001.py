@@ -26,15 +26,20 @@ import numpy as np
 from scipy import optimize, special
 
 from isthmus.base import validate
-from isthmus.theory.arguments import check_arguments, check_sparsity, log_inverse, log_over_root
-from isthmus.theory.paper_001 import (
+from isthmus.theory.schedules import (
+    Schedule,
     aggregate_second_moment,
+    check_arguments,
+    check_sparsity,
     distributed_mapping_schedule,
     distributed_stationary_schedule,
+    log_inverse,
+    log_over_root,
     mapping_beta,
+    narrow_dimension,
+    round_up,
     stationary_beta,
 )
-from isthmus.theory.schedules import Schedule, narrow_dimension, round_up
 
 
 def gordon_dimension(width: float, beta: float, constant: float = 1.0) -> int:

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.theory.arguments import check_arguments, check_sparsity
-from isthmus.theory.paper_002 import compressive_scale, dense_scale
-from isthmus.theory.schedules import round_up
+from isthmus.theory.schedules import check_arguments, check_sparsity, compressive_scale, dense_scale, round_up
 
 # ---------------------------------------------------------------- the mechanism
 

@@ -33,8 +33,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.theory.arguments import check_arguments, log_inverse
-from isthmus.theory.paper_003 import (
+from isthmus.theory.blocks import (
     Blocks,
     Loops,
     Vector,
@@ -51,6 +50,7 @@ from isthmus.theory.paper_003 import (
     smoothness_matrix,
     smoothness_ratios,
 )
+from isthmus.theory.schedules import check_arguments, log_inverse
 
 # ---------------------------------------------------------------- constants of a linear model
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.sets import Ellipsoid
-from isthmus.theory.arguments import check_arguments, check_sparsity
-from isthmus.theory.schedules import round_up
+from isthmus.theory.schedules import check_arguments, check_sparsity, round_up
 
 Gaps = float | Sequence[float] | np.ndarray
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 
 from isthmus.base import validate
-from isthmus.theory.arguments import check_arguments
-from isthmus.theory.schedules import narrow_dimension
+from isthmus.theory.schedules import check_arguments, narrow_dimension
 
 
 def dimension_at(t: int, d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:

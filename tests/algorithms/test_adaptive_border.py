@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isthmus import Logistic
-from isthmus.algorithms.adaptive import WIDTH, _BelowMap
+from isthmus.algorithms.private import WIDTH, _BelowMap
 from isthmus.gradients import Dense
 from isthmus.sketches import SRHT, GaussianSketch, Identity
 

@@ -15,8 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from isthmus import InvalidInput, L1Ball, Simplex, Whole, algorithms
-from isthmus.algorithms.before import buying
-from isthmus.algorithms.purchases import ClassCounts, Ranges
+from isthmus.algorithms.purchases import ClassCounts, Ranges, buying
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.spending import Spending

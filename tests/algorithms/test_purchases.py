@@ -14,8 +14,6 @@ from scipy import stats
 from torch import Tensor
 
 from isthmus import InvalidInput, LeastSquares, Logistic, Poisson, Softmax, TorchObjective, algorithms, minimize
-from isthmus.algorithms.before import Bought, buying
-from isthmus.algorithms.histograms import Shapes, TargetShape
 from isthmus.algorithms.purchases import (
     BINS,
     SMALL,
@@ -23,11 +21,15 @@ from isthmus.algorithms.purchases import (
     Columns,
     Lambda,
     Moments,
+    Paid,
     Purchase,
     Ranges,
+    Shapes,
     Statistics,
     TargetRange,
+    TargetShape,
     Terms,
+    buying,
     centre,
     octaves,
     ranges,
@@ -161,7 +163,7 @@ def bought(item: Purchase, problem: Any, ledger: Any, draws: int = 1) -> tuple[l
     """What `draws` purchases of one item give, one after the other from one source of noise."""
     plan = PrivacyPlan(1.0, 1e-5, items=[Charge(item.name, share=1.0)])
     spending = Spending(Promise(1.0, 1e-5, plan=plan), ledger, noise_seed=0)
-    buy = Bought(item, plan.mechanism(item.name), Terms(problem.n, 10, 1.0, 0.3))
+    buy = Paid(item, plan.mechanism(item.name), Terms(problem.n, 10, 1.0, 0.3))
     buy.check(problem)
     stage, space = buy.stage(problem)
     return [spending.look(stage, Local(problem), space) for _ in range(draws)], plan

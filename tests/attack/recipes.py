@@ -13,8 +13,7 @@ from attack.cases import Case, size
 from attack.data import SERIES, Rng, table
 from attack.probes import Arrays, noise_seed
 from isthmus import CountSketch, GaussianSketch, L1Ball, Simplex, algorithms, minimize
-from isthmus.algorithms.before import buying
-from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
+from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange, buying
 from isthmus.objectives import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
 from isthmus.sketches import SRHT, RademacherSketch
 

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import beta, binom, norm
 
 from isthmus import InvalidInput, algorithms
-from isthmus.algorithms.declare import Algorithm
+from isthmus.algorithms.filling import Algorithm
 from isthmus.audit import (
     AuditReport,
     Pair,

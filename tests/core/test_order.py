@@ -276,8 +276,7 @@ def test_private_clients_are_one_process(bought: bool) -> None:
 
 
 def _buying() -> Any:
-    from isthmus.algorithms.before import buying
-    from isthmus.algorithms.purchases import Columns, Ranges
+    from isthmus.algorithms.purchases import Columns, Ranges, buying
 
     return buying(algorithms.dp_gd(epsilon=30.0, n="exact", step=1.0, clip=0.5), [Ranges(), Columns()])
 
@@ -300,8 +299,7 @@ def test_unsound_private_clients_are_refused_before_anything_is_spent(clients: A
 
 
 def test_what_is_no_sum_is_not_bought_from_several_holders() -> None:
-    from isthmus.algorithms.before import buying
-    from isthmus.algorithms.purchases import Lambda
+    from isthmus.algorithms.purchases import Lambda, buying
 
     recipe = buying(algorithms.dp_gd(epsilon=30.0, n="exact", step=1.0, clip=0.5), [Lambda()])
     minimize(labels(), recipe, noise_seed=1, steps=2)

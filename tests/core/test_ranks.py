@@ -12,8 +12,7 @@ from gloo import once
 
 import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
-from isthmus.algorithms.before import buying
-from isthmus.algorithms.purchases import Lambda, Ranges
+from isthmus.algorithms.purchases import Lambda, Ranges, buying
 from isthmus.base.randomness import key
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.ranks import RankFailed

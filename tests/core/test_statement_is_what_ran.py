@@ -27,8 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import LeastSquares, Logistic, algorithms, minimize, private_score, private_summary
-from isthmus.algorithms.before import Bought, buying
-from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
+from isthmus.algorithms.purchases import ClassCounts, Paid, Ranges, TargetRange, buying
 from isthmus.audit import known_bad
 from isthmus.cli import main
 from isthmus.core.state import State
@@ -404,7 +403,7 @@ def test_a_search_counts_its_trials_its_choice_and_its_last_fit(recorder: Record
 class Quiet:
     """A broken purchase: it is released, and neither charged nor stated."""
 
-    item: Bought
+    item: Paid
     name: str = "quiet"
 
     def check(self, objective: Any) -> None:

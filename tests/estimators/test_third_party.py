@@ -20,8 +20,7 @@ from torch import Tensor
 
 from isthmus import InvalidInput, LeastSquares, Logistic, PrivateClassifier, PrivateRegressor, PrivateSearch, algorithms
 from isthmus.algorithms import KNOWN, Algorithm, Budget, algorithm, rounds_of
-from isthmus.algorithms.choice import Refusal
-from isthmus.algorithms.filling import full_run
+from isthmus.algorithms.filling import Refusal, full_run
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.estimators import load, save
@@ -366,7 +365,7 @@ def test_a_file_imports_nothing(tmp_path: Path) -> None:
 
 
 def test_only_declared_recipes_are_found_in_a_module() -> None:
-    from isthmus.algorithms.declare import find
+    from isthmus.algorithms.filling import find
 
     assert find(my_gd.address) is my_gd
     assert find("os:system") is None and find("no.such:thing") is None

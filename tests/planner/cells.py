@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
 from isthmus.algorithms import KNOWN
-from isthmus.algorithms.declare import Variant
+from isthmus.algorithms.filling import Variant
 
 OBJECTIVES: dict[str, Any] = {
     "logistic": Logistic,

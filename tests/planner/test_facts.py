@@ -14,8 +14,7 @@ from cells import rows, targets
 from isthmus import InvalidInput, L1Ball
 from isthmus.diagnostics import captured_energy
 from isthmus.gradients import Dense
-from isthmus.planner import Facts, plan
-from isthmus.planner.public import read_public
+from isthmus.planner import Facts, plan, read_public
 from isthmus.privacy import noise_multiplier
 
 GOOD: dict[str, Any] = {"n": 1000, "d": 20, "epsilon": 1.0}

@@ -63,8 +63,7 @@ def test_rough_multipliers_rank_and_are_near_the_exact_ones() -> None:
 
 
 def test_what_is_bought_before_is_counted() -> None:
-    from isthmus.algorithms.before import buying
-    from isthmus.algorithms.purchases import ClassCounts
+    from isthmus.algorithms.purchases import ClassCounts, buying
 
     item = ClassCounts(share=0.2)
     ranked = plan(n=N, d=D, epsilon=1.0, before=0.2, algorithms=["dp_gd", "compressive_dp_sgd"], rounds=20)

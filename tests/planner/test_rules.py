@@ -11,7 +11,7 @@ from cells import FILLINGS, OBJECTIVES, few_coefficients, objective, unbalanced,
 
 from isthmus import L1Ball, L2Ball, Subspace, minimize
 from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.private_fw import ball_bound, vertex_bound
+from isthmus.algorithms.frank_wolfe import ball_bound, vertex_bound
 from isthmus.objectives.linear import known_losses
 from isthmus.planner import RULES, plan
 from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from isthmus import Logistic, PrivateClassifier
-from isthmus.algorithms.histograms import Shapes
+from isthmus.algorithms.purchases import Shapes
 from isthmus.problems.features import grid
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 

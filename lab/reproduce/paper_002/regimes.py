@@ -12,7 +12,7 @@ import torch
 from isthmus.algorithms import compressive_dp_sgd
 from isthmus.core.minimize import minimize
 from isthmus.objectives import LeastSquares
-from isthmus.theory.paper_002 import compressive_scale, dense_scale, laplace_noise
+from isthmus.theory.schedules import compressive_scale, dense_scale, laplace_noise
 from lab.reproduce import figures
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.theory import compressive_dimension

@@ -27,7 +27,7 @@ from isthmus.theory import (
     sampling_probabilities,
     strongly_convex_block_loops,
 )
-from isthmus.theory.paper_003 import Loops
+from isthmus.theory.blocks import Loops
 from lab.theory import (
     block_convex_utility,
     block_lipschitz,

@@ -2,27 +2,16 @@
 
 Paper 003 is Maranjyan, Sadiev and Richtarik, "Differentially private random block coordinate descent".  Everything here
 is arithmetic on constants.  They must be public: bounds of columns and rows that hold for every record there could be.
-Taken from the data, column bounds and the probabilities made of them leak.
+Taken from the data, column bounds and the probabilities made of them leak.  `noise` is Sigma_S and `radius` R_{M P^-1}.
 
-DP-SkGD under a general smoothness matrix: what section 5 of paper 003 leaves open, with the theorem's constant.
-
-f is smooth with a symmetric matrix M >= 0: f(w + h) <= f(w) + <grad f(w), h> + h'Mh / 2, its off-diagonal entries as
-they are.  Steps stay on drawn coordinates and Gamma = P V^-1 stays diagonal, so that sensitivity and privacy analysis
-of Theorem 4.1 do not change; M only says how long the steps 1 / v_j may be.  Directions beyond coordinates (Gamma with
-entries off its diagonal) would mix coordinates that were not drawn: they have no sensitivity bound and are not offered.
-
-With Pi_jk = Prob(j, k in S) the mean of I_S M I_S is the entrywise product Pi o M, and
+A general smoothness matrix is what section 5 leaves open: f(w + h) <= f(w) + <grad f(w), h> + h'Mh / 2 with symmetric
+M >= 0.  Steps stay on drawn coordinates and Gamma = P V^-1 stays diagonal, so that sensitivity and privacy analysis of
+Theorem 4.1 do not change; M only says how long the steps 1 / v_j may be.  With Pi_jk = Prob(j, k in S) the mean of
+I_S M I_S is the entrywise product Pi o M, and
 
     Pi o M <= P V   gives E f(w - Gamma C g) <= f(w) - ||grad f||^2_{P V^-1} / 2 + noise: Lemma E.3 with V for M
-    M <= V          gives that for every law, and Theorem 4.2 as it is printed with V for M
 
-`expected_smoothness` is a V of the first kind (1 / v_j = 1 / M_jj on single coordinates), `diagonal_majorant` one of
-the second.  M must be public.
-
-DP-SkGD, DP-CD and DP-SGD compared: Theorems 4.1 and 4.2, Table 1 and section 4.3 of paper 003.
-
-`noise` is Sigma_S (the root of `sampling_noise`, `block_noise` or `nice_noise`), `radius` is R_{M P^-1}
-(`weighted_radius`); both from public constants.  Statements on utility: the noise of a run comes from its accountant.
+`expected_smoothness` is such a V (1 / v_j = 1 / M_jj on single coordinates).
 """
 
 from __future__ import annotations
@@ -35,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.theory.arguments import check_arguments, log_inverse
-from isthmus.theory.schedules import round_up
+from isthmus.theory.schedules import check_arguments, log_inverse, round_up
 
 Vector = Sequence[float] | np.ndarray
 

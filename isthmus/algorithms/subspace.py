@@ -1,0 +1,287 @@
+"""Noise in few directions: those of public gradients (PDP-SGD, paper 004), random ones, or ones that are bought first.
+
+    y_i = V_k' g_i,   Y = sum_i y_i min(1, C / ||y_i||) + N(0, (z C)^2 I_k),   w <- w - eta V_k Y / (q n)
+
+V_k comes from public data alone, so whatever it is the guarantee is that of the Gaussian sum.  Without public data it
+is found privately, for a share of the budget (the paper's next step):
+
+    Y = X'X Omega + noise,   V_k = the top left singular vectors of Y
+
+The gradients of a linear model are multiples of its rows, so the top eigenspace of X'X is theirs.  One record moves
+x x' Omega by at most |x|^2 <= 1 when the columns of Omega are orthonormal: one look, d (k + 10) numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.algorithms.facts import FLOPS, NUMBER, Facts
+from isthmus.algorithms.filling import Choice, Refusal, algorithm, allowed_step, sampled_run, sketched, walk
+from isthmus.algorithms.first_order import StepRule
+from isthmus.algorithms.private import Budget, Relation, _Private
+from isthmus.algorithms.purchases import Lambda, Purchase, Terms, unit
+from isthmus.base import validate
+from isthmus.base.matrix import matmul
+from isthmus.core.before import Prepared
+from isthmus.core.minimize import Recipe
+from isthmus.gradients import Outer
+from isthmus.privacy import AdaptiveClip, Clip
+from isthmus.problems.scaling import unit_rows
+from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progressive, PublicSubspace, Sketch
+from isthmus.sketches.orthonormal import random_rows
+from isthmus.sketches.subspace import SubspaceMap
+from isthmus.theory import Schedule
+
+__all__ = ["Directions", "dp_subspace_gd"]
+
+_PUBLISHED = (
+    "as claimed, by this accountant: gradients are clipped before the projection, which public directions allow "
+    "(clipping after it, the default, cuts less of the gradient at the same cost)"
+)
+
+
+@algorithm(words="public records show the few directions that matter, and noise is added in those alone")
+def pdp_sgd(
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    k: int,
+    data: Any,
+    loss: Any = None,
+    clip: float | AdaptiveClip,
+    step: StepRule | None = None,
+    batch_size: int | None = 256,
+    refresh: int = 10,
+    start_epoch: int = 0,
+    n: int | str | None = None,
+    adjacency: Relation = "add-remove",
+    output: str = "last",
+    method: str = "gram",
+    micro_batch: int = 1,
+    schedule: Schedule | None = None,
+    stop: Any = None,
+    as_published: bool = False,
+) -> Recipe:
+    """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
+
+    k, data       V_k: top eigenvectors of the second moment of the gradients of the public examples `data` (with
+                  `loss` where the objective needs one), anew every `refresh` rounds, from `start_epoch` on
+    method        "gram": all eigenvectors of the n x n Gram matrix of the public gradients; "lanczos": its top k only,
+                  for many public examples (the paper's choice); never a d x d matrix
+    micro_batch   as for `dp_sgd` (the paper has 5 on Fashion-MNIST, and counts C where a record moves the sum by 2C)
+    output        "last" iterate; "random" with `schedule=theory.subspace_schedule(n, epsilon)` is Theorem 4, "average"
+                  over a ball as `constraint` Theorem 6
+    as_published  clip before the projection, as the paper does: sound, and its noise is the same
+
+    >>> pdp_sgd(epsilon=1.0, k=10, data=([[1.0]], [1]), clip=1.0, step=0.1, n="exact").arguments["k"]
+    10
+    """
+    where = "before" if as_published else "after"
+    encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
+    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
+    filling = replace(filling, guarantee=_PUBLISHED if as_published else "", micro=micro_batch)
+    filling = replace(filling, schedule=schedule, stop=stop)
+    return filling.recipe("pdp_sgd", as_published=as_published, k=k, refresh=refresh, start_epoch=start_epoch)
+
+
+@algorithm(words="noise is added in a few random directions, and the step stays in them")
+def rpdp_sgd(
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    k: int = 800,
+    clip: float | AdaptiveClip,
+    step: StepRule | None = None,
+    batch_size: int | None = 256,
+    refresh: int = 10,
+    start_epoch: int = 0,
+    n: int | str | None = None,
+    adjacency: Relation = "add-remove",
+    output: str = "last",
+    clipped: str = "after",
+    micro_batch: int = 1,
+    schedule: Schedule | None = None,
+    stop: Any = None,
+) -> Recipe:
+    """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
+
+    start_epoch  before it nothing is projected, and the noise is in R^d (15 in Fig. 4b of paper 004)
+    clipped      codes "after" the projection, or gradients "before" it, as the paper does; codes have the scale of
+                 gradients, sqrt(d/k) V'g
+
+    >>> rpdp_sgd(epsilon=1.0, k=10, clip=1.0, step=0.1, n="exact").name
+    'rpdp_sgd'
+    """
+    validate.positive_int(k=k)
+    validate.non_negative_int(start_epoch=start_epoch)
+    encoder: Encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
+    if start_epoch > 0:
+        encoder = Progressive([(start_epoch, Identity()), (math.inf, encoder)])
+    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
+    filling = replace(filling, clipped=clipped, micro=micro_batch, schedule=schedule, stop=stop)
+    return filling.recipe("rpdp_sgd", k=k, refresh=refresh, start_epoch=start_epoch)
+
+
+# ---------------------------------------------------------------- how it is filled from public facts
+
+
+REFRESH = 10
+"""Rounds that directions of PDP-SGD and RPDP-SGD serve."""
+
+
+@rpdp_sgd.filling(
+    evidence="the baseline of paper 004: random directions in place of public ones",
+    shortfall=(0.012, 0.06),
+    research=True,
+)
+def _fill_random(facts: Facts) -> Choice | Refusal:
+    """k random orthonormal directions for ten rounds at a time."""
+    k = facts.narrow_size
+    run = sampled_run(facts, facts.the_clip, k)
+    filled = sketched(run, {"k": k, "batch_size": run.batch_size})
+    drawn = run.rounds / REFRESH * k**2 * facts.parameters / FLOPS
+    multiplied = run.rounds * (run.batch_size or 0) * k * facts.filled / FLOPS
+    memory = filled.memory + NUMBER * k * facts.parameters
+    return replace(filled, memory=memory, seconds=filled.seconds + drawn + multiplied)
+
+
+@pdp_sgd.filling(shortfall=(0.014, 0.11))
+def _fill_public(facts: Facts) -> Choice | Refusal:
+    """The top-k eigenspace of public gradients, k from the energy curve."""
+    if facts.public is None:
+        return Refusal("no public rows: give public=X or (X, y)")
+    if facts.outputs > 1 and not facts.public.labelled:
+        return Refusal("several outputs: the public rows need labels")
+    k = facts.public_size
+    share = facts.public.share(k)
+    run = sampled_run(facts, facts.the_clip, k)
+    gain = math.sqrt(share) if share else 1.0  # a row lies in the subspace up to what the subspace misses
+    step = allowed_step(run, gain)
+    captured = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
+    rows = facts.public.rows
+    learned = run.rounds / REFRESH * (2 * rows**2 * facts.parameters + rows**3) / FLOPS
+    return run.choice(
+        {"clip": facts.the_clip, "step": step, "batch_size": run.batch_size, "k": k, "refresh": REFRESH},
+        margin_noise=walk(run, step, gain=gain),
+        memory=facts.memory(run.batch_size, extra=NUMBER * k * facts.parameters),
+        seconds=facts.seconds(run.rounds, run.batch_size, k, learned),
+        evidence=f"{captured}; Theorem 6 (004)",
+    )
+
+
+MORE = 10
+"""Directions that are tried beyond k: the span of a few more holds the top k far better."""
+
+
+@algorithm(
+    left_out="for linear models with far fewer directions than columns: planned where it is asked for by name",
+    words="the few directions that matter are found with noise, and then noise is added in those alone",
+)
+def dp_subspace_gd(
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    k: int,
+    clip: float | AdaptiveClip,
+    step: StepRule | str = "auto",
+    share: float = 0.3,
+    n: int | str | None = None,
+    adjacency: Relation = "add-remove",
+    output: str = "last",
+) -> Recipe:
+    """PDP-SGD on all records, in a subspace that is bought first: for linear models whose rows have norm at most 1.
+
+    k      at most so many directions; those that do not stand out of the noise of their purchase are left out
+    share  of the budget, for the directions
+    step   a number or a rule; "auto" takes 2 % more and finds the longest stable step, as `dp_gd` does
+
+    Other arguments as for `dp_gd`.  Where rows lie near few directions, and n is large against d sqrt(k) / epsilon, a
+    round sends k numbers in place of d at the accuracy of `dp_gd`; where all directions matter `dp_gd` is better.
+
+    >>> dp_subspace_gd(epsilon=1.0, k=5, clip=1.0, n="exact").arguments["k"]
+    5
+    """
+    validate.positive_int(k=k)
+    validate.open_unit(share=share)
+    if isinstance(step, str):
+        validate.one_of(("auto",), step=step)
+    fixed = not isinstance(clip, AdaptiveClip)
+    validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
+    directions = Directions(k, share=share)
+    buys = (directions, Lambda()) if isinstance(step, str) else (directions,)
+    rule = None if isinstance(step, str) else step
+    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, 0.0, m=k, buys=buys)
+    return filling.recipe("dp_subspace_gd", k=k, step=step, share=share)
+
+
+@dataclass(frozen=True)
+class Basis(Encoder):
+    """g -> V' g for a basis that was paid for."""
+
+    basis: Tensor
+
+    def bind(self, context: Context, state: object) -> tuple[Sketch, None]:
+        """The same map every round."""
+        return _FoundMap(context.space, self.basis), None
+
+
+class _FoundMap(SubspaceMap):
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"{self.m} directions that were found with noise, of {self.d} parameters"
+
+
+@dataclass(frozen=True)
+class Directions(Purchase):
+    """X'X Omega for k + 10 random orthonormal columns, and the top directions of what was released."""
+
+    k: int
+    share: float = 0.3
+    name: str = "directions"
+
+    def check(self, objective: Any) -> None:
+        """One output, and at most as many directions as columns."""
+        super().check(objective)
+        d = objective.space.d
+        single = d == objective.X.shape[1]
+        validate.check(
+            single, "objective", objective, "give one with a single output: directions are not learned for several"
+        )
+        validate.at_most(d, "the number of columns", k=self.k)
+
+    def clip(self, objective: Any) -> Clip:
+        """1: |x| |Omega' x| for rows of norm at most 1."""
+        return Clip(1.0)
+
+    def rows(self, objective: Any) -> Outer:
+        """x (Omega' x)'."""
+        X = unit_rows(objective.X).plain()
+        return Outer(X, matmul(X, self._omega(X.shape[1]).T))
+
+    def numbers(self, objective: Any) -> int:
+        """A column of d for each."""
+        d = int(objective.X.shape[1])
+        return d * self._tried(d)
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+        """The top directions that stand out of the noise."""
+        prepared = unit(prepared)
+        d = int(prepared.objective.X.shape[1])
+        tried = self._tried(d)
+        _, sizes, directions = torch.linalg.svd(bought.double().view(tried, d), full_matrices=False)
+        # a matrix of noise has no singular value above this, but for a chance that falls like exp(-x^2 / 2)
+        clear = int((sizes[: self.k] > noise * (math.sqrt(d) + math.sqrt(tried))).sum())
+        basis = directions[: max(1, clear)].T.contiguous()
+        return replace(prepared, encode=Basis(basis))
+
+    def _tried(self, d: int) -> int:
+        return min(d, self.k + MORE)
+
+    def _omega(self, d: int) -> Tensor:
+        """Orthonormal rows from a public key."""
+        return random_rows(self._tried(d), d, key=self.k)
