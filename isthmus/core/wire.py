@@ -16,7 +16,7 @@ from isthmus.lifts import unbiased
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import Noise
 from isthmus.sketches import Sketch
-from isthmus.sketches.way_back import leave_pinv
+from isthmus.sketches.base import leave_pinv
 
 Raw = bytes  # a message has a field of that name
 

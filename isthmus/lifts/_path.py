@@ -52,7 +52,6 @@ from threadpoolctl import ThreadpoolController
 from isthmus.sets import ConvexSet, VertexForm
 from isthmus.sets.derivatives import Derivative, threshold
 from isthmus.sketches.base import Sketch
-from isthmus.sketches.dense import DenseMap
 
 Array = NDArray[np.float64]
 
@@ -161,7 +160,7 @@ def operator(sketch: Sketch | Array) -> Operator:
     if by_column is not None:
         return by_column
     if 8 * sketch.m * sketch.d <= DENSE_BYTES:
-        matrix = sketch.block(0, sketch.d) if isinstance(sketch, DenseMap) else sketch.dense(torch.float64)
+        matrix = sketch.dense(torch.float64)
         return DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))
     return MatrixFree(sketch)
 

@@ -14,8 +14,10 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
 from isthmus.sketches.base import (
+    CodesLeaves,
     Context,
     Encoder,
+    LiftsLeaves,
     R,
     Random,
     Sketch,
@@ -23,6 +25,8 @@ from isthmus.sketches.base import (
     as_applied,
     check_block,
     check_vector,
+    leaf_code,
+    pinv_leaf,
     round_up,
     spread,
 )
@@ -58,7 +62,7 @@ class Residual(Encoder):
         return self.encoder.token(context)
 
 
-class ResidualMap(Sketch):
+class ResidualMap(CodesLeaves, LiftsLeaves):
     """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
 
     leafwise = False
@@ -82,12 +86,8 @@ class ResidualMap(Sketch):
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
-        code = self.recent("code", y, lambda: self.inner.forward(y))
-        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code).reshape(-1)
-
-    def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The same as `adjoint_leaf`."""
-        return self.adjoint_leaf(name, y)
+        code = self._memo.latest("code", y, lambda: self.inner.forward(y))
+        return y[self.space.slice(name)] - pinv_leaf(self.inner, name, code)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
@@ -147,7 +147,7 @@ class PerLeaf(Random):
         return PerLeafMap(space, leaves)
 
 
-class PerLeafMap(Sketch):
+class PerLeafMap(CodesLeaves, LiftsLeaves):
     """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
 
     def __init__(self, space: Space, blocks: Mapping[str, Sketch]):
@@ -164,10 +164,6 @@ class PerLeafMap(Sketch):
         """The codes of the leaves, one after the other."""
         check_vector(self, v, "v", self.d)
         return torch.cat([self.scales[k] * x.forward(v[self.space.slice(k)]) for k, x in self.blocks.items()])
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Each leaf from its own piece of the code."""
-        return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.blocks])
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
@@ -186,7 +182,7 @@ class PerLeafMap(Sketch):
     def leaf(self, name: str, rows: R) -> R | None:
         """The code of one leaf, in its own code space."""
         block = self.blocks[name]
-        piece = block.leaf(block.space.leaves[0].name, rows)
+        piece = leaf_code(block, block.space.leaves[0].name, rows)
         return None if piece is None else piece.scaled(self.scales[name])
 
     def join(self, pieces: Mapping[str, R | None]) -> R:

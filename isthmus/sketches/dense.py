@@ -16,7 +16,7 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, matmul
 from isthmus.base.space import Space
 from isthmus.sketches import base
-from isthmus.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve, round_up
+from isthmus.sketches.base import LiftsLeaves, Random, Size, Sketch, check_block, check_vector, resolve, round_up
 
 WIDTH = 128
 """Columns drawn from one key, whatever the chunks: part of what the map is."""
@@ -70,27 +70,24 @@ class RademacherSketch(_DenseSketch):
         return RademacherMap(space, resolve(self.m, space.d, t), key, self.scaling == "tight")
 
 
-class DenseMap(Sketch):
-    """A drawn dense map: `entries` gives raw columns, `block` the scaled or whitened ones."""
+class DenseMap(LiftsLeaves):
+    """A drawn dense map: `entries` gives raw columns, `dense` the scaled or whitened ones."""
 
     def __init__(self, space: Space, m: int, key: int, tight: bool):
         self.space, self.d, self.m, self.tight = space, space.d, m, tight
         self.coverage = m / self.d
         self._key, self._attempt = key, 0
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     @abstractmethod
     def entries(self, lo: int, hi: int) -> Tensor:
         """Raw entries of columns lo..hi-1, transposed: (hi - lo) x m, float64."""
 
-    def block(self, lo: int, hi: int) -> Tensor:
-        """Phi[:, lo:hi], m x (hi - lo), float64."""
-        return self._columns(lo, hi).T
+    def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The m x d matrix, in the order in which it is drawn."""
+        return self._columns(0, self.d).T.to(dtype)
 
-    def forward(self, v: Tensor) -> Tensor:
-        """Phi v, a chunk of columns at a time."""
-        check_vector(self, v, "v", self.d)
-        return self.rows(v.unsqueeze(0)).squeeze(0)
+    def _block(self, lo: int, hi: int) -> Tensor:
+        return self._columns(lo, hi).T
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Phi' y, a chunk of columns at a time."""
@@ -113,8 +110,7 @@ class DenseMap(Sketch):
             code += matmul(columns(x, left - lo, right - lo), self._part(left, right, code.device, code.dtype))
         return code
 
-    def chunks(self) -> list[tuple[int, int]]:
-        """Column ranges whose block stays near `CHUNK_BYTES`."""
+    def _chunks(self) -> list[tuple[int, int]]:
         width = max(WIDTH, base.CHUNK_BYTES // (8 * self.m) // WIDTH * WIDTH)
         return [(lo, min(lo + width, self.d)) for lo in range(0, self.d, width)]
 
@@ -130,21 +126,18 @@ class DenseMap(Sketch):
         return min(round_up(frobenius, 64 + self.d), math.sqrt(self.gain(1) * self.gain(math.inf)))
 
     def _blocks(self) -> Iterator[Tensor]:
-        return (self.block(lo, hi) for lo, hi in self.chunks())
+        return (self._block(lo, hi) for lo, hi in self._chunks())
 
     def _parts(self, lo: int, hi: int) -> list[tuple[int, int]]:
         if self._keeps:
             return [(lo, hi)]
-        return [(max(lo, a), min(hi, b)) for a, b in self.chunks() if a < hi and b > lo]
+        return [(max(lo, a), min(hi, b)) for a, b in self._chunks() if a < hi and b > lo]
 
     def _part(self, lo: int, hi: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Phi[:, lo:hi]' in a dtype, from the working copy while there is one."""
         if not self._keeps:
             return self._columns(lo, hi).to(device, dtype)
-        where = device, dtype
-        if where not in self._copies:
-            self._copies[where] = self._columns(0, self.d).to(device, dtype)
-        return self._copies[where][lo:hi]
+        return self._memo.tensor("columns", lambda: self._columns(0, self.d), device, dtype)[lo:hi]
 
     @property
     def _keeps(self) -> bool:
@@ -178,7 +171,7 @@ class DenseMap(Sketch):
 
     def _cholesky(self, factors: list[Tensor]) -> Tensor | None:
         gram = torch.zeros(self.m, self.m, dtype=torch.float64)
-        for lo, hi in self.chunks():
+        for lo, hi in self._chunks():
             part = self._whitened(self.entries(lo, hi), factors)
             gram += part.T @ part
         factor, failed = torch.linalg.cholesky_ex(gram)

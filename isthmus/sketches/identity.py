@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import Stored, to_dense
 from isthmus.base.space import Space
-from isthmus.sketches.base import R, Random, Sketch, check_block, check_vector
+from isthmus.sketches.base import CodesLeaves, LiftsLeaves, Movable, R, Random, Sketch, check_block, check_vector
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Identity(Random):
         return IdentityMap(space)
 
 
-class IdentityMap(Sketch):
+class IdentityMap(CodesLeaves, LiftsLeaves, Movable):
     """The identity of a space."""
 
     tight = True
@@ -37,9 +37,13 @@ class IdentityMap(Sketch):
         self.space, self.d, self.m = space, space.d, space.d
         self.norm = 1.0
 
-    def memory(self) -> Sequence[Tensor]:
+    def tensors(self) -> Sequence[Tensor]:
         """None at all."""
         return ()
+
+    def placed(self, tensors: Sequence[Tensor]) -> Sketch:
+        """The map itself."""
+        return self
 
     def forward(self, v: Tensor) -> Tensor:
         """v."""

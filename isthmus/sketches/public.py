@@ -21,8 +21,7 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, as_dtype, exact_products, is_sparse, rmatmul, to_dense
 from isthmus.base.space import Leaf, Space
 from isthmus.sketches import base
-from isthmus.sketches.base import CodeRows, Context, Encoder, Sketch, State, Tree, read
-from isthmus.sketches.forms import OuterForm
+from isthmus.sketches.base import CodeRows, Context, Encoder, OuterForm, Sketch, State, Tree, read
 from isthmus.sketches.identity import IdentityMap
 from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
 from isthmus.sketches.orthonormal import orthonormal

@@ -56,11 +56,6 @@ class HadamardMap(Sketch):
             self._blocks.append(_Block(start, size, slice(first, last), chosen[first:last] - start))
             start += size
 
-    def forward(self, v: Tensor) -> Tensor:
-        """Phi v, block by block."""
-        check_vector(self, v, "v", self.d)
-        return self.rows(v.unsqueeze(0)).squeeze(0)
-
     def adjoint(self, y: Tensor) -> Tensor:
         """Phi' y, block by block."""
         check_vector(self, y, "y", self.m)
@@ -96,7 +91,7 @@ class HadamardMap(Sketch):
         return randomness.sign_range(self._sign_key, block.start, block.start + block.size, like.device).to(like.dtype)
 
     def _chosen(self, block: _Block, device: torch.device) -> Tensor:
-        return self.once(block.start, lambda: block.chosen, device)
+        return self._memo.tensor(block.start, lambda: block.chosen, device)
 
     def _matrix_gain(self, ord: float) -> float:
         """Exact: entries are +-1/sqrt(B) in a Hadamard block of size B, and a cosine block is small."""

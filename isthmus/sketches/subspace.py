@@ -22,16 +22,24 @@ from isthmus.base.space import Space
 from isthmus.sketches import base
 from isthmus.sketches.base import (
     CodeRows,
+    CodesLeaves,
+    CodesOuter,
+    LiftsLeaves,
     Mate,
+    OuterForm,
     R,
     Sketch,
+    TableForm,
     Tree,
+    adjoint_columns,
     check_block,
     check_vector,
+    leaf_code,
+    outer_codes,
+    outer_in_chunks,
     read,
     round_up,
 )
-from isthmus.sketches.forms import OuterForm, TableForm
 
 
 class OuterFactors:
@@ -253,7 +261,7 @@ class PublicMap(Sketch):
         return inside / whole if whole else 1.0
 
 
-class SubspaceMap(PublicMap):
+class SubspaceMap(PublicMap, CodesOuter, LiftsLeaves):
     """Phi = V' for a basis V (d x k) with orthonormal columns.
 
     `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
@@ -289,12 +297,10 @@ class SubspaceMap(PublicMap):
 
         With T > 1 positions the q x p products come first: 2 n q p (T + k) operations, against 2 n q p T k.
         """
-        if is_sparse(a):
-            return super().outer(a, b, lo)
-        if a.ndim == 3 and a.shape[1] == 1:
+        if isinstance(a, Tensor) and a.ndim == 3 and a.shape[1] == 1:
             a, b = a[:, 0], b[:, 0]
-        if a.ndim == 3:
-            return super().outer(a, b, lo)
+        if is_sparse(a) or a.ndim == 3:
+            return outer_in_chunks(self, a, b, lo)
         (n, p), q, k = a.shape, b.shape[1], self.m
         flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
         step = max(1, base.CHUNK_BYTES // (8 * min(p, q) * k))
@@ -310,13 +316,13 @@ class SubspaceMap(PublicMap):
         return torch.cat(codes)
 
     def _basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return self.once("basis", lambda: self.basis.contiguous(), device, dtype)
+        return self._memo.tensor("basis", self.basis.contiguous, device, dtype)
 
     def _matrix_gain(self, ord: float) -> float:
         return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
 
 
-class FactoredMap(PublicMap):
+class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
     """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
 
     A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.
@@ -355,40 +361,29 @@ class FactoredMap(PublicMap):
             return (self._wide(device).products(x) @ self._weights(device)).to(dtype)
         total = torch.zeros(x.shape[0], self.m, dtype=torch.float64, device=device)
         for left, right in self._spans(lo, hi):
-            total += matmul(columns(x, left - lo, right - lo), self._block(left, right, device).T)
+            total += matmul(
+                columns(x, left - lo, right - lo), (self._weights(device).T @ self._wide(device).window(left, right)).T
+            )
         return total.to(dtype)
-
-    def block(self, lo: int, hi: int) -> Tensor:
-        """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
-        return self._block(lo, hi, self.factors.device).cpu()
 
     def leaf(self, name: str, rows: R) -> R:
         """The codes of rows from their inner products with the public ones."""
         codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
         return rows.with_factors(codes, torch.ones_like(codes[:, :1]))
 
-    def _block(self, lo: int, hi: int, device: torch.device) -> Tensor:
-        return self._weights(device).T @ self._wide(device).window(lo, hi)
-
     def _spans(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
         step = max(1, base.CHUNK_BYTES // (8 * (self.factors.n + self.m)))
         return ((left, min(left + step, hi)) for left in range(lo, hi, step))
 
     def _weights(self, device: torch.device) -> Tensor:
-        return self.once("weights", lambda: self.weights, device, torch.float64)
+        return self._memo.tensor("weights", lambda: self.weights, device, torch.float64)
 
     def _wide(self, device: torch.device) -> Factors:
         """The factors in float64."""
-        if device not in self._held:
-            self._held[device] = self.factors.to(device, torch.float64)
-        return self._held[device]
-
-    @cached_property
-    def _held(self) -> dict[torch.device, Factors]:
-        return {}
+        return self._memo.keep(("factors", device), lambda: self.factors.to(device, torch.float64))
 
 
-class JoinedMap(PublicMap):
+class JoinedMap(PublicMap, CodesLeaves, CodesOuter, LiftsLeaves):
     """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
 
     def __init__(self, space: Space, blocks: Mapping[str, Sketch], norm: float):
@@ -401,17 +396,13 @@ class JoinedMap(PublicMap):
         first, *rest = (block.forward(v[self.space.slice(name)]) for name, block in self.blocks.items())
         return sum(rest, first)
 
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Every leaf of V y, one after the other."""
-        return torch.cat([self.adjoint_leaf(leaf.name, y) for leaf in self.space.leaves])
-
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf of V y."""
         return self.blocks[name].adjoint(y)
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """Some columns of one leaf of V y."""
-        return self.blocks[name].adjoint_columns(name, y, lo, hi)
+        return adjoint_columns(self.blocks[name], name, y, lo, hi)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
@@ -421,22 +412,17 @@ class JoinedMap(PublicMap):
             total += self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
         return total
 
-    def block(self, lo: int, hi: int) -> Tensor:
-        """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
-        spans = self.space.overlaps(lo, hi)
-        return torch.cat([self.blocks[x.name].block(left - x.start, right - x.start) for x, left, right in spans], 1)
-
     def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of outer products; those of one leaf go to its map."""
         hi = lo + a.shape[-1] * b.shape[-1]
         leaf, left, right = next(self.space.overlaps(lo, hi))
         if (left, right) != (lo, hi):
-            return super().outer(a, b, lo)
-        return self.blocks[leaf.name].outer(a, b, lo - leaf.start)
+            return outer_in_chunks(self, a, b, lo)
+        return outer_codes(self.blocks[leaf.name], a, b, lo - leaf.start)
 
     def leaf(self, name: str, rows: R) -> R | None:
         """The code of one leaf, from its own map."""
-        return self.blocks[name].leaf(name, rows)
+        return leaf_code(self.blocks[name], name, rows)
 
 
 BLOCK = 64
