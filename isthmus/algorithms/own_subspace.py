@@ -28,8 +28,8 @@ from isthmus.gradients import Outer
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import Context, Encoder, Sketch
-from isthmus.sketches.orthonormal import random_rows
-from isthmus.sketches.subspace import SubspaceMap
+from isthmus.sketches.dense import random_rows
+from isthmus.sketches.public import SubspaceMap
 
 MORE = 10
 """Directions that are tried beyond k: the span of a few more holds the top k far better."""

@@ -24,7 +24,7 @@ from isthmus.parts import FrankWolfe
 from isthmus.privacy import Charge, Clip, NoisyMax
 from isthmus.sets import ConvexSet, VertexForm
 from isthmus.sketches import Context, Encoder, Sketch
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.compose import IdentityMap
 from isthmus.theory import Rule
 
 

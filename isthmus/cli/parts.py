@@ -25,7 +25,7 @@ _PARTS = {
     "template": "isthmus.tables.template",
     "train": "isthmus.runs.train",
     "validate": "isthmus.base.validate",
-    "whole": "isthmus.base.whole",
+    "atomic": "isthmus.base.atomic",
 }
 
 

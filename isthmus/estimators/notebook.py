@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.base import html
+from isthmus.base import notebook
 
 
 class ShowsGuarantee:
@@ -25,9 +25,9 @@ class ShowsGuarantee:
     def _guarantee_html(self) -> str:
         """The statement of a private fit; a warning for one that is not; the budget before a fit."""
         if not hasattr(self, "privacy_"):
-            return html.card(f"Not fitted yet: a fit will spend epsilon = {getattr(self, 'epsilon', None)}")
+            return notebook.card(f"Not fitted yet: a fit will spend epsilon = {getattr(self, 'epsilon', None)}")
         statement: Any = self.privacy_
         if statement is None:
             text = "It was fitted without noise, and may reveal the records that it was trained on."
-            return html.card("This model is NOT private", html.paragraph(text), tone="bad")
+            return notebook.card("This model is NOT private", notebook.paragraph(text), tone="bad")
         return str(statement._repr_html_())

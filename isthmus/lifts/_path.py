@@ -50,7 +50,7 @@ from scipy.optimize import nnls
 from threadpoolctl import ThreadpoolController
 
 from isthmus.sets import ConvexSet, VertexForm
-from isthmus.sets.derivatives import Derivative, threshold
+from isthmus.sets.projections import Derivative, sorted_threshold
 from isthmus.sketches.base import Sketch
 
 Array = NDArray[np.float64]
@@ -352,7 +352,7 @@ class Shape:
         """The piece of the projection of z."""
         size = np.abs(z) if self.signed else z
         inside = self.signed and size.sum() <= self.radius
-        return self.classify(z, 0.0 if inside else threshold(size, self.radius))
+        return self.classify(z, 0.0 if inside else sorted_threshold(size, self.radius))
 
     def classify(self, z: Array, tau: float) -> Piece:
         """The piece on which z - tau falls."""

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.lifts.cosamp import cosamp
+from isthmus.lifts.decoders import cosamp
 from isthmus.lifts.project_lift import solve_lift
 from isthmus.sets import ConvexSet
 from isthmus.sketches.base import LiftsInPlace, Sketch, adjoint_columns, pinv_columns, take_pinv

@@ -25,7 +25,7 @@ from isthmus.lifts._path import (
     one_thread,
     operator,
 )
-from isthmus.lifts.pursuit import least_gauge, pursue
+from isthmus.lifts.decoders import least_gauge, pursue
 from isthmus.sets import ConvexSet, Whole
 from isthmus.sets.base import Point
 from isthmus.sketches.base import Sketch

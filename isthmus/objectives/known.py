@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.base import validate
-from isthmus.base.known import subclasses
+from isthmus.base.class_registry import subclasses
 from isthmus.objectives.linear import LinearModel
 
 Loss = type[LinearModel]

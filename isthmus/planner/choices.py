@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.algorithms.choice import Choice
 from isthmus.algorithms.facts import Facts
-from isthmus.base import html, validate
+from isthmus.base import notebook, validate
 
 FORMAT = "isthmus-choices-1"
 """What the JSON of a plan says that it is."""
@@ -119,12 +119,12 @@ def as_html(plan: Plan) -> str:
     best, facts = plan.best, plan.facts
     title = f"Use {best.name}" + (f" at epsilon {facts.epsilon:g}" if facts.private else " (not private)")
     lines = [line for line in words(plan).splitlines() if not line.startswith("Not used: ")]
-    refused = html.items(f"{name}: {reason}" for name, reason in plan.refused.items())
-    return html.card(
+    refused = notebook.items(f"{name}: {reason}" for name, reason in plan.refused.items())
+    return notebook.card(
         title,
-        *map(html.paragraph, lines),
-        html.details(f"All {len(plan.choices)} choices, best first", html.table(HEAD, rows_of(plan))),
-        html.details(f"{len(plan.refused)} algorithms that cannot run here", refused) if plan.refused else "",
+        *map(notebook.paragraph, lines),
+        notebook.details(f"All {len(plan.choices)} choices, best first", notebook.table(HEAD, rows_of(plan))),
+        notebook.details(f"{len(plan.refused)} algorithms that cannot run here", refused) if plan.refused else "",
     )
 
 

@@ -17,8 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from isthmus.base.atomic import atomic_write
 from isthmus.base.validate import present, refuse, unreadable
-from isthmus.base.whole import replaced
 from isthmus.report._fitted import described
 from isthmus.report._shape import (
     Checker,
@@ -303,7 +303,7 @@ class Record:
         """Write the record to a file, or to `run.json` in a folder that exists; returns the file."""
         where = Path(path)
         where = where / FILE if os.path.isdir(where) else where
-        with replaced(where) as partial:
+        with atomic_write(where) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
         return where
 

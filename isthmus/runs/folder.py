@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.base import storage, validate
+from isthmus.base import validate
+from isthmus.base.atomic import atomic_write, sync
 
 SETTINGS, SCHEMA, PLAN, LEDGER, CHECKPOINT = "settings.json", "schema.toml", "plan.json", "ledger", "checkpoint"
 MODEL, METRICS, RUN = "model.safetensors", "metrics.json", "run.json"
@@ -76,7 +77,7 @@ class RunFolder:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             validate.refuse("out", str(path), f"give a folder that can be written to ({error.strerror or error})")
-        storage.sync(path.parent)
+        sync(path.parent)
         return RunFolder(path, dict(settings))
 
     @staticmethod
@@ -115,7 +116,7 @@ class RunFolder:
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file by another, whole or not at all."""
-        with storage.replaced(self.path / name) as partial:
+        with atomic_write(self.path / name) as partial:
             partial.write_bytes(data)
 
     def read_sealed(self, name: str) -> dict[str, Any]:

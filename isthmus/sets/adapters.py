@@ -12,8 +12,8 @@ from torch import Tensor
 
 from isthmus.base.validate import non_negative, positive, positive_int, refuse
 from isthmus.base.validate import shape as check_shape
-from isthmus.sets.base import ConvexSet, norm, own
-from isthmus.sets.threshold import nearest
+from isthmus.sets.base import ConvexSet, own
+from isthmus.sets.projections import nearest, norm
 
 Oracle = Callable[[Any], Any]
 

@@ -12,9 +12,19 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import ConvexSet, VertexForm, inside, norm, of_length, own
-from isthmus.sets.derivatives import Linearised, clamped, shortened, smooth, thresholded
-from isthmus.sets.threshold import pnorm, project_unit_lp, shrink, threshold
+from isthmus.sets.base import ConvexSet, VertexForm, inside, of_length, own
+from isthmus.sets.projections import (
+    Linearised,
+    clamped,
+    norm,
+    pnorm,
+    project_unit_lp,
+    shortened,
+    shrink,
+    smooth,
+    threshold,
+    thresholded,
+)
 from isthmus.sets.widths import Width, chi_mean, exactly, max_abs_normal
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from isthmus.base import storage
 from isthmus.base.matrix import Array
 from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
-from isthmus.sets.derivatives import Linearised, by_difference
+from isthmus.sets.projections import Linearised, by_difference, norm
 from isthmus.sets.widths import Width, monte_carlo
 
 Point = TypeVar("Point", Tensor, np.ndarray)
@@ -283,17 +283,6 @@ class ConvexSet(ABC):
             return result
         array: np.ndarray = result.cpu().numpy()
         return array
-
-
-def norm(x: Tensor) -> float:
-    """||x||_2 in float64: float32 squares keep their digits; float64 ones are scaled where they would overflow."""
-    size = float(torch.linalg.vector_norm(x.flatten(), dtype=torch.float64))
-    if 1e-140 < size < math.inf:
-        return size
-    top = float(x.abs().max()) if x.numel() else 0.0
-    if not 0 < top < math.inf:
-        return size
-    return float(torch.linalg.vector_norm(x.flatten().double() / top)) * top
 
 
 def of_length(x: Tensor, length: float) -> Tensor:

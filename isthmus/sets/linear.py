@@ -11,9 +11,8 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import ConvexSet, inside, norm, of_length, own, tolerance
-from isthmus.sets.derivatives import Linearised, shortened, smooth
-from isthmus.sets.threshold import pnorm
+from isthmus.sets.base import ConvexSet, inside, of_length, own, tolerance
+from isthmus.sets.projections import Linearised, norm, pnorm, shortened, smooth
 from isthmus.sets.widths import Width, chi_mean, exactly, weighted_norm
 
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import at_most, check, positive, positive_int
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import ConvexSet, inside, norm
-from isthmus.sets.derivatives import Linearised, same, threshold
+from isthmus.sets.base import ConvexSet, inside
+from isthmus.sets.projections import Linearised, norm, same, sorted_threshold
 
 SMALL = 32
 """Matrices with a side below this are decomposed: Lanczos saves nothing there."""
@@ -93,7 +93,7 @@ class NuclearBall(_MatrixSet):
         u, s, vt = np.linalg.svd(matrix(z), full_matrices=False)
         if s.sum() <= self.radius:
             return z, same
-        tau = threshold(s, self.radius)
+        tau = sorted_threshold(s, self.radius)
         above = s > tau
         f = np.where(above, s - tau, 0.0)
         tiny = np.finfo(float).tiny

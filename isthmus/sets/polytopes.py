@@ -12,9 +12,8 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import ConvexSet, VertexForm, norm, own, tolerance
-from isthmus.sets.derivatives import Linearised, clamped, thresholded
-from isthmus.sets.threshold import nearest, pnorm, shrink, threshold
+from isthmus.sets.base import ConvexSet, VertexForm, own, tolerance
+from isthmus.sets.projections import Linearised, clamped, nearest, norm, pnorm, shrink, threshold, thresholded
 from isthmus.sets.widths import Width, exactly, max_normal
 
 

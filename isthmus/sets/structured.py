@@ -15,7 +15,7 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive, positive_int, refuse
 from isthmus.sets.balls import L1Ball
 from isthmus.sets.base import ConvexSet, inside, of_length, tolerance
-from isthmus.sets.derivatives import Linearised, same, threshold
+from isthmus.sets.projections import Linearised, same, sorted_threshold
 from isthmus.sets.widths import Width, exactly, max_chi
 
 
@@ -71,7 +71,7 @@ class GroupBall(ConvexSet):
         norms = np.sqrt(totals(z * z))
         if norms.sum() <= self.radius:
             return z, same
-        tau = threshold(norms, self.radius)
+        tau = sorted_threshold(norms, self.radius)
         above = norms > tau
         safe = np.where(above, norms, 1.0)
         shrink: Array = np.where(above, 1 - tau / safe, 0.0)[ids]

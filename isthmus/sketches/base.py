@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from isthmus.base import packed, randomness, validate
+from isthmus.base import randomness, storage, validate
 from isthmus.base.matrix import Stored, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
 
@@ -257,7 +257,7 @@ class Sketch(ABC):
         memo = {name for name, value in vars(self).items() if name[0] == "_" and not isinstance(value, (int, Tensor))}
         lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
         attributes = {name: value for name, value in vars(self).items() if name not in memo | lazy}
-        return packed.fingerprint([type(self).__name__, attributes])
+        return storage.fingerprint([type(self).__name__, attributes])
 
     @cached_property
     def _memo(self) -> Memo:

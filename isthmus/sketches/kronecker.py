@@ -30,8 +30,8 @@ from isthmus.sketches.base import (
     round_up,
     spread,
 )
-from isthmus.sketches.identity import stack
-from isthmus.sketches.orthonormal import frames
+from isthmus.sketches.compose import stack
+from isthmus.sketches.dense import frames
 
 ALIGN = 32
 """Columns of a factor in memory are a multiple of this."""

@@ -31,7 +31,7 @@ from isthmus.sketches.base import (
     round_up,
 )
 from isthmus.sketches.bijections import Permutation
-from isthmus.sketches.identity import stack
+from isthmus.sketches.compose import stack
 
 
 class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):

@@ -30,7 +30,7 @@ from sklearn.datasets import load_svmlight_file
 
 from isthmus.base import validate
 from isthmus.base.arrow import column_names, parquet_dataset
-from isthmus.base.whole import replaced
+from isthmus.base.atomic import atomic_write
 from isthmus.tables.folders import ParquetFrame, in_slices, stripped_names
 
 TEXT = (".csv", ".tsv", ".tab")
@@ -204,7 +204,7 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
     validate.check(
         suffix in (".csv", ".tsv", ".npz", ".parquet"), "output", str(path), "end it in .csv, .tsv, .npz or .parquet"
     )
-    with replaced(file) as partial:
+    with atomic_write(file) as partial:
         if suffix == ".npz":
             with partial.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **columns)

@@ -15,7 +15,7 @@ from isthmus.privacy import BudgetExceeded, Clip, FullBatch, Gaussian, Ledger, M
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.sketches import Encoder, GaussianSketch
 from isthmus.sketches.base import ChangesSum
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import Inside, OwnLength, Printed
 
 

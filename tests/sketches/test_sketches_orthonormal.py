@@ -10,8 +10,8 @@ import torch
 from isthmus.base.space import Space
 from isthmus.gradients import Dense, Lazy, Outer, Stack
 from isthmus.sketches import Kronecker, base
-from isthmus.sketches import orthonormal as module
-from isthmus.sketches.orthonormal import orthonormal, random_rows
+from isthmus.sketches import dense as module
+from isthmus.sketches.dense import orthonormal, random_rows
 from isthmus.sketches.public import completed, leaf_pieces, side_directions, top_directions, top_right
 
 

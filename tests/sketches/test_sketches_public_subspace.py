@@ -27,7 +27,7 @@ from isthmus.privacy import Clip
 from isthmus.sketches import PublicSubspace, Residual, base
 from isthmus.sketches import public as learning
 from isthmus.sketches.base import adjoint_leaf, outer_codes, pinv_leaf
-from isthmus.sketches.subspace import (
+from isthmus.sketches.public import (
     FactoredMap,
     JoinedMap,
     OuterFactors,

@@ -1,12 +1,15 @@
-"""Projection onto {y >= 0, sum y = radius} in expected linear time, without a sort (Michelot 1986, Condat 2016).
+"""The computations behind the projections of several sets.
 
-The projection is y = max(u - tau, 0) with tau the root of f(tau) = sum max(u - tau, 0) - radius.  f is convex and
+In NumPy, with their directional derivative, what a Newton solver asks of a set: each gives `(P_C z, J)`, `J(x)` being
+the derivative of the projection at z along x: one element of its generalised Jacobian, symmetric with 0 <= J <= I.
+
+In torch, the projection onto {y >= 0, sum y = radius} in expected linear time, without a sort (Michelot 1986, Condat
+2016).  It is y = max(u - tau, 0) with tau the root of f(tau) = sum max(u - tau, 0) - radius.  f is convex and
 decreasing, so a Newton step from anywhere lands at or left of the root and from then on the steps increase: entries
 below the current tau never come back and are dropped.
 
-Wolfe's nearest point of a convex hull that is known through its linear maximiser.
-
-Projection onto the unit lp ball, 1 < p < inf, from its optimality conditions.
+Then Wolfe's nearest point of a convex hull that is known through its linear maximiser, and the projection onto the
+unit lp ball, 1 < p < inf, from its optimality conditions.
 """
 
 from __future__ import annotations
@@ -18,7 +21,99 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.sets.base import norm
+from isthmus.base.matrix import Array
+
+Derivative = Callable[[Array], Array]
+
+Linearised = tuple[Array, Derivative]
+
+
+def norm(x: Tensor) -> float:
+    """||x||_2 in float64: float32 squares keep their digits; float64 ones are scaled where they would overflow."""
+    size = float(torch.linalg.vector_norm(x.flatten(), dtype=torch.float64))
+    if 1e-140 < size < math.inf:
+        return size
+    top = float(x.abs().max()) if x.numel() else 0.0
+    if not 0 < top < math.inf:
+        return size
+    return float(torch.linalg.vector_norm(x.flatten().double() / top)) * top
+
+
+def same(x: Array) -> Array:
+    """x: the derivative inside a set."""
+    return x
+
+
+def by_difference(project: Derivative, z: Array) -> Linearised:
+    """J x from one more projection: exact on affine pieces, first order elsewhere."""
+    w = project(z)
+    size = 1e-5 * max(float(np.linalg.norm(z)), float(np.linalg.norm(w)))
+
+    def derivative(x: Array) -> Array:
+        length = float(np.linalg.norm(x))
+        if length == 0 or size == 0:
+            return x
+        h = size / length
+        return (project(z + h * x) - w) / h
+
+    return w, derivative
+
+
+def clamped(z: Array, low: Array | float, high: Array | float) -> Linearised:
+    """The projection on a box."""
+    inside = (z > low) & (z < high)
+    return np.clip(z, low, high), lambda x: x * inside
+
+
+def shortened(z: Array, radius: float) -> Linearised:
+    """The projection on a Euclidean ball about 0."""
+    length = float(np.linalg.norm(z))
+    if length <= radius:
+        return z, same
+    unit, ratio = z / length, radius / length
+    return radius * unit, lambda x: ratio * (x - unit * (unit @ x))
+
+
+def thresholded(z: Array, radius: float, signed: bool) -> Linearised:
+    """The projection on {sum |w| <= radius} (signed) or {w >= 0, sum w = radius}."""
+    size = np.abs(z) if signed else z
+    if signed and size.sum() <= radius:
+        return z, same
+    level = sorted_threshold(size, radius)
+    free = size > level
+    free[int(size.argmax())] = True
+    signs: Array = np.where(z < 0, -1.0, 1.0) * free if signed else free.astype(np.float64)
+    mean = signs / np.count_nonzero(free)
+    w: Array = signs * np.maximum(size - level, 0.0)
+    total = float(np.abs(w).sum())
+    if total > radius or (not signed and total > 0):
+        w *= radius / total
+    return w, lambda x: free * x - signs * (mean @ x)
+
+
+def smooth(z: Array, w: Array, normal: Array, curvature: Array) -> Linearised:
+    """A ball {g <= 1} with separable smooth g: z - w = c n(w), J = D - D n n' D / n'Dn with D = 1/(1 + c g'')."""
+    length = float(normal @ normal)
+    c = float((z - w) @ normal) / length if length > 0 else 0.0
+    if c <= 0:
+        return w, same
+    damp = 1 / (1 + c * curvature)
+    bent = damp * normal
+    total = float(normal @ bent)
+    return w, lambda x: damp * x - bent * ((bent @ x) / total)
+
+
+def sorted_threshold(u: Array, radius: float) -> float:
+    """tau with sum max(u - tau, 0) = radius, by a sort.
+
+    >>> sorted_threshold(np.array([3.0, 1.0]), 1.0)
+    2.0
+    """
+    ordered = np.sort(u)[::-1]
+    excess = np.cumsum(ordered) - radius
+    count = max(1, int(np.count_nonzero(ordered * np.arange(1, len(u) + 1) > excess)))
+    return float(excess[count - 1] / count)
+
 
 _SAMPLE = 2048
 
