@@ -83,5 +83,7 @@ def in_notebook() -> bool:
 
 def bar(total: int, visible: bool | None = None, **options: Any) -> Any:
     """A tqdm bar; `visible=None` shows it on a terminal and in a notebook, and nowhere else."""
-    visible = True if visible is None and in_notebook() else visible
-    return tqdm(total=total, disable=None if visible is None else not visible, **options)
+    disable = None  # tqdm then shows it on a terminal alone
+    if visible is not None or in_notebook():
+        disable = visible is False
+    return tqdm(total=total, disable=disable, **options)

@@ -163,17 +163,23 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
     >>> encode({"a": [1, (2.5, None)], "b": -math.inf}, "x", {})
     {'a': [1, {'@tuple': [2.5, None]}], 'b': {'@float': '-inf'}}
     """
-    if isinstance(value, (np.generic, Enum)):
-        return encode(value.item() if isinstance(value, np.generic) else value.value, path, tensors)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Enum):
+        value = value.value
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"@float": repr(value)}
+        if math.isfinite(value):
+            return value
+        return {"@float": repr(value)}
     if isinstance(value, (Tensor, np.ndarray)):
         return _encode_array(value, path, tensors)
     if isinstance(value, (list, tuple)):
         items = [encode(item, f"{path}/{k}", tensors) for k, item in enumerate(value)]
-        return items if isinstance(value, list) else {"@tuple": items}
+        if isinstance(value, list):
+            return items
+        return {"@tuple": items}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("@") for key in value):
             return {key: encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
@@ -183,7 +189,9 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
         if isinstance(value, stored.kind) and is_dataclass(value):
             name, inner = stored.take(value)
             tree = {key: encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
-            return {tag: tree} if name is None else {tag: name, "fields": tree}
+            if name is None:
+                return {tag: tree}
+            return {tag: name, "fields": tree}
     remedy = (
         "give numbers, strings, arrays, lists, dicts, or sets that are dataclasses of them: nothing else can be stored"
     )
@@ -193,14 +201,16 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
 def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> Fields:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
         return {"@array": encode(value.tolist(), path, tensors), "dtype": value.dtype.str}
-    numeric = isinstance(value, Tensor) or value.dtype.kind in "fiub"
-    kind = None if isinstance(value, Tensor) else str(value.dtype)
-    validate.check(numeric, f"{path}.dtype", kind, "give an array of numbers or strings: others cannot be stored")
-    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    if isinstance(value, Tensor):
+        tag, tensor = "@tensor", value
+    else:
+        numeric, remedy = value.dtype.kind in "fiub", "give an array of numbers or strings: others cannot be stored"
+        validate.check(numeric, f"{path}.dtype", str(value.dtype), remedy)
+        tag, tensor = "@numpy", torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     while path in tensors:  # {"a/b": x, "a": {"b": y}}
         path += "'"
     tensors[path] = tensor.detach().to("cpu", copy=True).contiguous()
-    return {"@tensor" if isinstance(value, Tensor) else "@numpy": path}
+    return {tag: path}
 
 
 def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -215,8 +225,10 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {key: decode(branch, tensors) for key, branch in tree.items()}
     if tag == "@float":
         return float(inner)
-    if tag in ("@list", "@tuple"):  # lists have no tag since format 2 of estimators
-        return (list if tag == "@list" else tuple)(decode(branch, tensors) for branch in inner)
+    if tag == "@list":  # lists have no tag since format 2 of estimators
+        return [decode(branch, tensors) for branch in inner]
+    if tag == "@tuple":
+        return tuple(decode(branch, tensors) for branch in inner)
     if tag == "@dict":
         return {decode(key, tensors): decode(branch, tensors) for key, branch in inner}
     if tag == "@array":
@@ -225,16 +237,20 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         fits = kind.kind in "OU" and array.dtype.itemsize <= kind.itemsize
         validate.check(fits, "path", tree["dtype"], "give a file as it was written: this array was altered")
         return array
-    if tag in ("@tensor", "@numpy"):
-        return tensors[inner] if tag == "@tensor" else tensors[inner].numpy()
+    if tag == "@tensor":
+        return tensors[inner]
+    if tag == "@numpy":
+        return tensors[inner].numpy()
     validate.check(
         tag in _OBJECTS,
         "path",
         tag,
         "use the version of Isthmus that wrote this file: this one cannot read what it holds",
     )
-    named = isinstance(inner, str)
-    return _OBJECTS[tag].make(inner if named else None, decode(tree["fields"] if named else inner, tensors))
+    make = _OBJECTS[tag].make
+    if isinstance(inner, str):
+        return make(inner, decode(tree["fields"], tensors))
+    return make(None, decode(inner, tensors))
 
 
 def _seal(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -326,8 +342,7 @@ def _add(value: Any, update: Callable[[bytes], None]) -> None:
     """A value as bytes: tensors, numbers, words, tables of them, and what has a fingerprint of its own."""
     if isinstance(value, Tensor):
         update(f"{value.dtype}{tuple(value.shape)}".encode())
-        flat = value.detach().reshape(-1).contiguous().cpu()
-        update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        update(_raw(value.detach().cpu()))
     elif hasattr(value, "fingerprint"):
         update(str(value.fingerprint).encode())
     elif isinstance(value, Mapping):
@@ -340,7 +355,10 @@ def _add(value: Any, update: Callable[[bytes], None]) -> None:
     elif value is None or isinstance(value, (bool, int, float, str)):
         update(repr(value).encode())
     else:
-        update(f"{type(value).__name__} {value if is_dataclass(value) else ''}".encode())
+        shown = ""
+        if is_dataclass(value):
+            shown = str(value)
+        update(f"{type(value).__name__} {shown}".encode())
 
 
 def _unpacked(data: bytes, kind: str) -> Any:
@@ -380,7 +398,9 @@ def _tensor_of(raw: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:
 
 
 def _raw(value: Tensor) -> bytes:
-    return value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    if value.numel() == 0:
+        return b""
+    return value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _name(path: str, value: Tensor) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,7 @@ class BFloat16(Codec):
         )
         return numbers
 
-    def value(self, drawn: Array, m: int, dtype: Any) -> Array:
+    def value(self, drawn: Array, m: int, dtype: type) -> Array:
         """With 16 zero bits behind."""
         return (drawn.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(dtype, copy=False)
 
@@ -153,9 +152,9 @@ class Float16(Codec):
         reader.check(top <= 30 << 10, "it holds a number that is NaN, infinite or above 2^15, whose exponent is 30")
         return scale, numbers
 
-    def value(self, drawn: tuple[float, Array], m: int, dtype: Any) -> Array:
+    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """Times the scale."""
-        numbers = drawn[1].astype(dtype)
+        numbers: Array = drawn[1].astype(dtype)
         numbers *= numbers.dtype.type(drawn[0])
         return numbers
 
@@ -201,14 +200,16 @@ class Natural(Codec):
         codes |= exponents
         return codes
 
-    def value(self, drawn: Array, m: int, dtype: Any) -> Array:
+    def value(self, drawn: Array, m: int, dtype: type) -> Array:
         """Powers of two."""
         return (drawn.astype(np.uint32) << np.uint32(23)).view(np.float32).astype(dtype, copy=False)
 
 
 def _power(top: float) -> float:
     """The power of two that divides `top` to at most 2^15, float16's largest; at least 2^-126."""
-    return 0.0 if top == 0 else float(np.ldexp(1.0, max(int(np.frexp(top)[1]) - 15, -126)))
+    if top == 0:
+        return 0.0
+    return float(np.ldexp(1.0, max(int(np.frexp(top)[1]) - 15, -126)))
 
 
 TRITS = 5
@@ -263,7 +264,7 @@ class PackedBits(Codec):
         reader.check(int(levels.max()) <= 2 * self._levels, f"a level is above {self._levels}")
         return scale, (levels - self._levels).astype(np.int16)
 
-    def value(self, drawn: tuple[float, Array], m: int, dtype: Any) -> Array:
+    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """||v||_inf l / s."""
         return from_levels(drawn[1], drawn[0] / self._levels, dtype)
 
@@ -342,7 +343,7 @@ class TernGrad(Codec):
         reader.check(not levels[m:].any(), "the signs that fill its last byte are not 0")
         return scale, levels[:m]
 
-    def value(self, drawn: tuple[float, Array], m: int, dtype: Any) -> Array:
+    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """||v||_inf times the signs."""
         return from_levels(drawn[1], drawn[0], dtype)
 
@@ -387,8 +388,9 @@ class QSGD(Codec):
     def chi(self, m: int) -> float:
         """min(m / s^2, sqrt(m) / s)."""
         validate.positive_int(m=m)
-        s = self._levels(m)
-        return 1.0 if self.levels is None else min(m / s**2, math.sqrt(m) / s)
+        if self.levels is None:
+            return 1.0
+        return min(m / self.levels**2, math.sqrt(m) / self.levels)
 
     def bits(self, m: int) -> float:
         """40 for norm and coding; 1 + 2 s / sqrt(m) a number up to s = sqrt(m), whatever v is, or fixed widths.
@@ -400,14 +402,15 @@ class QSGD(Codec):
         if self.coding == "fixed":
             return 40.0 + m * self._width(m)
         if rho > 1:
-            return 40.0 + m * (3 + math.log2(1 + (1 + self.chi(m)) * rho**2) + (2 if omega else 0))
-        return 40.0 + m * (1.8 + 1.25 * rho**2 if omega and rho > 0.8 else 1 + 2 * rho)
+            return 40.0 + m * (3 + math.log2(1 + (1 + self.chi(m)) * rho**2) + 2 * omega)
+        if omega and rho > 0.8:
+            return 40.0 + m * (1.8 + 1.25 * rho**2)
+        return 40.0 + m * (1 + 2 * rho)
 
     def draw(self, v: Array, seed: int) -> tuple[float, Array]:
         """The norm and the levels, with their signs."""
         scale, s = rounded_up(norm(v)), self._levels(len(v))
-        dtype = np.int16 if self._top(len(v)) < 1 << 15 else np.int32
-        return scale, to_levels(v, s, scale, seed, dtype)
+        return scale, to_levels(v, s, scale, seed, _level_dtype(self._top(len(v))))
 
     def write(self, out: Writer, m: int, drawn: tuple[float, Array]) -> None:
         """The norm, the coding and the codes; nothing after a norm of 0."""
@@ -418,19 +421,24 @@ class QSGD(Codec):
         symbols = 2 * np.abs(levels) + (levels >= 0)
         if self.coding == "fixed":
             out.byte(CODINGS.index("fixed"))
-            return out.fixed(symbols - 1, self._width(m))
+            out.fixed(symbols - 1, self._width(m))
+            return
         if int(symbols.max()) <= 3 and bits.length(symbols, self.coding) > 2 * m:
             out.byte(CODINGS.index(self.coding) | NARROW << 4)
             return out.fixed(symbols, 2)
-        few = 4 * np.count_nonzero(levels) < m  # places cost three bits and more, and zeros in a dense code one
-        places = np.flatnonzero(levels) if few else None
-        if places is None or not self._shorter(places, levels, symbols):
-            out.byte(CODINGS.index(self.coding))
-            return bits.write(out, symbols, self.coding)
+        if 4 * np.count_nonzero(levels) < m:  # places cost three bits and more, and zeros in a dense code one
+            places = np.flatnonzero(levels)
+            if self._shorter(places, levels, symbols):
+                return self._write_sparse(out, places, levels)
+        out.byte(CODINGS.index(self.coding))
+        bits.write(out, symbols, self.coding)
+
+    def _write_sparse(self, out: Writer, places: Array, levels: Array) -> None:
+        """The levels that are not 0, and where they stand."""
         own = levels[places]
         out.byte(CODINGS.index(self.coding) | SPARSE << 4)
         out.number(len(places))
-        bits.write_increasing(out, places, m, self.coding)
+        bits.write_increasing(out, places, len(levels), self.coding)
         out.bits([own < 0])
         bits.write(out, np.abs(own), self.coding)
 
@@ -442,9 +450,8 @@ class QSGD(Codec):
         coding_byte = reader.byte("the coding")
         coding, layout, top = coding_byte & 15, coding_byte >> 4, self._top(m)
         reader.check(coding == CODINGS.index(self.coding), f"its coding is number {coding} and not {self.coding!r}")
-        reader.check(
-            layout in ((DENSE,) if self.coding == "fixed" else (DENSE, SPARSE, NARROW)), f"its layout is {layout}"
-        )
+        known = layout in (DENSE, SPARSE, NARROW) and (layout == DENSE or self.coding != "fixed")
+        reader.check(known, f"its layout is {layout}")
         if layout == SPARSE:
             return scale, self._sparse(reader, m, top)
         symbols: Array
@@ -458,7 +465,7 @@ class QSGD(Codec):
             symbols = bits.read(reader, m, self.coding, top, "the levels")
         return scale, _signed(symbols)
 
-    def value(self, drawn: tuple[float, Array], m: int, dtype: Any) -> Array:
+    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """||v|| l / s."""
         scale, levels = drawn
         return from_levels(levels, scale / self._levels(m), dtype)
@@ -468,7 +475,7 @@ class QSGD(Codec):
         places = bits.read_increasing(reader, count, m, self.coding, "the places")
         signs = 1 - 2 * reader.bits(count, "the signs").view(np.int8)
         sizes = bits.read(reader, count, self.coding, top // 2, "the levels")
-        levels = np.zeros(m, np.int16 if top < 1 << 15 else np.int32)
+        levels: Array = np.zeros(m, _level_dtype(top))
         levels[places] = signs * sizes
         return levels
 
@@ -479,7 +486,9 @@ class QSGD(Codec):
         return lengths + 40 < bits.length(symbols, self.coding)
 
     def _levels(self, m: int) -> float:
-        return math.sqrt(m) if self.levels is None else float(self.levels)
+        if self.levels is None:
+            return math.sqrt(m)
+        return float(self.levels)
 
     def _top(self, m: int) -> int:
         """The largest symbol: that of the level ceil(s), positive."""
@@ -487,6 +496,13 @@ class QSGD(Codec):
 
     def _width(self, m: int) -> int:
         return 1 + math.ceil(math.log2(math.ceil(self._levels(m)) + 1))
+
+
+def _level_dtype(top: int) -> type:
+    """The shorter integers where symbols up to `top` fit in them."""
+    if top < 1 << 15:
+        return np.int16
+    return np.int32
 
 
 def _signed(symbols: Array) -> Array:

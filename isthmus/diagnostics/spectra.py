@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,12 +19,16 @@ from isthmus.gradients import Outer, Rows
 from isthmus.gradients.base import row_spans
 from isthmus.sketches.public import NEGLIGIBLE
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def axes(ax: Any, xlabel: str, ylabel: str) -> Any:
+
+def axes(ax: Axes | None, xlabel: str, ylabel: str) -> Axes:
     """The given axes, or those of a new figure, labelled."""
     import matplotlib.pyplot as plt
 
-    ax = plt.subplots()[1] if ax is None else ax
+    if ax is None:
+        ax = plt.subplots()[1]
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     return ax
@@ -35,7 +39,7 @@ BLOCK_BYTES = 1 << 26
 SQUARES_AT_ONCE = 32
 
 
-def check_public(name: str, rows: Any) -> None:
+def check_public(name: str, rows: Rows) -> None:
     """Rows, with at least one of them; loaders, tuples and tensors are refused, without a word of what they hold."""
     remedy = "give the per-example gradients of public examples, as isthmus.gradients.Rows"
     validate.check(isinstance(rows, Rows), name, type(rows).__name__, remedy)
@@ -99,7 +103,9 @@ def _inputs(first: Outer, second: Outer) -> Tensor:
 
 
 def _flat(x: Any) -> Any:
-    return x.astype("float64") if is_sparse(x) else x.double().reshape(-1, x.shape[-1])
+    if is_sparse(x):
+        return x.astype("float64")
+    return x.double().reshape(-1, x.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +129,9 @@ class Spectrum:
     @property
     def shares(self) -> Tensor:
         """The share of the trace in the first k eigenvalues, for every k (1 when all gradients are 0)."""
-        return self.values.cumsum(0) / self.total if self.total > 0 else torch.ones_like(self.values)
+        if self.total == 0:
+            return torch.ones_like(self.values)
+        return self.values.cumsum(0) / self.total
 
     @property
     def effective_rank(self) -> float:
@@ -135,7 +143,9 @@ class Spectrum:
     @property
     def stable_rank(self) -> float:
         """trace / lambda_1."""
-        return self.total / float(self.values[0]) if self.total > 0 else 0.0
+        if self.total == 0:
+            return 0.0
+        return self.total / float(self.values[0])
 
     def gap(self, k: int) -> float:
         """lambda_k - lambda_{k+1}, the eigen-gap alpha of `lab.theory.subspace_error`."""
@@ -149,7 +159,7 @@ class Spectrum:
         numbers = list(range(1, len(self.values) + 1))
         return {"k": numbers, "eigenvalue": self.values.tolist(), "share": self.shares.tolist()}
 
-    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """Eigenvalues in descending order, on a log scale."""
         ax = axes(ax, "k", "eigenvalue of the second moment")
         ax.plot(range(1, len(self.values) + 1), self.values.tolist(), label=label)
@@ -192,7 +202,7 @@ class Spectra:
                 out[name] += column
         return out
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """One curve a step."""
         ax = axes(ax, "k", "eigenvalue of the second moment")
         for step, spectrum in zip(self.steps, self.spectra, strict=True):
@@ -223,7 +233,7 @@ class Components:
         """Columns j and component."""
         return {"j": list(range(1, len(self.values) + 1)), "component": self.values.tolist()}
 
-    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """Components in descending order, both axes on a log scale."""
         ax = axes(ax, "j", "|component| of the mean gradient")
         ax.plot(range(1, len(self.values) + 1), self.values.tolist(), label=label)
@@ -300,10 +310,13 @@ class EnergyCurve:
         """Columns k and share."""
         return {"k": list(self.ks), "share": list(self.shares)}
 
-    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """The share against k."""
         ax = axes(ax, "k", "share of hold-out energy")
-        ax.plot(self.ks, self.shares, marker="." if len(self.ks) < 50 else None, label=label)
+        marker = None
+        if len(self.ks) < 50:
+            marker = "."
+        ax.plot(self.ks, self.shares, marker=marker, label=label)
         ax.set_ylim(0, 1.02)
         return ax
 
@@ -324,7 +337,7 @@ class Angles:
         """Columns i and angle."""
         return {"i": list(range(1, len(self.values) + 1)), "angle": list(self.values)}
 
-    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """The angles in degrees."""
         ax = axes(ax, "i", "principal angle (degrees)")
         ax.plot(range(1, len(self.values) + 1), [math.degrees(v) for v in self.values], marker=".", label=label)
@@ -361,7 +374,9 @@ def captured_energy(public: Rows, public_holdout: Rows, ks: Iterable[int] | None
     # V_k' h_i = lambda^(-1/2) U' (G h_i), and G h_i are inner products
     codes = vectors[:, keep].T @ products(public, public_holdout).to(vectors.device) / values[keep].sqrt()[:, None]
     shares = (codes.square().sum(1).cumsum(0) / whole).clamp(max=1.0).tolist()
-    sizes = range(1, len(shares) + 1) if ks is None else list(ks)
+    sizes = list(range(1, len(shares) + 1))
+    if ks is not None:
+        sizes = list(ks)
     validate.check(len(sizes) > 0, "ks", ks, "give at least one k")
     for k in sizes:
         validate.positive_int(k=k)
@@ -406,8 +421,9 @@ def principal_angles(V: Tensor, W: Tensor) -> Angles:
     cosines = torch.linalg.svdvals(inner)
     sines = torch.linalg.svdvals(smaller - larger @ inner).flip(0)
     angles = torch.atan2(sines, cosines)
-    same = larger.shape[1] == smaller.shape[1]
-    distance = min(1.0, float(sines[-1])) if same else 1.0
+    distance = 1.0
+    if larger.shape[1] == smaller.shape[1]:
+        distance = min(1.0, float(sines[-1]))
     return Angles(tuple(angles.tolist()), distance)
 
 
@@ -441,7 +457,9 @@ def principal_residual_ratio(public: Rows | Tensor, V: Tensor) -> float:
     inside = basis @ (basis.T @ g)
     principal, residual = float(inside.square().sum()), float((g - inside).square().sum())
     validate.check(principal + residual > 0, "||public||", 0.0, "give a gradient that is not zero")
-    return principal / residual if residual > 0 else math.inf
+    if residual == 0:
+        return math.inf
+    return principal / residual
 
 
 def _shared(first: Rows, second: Rows) -> bool:

@@ -94,7 +94,10 @@ def _decode(matrix: Tensor, y: Tensor, k: int, iterations: int) -> Tensor:
             going, columns, tried = going[new], columns[new], tried[new]
             if len(going) == 0:
                 break
-        tried = torch.cat([tried, columns[:, None]], 1) if tried.numel() else columns[:, None]
+        if tried.numel():
+            tried = torch.cat([tried, columns[:, None]], 1)
+        else:
+            tried = columns[:, None]
         z = _fitted(matrix, y[going], columns, k)
         misfit = torch.linalg.vector_norm(y[going] - z @ matrix.T, dim=1)
         better = misfit < least[going]
@@ -137,8 +140,9 @@ def _least_squares(columns: Tensor, y: Tensor) -> Tensor:
 def _matrix(sketch: object, codes: Tensor) -> Tensor:
     """The matrix in float32 or better, on the device of the codes."""
     dtype = torch.promote_types(codes.dtype, torch.float32)
-    dense = sketch.dense(dtype) if isinstance(sketch, Sketch) else validate.as_tensor("matrix", sketch, ndim=2)
-    return dense.detach().to(codes.device, dtype)
+    if isinstance(sketch, Sketch):
+        return sketch.dense(dtype).detach().to(codes.device)
+    return validate.as_tensor("matrix", sketch, ndim=2).detach().to(codes.device, dtype)
 
 
 def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> PathEnd | None:
@@ -153,7 +157,9 @@ def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = m
     t, used, residual = 0.0, 0, v
     while True:
         pull = constraint.support(torch.from_numpy(phi.adjoint(residual)))
-        step = float(residual @ residual) / pull if pull > 0 else math.inf
+        if pull <= 0:
+            return None
+        step = float(residual @ residual) / pull
         t += step
         if t >= limit or not math.isfinite(t):
             return None
@@ -180,7 +186,9 @@ def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -
     if not np.any(v):
         return replace(end, w=np.zeros(phi.d), residual=v, certificate=0.0, converged=True)
     path_end = value_root(problem, 0.1 * tol**0.5, max_iter, limit=1.0)
-    return end if path_end is None else replace(path_end, iterations=path_end.iterations + end.iterations)
+    if path_end is None:
+        return end
+    return replace(path_end, iterations=path_end.iterations + end.iterations)
 
 
 @dataclass(frozen=True)
@@ -235,7 +243,10 @@ def basis_pursuit(
     """
     validate.positive(tol=tol)
     right = validate.as_tensor("y", y, ndim=1).double().cpu().numpy()
-    phi = operator(sketch if isinstance(sketch, Sketch) else validate.as_tensor("matrix", sketch, ndim=2).numpy())
+    if isinstance(sketch, Sketch):
+        phi = operator(sketch)
+    else:
+        phi = operator(validate.as_tensor("matrix", sketch, ndim=2).numpy())
     validate.shape((phi.m,), y=torch.from_numpy(right))
     w, dual, steps, method = pursue(phi, right / phi.scale, tol, max_iter)
     dual = dual / max(1.0, float(np.abs(phi.adjoint(dual)).max())) / phi.scale
@@ -257,8 +268,9 @@ def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> 
         return *_closed_form(phi, y), 1, "closed form"
     if isinstance(phi, MatrixFree):
         return _matrix_free(phi, y, tol)
-    matrix = np.stack([phi.adjoint(row) for row in np.eye(phi.m)]) if not isinstance(phi, DenseOperator) else phi.matrix
-    w, dual, steps = _homotopy(matrix, y / size, 10 * phi.m if max_iter is None else max_iter, tol)
+    assert isinstance(phi, DenseOperator)
+    matrix = phi.matrix
+    w, dual, steps = _homotopy(matrix, y / size, max_iter or 10 * phi.m, tol)
     method = "homotopy"
     if not _proven(matrix, y / size, w, dual, tol):
         w, dual, steps = _linear_program(matrix, y / size)
@@ -331,7 +343,9 @@ def _breakpoint(
     step = max(0.0, float(min(joins[entering], crossing[leaving], level)))
     if step >= level:
         return level, None, None
-    return (step, None, leaving) if crossing[leaving] < joins[entering] else (step, entering, None)
+    if crossing[leaving] < joins[entering]:
+        return step, None, leaving
+    return step, entering, None
 
 
 def _proven(matrix: Array, y: Array, w: Array, dual: Array, tol: float) -> bool:

@@ -68,12 +68,16 @@ class Lifted:
     @cached_property
     def direction(self) -> Tensor:
         """The whole direction."""
-        return self._given if isinstance(self._given, Tensor) else self._given()
+        if isinstance(self._given, Tensor):
+            return self._given
+        return self._given()
 
     @cached_property
     def stretch(self) -> Step:
         """How much longer than eta the step of each coordinate is."""
-        return self._stretch() if callable(self._stretch) else self._stretch
+        if callable(self._stretch):
+            return self._stretch()
+        return self._stretch
 
     def columns(self, space: Space, name: str, lo: int, hi: int) -> Tensor:
         """Columns lo..hi-1 of one leaf of the direction, as a matrix."""
@@ -151,7 +155,9 @@ class Unbiased(Lift):
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        coverage = sketch.coverage.to(y) if isinstance(sketch.coverage, Tensor) else sketch.coverage
+        coverage = sketch.coverage
+        if isinstance(coverage, Tensor):
+            coverage = coverage.to(y)
 
         def columns(name: str, lo: int, hi: int) -> Tensor:
             share = coverage
@@ -285,8 +291,9 @@ class HeavyHitters(Lift):
             "a vector",
             "give one number as the step of a round",
         )
-        nothing, same = torch.zeros_like(y), memory is not None and memory["map"] == sketch.fingerprint
-        old = memory if memory is not None and same else {"velocity": nothing, "error": nothing}
+        old: Memory = {"velocity": torch.zeros_like(y), "error": torch.zeros_like(y)}
+        if memory is not None and memory["map"] == sketch.fingerprint:
+            old = memory
         velocity = self.momentum * old["velocity"] + y
         error = old["error"] + eta * velocity
         estimate = sketch.adjoint(error)

@@ -65,7 +65,9 @@ class Box(ConvexSet):
 
     def _gauge(self, x: Tensor) -> float:
         low, high = self._scales(x)
-        return low if low <= high * (1 + tolerance(x)) else math.inf
+        if low > high * (1 + tolerance(x)):
+            return math.inf
+        return low
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         lo, hi = self._bounds(x)
@@ -136,7 +138,9 @@ class Simplex(ConvexSet):
         return self.radius * g.amax(-1)
 
     def _diameter(self, d: int) -> float:
-        return self.radius * math.sqrt(2) if d > 1 else 0.0
+        if d == 1:
+            return 0.0
+        return self.radius * math.sqrt(2)
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_normal(d))
@@ -189,7 +193,9 @@ class ConvexHull(ConvexSet):
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         low = self._extreme_scale(x, 1.0)
-        return low, (self._extreme_scale(x, -1.0) if low < math.inf else low)
+        if low == math.inf:
+            return low, low
+        return low, self._extreme_scale(x, -1.0)
 
     def _extreme_scale(self, x: Tensor, sign: float) -> float:
         """The least (sign 1) or greatest (sign -1) t with x in t C."""
@@ -210,11 +216,17 @@ class ConvexHull(ConvexSet):
         answer = linprog(cost, A_eq=columns, b_eq=columns @ shares, method="highs", options=options)
         if answer.status == 3:
             return math.inf
-        best = torch.from_numpy(answer.x if answer.status == 0 else shares)
+        best = torch.from_numpy(shares)
+        if answer.status == 0:
+            best = torch.from_numpy(answer.x)
         t = float((best / lengths).where(best > 0, 0.0).sum()) * size
         # A point of C has scale 1 among its scales, whatever the program's last digits say.
         near_one = abs(t - 1) < 1e-3 and self._distance(x) <= tolerance(x) * max(1.0, size)
-        return (min(t, 1.0) if sign > 0 else max(t, 1.0)) if near_one else t
+        if not near_one:
+            return t
+        if sign > 0:
+            return min(t, 1.0)
+        return max(t, 1.0)
 
     def _support(self, g: Tensor) -> Tensor:
         rows: Tensor = self.vertices.to(g)

@@ -33,7 +33,9 @@ def norm(x: Tensor) -> float:
     size = float(torch.linalg.vector_norm(x.flatten(), dtype=torch.float64))
     if 1e-140 < size < math.inf:
         return size
-    top = float(x.abs().max()) if x.numel() else 0.0
+    if x.numel() == 0:
+        return size
+    top = float(x.abs().max())
     if not 0 < top < math.inf:
         return size
     return float(torch.linalg.vector_norm(x.flatten().double() / top)) * top
@@ -94,9 +96,9 @@ def thresholded(z: Array, radius: float, signed: bool) -> Linearised:
 def smooth(z: Array, w: Array, normal: Array, curvature: Array) -> Linearised:
     """A ball {g <= 1} with separable smooth g: z - w = c n(w), J = D - D n n' D / n'Dn with D = 1/(1 + c g'')."""
     length = float(normal @ normal)
-    c = float((z - w) @ normal) / length if length > 0 else 0.0
-    if c <= 0:
+    if length == 0 or float((z - w) @ normal) <= 0:
         return w, same
+    c = float((z - w) @ normal) / length
     damp = 1 / (1 + c * curvature)
     bent = damp * normal
     total = float(normal @ bent)
@@ -138,7 +140,9 @@ def shrink(u: Tensor, radius: float, top: float, drop: float) -> Tensor:
     """max(u - top - drop, 0) in place, with sum <= radius up to rounding."""
     y = u.sub_(top).sub_(drop).clamp_(min=0)
     total = float(y.sum(dtype=torch.float64))
-    return y.mul_(radius / total) if total > radius else y
+    if total <= radius:
+        return y
+    return y.mul_(radius / total)
 
 
 def _michelot(active: Tensor, radius: float) -> float:
@@ -152,7 +156,9 @@ def _michelot(active: Tensor, radius: float) -> float:
         candidates = above
     # Entries equal to tau up to rounding are left out, so that every start ends in the same sum.
     clear = _compress(candidates, candidates > drop * (1 - 16 * torch.finfo(torch.float64).eps))
-    return _newton_step(clear, radius) if 0 < clear.numel() < candidates.numel() else drop
+    if 0 < clear.numel() < candidates.numel():
+        return _newton_step(clear, radius)
+    return drop
 
 
 def _newton_step(active: Tensor, radius: float) -> float:
@@ -255,7 +261,10 @@ def project_unit_lp(a: Tensor, p: float) -> Tensor:
     for _ in range(200):
         w = _logarithms(a, mu, q)
         y, excess = w.exp(), float(torch.logsumexp(p * w, 0)) / p
-        low, high = (mu, high) if excess > 0 else (low, mu)
+        if excess > 0:
+            low = mu
+        else:
+            high = mu
         if abs(excess) <= 2 * _EPS or high - low <= _EPS * high:
             break
         mu = _next(mu, excess, _slope(a - y, y, q), low, high)
@@ -276,12 +285,16 @@ def _slope(b: Tensor, y: Tensor, q: float) -> float:
 
 def _next(mu: float, excess: float, slope: float, low: float, high: float) -> float:
     """The Newton step where it stays in the bracket, else the bracket's geometric middle."""
-    step = -excess / slope if slope < 0 else math.inf
-    candidate = mu * math.exp(step) if step < 700 else math.inf
-    if low < candidate < high:
-        return candidate
-    middle = math.sqrt(low) * math.sqrt(high) if low > 0 else high / 16
-    return middle if low < middle < high else (low + high) / 2
+    if slope < 0 and -excess / slope < 700:
+        candidate = mu * math.exp(-excess / slope)
+        if low < candidate < high:
+            return candidate
+    middle = high / 16
+    if low > 0:
+        middle = math.sqrt(low) * math.sqrt(high)
+    if low < middle < high:
+        return middle
+    return (low + high) / 2
 
 
 def _logarithms(a: Tensor, mu: float, q: float) -> Tensor:

@@ -55,7 +55,9 @@ class OuterForm(NamedTuple):
     def whole_a(self) -> Stored:
         """The factor a with its column of ones."""
         a = self.a
-        return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if self.ones and isinstance(a, Tensor) else a
+        if self.ones and isinstance(a, Tensor):
+            return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
+        return a
 
 
 class TableForm(NamedTuple):
@@ -115,10 +117,10 @@ State: TypeAlias = Mapping[str, Tree] | None
 """What an encoder remembers between rounds."""
 
 
-def read(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
+def state_entry(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
     """An entry of a state, which may come from a file: another kind of thing is refused.
 
-    >>> read({"t": 3}, "t", int)
+    >>> state_entry({"t": 3}, "t", int)
     3
     """
     value = state[key]
@@ -545,7 +547,9 @@ class Random(Encoder):
 
     def token(self, context: Context) -> Hashable:
         """The seed and the first round of the map, when it serves several."""
-        return (context.seed, context.t // self.refresh) if self.refresh > 1 else None
+        if self.refresh == 1:
+            return None
+        return context.seed, context.t // self.refresh
 
 
 def resolve(m: Size, d: int, t: int = 0) -> int:
@@ -566,10 +570,10 @@ def resolve(m: Size, d: int, t: int = 0) -> int:
     return int(size)
 
 
-def spread(space: Space, shares: Sequence[float]) -> float | Tensor:
+def coverage_of_leaves(space: Space, shares: Sequence[float]) -> float | Tensor:
     """One number a leaf as a coverage: the number itself when all agree, else d of them.
 
-    >>> spread(Space.of({"a": (1, 2), "b": (1, 1)}), [0.5, 0.25]).tolist()
+    >>> coverage_of_leaves(Space.of({"a": (1, 2), "b": (1, 1)}), [0.5, 0.25]).tolist()
     [0.5, 0.5, 0.25]
     """
     if len(set(shares)) == 1:

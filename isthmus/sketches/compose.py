@@ -29,10 +29,10 @@ from isthmus.sketches.base import (
     as_applied,
     check_block,
     check_vector,
+    coverage_of_leaves,
     leaf_code,
     pinv_leaf,
     round_up,
-    spread,
 )
 
 
@@ -112,7 +112,10 @@ class IdentityMap(CodesLeaves, LiftsLeaves, Movable):
 def stack(pieces: Mapping[str, R | None]) -> R:
     """Pieces that own one slice of the code each, in order; None is left out."""
     items = [(name, piece) for name, piece in pieces.items() if piece is not None]
-    return items[0][1] if len(items) == 1 else items[0][1].stack(items)
+    first = items[0][1]
+    if len(items) == 1:
+        return first
+    return first.stack(items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +201,9 @@ class ResidualMap(CodesLeaves, LiftsLeaves):
 
     def encode(self, rows: R, codes: R | None = None) -> R:
         """Residual rows; `codes` are those of the inner sketch where the caller has them."""
-        return rows.residual(self.inner.encode(rows) if codes is None else codes, self.inner)
+        if codes is None:
+            codes = self.inner.encode(rows)
+        return rows.residual(codes, self.inner)
 
     def describe(self) -> str:
         """One sentence for reports."""
@@ -238,9 +243,11 @@ class PerLeafMap(CodesLeaves, LiftsLeaves):
         self.m = self.code_space.d
         self.tight = all(block.tight for block in blocks.values())
         common = math.sqrt(self.d / self.m)
-        self.scales = {name: common / block.norm if self.tight else 1.0 for name, block in blocks.items()}
+        self.scales = dict.fromkeys(blocks, 1.0)
+        if self.tight:
+            self.scales = {name: common / block.norm for name, block in blocks.items()}
         self.norm = round_up(max(self.scales[name] * block.norm for name, block in blocks.items()))
-        self.coverage = spread(space, [block.m / block.d for block in blocks.values()])
+        self.coverage = coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
 
     def forward(self, v: Tensor) -> Tensor:
         """The codes of the leaves, one after the other."""
@@ -265,7 +272,9 @@ class PerLeafMap(CodesLeaves, LiftsLeaves):
         """The code of one leaf, in its own code space."""
         block = self.blocks[name]
         piece = leaf_code(block, block.space.leaves[0].name, rows)
-        return None if piece is None else piece.scaled(self.scales[name])
+        if piece is None:
+            return None
+        return piece.scaled(self.scales[name])
 
     def join(self, pieces: Mapping[str, R | None]) -> R:
         """The codes of the leaves side by side."""
@@ -329,7 +338,9 @@ class Progressive(Encoder):
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Bind the encoder of the context's epoch; the state of an earlier one is dropped."""
         index = self._index(context.epoch)
-        memory = cast(State, state["inner"]) if state and state["index"] == index else None
+        memory: State = None
+        if state and state["index"] == index:
+            memory = cast(State, state["inner"])
         sketch, inner = self.schedule[index][1].bind(context, memory)
         return sketch, {"index": index, "inner": inner}
 
@@ -337,7 +348,9 @@ class Progressive(Encoder):
         """That of the epoch's encoder: a map that serves many rounds is kept here too."""
         index = self._index(context.epoch)
         inner = self.schedule[index][1].token(context)
-        return None if inner is None else (index, inner)
+        if inner is None:
+            return None
+        return index, inner
 
     def _index(self, epoch: int) -> int:
         ends = (until for until, _ in self.schedule)

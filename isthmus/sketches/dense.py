@@ -88,10 +88,12 @@ def frames(shapes: Sequence[tuple[int, int, int]], key: int, device: torch.devic
     >>> [tuple(x.shape) for x in frames([(2, 300, 3), (2, 2, 1)], key=1)]
     [(3, 2, 300), (1, 2, 2)]
     """
-    where = torch.device("cpu") if device is None else device
+    where = device or torch.device("cpu")
     long = [shape for shape in shapes if _long(*shape[:2])]
     ends = [0, *accumulate(rank * size * count for rank, size, count in long)]
-    drawn = randomness.sign_range(key, 0, ends[-1], where) if long else torch.empty(0)
+    drawn = torch.empty(0)
+    if long:
+        drawn = randomness.sign_range(key, 0, ends[-1], where)
     signs = [
         drawn[lo:hi].view(count, rank, size) for (lo, hi), (rank, size, count) in zip(pairwise(ends), long, strict=True)
     ]
@@ -341,10 +343,13 @@ class DenseMap(LiftsLeaves):
         for lo, hi in self._chunks():
             part = self._whitened(self.entries(lo, hi), factors)
             gram += part.T @ part
+        factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(gram)
         pivots = factor.diagonal().square()
         usable = int(failed) == 0 and float(pivots.min()) > SMALLEST_PIVOT * float(gram.diagonal().max())
-        return factor if usable else None
+        if not usable:
+            return None
+        return factor
 
 
 class GaussianMap(DenseMap):

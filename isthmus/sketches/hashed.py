@@ -35,10 +35,10 @@ from isthmus.sketches.base import (
     State,
     check_block,
     check_vector,
+    coverage_of_leaves,
     outer_in_chunks,
     resolve,
     round_up,
-    spread,
 )
 from isthmus.sketches.bijections import SHORT, Buckets, Permutation, bucket_rows, check_dimension, next_prime
 from isthmus.sketches.dense import EIGEN_LIMIT, largest_singular
@@ -67,7 +67,8 @@ class HashedMap(LiftsLeaves):
         check_vector(self, v, "v", self.d)
         code, signed = v.new_zeros(self.m), v.new_empty(0)
         for lo, hi, bucket, sign in self.tables(0, self.d, v):
-            signed = signed if signed.shape == sign.shape else torch.empty_like(sign)
+            if signed.shape != sign.shape:
+                signed = torch.empty_like(sign)
             torch.mul(sign, v[lo:hi], out=signed)
             code.scatter_add_(0, bucket.reshape(-1), signed.view(-1))
         return code * self.scales(code)
@@ -198,7 +199,9 @@ class CountSketch(Random):
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
         m = resolve(self.m, space.d, t)
-        return BalancedMap(space, m, key) if self.scaling == "tight" else SparseMap(space, m, 1, key)
+        if self.scaling == "tight":
+            return BalancedMap(space, m, key)
+        return SparseMap(space, m, 1, key)
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Draw the map of the context's round; tables of short maps are made for the next rounds, too."""
@@ -271,7 +274,9 @@ class BalancedMap(HashedMap):
         check_vector(self, v, "v", self.d)
         both = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets(v.device), v)
         code = both[: self.m] - both[self.m :]
-        return code if self._even else code.mul_(self.scales(code))
+        if self.d % self.m == 0:  # all buckets are equally long, and every scale is 1
+            return code
+        return code.mul_(self.scales(code))
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         """Phi' y in columns start..stop-1; a short map reads from y and -y."""
@@ -280,17 +285,14 @@ class BalancedMap(HashedMap):
         check_vector(self, y, "y", self.m)
         signed = self._memo.latest("signed", y, lambda: (y * self._both_scales(y)).view(-1))
         places = self._signed_buckets(y.device)
-        return signed.index_select(0, places if stop - start == self.d else places[start:stop])
+        if stop - start < self.d:
+            places = places[start:stop]
+        return signed.index_select(0, places)
 
     def _both_scales(self, like: Tensor) -> Tensor:
         """The scales of the rows, and those of columns of sign -1: 2 x m."""
         make = partial(_signed_scales, self.d, self.m, like.dtype)
         return self._memo.tensor("both", make, like.device, like.dtype)
-
-    @property
-    def _even(self) -> bool:
-        """Whether all buckets are equally long: every scale is 1 then."""
-        return self.d % self.m == 0
 
     def _signed_buckets(self, device: torch.device) -> Tensor:
         """h(j), plus m where the sign is -1; kept for the round."""
@@ -326,8 +328,9 @@ class BalancedMap(HashedMap):
 
     def _matrix_gain(self, ord: float) -> float:
         """A column holds one scale_b; row b has l1 norm n_b scale_b = sqrt(n_b d/m)."""
-        counts = self._buckets.counts()
-        return float(self.scale.max()) if ord == 1 else math.sqrt(float(counts.max()) * self.d / self.m)
+        if ord == 1:
+            return float(self.scale.max())
+        return math.sqrt(float(self._buckets.counts().max()) * self.d / self.m)
 
 
 @dataclass(frozen=True)
@@ -367,8 +370,9 @@ class SparseJL(Random):
             validate.at_most(m, "the number of rows m", s=self.s)
             return self.s
         log_d = math.log(max(d, 2))
-        density = math.sqrt(m * log_d) if self.s is None else log_d / self.beta**2
-        return min(m, math.ceil(density))
+        if self.s is None:
+            return min(m, math.ceil(math.sqrt(m * log_d)))
+        return min(m, math.ceil(log_d / self.beta**2))
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
@@ -407,7 +411,9 @@ class SparseMap(HashedMap):
         return min(coarse, largest_singular(gram, self.d))
 
     def _matrix_gain(self, ord: float) -> float:
-        return math.sqrt(self.s) if ord == 1 else int(self.row_counts().max()) / math.sqrt(self.s)
+        if ord == 1:
+            return math.sqrt(self.s)
+        return int(self.row_counts().max()) / math.sqrt(self.s)
 
 
 Shapes = tuple[tuple[int, int], ...]
@@ -437,6 +443,7 @@ class TensorSketch(Random):
     >>> phi = sketch.dense()
     >>> bool(torch.allclose(phi @ phi.T, 18 / 5 * torch.eye(5, dtype=phi.dtype)))
     True
+    >>> from isthmus.sketches.base import outer_codes
     >>> a, b = torch.ones(1, 4), torch.tensor([[1.0, 2.0, 3.0]])
     >>> bool(torch.allclose(outer_codes(sketch, a, b), sketch.rows((b.T @ a).reshape(1, 12)), atol=1e-5))
     True
@@ -514,7 +521,7 @@ class TensorMap(HashedMap, CodesOuter):
     @cached_property
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """E[Phi^+ Phi]: the mean of 1/n_b over the entries of each leaf."""
-        return spread(self.space, self.layout.shares)
+        return coverage_of_leaves(self.space, self.layout.shares)
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Buckets and signs of columns lo..hi-1, from those of the two sides."""
@@ -538,7 +545,9 @@ class TensorMap(HashedMap, CodesOuter):
         for start in range(0, b.shape[0], step):
             left = torch.fft.rfft(self._sketched(b[start : start + step], lo, 0, b.dtype))
             product = left.mul_(torch.fft.rfft(self._sketched(a[start : start + step], lo, 1, b.dtype)))
-            codes.append(torch.fft.irfft(product if b.ndim == 2 else product.sum(1), n=self.m))
+            if b.ndim == 3:
+                product = product.sum(1)
+            codes.append(torch.fft.irfft(product, n=self.m))
         return torch.cat(codes) * self.scales(b)
 
     def _sketched(self, x: Stored, start: int, side: int, dtype: torch.dtype) -> Tensor:

@@ -26,9 +26,9 @@ from isthmus.sketches.base import (
     State,
     check_block,
     check_vector,
+    coverage_of_leaves,
     pinv_columns,
     round_up,
-    spread,
 )
 from isthmus.sketches.compose import stack
 from isthmus.sketches.dense import frames
@@ -82,8 +82,8 @@ class Kronecker(Random):
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Draw the map of the context's round, where its parameters are."""
-        t, device = context.t, getattr(context, "device", None)  # contexts of one's own may say nothing of it
-        return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, device), None
+        t = context.t
+        return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, context.device), None
 
 
 class KroneckerMap(CodesLeaves, LiftsInPlace):
@@ -154,8 +154,7 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
             return rows.through(self._single(name), 0)
         left, right = self.sides(name, form.b)
         outputs, inputs = form.b @ left.T, _inputs(form, right)
-        positions, size = (1 if outputs.ndim == 2 else outputs.shape[1]), len(left) * len(right)
-        if outputs.ndim == 2 or positions * (len(left) + len(right)) < size:
+        if outputs.ndim == 2 or outputs.shape[1] * (len(left) + len(right)) < len(left) * len(right):
             return rows.with_factors(inputs, outputs)
         wide = torch.promote_types(outputs.dtype, torch.float32)  # the code is what this product gives
         return rows.of(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
@@ -217,7 +216,7 @@ class RandomKroneckerMap(KroneckerMap, Movable):
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """rank_out rank_in / (q p) for the coordinates of each leaf."""
         codes = zip(self.code_space.leaves, self.space.leaves, strict=True)
-        return spread(self.space, [code.size / leaf.size for code, leaf in codes])
+        return coverage_of_leaves(self.space, [code.size / leaf.size for code, leaf in codes])
 
 
 def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -236,18 +235,22 @@ def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 def _inputs(form: OuterForm, right: Tensor) -> Tensor:
     """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
-    last = right[:, -1] if form.ones else None
-    right = right[:, :-1] if form.ones else right
+    last = None
+    if form.ones:
+        last, right = right[:, -1], right[:, :-1]
     if not is_sparse(form.a):
         return torch.nn.functional.linear(form.a.to(right.dtype), right, last)
     a = matmul(form.a, right.T)
-    return a if last is None else a + last
+    if last is None:
+        return a
+    return a + last
 
 
 def matrix_shape(leaf: Leaf) -> tuple[int, int]:
     """A leaf as a q x p matrix; a vector is one row."""
-    q = leaf.shape[0] if len(leaf.shape) > 1 else 1
-    return q, leaf.size // q
+    if len(leaf.shape) == 1:
+        return 1, leaf.size
+    return leaf.shape[0], leaf.size // leaf.shape[0]
 
 
 def leaf_ranks(leaf: Leaf, rank_in: int, rank_out: int, ranks: Ranks | None) -> tuple[int, int]:

@@ -59,8 +59,8 @@ from isthmus.sketches.base import (
     leaf_code,
     outer_codes,
     outer_in_chunks,
-    read,
     round_up,
+    state_entry,
 )
 from isthmus.sketches.compose import IdentityMap
 from isthmus.sketches.dense import orthonormal
@@ -118,17 +118,17 @@ class OuterFactors:
 
     def products(self, x: Tensor) -> Tensor:
         """<x_i, g_j> = b_j' X_i a_j for dense rows x (r, q p)."""
-        r, parts = len(x), []
+        parts = [x.new_zeros(0, self.n, dtype=self.dtype)]
         step = max(1, base.CHUNK_BYTES // (8 * self.q * (self.n + self.p)))
-        for lo in range(0, r, step):
+        for lo in range(0, len(x), step):
             half = matmul(self.a, x[lo : lo + step].to(self.dtype).reshape(-1, self.p).T)
             parts.append((half.view(self.n, -1, self.q) * self.b[:, None, :]).sum(2).T)
-        return torch.cat(parts) if parts else x.new_zeros(0, self.n, dtype=self.dtype)
+        return torch.cat(parts)
 
     def window(self, lo: int, hi: int) -> Tensor:
         """The columns lo..hi-1 of the n x d matrix."""
         first, last = lo // self.p, -(-hi // self.p)
-        a = torch.from_numpy(self.a.toarray()).to(self.b) if is_sparse(self.a) else self.a
+        a = to_dense(self.a).to(self.b)
         whole = self.b[:, first:last, None] * a[:, None, :]
         return whole.reshape(self.n, -1)[:, lo - first * self.p : hi - first * self.p]
 
@@ -204,11 +204,12 @@ class TableFactors:
 
     def products(self, x: Tensor) -> Tensor:
         """<x_i, g_j> = sum_t <X_i[k_jt], c_jt> for dense rows x (r, V D)."""
-        parts, step = [], max(1, base.CHUNK_BYTES // (16 * max(1, self.values.numel())))
+        step = max(1, base.CHUNK_BYTES // (16 * max(1, self.values.numel())))
+        parts = [x.new_zeros(0, self.n, dtype=self.dtype)]
         for lo in range(0, len(x), step):
             read = x[lo : lo + step].reshape(-1, self.vocabulary, self.width)[:, self.index].to(self.dtype)
             parts.append((read * self.values).sum((2, 3)))
-        return torch.cat(parts) if parts else x.new_zeros(0, self.n, dtype=self.dtype)
+        return torch.cat(parts)
 
     def window(self, lo: int, hi: int) -> Tensor:
         """The columns lo..hi-1 of the n x d matrix."""
@@ -246,26 +247,31 @@ Factors = OuterFactors | TableFactors
 def factors_of(tensors: Mapping[str, Tree]) -> Factors:
     """The factors that a state holds as `tensors()`."""
     if "values" in tensors:
-        values, index = read(tensors, "values", Tensor), read(tensors, "index", Tensor)
-        return TableFactors(index, values, read(tensors, "vocabulary", int))
-    b = read(tensors, "b", Tensor)
+        values, index = state_entry(tensors, "values", Tensor), state_entry(tensors, "index", Tensor)
+        return TableFactors(index, values, state_entry(tensors, "vocabulary", int))
+    b = state_entry(tensors, "b", Tensor)
     if "a" in tensors:
-        return OuterFactors(read(tensors, "a", Tensor), b)
-    data, indices, indptr = (read(tensors, key, Tensor).cpu().numpy() for key in ("data", "indices", "indptr"))
-    return OuterFactors(sp.csr_array((data, indices, indptr), shape=(len(indptr) - 1, read(tensors, "p", int))), b)
+        return OuterFactors(state_entry(tensors, "a", Tensor), b)
+    data, indices, indptr = (state_entry(tensors, key, Tensor).cpu().numpy() for key in ("data", "indices", "indptr"))
+    return OuterFactors(
+        sp.csr_array((data, indices, indptr), shape=(len(indptr) - 1, state_entry(tensors, "p", int))), b
+    )
 
 
 def map_of(space: Space, state: Mapping[str, Tree]) -> Sketch:
     """The map that `principal.learned` describes."""
     if "basis" in state:
-        return SubspaceMap(space, read(state, "basis", Tensor), read(state, "norm", float) if "norm" in state else None)
-    norm = read(state, "norm", float)
-    weights, leaves = read(state, "weights", Tensor), read(state, "leaves", dict)
+        basis = state_entry(state, "basis", Tensor)
+        if "norm" not in state:
+            return SubspaceMap(space, basis)
+        return SubspaceMap(space, basis, state_entry(state, "norm", float))
+    norm = state_entry(state, "norm", float)
+    weights, leaves = state_entry(state, "weights", Tensor), state_entry(state, "leaves", dict)
     blocks: dict[str, Sketch] = {}
     for leaf in space.leaves:
         own, stored = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
         if "basis" in stored:
-            blocks[leaf.name] = SubspaceMap(own, read(stored, "basis", Tensor), norm)
+            blocks[leaf.name] = SubspaceMap(own, state_entry(stored, "basis", Tensor), norm)
         else:
             blocks[leaf.name] = FactoredMap(own, factors_of(stored), weights, norm)
     return JoinedMap(space, blocks, norm)
@@ -283,7 +289,9 @@ class PublicMap(Sketch):
     def captured(self, rows: CodeRows) -> float:
         """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
         inside, whole = (float(r.norms(2).double().square().sum()) for r in (self.encode(rows), rows))
-        return inside / whole if whole else 1.0
+        if whole == 0:
+            return 1.0
+        return inside / whole
 
 
 class SubspaceMap(PublicMap, CodesOuter, LiftsLeaves):
@@ -294,7 +302,9 @@ class SubspaceMap(PublicMap, CodesOuter, LiftsLeaves):
 
     def __init__(self, space: Space, basis: Tensor, norm: float | None = None):
         self.space, self.d, self.m, self.basis = space, space.d, basis.shape[1], basis
-        self.norm = round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps) if norm is None else norm
+        if norm is None:
+            norm = round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps)
+        self.norm = norm
 
     def forward(self, v: Tensor) -> Tensor:
         """V' v."""
@@ -516,7 +526,7 @@ class PublicSubspace(Encoder):
         validate.at_most(context.space.d, "the dimension d", k=self.k)
         if context.epoch < self.start_epoch:
             return IdentityMap(context.space), None
-        if state is None or context.t - read(state, "t", int) >= self.refresh:
+        if state is None or context.t - state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             state = {**learned(context.space, rows, self.k, context.w.dtype, self.method), "t": context.t}
         return map_of(context.space, state), state
@@ -556,14 +566,14 @@ class KroneckerSubspace(Encoder):
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The map of the round and its factors, kept until the next refresh."""
-        if state is None or context.t - read(state, "t", int) >= self.refresh:
+        if state is None or context.t - state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             pieces = leaf_pieces(context.space, rows)
             factors = {leaf.name: self._factors(context, leaf, pieces[leaf.name]) for leaf in context.space.leaves}
             state = {"factors": factors, "t": context.t}
-        return KroneckerMap(context.space, read(state, "factors", dict)), state
+        return KroneckerMap(context.space, state_entry(state, "factors", dict)), state
 
-    def _factors(self, context: Context, leaf: Leaf, rows: CodeRows | Tensor) -> tuple[Tensor, Tensor]:
+    def _factors(self, context: Context, leaf: Leaf, rows: CodeRows) -> tuple[Tensor, Tensor]:
         ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
         sides = side_directions(rows, matrix_shape(leaf), ranks)
@@ -575,7 +585,9 @@ class KroneckerSubspace(Encoder):
 
 
 def _public_rows(context: Context, data: object, loss: object) -> CodeRows:
-    rows = context.rows(data if loss is None else (data, loss))
+    if loss is not None:
+        data = data, loss
+    rows = context.rows(data)
     validate.check(rows.n > 0, "data", rows.n, "give at least one public example")
     return rows
 
@@ -656,14 +668,18 @@ def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, m
     return _directions(rows, k, dtype, method)[0]
 
 
-def side_directions(rows: CodeRows | Tensor, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def side_directions(rows: CodeRows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
-    form = None if isinstance(rows, Tensor) else rows.outer_form()
+    form = rows.outer_form()
     if form is not None and form.single:
         a, b = _factors(form)
-        squares = torch.as_tensor(a.multiply(a).sum(1)) if is_sparse(a) else a.square().sum(1)
-        a_norm, b_norm = squares.view(-1, 1).sqrt(), b.norm(dim=1, keepdim=True)
-        weighted = a.multiply(b_norm.numpy()).tocsr() if is_sparse(a) else a * b_norm
+        b_norm = b.norm(dim=1, keepdim=True)
+        weighted: Stored
+        if is_sparse(a):
+            squares, weighted = torch.as_tensor(a.multiply(a).sum(1)), a.multiply(b_norm.numpy()).tocsr()
+        else:
+            squares, weighted = a.square().sum(1), a * b_norm
+        a_norm = squares.view(-1, 1).sqrt()
         return top_right(b * a_norm, ranks[0]), top_right(weighted, ranks[1])
     if form is not None and len(form.b) * form.b.shape[1] >= max(shape):  # G = B'A: B'(AA')B and A'(BB')A
         a, b = _factors(form)
@@ -685,7 +701,7 @@ def completed(columns: Tensor, rank: int, key: int) -> Tensor:
     return torch.cat([columns, extra], 1)
 
 
-def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows | Tensor]:
+def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows]:
     """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
     leaves = rows.leaves()
     if len(leaves) > 1 or rows.d != space.d:
@@ -693,21 +709,22 @@ def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows | Tensor]
     if len(space.leaves) == 1:
         return {space.leaves[0].name: rows}
     whole = rows.dense()
-    return {leaf.name: whole[:, space.slice(leaf.name)] for leaf in space.leaves}
+    return {leaf.name: rows.of(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
 
 
 def top_right(x: Stored, rank: int) -> Tensor:
     """The top right singular vectors of x as columns (at most `rank`), from its smaller Gram matrix."""
     if x.shape[0] >= x.shape[1]:
-        return _top(to_dense(x.T @ x) if is_sparse(x) else x.T @ x, rank)[1]
+        return _top(_square(x.T), rank)[1]
     values, top = _top(_square(x), rank)
-    lifted = torch.from_numpy(x.T @ top.numpy()) if is_sparse(x) else x.T @ top
-    return orthonormal(lifted / values.sqrt())
+    return orthonormal(rmatmul(x, top) / values.sqrt())
 
 
 def _square(x: Stored) -> Tensor:
     """x x', dense."""
-    return to_dense(x @ x.T) if is_sparse(x) else x @ x.T
+    if is_sparse(x):
+        return to_dense(x @ x.T)
+    return x @ x.T
 
 
 def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -717,16 +734,14 @@ def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return values[keep], vectors[:, keep]
 
 
-def _side_top(rows: CodeRows | Tensor, shape: tuple[int, int], side: int, rank: int) -> Tensor:
+def _side_top(rows: CodeRows, shape: tuple[int, int], side: int, rank: int) -> Tensor:
     """The top directions of one side of dense gradients, read a chunk of rows at a time.
 
     The unfolding has n q (or n p) rows of the side's length: its second moment is summed up when that is the smaller
     matrix, else the unfolding itself is kept.
     """
-    n = len(rows) if isinstance(rows, Tensor) else rows.n
-    step = max(1, base.CHUNK_BYTES // (8 * math.prod(shape)))
-    spans = [(lo, min(lo + step, n)) for lo in range(0, n, step)]
-    chunks = (rows[lo:hi] if isinstance(rows, Tensor) else rows.part(lo, hi).dense() for lo, hi in spans)
+    n, step = rows.n, max(1, base.CHUNK_BYTES // (8 * math.prod(shape)))
+    chunks = (rows.part(lo, min(lo + step, n)).dense() for lo in range(0, n, step))
     parts = (_unfold(chunk.double().reshape(-1, *shape), side) for chunk in chunks)
     if n * shape[1 - side] < shape[side]:
         return top_right(torch.cat(list(parts)), rank)
@@ -735,7 +750,9 @@ def _side_top(rows: CodeRows | Tensor, shape: tuple[int, int], side: int, rank: 
 
 def _unfold(cube: Tensor, side: int) -> Tensor:
     """n x q x p as rows of length q (side 0) or p (side 1)."""
-    return (cube.transpose(1, 2) if side == 0 else cube).reshape(-1, cube.shape[1 + side])
+    if side == 0:
+        return cube.transpose(1, 2).reshape(-1, cube.shape[1])
+    return cube.reshape(-1, cube.shape[2])
 
 
 def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
@@ -850,7 +867,9 @@ def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
     leaves = rows.leaves()
     if len(leaves) == 1 and len(space.leaves) == 1:
         return {space.leaves[0].name: leaves[0][1]}
-    return dict(leaves) if [name for name, _ in leaves] == [leaf.name for leaf in space.leaves] else {}
+    if [name for name, _ in leaves] != [leaf.name for leaf in space.leaves]:
+        return {}
+    return dict(leaves)
 
 
 def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
@@ -908,7 +927,10 @@ def _blocks(rows: CodeRows, dtype: torch.dtype = torch.float64) -> Iterator[Tens
         step = max(1, base.CHUNK_BYTES // (16 * max(1, rows.n)))
         yield from (whole[:, lo : lo + step].to(dtype) for lo in range(0, rows.d, step))
         return
-    a, b = _factors(form, dtype if form.single else rows.dtype)
+    kind = rows.dtype
+    if form.single:
+        kind = dtype
+    a, b = _factors(form, kind)
     step = max(1, base.CHUNK_BYTES // (24 * max(1, rows.n) * a.shape[-1]))
     equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
     for lo in range(0, b.shape[-1], step):
@@ -923,7 +945,9 @@ def _factors(form: OuterForm, dtype: torch.dtype = torch.float64) -> tuple[Store
     if is_sparse(a):
         return as_dtype(a, dtype), b.reshape(n, -1)
     a = a.to(dtype)
-    return (a.reshape(n, -1), b.reshape(n, -1)) if form.single else (a, b)
+    if form.single:
+        return a.reshape(n, -1), b.reshape(n, -1)
+    return a, b
 
 
 def _energetic(values: Tensor) -> Tensor:

@@ -101,7 +101,9 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
         if places.start == places.stop:
             return None
         if places.stop - places.start == self.space[name].size:
-            return rows if self.scale == 1.0 else rows.scaled(self.scale)
+            if self.scale == 1.0:
+                return rows
+            return rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
 
     def join(self, pieces: Mapping[str, R | None]) -> R:
@@ -111,7 +113,10 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
     def stretch(self, like: Tensor) -> Tensor:
         """The diagonal of Phi^+ Phi / coverage: 1 / p_j on the chosen coordinates, 0 on the others."""
         at, out = self._at(like.device), like.new_zeros(self.d)
-        out[at] = 1 / (self.coverage.to(like)[at] if isinstance(self.coverage, Tensor) else self.coverage)
+        share = self.coverage
+        if isinstance(share, Tensor):
+            share = share.to(like)[at]
+        out[at] = 1 / share
         return out
 
     def describe(self) -> str:
@@ -127,7 +132,9 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
     @cached_property
     def _range(self) -> slice | None:
         first, last = (int(self.index[i]) for i in (0, -1))
-        return slice(first, last + 1) if last - first + 1 == self.m else None
+        if last - first + 1 != self.m:
+            return None
+        return slice(first, last + 1)
 
     def _owned(self, name: str) -> slice:
         """The places of the code that a leaf feeds."""
@@ -153,7 +160,9 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
     def gain(self, ord: float) -> float:
         """The scale, for every norm."""
         validate.one_of((1, 2, math.inf), ord=ord)
-        return self.norm if self.scale == 1.0 else as_applied(self.norm, 1, 1)
+        if self.scale == 1.0:
+            return self.norm
+        return as_applied(self.norm, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -235,7 +244,9 @@ class Blocks(Random):
     @property
     def count(self) -> int:
         """The number of blocks."""
-        return int(self.blocks) if isinstance(self.blocks, (int, np.integer)) else len(self.blocks)
+        if isinstance(self.blocks, (int, np.integer)):
+            return int(self.blocks)
+        return len(self.blocks)
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The block of a key."""
@@ -243,7 +254,9 @@ class Blocks(Random):
             self._known[space] = _Partition.of(space, self)
         partition = self._known[space]
         drawn = partition.pick(key / 2.0**64)
-        bound = 1.0 if self.bounds is None else float(_positive("bounds", self.bounds, self.count)[drawn])
+        bound = 1.0
+        if self.bounds is not None:
+            bound = float(_positive("bounds", self.bounds, self.count)[drawn])
         return SelectionMap(space, partition.block(drawn), 1 / bound, partition.coverage)
 
 
@@ -290,7 +303,9 @@ def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
     """Sorted index tensors that cover [0, d)."""
     resolved = []
     for block in blocks:
-        names = [block] if isinstance(block, str) else block
+        names = block
+        if isinstance(block, str):
+            names = [block]
         if isinstance(block, slice):
             resolved.append(torch.arange(space.d)[block])
         elif _are_names(names):

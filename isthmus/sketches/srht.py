@@ -117,16 +117,20 @@ class _Block:
 
     def gain(self, ord: float) -> float:
         """The largest column sum (ord 1) or row sum (ord inf) of the chosen rows' absolute values."""
-        if self.is_hadamard:
-            return (len(self.chosen) if ord == 1 else self.size) / math.sqrt(self.size)
-        return float(cosine_matrix(self.size)[self.chosen].abs().sum(0 if ord == 1 else 1).max())
+        if not self.is_hadamard:
+            return float(torch.linalg.matrix_norm(cosine_matrix(self.size)[self.chosen], ord))
+        if ord == 1:
+            return len(self.chosen) / math.sqrt(self.size)
+        return math.sqrt(self.size)
 
     def transform(self, x: Tensor, adjoint: bool = False) -> Tensor:
         """The orthonormal transform (or its transpose) of each row of x."""
         if self.is_hadamard:
             return walsh_hadamard(x)
         matrix = cosine_matrix(self.size, x.dtype, x.device)
-        return x @ matrix if adjoint else x @ matrix.T
+        if adjoint:
+            return x @ matrix
+        return x @ matrix.T
 
 
 def block_sizes(d: int) -> list[int]:

@@ -47,6 +47,7 @@ class Rounds:
 
     def __init__(self, public=None, space=SPACE):
         self.public, self.space, self.seed, self.t, self.epoch = public, space, 0, 0, 0
+        self.device = None
         self.w, self.asked, self.bound = torch.zeros(space.d, dtype=torch.float64), [], {}
 
     def rows(self, data):

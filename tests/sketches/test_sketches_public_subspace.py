@@ -63,6 +63,7 @@ class Rounds:
 
     def __init__(self, public, space=SPACE, dtype=torch.float64):
         self.public, self.space, self.seed, self.t, self.epoch = public, space, 0, 0, 0
+        self.device = None
         self.w, self.asked = torch.zeros(space.d, dtype=dtype), 0
 
     def rows(self, data):

@@ -59,7 +59,7 @@ def test_maps_of_a_loop_are_those_that_are_drawn(refresh: int, m: object) -> Non
     for t in [*range(30), 7, 100, 3]:  # in turn, back again and far ahead
         for seed in (0, 1):
             for space in spaces:
-                bound = encoder.bind(SimpleNamespace(space=space, seed=seed, t=t), None)[0]
+                bound = encoder.bind(SimpleNamespace(space=space, seed=seed, t=t, device=None), None)[0]
                 drawn = encoder.draw(space, seed=seed, t=t)
                 assert torch.equal(bound.dense(), drawn.dense()) and bound.fingerprint == drawn.fingerprint
 
