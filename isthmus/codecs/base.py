@@ -123,6 +123,44 @@ class Codec(ABC):
         reader.check(declared == m, f"it declares {declared} coordinates where {m} are expected")
 
 
+class ScaledCodec(Codec):
+    """A codec of a size, the norm or the largest entry, and of numbers in units of it: nothing follows a size of 0.
+
+    A subclass writes `write_numbers` and `read_numbers`, and says what the size is, its largest value and the dtype of
+    the numbers.
+    """
+
+    size: ClassVar[str]
+    """What the size is, in words."""
+    dtype: ClassVar[str] = "<i2"
+    """That of the numbers of a vector that is 0."""
+
+    def largest_size(self, m: int) -> float:
+        """The largest size of a valid payload."""
+        return TOP
+
+    def write(self, out: Writer, m: int, drawn: tuple[float, Array]) -> None:
+        """The size and the numbers; nothing after a size of 0."""
+        out.float32(drawn[0])
+        if drawn[0]:
+            self.write_numbers(out, m, drawn[1])
+
+    def read(self, reader: Reader, m: int) -> tuple[float, Array]:
+        """The size and the numbers."""
+        size = reader.float32(self.size, self.largest_size(m))
+        if not size:
+            return 0.0, np.zeros(m, self.dtype)
+        return size, self.read_numbers(reader, m)
+
+    @abstractmethod
+    def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
+        """The numbers as bits."""
+
+    @abstractmethod
+    def read_numbers(self, reader: Reader, m: int) -> Array:
+        """The numbers back, each in its range."""
+
+
 def from_json(text: str | Mapping[str, Any]) -> Codec:
     """The codec that `to_json` wrote; an unknown name or argument is refused.
 

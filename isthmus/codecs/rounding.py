@@ -28,6 +28,7 @@ from isthmus.codecs.base import (
     Array,
     Codec,
     Dither,
+    ScaledCodec,
     from_levels,
     largest,
     max_norm_chi,
@@ -98,7 +99,7 @@ class BFloat16(Codec):
 
 
 @dataclass(frozen=True)
-class Float16(Codec):
+class Float16(ScaledCodec):
     """float16 of v times a power of two that brings its largest entry near the top, rounded at random: chi = 2^-22.
 
     (Entries below 2^-28 of the largest are rounded to multiples of its 2^-38; `chi` has that term, too.)
@@ -111,6 +112,8 @@ class Float16(Codec):
 
     name = "float16"
     kind = 6
+    size = "the scale"
+    dtype = "<f2"
 
     def chi(self, m: int) -> float:
         """Half a step of 2^-10 |v_i|, squared; below the normal numbers as a grid of 2^-38 ||v||_inf."""
@@ -136,21 +139,20 @@ class Float16(Codec):
             out[lo : lo + BLOCK] = low * step
         return scale, out
 
-    def write(self, out: Writer, m: int, drawn: tuple[float, Array]) -> None:
-        """The scale, and two bytes each; nothing after a scale of 0."""
-        out.float32(drawn[0])
-        if drawn[0]:
-            out.array(drawn[1])
+    def largest_size(self, m: int) -> float:
+        """What brings TOP to the top of float16."""
+        return TOP * 2.0**-14
 
-    def read(self, reader: Reader, m: int) -> tuple[float, Array]:
-        """The scale, and finite numbers."""
-        scale = reader.float32("the scale", TOP * 2.0**-14)
-        if not scale:
-            return 0.0, np.zeros(m, "<f2")
+    def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
+        """Two bytes each."""
+        out.array(numbers)
+
+    def read_numbers(self, reader: Reader, m: int) -> Array:
+        """Finite numbers."""
         numbers = reader.array(m, "<f2", "the numbers")
         top = int((numbers.view("<u2") & 0x7FFF).max())
         reader.check(top <= 30 << 10, "it holds a number that is NaN, infinite or above 2^15, whose exponent is 30")
-        return scale, numbers
+        return numbers
 
     def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """Times the scale."""
@@ -219,7 +221,7 @@ POWERS = np.array([3**place for place in range(TRITS)], np.uint8)
 
 
 @dataclass(frozen=True)
-class PackedBits(Codec):
+class PackedBits(ScaledCodec):
     """b bits a number: multiples of ||v||_inf / s with s = 2^(b-1) - 1; chi = (sqrt(1 + (m - 1) / s^2) - 1) / 2.
 
     >>> import torch
@@ -231,6 +233,7 @@ class PackedBits(Codec):
     width: int = 4
     name = "bits"
     kind = 2
+    size = "the largest entry"
 
     def __post_init__(self) -> None:
         validate.positive_int(width=self.width)
@@ -249,20 +252,15 @@ class PackedBits(Codec):
         scale = rounded_up(largest(v))
         return scale, to_levels(v, self._levels, scale, seed, np.int16)
 
-    def write(self, out: Writer, m: int, drawn: tuple[float, Array]) -> None:
-        """The scale and levels from 0 to 2 s; nothing after a scale of 0."""
-        out.float32(drawn[0])
-        if drawn[0]:
-            out.fixed(drawn[1].astype(np.int32) + self._levels, self.width)
+    def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
+        """Levels from 0 to 2 s."""
+        out.fixed(numbers.astype(np.int32) + self._levels, self.width)
 
-    def read(self, reader: Reader, m: int) -> tuple[float, Array]:
-        """The scale and the levels."""
-        scale = reader.float32("the largest entry", TOP)
-        if not scale:
-            return 0.0, np.zeros(m, np.int16)
+    def read_numbers(self, reader: Reader, m: int) -> Array:
+        """The levels."""
         levels = reader.fixed(m, self.width, "the levels")
         reader.check(int(levels.max()) <= 2 * self._levels, f"a level is above {self._levels}")
-        return scale, (levels - self._levels).astype(np.int16)
+        return (levels - self._levels).astype(np.int16)
 
     def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """||v||_inf l / s."""
@@ -292,7 +290,7 @@ class Int8(PackedBits):
 
 
 @dataclass(frozen=True)
-class TernGrad(Codec):
+class TernGrad(ScaledCodec):
     """Signs, kept with probability |v_i| / ||v||_inf (Wen et al., 2017): chi = (sqrt(m) - 1) / 2.
 
     Five numbers a byte, 1.6 bits each where log2(3) = 1.585 is the least.
@@ -303,6 +301,8 @@ class TernGrad(Codec):
 
     name = "terngrad"
     kind = 4
+    size = "the largest entry"
+    dtype = "<i1"
 
     def chi(self, m: int) -> float:
         """Exact: a vector reaches it."""
@@ -318,21 +318,14 @@ class TernGrad(Codec):
         scale = rounded_up(largest(v))
         return scale, to_levels(v, 1, scale, seed, np.int8)
 
-    def write(self, out: Writer, m: int, drawn: tuple[float, Array]) -> None:
-        """The scale, and five signs a byte; nothing after a scale of 0."""
-        scale, levels = drawn
-        out.float32(scale)
-        if not scale:
-            return
+    def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
+        """Five signs a byte."""
         digits = np.ones(-(-m // TRITS) * TRITS, np.uint8)
-        digits[:m] = levels + 1
+        digits[:m] = numbers + 1
         out.array(sum(digits[place::TRITS] * POWERS[place] for place in range(TRITS)))
 
-    def read(self, reader: Reader, m: int) -> tuple[float, Array]:
-        """The scale and the signs."""
-        scale = reader.float32("the largest entry", TOP)
-        if not scale:
-            return 0.0, np.zeros(m, np.int8)
+    def read_numbers(self, reader: Reader, m: int) -> Array:
+        """The signs."""
         packed = reader.array(-(-m // TRITS), "u1", "the signs")
         reader.check(int(packed.max()) < 3**TRITS, f"a byte of signs is above {3**TRITS - 1}")
         digits = np.empty((len(packed), TRITS), np.int8)
@@ -341,7 +334,7 @@ class TernGrad(Codec):
         digits -= 1
         levels = digits.reshape(-1)
         reader.check(not levels[m:].any(), "the signs that fill its last byte are not 0")
-        return scale, levels[:m]
+        return levels[:m]
 
     def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """||v||_inf times the signs."""
@@ -358,7 +351,7 @@ MOST = 2**20
 
 
 @dataclass(frozen=True)
-class QSGD(Codec):
+class QSGD(ScaledCodec):
     """Stochastic rounding to s levels of ||v||, with Elias coding: chi = min(m / s^2, sqrt(m) / s).
 
     levels  s; by default sqrt(m), where chi = 1
@@ -378,6 +371,7 @@ class QSGD(Codec):
     coding: str = "gamma"
     name = "qsgd"
     kind = 1
+    size = "the norm"
 
     def __post_init__(self) -> None:
         if self.levels is not None:
@@ -412,13 +406,9 @@ class QSGD(Codec):
         scale, s = rounded_up(norm(v)), self._levels(len(v))
         return scale, to_levels(v, s, scale, seed, _level_dtype(self._top(len(v))))
 
-    def write(self, out: Writer, m: int, drawn: tuple[float, Array]) -> None:
-        """The norm, the coding and the codes; nothing after a norm of 0."""
-        scale, levels = drawn
-        out.float32(scale)
-        if not scale:
-            return
-        symbols = 2 * np.abs(levels) + (levels >= 0)
+    def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
+        """The coding and the codes."""
+        levels, symbols = numbers, 2 * np.abs(numbers) + (numbers >= 0)
         if self.coding == "fixed":
             out.byte(CODINGS.index("fixed"))
             out.fixed(symbols - 1, self._width(m))
@@ -442,18 +432,15 @@ class QSGD(Codec):
         out.bits([own < 0])
         bits.write(out, np.abs(own), self.coding)
 
-    def read(self, reader: Reader, m: int) -> tuple[float, Array]:
-        """The norm and the levels."""
-        scale = reader.float32("the norm", TOP)
-        if not scale:
-            return 0.0, np.zeros(m, np.int16)
+    def read_numbers(self, reader: Reader, m: int) -> Array:
+        """The levels."""
         coding_byte = reader.byte("the coding")
         coding, layout, top = coding_byte & 15, coding_byte >> 4, self._top(m)
         reader.check(coding == CODINGS.index(self.coding), f"its coding is number {coding} and not {self.coding!r}")
         known = layout in (DENSE, SPARSE, NARROW) and (layout == DENSE or self.coding != "fixed")
         reader.check(known, f"its layout is {layout}")
         if layout == SPARSE:
-            return scale, self._sparse(reader, m, top)
+            return self._sparse(reader, m, top)
         symbols: Array
         if layout == NARROW:
             symbols = reader.fixed(m, 2, "the levels")
@@ -463,7 +450,7 @@ class QSGD(Codec):
             reader.check(int(symbols.max()) <= top, f"a level is above {top // 2}")
         else:
             symbols = bits.read(reader, m, self.coding, top, "the levels")
-        return scale, _signed(symbols)
+        return _signed(symbols)
 
     def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """||v|| l / s."""

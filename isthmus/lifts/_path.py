@@ -40,7 +40,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -59,18 +58,6 @@ Mask = NDArray[np.bool_]
 
 DENSE_BYTES = 1 << 28
 """A working copy of the matrix is made only below this size."""
-
-
-class Operator(Protocol):
-    """Phi / scale with its transpose and its restricted Gram solve."""
-
-    m: int
-    d: int
-    scale: float
-
-    def forward(self, w: Array) -> Array: ...
-    def adjoint(self, y: Array) -> Array: ...
-    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]: ...
 
 
 class BucketOperator:
@@ -129,6 +116,10 @@ class MatrixFree:
 
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
         return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
+
+
+Operator = BucketOperator | DenseOperator | MatrixFree
+"""Phi / scale with its transpose and its restricted Gram solve."""
 
 
 def one_thread(phi: Operator) -> AbstractContextManager[object]:
@@ -403,15 +394,6 @@ class Shape:
         return z
 
 
-class Pieces(Protocol):
-    """The linear system of a piece: `solve` gives (z, tau)."""
-
-    shape: Shape
-
-    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]: ...
-    def resolution(self, z: Array, tau: float) -> float: ...
-
-
 class CoordinatePieces:
     """Pieces of a set in R^d itself: z = w0 + Phi' mu, from a system in R^m or in the free coordinates."""
 
@@ -488,7 +470,9 @@ class Weights:
         return min(self._noise, 1e-10)
 
 
-def active_set(pieces: Pieces, piece: Piece, eps: float, max_iter: int) -> tuple[Piece, Array, float, int, bool]:
+def active_set(
+    pieces: CoordinatePieces | Weights, piece: Piece, eps: float, max_iter: int
+) -> tuple[Piece, Array, float, int, bool]:
     """(piece, z, tau, iterations, converged) of the regularised problem from a first guess of the piece."""
     fewest, patience = len(piece.free) + 1, 5
     z, tau = pieces.solve(piece, eps)
@@ -581,15 +565,6 @@ class PathEnd:
     certificate: float
     iterations: int
     converged: bool
-
-
-class Engine(Protocol):
-    """One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
-
-    first: float
-    factor: float
-
-    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]: ...
 
 
 class ActiveEngine:
@@ -691,6 +666,10 @@ class NewtonEngine:
     def _floor(self, point: DualPoint) -> float:
         """What rounding leaves of a gradient."""
         return max(1e-10 * float(self._size), 1e-14 * float(np.linalg.norm(point.mu)))
+
+
+Engine = ActiveEngine | HullEngine | NewtonEngine
+"""One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
 
 
 def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:

@@ -19,7 +19,6 @@ from isthmus.base import validate
 from isthmus.lifts._path import (
     Array,
     BucketOperator,
-    DenseOperator,
     LiftProblem,
     MatrixFree,
     Operator,
@@ -268,7 +267,6 @@ def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> 
         return *_closed_form(phi, y), 1, "closed form"
     if isinstance(phi, MatrixFree):
         return _matrix_free(phi, y, tol)
-    assert isinstance(phi, DenseOperator)
     matrix = phi.matrix
     w, dual, steps = _homotopy(matrix, y / size, max_iter or 10 * phi.m, tol)
     method = "homotopy"

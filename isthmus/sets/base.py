@@ -25,7 +25,7 @@ OPERATIONS = ("contains", "project", "lmo", "gauge", "support", "diameter", "gau
 _NEED_BOUNDED = frozenset({"lmo", "support", "diameter", "gaussian_width"})
 _FORMULAS = {
     "lmo": ("_lmo",),
-    "gauge": ("_gauge",),
+    "gauge": ("_gauge", "_scales"),
     "support": ("_support",),
     "diameter": ("_diameter",),
     "gaussian_width": ("_width", "_support"),
@@ -220,7 +220,11 @@ class ConvexSet(ABC):
         return self._lmo(g), 0.0
 
     def _gauge(self, x: Tensor) -> float:
-        raise NotImplementedError
+        """The least t >= 0 with x in t C; a set that writes `_scales` need not write it."""
+        low, high = self._scales(x)
+        if low > high * (1 + tolerance(x)):
+            return math.inf
+        return low
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         """The interval of t >= 0 with x in t C: unbounded above whenever 0 is in C."""

@@ -63,12 +63,6 @@ class Box(ConvexSet):
         lo, hi = self._bounds(g)
         return torch.where(g > 0, lo, hi)
 
-    def _gauge(self, x: Tensor) -> float:
-        low, high = self._scales(x)
-        if low > high * (1 + tolerance(x)):
-            return math.inf
-        return low
-
     def _scales(self, x: Tensor) -> tuple[float, float]:
         lo, hi = self._bounds(x)
         bound, value = torch.cat([hi, -lo]), torch.cat([x, -x])  # value <= t bound
@@ -124,9 +118,6 @@ class Simplex(ConvexSet):
         s = torch.zeros_like(g)
         s[g.argmin()] = self.radius
         return s
-
-    def _gauge(self, x: Tensor) -> float:
-        return self._scales(x)[0]
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         if float(x.min()) < 0:

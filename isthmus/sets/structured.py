@@ -14,7 +14,7 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive, positive_int, refuse
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import ConvexSet, inside, of_length, tolerance
+from isthmus.sets.base import ConvexSet, inside, of_length
 from isthmus.sets.projections import Linearised, same, sorted_threshold
 from isthmus.sets.widths import Width, exactly, max_chi
 
@@ -167,12 +167,6 @@ class Product(ConvexSet):
 
     def _lmo(self, g: Tensor) -> Tensor:
         return torch.cat([part._lmo(block) for part, block in self._blocks(g)])
-
-    def _gauge(self, x: Tensor) -> float:
-        low, high = self._scales(x)
-        if low > high * (1 + tolerance(x)):
-            return math.inf
-        return low
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         ranges = [part._scales(block) for part, block in self._blocks(x)]

@@ -382,6 +382,23 @@ class LiftsLeaves(Sketch):
         return self.adjoint_leaf(name, y).reshape(self.space.shape(name)[0], -1)[:, lo:hi]
 
 
+class LiftsRanges(LiftsLeaves):
+    """A map that computes any range of the entries of Phi' y."""
+
+    @abstractmethod
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
+        """The entries start..stop-1 of Phi' y."""
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Phi' y."""
+        return self._adjoint(y, 0, self.d)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi' y, flat."""
+        where = self.space.slice(name)
+        return self._adjoint(y, where.start, where.stop)
+
+
 def adjoint_leaf(sketch: Sketch, name: str, y: Tensor) -> Tensor:
     """The leaf `name` of Phi' y, flat: the leaves in order are `adjoint(y)`."""
     if isinstance(sketch, LiftsLeaves):

@@ -20,7 +20,7 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, exact_products, matmul
 from isthmus.base.space import Space
 from isthmus.sketches import base
-from isthmus.sketches.base import LiftsLeaves, Random, Size, Sketch, check_block, check_vector, resolve, round_up
+from isthmus.sketches.base import LiftsRanges, Random, Size, Sketch, check_block, check_vector, resolve, round_up
 
 SMALL = 1 << 15
 """Up to this many entries Householder QR is as fast."""
@@ -239,7 +239,7 @@ class RademacherSketch(_DenseSketch):
         return RademacherMap(space, resolve(self.m, space.d, t), key, self.scaling == "tight")
 
 
-class DenseMap(LiftsLeaves):
+class DenseMap(LiftsRanges):
     """A drawn dense map: `entries` gives raw columns, `dense` the scaled or whitened ones."""
 
     def __init__(self, space: Space, m: int, key: int, tight: bool):
@@ -257,15 +257,6 @@ class DenseMap(LiftsLeaves):
 
     def _block(self, lo: int, hi: int) -> Tensor:
         return self._columns(lo, hi).T
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Phi' y, a chunk of columns at a time."""
-        return self._adjoint(y, 0, self.d)
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The columns of one leaf only."""
-        where = self.space.slice(name)
-        return self._adjoint(y, where.start, where.stop)
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         check_vector(self, y, "y", self.m)

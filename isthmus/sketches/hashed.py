@@ -28,7 +28,7 @@ from isthmus.sketches import base, bijections
 from isthmus.sketches.base import (
     CodesOuter,
     Context,
-    LiftsLeaves,
+    LiftsRanges,
     Random,
     Size,
     Sketch,
@@ -51,7 +51,7 @@ BLOCK = 1 << 20
 """Entries of dense rows that are signed and scattered at once."""
 
 
-class HashedMap(LiftsLeaves):
+class HashedMap(LiftsRanges):
     """Phi with `s` non-zeros +-scale[h_r(j)] in column j, r < s."""
 
     def __init__(self, space: Space, m: int, s: int, scale: Tensor):
@@ -73,16 +73,8 @@ class HashedMap(LiftsLeaves):
             code.scatter_add_(0, bucket.reshape(-1), signed.view(-1))
         return code * self.scales(code)
 
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Phi' y by one signed gather from y."""
-        return self._adjoint(y, 0, self.d)
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The gather of one leaf's columns."""
-        where = self.space.slice(name)
-        return self._adjoint(y, where.start, where.stop)
-
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
+        """By one signed gather from y."""
         check_vector(self, y, "y", self.m)
         scaled, out = self._memo.latest("scaled", y, lambda: y * self.scales(y)), y.new_empty(stop - start)
         for lo, hi, bucket, sign in self.tables(start, stop, y):

@@ -46,6 +46,7 @@ from isthmus.sketches.base import (
     Context,
     Encoder,
     LiftsLeaves,
+    LiftsRanges,
     Mate,
     OuterForm,
     R,
@@ -294,7 +295,7 @@ class PublicMap(Sketch):
         return inside / whole
 
 
-class SubspaceMap(PublicMap, CodesOuter, LiftsLeaves):
+class SubspaceMap(PublicMap, CodesOuter, LiftsRanges):
     """Phi = V' for a basis V (d x k) with orthonormal columns.
 
     `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
@@ -311,15 +312,9 @@ class SubspaceMap(PublicMap, CodesOuter, LiftsLeaves):
         check_vector(self, v, "v", self.d)
         return self._basis(v.device, v.dtype).T @ v
 
-    def adjoint(self, y: Tensor) -> Tensor:
-        """V y."""
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         check_vector(self, y, "y", self.m)
-        return self._basis(y.device, y.dtype) @ y
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The rows of V of one leaf, times y."""
-        check_vector(self, y, "y", self.m)
-        return self._basis(y.device, y.dtype)[self.space.slice(name)] @ y
+        return self._basis(y.device, y.dtype)[start:stop] @ y
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """X V[lo:hi]."""
