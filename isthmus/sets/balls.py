@@ -260,9 +260,12 @@ class LpBall(ConvexSet):
         return float(pnorm(x.double(), self.p)) / self.radius
 
     def _support(self, g: Tensor) -> Tensor:
-        if self._simple is not None:
-            return self._simple._support(g)
-        return self.radius * pnorm(g, self.p / (self.p - 1))
+        dual = math.inf
+        if self.p == math.inf:
+            dual = 1.0
+        elif self.p > 1:
+            dual = self.p / (self.p - 1)
+        return self.radius * pnorm(g, dual)
 
     def _diameter(self, d: int) -> float:
         return float(2 * self.radius * d ** max(0.0, 0.5 - 1 / self.p))
