@@ -152,6 +152,8 @@ class Memo:
 
     def __init__(self) -> None:
         self.kept: dict[Hashable, object] = {}
+        self.left: tuple[Tensor, Tensor] | None = None
+        """A code and Phi^+ of it, see `leave_pinv`."""
         self._last: dict[str, tuple[Tensor, int, Tensor]] = {}
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -174,17 +176,6 @@ class Memo:
         if last is None or last[0] is not y or last[1] != y._version:
             last = self._last[key] = y, y._version, make()
         return last[2]
-
-    def leave_pinv(self, y: Tensor, lifted: Tensor) -> None:
-        """Keep Phi^+ y for `take_pinv`."""
-        self._last["left"] = y, 0, lifted
-
-    def take_pinv(self, y: Tensor) -> Tensor | None:
-        """Phi^+ y where it was left of an equal code, and only once."""
-        code, _, lifted = self._last.pop("left", (None, 0, y))
-        if code is not None and code.dtype == y.dtype and code.device == y.device and torch.equal(code, y):
-            return lifted
-        return None
 
 
 class Sketch(ABC):
@@ -485,15 +476,18 @@ def leave_pinv(sketch: Sketch, y: Tensor) -> Tensor:
     """
     lifted = sketch.pinv(y)
     if y.device.type == "cpu" and sketch.d <= LONGEST_LEFT:  # to compare codes on a device would be to wait for it
-        sketch._memo.leave_pinv(y, lifted)
+        sketch._memo.left = y, lifted
     return lifted
 
 
 def take_pinv(sketch: Sketch, y: Tensor) -> Tensor:
     """Phi^+ y: what was left, if it was left of an equal code, and computed otherwise."""
-    left = sketch._memo.take_pinv(y)
-    if left is not None:
-        return left
+    left, sketch._memo.left = sketch._memo.left, None
+    if left is None:
+        return sketch.pinv(y)
+    code, lifted = left
+    if code.dtype == y.dtype and code.device == y.device and torch.equal(code, y):
+        return lifted
     return sketch.pinv(y)
 
 
