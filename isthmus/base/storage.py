@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -74,7 +74,7 @@ class Format:
     sealed: tuple[str, ...] = ()
     unsealed: tuple[str, ...] = ()
 
-    def write(self, path: str | Path, tree: Mapping[str, Any]) -> None:
+    def write(self, path: str | Path, tree: Mapping[str, object]) -> None:
         """Write the tree to one file; what cannot be stored is refused before the file is touched."""
         tensors: Tensors = {}
         text = json.dumps({name: encode(value, name, tensors) for name, value in tree.items()}, allow_nan=False)
@@ -157,7 +157,7 @@ def fields_of(value: Any) -> Fields:
 # ---------------------------------------------------------------- values
 
 
-def encode(value: Any, path: str, tensors: Tensors) -> Any:
+def encode(value: object, path: str, tensors: Tensors) -> object:
     """A value as JSON; tensors and arrays become references into `tensors`, named by their path.
 
     >>> encode({"a": [1, (2.5, None)], "b": -math.inf}, "x", {})
@@ -284,7 +284,7 @@ MOST = 1 << 26
 """The JSON of a message is never longer than this."""
 
 
-def pack(kind: str, tree: Any) -> bytes:
+def pack(kind: str, tree: object) -> bytes:
     """A tree of values and tensors as bytes.
 
     >>> data = pack("note", {"t": 3, "w": torch.ones(2), "far": math.inf})
@@ -327,7 +327,15 @@ def checksum(w: Tensor) -> int:
     return (total + w.numel()) % (1 << 64)
 
 
-def fingerprint(value: Any) -> str:
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """What brings a digest of its own."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def fingerprint(value: object) -> str:
     """A digest of a value and of all tensors in it, to tell whether two machines have the same.
 
     >>> fingerprint({"a": torch.ones(2)}) == fingerprint({"a": torch.ones(2)}) != fingerprint({"a": torch.ones(3)})
@@ -338,12 +346,12 @@ def fingerprint(value: Any) -> str:
     return whole.hexdigest()
 
 
-def _add(value: Any, update: Callable[[bytes], None]) -> None:
+def _add(value: object, update: Callable[[bytes], None]) -> None:
     """A value as bytes: tensors, numbers, words, tables of them, and what has a fingerprint of its own."""
     if isinstance(value, Tensor):
         update(f"{value.dtype}{tuple(value.shape)}".encode())
         update(_raw(value.detach().cpu()))
-    elif hasattr(value, "fingerprint"):
+    elif isinstance(value, Fingerprinted):
         update(str(value.fingerprint).encode())
     elif isinstance(value, Mapping):
         for name, item in value.items():
@@ -409,7 +417,7 @@ def _name(path: str, value: Tensor) -> str:
     return name
 
 
-def _check(tree: Any, data: bytes, kind: str) -> None:
+def _check(tree: object, data: bytes, kind: str) -> None:
     """Refuse tags that are not ours: nothing that is sent names a class."""
     if isinstance(tree, list):
         for branch in tree:
@@ -426,6 +434,6 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _refuse(data: bytes, kind: str, what: str, cause: Exception | None = None) -> Any:
+def _refuse(data: bytes, kind: str, what: str, cause: Exception | None = None) -> NoReturn:
     remedy = f"give what was packed as a {kind}: what does not fit is {what}"
     raise validate.InvalidInput(f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: {remedy}") from cause
