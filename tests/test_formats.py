@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from isthmus import InvalidInput, PrivateClassifier
-from isthmus.base import packed, storage
+from isthmus.base import storage
 from isthmus.codecs import Int8
 from isthmus.core.state import FORMAT as STATE
 from isthmus.distributed.hooks import SketchState, WarmRank
@@ -134,10 +134,10 @@ def test_a_run_folder_of_another_version_is_refused_by_its_version(tmp_path: Pat
 
 
 def test_messages_and_records_of_another_version_are_refused_by_their_version() -> None:
-    data = bytearray(packed.pack("note", {"t": 3}))
+    data = bytearray(storage.pack("note", {"t": 3}))
     data[4] = 9
     with pytest.raises(InvalidInput, match="its version, 9: this one reads version 1"):
-        packed.unpack(bytes(data), "note")
+        storage.unpack(bytes(data), "note")
     payload = Int8().encode(torch.ones(3), 0)
     with pytest.raises(InvalidInput, match="its first byte is 0xc2 and not 0xc1"):
         Int8().decode(b"\xc2" + payload[1:], torch.ones(3))

@@ -31,7 +31,7 @@ from isthmus.privacy import Charge, Clip, NoisyMax
 from isthmus.sets import ConvexSet, VertexForm
 from isthmus.sketches import Context, CountSketch, Encoder, Identity, Sketch
 from isthmus.sketches.base import Size
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.compose import IdentityMap
 from isthmus.theory import Rule, Schedule
 
 

@@ -33,8 +33,8 @@ from isthmus.gradients import Outer
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progressive, PublicSubspace, Sketch
-from isthmus.sketches.orthonormal import random_rows
-from isthmus.sketches.subspace import SubspaceMap
+from isthmus.sketches.dense import random_rows
+from isthmus.sketches.public import SubspaceMap
 from isthmus.theory import Schedule
 
 __all__ = ["Directions", "dp_subspace_gd"]

@@ -45,7 +45,7 @@ class ArrowTable:
     @property
     def n(self) -> int:
         """How many rows."""
-        return self.ends[-1] if self.ends else 0
+        return sum(rows for _, _, rows in self.groups)
 
     def table(self, lo: int, hi: int, columns: Sequence[str], step: int = 1 << 16) -> Any:
         """The rows lo, ..., hi - 1 of some columns, as a pyarrow table; about `step` rows are decoded at a time."""
@@ -130,7 +130,9 @@ class ArrowRows(Streamed):
     names: tuple[str, ...]
 
     def __init__(self, table: ArrowTable, columns: Sequence[str] | None = None, without: Sequence[str] = ()) -> None:
-        names = [name for name in table.names if name not in without] if columns is None else list(columns)
+        names = [name for name in table.names if name not in without]
+        if columns is not None:
+            names = list(columns)
         missing = [name for name in names if name not in table.names]
         validate.check(not missing, "columns", missing, f"name columns of the table, which are {table.names[:20]}")
         kinds = {name: str(table.dataset.schema.field(name).type) for name in names}
@@ -140,24 +142,26 @@ class ArrowRows(Streamed):
         validate.check(bool(names), "X", "no columns", "give a table with columns of numbers")
         self.table, self.names = table, tuple(names)
         single = all(kind in ("float", "halffloat") for kind in kinds.values())
-        self.dtype = torch.float32 if single else torch.float64
+        self.dtype = torch.float64
+        if single:
+            self.dtype = torch.float32
         self.shape = (table.n, len(names))
 
     def read(self, lo: int, hi: int) -> Tensor:
         """The rows lo, ..., hi - 1."""
         import pyarrow
 
-        wide = self.dtype == torch.float64
-        kind = pyarrow.float64() if wide else pyarrow.float32()
+        name = str(self.dtype).removeprefix("torch.")
+        kind = {"float64": pyarrow.float64(), "float32": pyarrow.float32()}[name]
         piece = self.table.table(lo, hi, self.names, self._step)
-        rows = np.empty((hi - lo, self.shape[1]), dtype=np.float64 if wide else np.float32)
+        rows = np.empty((hi - lo, self.shape[1]), dtype=name)
         for place, column in enumerate(piece.columns):
             rows[:, place] = column.cast(kind, safe=False).to_numpy()  # nulls become NaN
         return torch.from_numpy(rows)
 
     @property
     def _step(self) -> int:
-        return max(hi - lo for lo, hi in super().spans()) if self.shape[0] else 1
+        return max((hi - lo for lo, hi in super().spans()), default=1)
 
     def spans(self) -> list[tuple[int, int]]:
         """Whole row groups, as many as make a slice; a large one is cut."""
@@ -180,7 +184,9 @@ def _joined(ends: Sequence[int], most: int) -> list[tuple[int, int]]:
                 spans.append((lo, lo + most))
                 lo += most
         good = end
-    return [*spans, (lo, good)] if good > lo else spans
+    if good > lo:
+        spans.append((lo, good))
+    return spans
 
 
 def _groups(piece: Any) -> list[Any]:
@@ -212,7 +218,9 @@ def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
     try:
         data = dataset.dataset(str(place), format="parquet")
     except (ArrowException, OSError, ValueError) as error:
-        wanted = "give a folder of Parquet files alone" if os.path.isdir(place) else "give a Parquet file"
+        wanted = "give a Parquet file"
+        if place.is_dir():
+            wanted = "give a folder of Parquet files alone"
         reason = str(error).splitlines()[0]
         validate.unreadable(path, f"{wanted} ({reason})")
     if not data.files:
@@ -228,13 +236,15 @@ def opened(X: Any, y: Any = None) -> tuple[Any, Any]:
     """
     if isinstance(X, Streamed):
         return X, y
-    if isinstance(X, np.memmap):
-        return (FileRows(X) if large(X) else X), y
+    if isinstance(X, np.memmap) and large(X):
+        return FileRows(X), y
     if isinstance(X, (str, Path)) and str(X).endswith(".npy"):
         validate.present(os.path.isfile(X), X)
         return FileRows(np.load(X, mmap_mode="r")), y
     if isinstance(X, (str, Path)) or is_dataset(X):
-        table = ArrowTable(X if is_dataset(X) else parquet_dataset(X))
+        if not is_dataset(X):
+            X = parquet_dataset(X)
+        table = ArrowTable(X)
         if not isinstance(y, str):
             return ArrowRows(table), y
         validate.check(y in table.names, "y", y, f"name a column of the table, which has {table.names[:20]}")

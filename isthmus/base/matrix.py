@@ -105,7 +105,9 @@ class View(ABC):
 
     def spans(self) -> list[tuple[int, int]] | None:
         """Ranges of rows that are looked at together, by their number and width alone; None: all."""
-        return None if self.sparse else _cut(self.shape, CHUNK_BYTES)
+        if self.sparse:
+            return None
+        return _cut(self.shape, CHUNK_BYTES)
 
     def check_finite(self, name: str) -> None:  # noqa: B027  # most views are of what was checked
         """Refuse NaN and infinite entries, where that was not done before."""
@@ -181,16 +183,19 @@ def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
         validate.refuse(f"{name}.layout", x.layout, "give a dense tensor or a SciPy CSR matrix")
     if not is_sparse(x):
         dense = validate.as_tensor(name, x, ndim=2)
-        return dense if dtype is None else dense.to(dtype)
+        return dense.to(dtype or dense.dtype)
     validate.check(x.ndim == 2, f"{name}.ndim", x.ndim, "give a 2-d matrix")
-    csr = x if x.format == "csr" else x.tocsr()
+    csr = x.tocsr()
     validate.check(csr.dtype.kind in "fiub", f"{name}.dtype", str(csr.dtype), "give real numbers")
-    target: np.dtype[np.generic] = csr.dtype if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
+    target: np.dtype[np.generic] = csr.dtype
+    if dtype is not None:
+        target = np.dtype(str(dtype).removeprefix("torch."))
     if target.kind != "f" or target.itemsize < 4:
         target = np.dtype(np.float32)
     elif target.itemsize > 8:
         target = np.dtype(np.float64)
-    csr = csr if csr.dtype == target else csr.astype(target)
+    if csr.dtype != target:
+        csr = csr.astype(target)
     if not np.isfinite(csr.data).all():
         bad = int((~np.isfinite(csr.data)).sum())
         raise validate.InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
@@ -207,7 +212,9 @@ def dtype_of(x: Matrix) -> torch.dtype:
 
 def device_of(x: Matrix) -> torch.device:
     """The device of a matrix; CSR lies on the CPU."""
-    return torch.device("cpu") if is_sparse(x) else x.device
+    if is_sparse(x):
+        return torch.device("cpu")
+    return x.device
 
 
 def code_room(x: Stored, m: int) -> Tensor:
@@ -232,7 +239,9 @@ def take(x: Matrix, index: Tensor | slice) -> Matrix:
         return x[index]
     if is_lazy(x):
         return x.take(index)
-    return x[index.cpu().numpy()] if is_sparse(x) else x[index]
+    if is_sparse(x):
+        return x[index.cpu().numpy()]
+    return x[index]
 
 
 def spans_of(x: Matrix) -> list[tuple[int, int]] | None:
@@ -242,13 +251,17 @@ def spans_of(x: Matrix) -> list[tuple[int, int]] | None:
     """
     if is_lazy(x):
         return x.spans()
-    return None if is_sparse(x) or x.device.type != "cpu" else _cut((x.shape[0], x.shape[1]), CHUNK_BYTES)
+    if is_sparse(x) or x.device.type != "cpu":
+        return None
+    return _cut((x.shape[0], x.shape[1]), CHUNK_BYTES)
 
 
 def _cut(shape: tuple[int, int], least: int) -> list[tuple[int, int]] | None:
     """Slices of a dense matrix that is larger than `least`, in float64."""
     (n, p), step = shape, max(1, SLICE_BYTES // (8 * max(1, shape[1])))
-    return None if 8 * n * p < least else [(lo, min(lo + step, n)) for lo in range(0, n, step)]
+    if 8 * n * p < least:
+        return None
+    return [(lo, min(lo + step, n)) for lo in range(0, n, step)]
 
 
 def matmul(x: Matrix, w: Tensor) -> Tensor:
@@ -264,7 +277,7 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
     if x.dtype == w.dtype:
         return x @ w
     parts = [x[lo:hi].to(w.dtype) @ w for lo, hi in _row_chunks(x)]
-    return torch.cat(parts) if parts else w.new_zeros((0, *w.shape[1:]))
+    return torch.cat([w.new_zeros((0, *w.shape[1:])), *parts])
 
 
 def margins(x: Matrix, w: Tensor) -> Tensor:
@@ -280,22 +293,29 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
         return _row_products(x, w)
     if not x.is_contiguous():
         parts = [margins(x[lo:hi].contiguous(), w) for lo, hi in _row_chunks(x)]
-        return torch.cat(parts) if parts else matmul(x, w)
-    return matmul(x, w) if w.ndim > 1 else matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
+        return torch.cat([matmul(x[:0], w), *parts])
+    if w.ndim > 1:
+        return matmul(x, w)
+    return matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
 
 
 def _row_products(x: Tensor, w: Tensor) -> Tensor:
     """x_i'w for every row by itself, w a vector or columns (one of which is a vector), in its dtype: on the CPU."""
     if w.ndim == 2 and w.shape[1] == 1:
         return _row_products(x, w[:, 0])[:, None]
-    products, how = torch.empty(x.shape[0], *w.shape[1:], dtype=w.dtype), "ij,j->i" if w.ndim == 1 else "ij,kj->ik"
-    vectors = (w if w.ndim == 1 else w.T).contiguous().numpy()
+    products, how = torch.empty(x.shape[0], *w.shape[1:], dtype=w.dtype), "ij,j->i"
+    if w.ndim == 2:
+        how, w = "ij,kj->ik", w.T
+    vectors = w.contiguous().numpy()
 
     def part(rows: tuple[int, int]) -> None:
         at = slice(*rows)
         np.einsum(how, x[at].to(w.dtype).contiguous().numpy(), vectors, out=products[at].numpy())
 
-    share_out(part, _row_chunks(x) if x.shape[0] * w.numel() > ALONE else [(0, x.shape[0])])
+    spans = [(0, x.shape[0])]
+    if x.shape[0] * w.numel() > ALONE:
+        spans = _row_chunks(x)
+    share_out(part, spans)
     return products
 
 
@@ -319,7 +339,9 @@ def rmatmul(x: Matrix, r: Tensor) -> Tensor:
 
 def columns(x: Stored, lo: int, hi: int) -> Stored:
     """The columns lo..hi-1."""
-    return x if lo == 0 and hi == x.shape[1] else x[:, lo:hi]
+    if lo == 0 and hi == x.shape[1]:
+        return x
+    return x[:, lo:hi]
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a norm beyond the numbers is infinite, and no warning tells of it
@@ -359,9 +381,11 @@ def to_dense(x: Matrix, dtype: torch.dtype | None = None) -> Tensor:
     """A dense tensor: for tests, public data and chunks under a stated limit."""
     if is_lazy(x):
         dense = x.dense()
+    elif is_sparse(x):
+        dense = torch.from_numpy(x.toarray())
     else:
-        dense = torch.from_numpy(x.toarray()) if is_sparse(x) else x
-    return dense if dtype is None else dense.to(dtype)
+        dense = x
+    return dense.to(dtype or dense.dtype)
 
 
 def _reduce_rows(ufunc: np.ufunc, values: Array, indptr: NDArray[np.int64]) -> Array:
@@ -382,7 +406,9 @@ def _row_chunks(x: Tensor) -> list[tuple[int, int]]:
 def _numpy(w: Tensor) -> Array:
     """A NumPy view of a tensor (a float32 copy of half-precision ones)."""
     w = w.detach().cpu()
-    array: Array = (w if w.dtype in (torch.float32, torch.float64) else w.float()).numpy()
+    if w.dtype not in (torch.float32, torch.float64):
+        w = w.float()
+    array: Array = w.numpy()
     return array
 
 
@@ -398,7 +424,9 @@ class Total:
 
     def __init__(self, shape: tuple[int, ...], device: torch.device | None = None, exact: bool = False) -> None:
         self.value = torch.zeros(shape, dtype=torch.float64, device=device)
-        self._lost = torch.zeros_like(self.value) if exact else None
+        self._lost = None
+        if exact:
+            self._lost = torch.zeros_like(self.value)
 
     def add(self, part: Tensor) -> None:
         """One more chunk."""
@@ -413,11 +441,16 @@ class Total:
 
     def add_product(self, x: Tensor, y: Tensor) -> None:
         """One more chunk x'y; where nothing is compensated it is added in place."""
-        self.add(x.T @ y) if self._lost is not None else self.value.addmm_(x.T, y)
+        if self._lost is None:
+            self.value.addmm_(x.T, y)
+        else:
+            self.add(x.T @ y)
 
     def result(self) -> Tensor:
         """What was added."""
-        return self.value if self._lost is None else self.value + self._lost
+        if self._lost is None:
+            return self.value
+        return self.value + self._lost
 
 
 @contextmanager

@@ -77,7 +77,8 @@ def share_out(work: Callable[[Item], None], items: Sequence[Item]) -> None:
 def one_thread(wanted: bool = True) -> Iterator[None]:
     """torch's operations on one thread meanwhile."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if wanted else before)
+    if wanted:
+        torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -60,7 +60,9 @@ def sign_range(
         return torch.from_numpy(1 - 2 * bit_range(hash_key, lo, hi).view(np.int8))
     words = mix(hash_key, torch.arange(first, ((hi - 1) >> 5) + 1, device=device))
     places = torch.arange(31, -1, -1, dtype=torch.int32, device=device)
-    top = torch.bitwise_left_shift(words[:, None], places, out=None if out is None else out[: len(words)])
+    if out is not None:
+        out = out[: len(words)]
+    top = torch.bitwise_left_shift(words[:, None], places, out=out)
     return top.bitwise_right_shift_(31).bitwise_or_(1).view(-1)[lo - 32 * first : hi - 32 * first]
 
 
@@ -125,7 +127,9 @@ def _mixed(word: NDArray[np.uint32], high: np.uint32 | NDArray[np.uint32]) -> ND
 
 
 def _signed(word: int) -> int:
-    return word - (1 << 32) if word >= 1 << 31 else word
+    if word >= 1 << 31:
+        return word - (1 << 32)
+    return word
 
 
 def _shift(word: Tensor, by: int) -> Tensor:

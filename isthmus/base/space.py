@@ -91,4 +91,6 @@ class Space:
 
 def as_space(space: Space | int) -> Space:
     """A `Space`, from itself or from a plain dimension."""
-    return space if isinstance(space, Space) else Space.flat(space)
+    if isinstance(space, Space):
+        return space
+    return Space.flat(space)

@@ -1,11 +1,25 @@
-"""Trees of plain values and tensors as one safetensors file: whole or not at all, sealed, without pickle and code.
+"""Trees of plain values and tensors as files and as messages: without pickle, and nothing in them is run.
 
-A file is the bytes of its tensors behind a JSON header with three entries: the name of its format, the tree (in which
-tensors are references), and a seal: the SHA-256 of the tree and of every tensor.  The seal shows damage; it is no
-signature, for whoever may write the file can forge a whole one.
+A file (safetensors) is the bytes of its tensors behind a JSON header with three entries: the name of its format, the
+tree (in which tensors are references), and a seal: the SHA-256 of the tree and of every tensor.  The seal shows damage;
+it is no signature, for whoever may write the file can forge a whole one.  A file is there whole or not at all.
 
 Objects other than values and tensors are stored by the class that `register`s how.  Nothing that a file names is
-ever imported: `isthmus.base.known` finds a class only among those that are already there.
+ever imported: `isthmus.base.class_registry` finds a class only among those that are already there.
+
+A message for a wire is one string of bytes:
+
+    4 bytes   ISTH
+    2 bytes   version
+    8 bytes   length of the JSON
+    8 bytes   length of the arrays
+    16 bytes  BLAKE2b of all that follows: it shows damage on the way, and is no signature
+    JSON      {"kind", "tree", "arrays": [[name, dtype, shape], ...]}
+    arrays    their raw little-endian bytes, one after the other, in the order of the list
+
+Whoever reads one trusts nothing: lengths must agree with the bytes that came before anything is allocated, kinds of
+numbers and tags of the tree are the few that are written here, and every other string of bytes is refused with
+`InvalidInput`.
 """
 
 from __future__ import annotations
@@ -13,11 +27,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,13 +40,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from isthmus.base import known, validate
-from isthmus.base.whole import replaced as replaced
-from isthmus.base.whole import sync as sync
+from isthmus.base import class_registry, validate
+from isthmus.base.atomic import atomic_write
 
 Kind = TypeVar("Kind")
+
 Made = TypeVar("Made")
+
 Tensors = dict[str, Tensor]
+
 Fields = dict[str, Any]
 
 
@@ -57,11 +74,11 @@ class Format:
     sealed: tuple[str, ...] = ()
     unsealed: tuple[str, ...] = ()
 
-    def write(self, path: str | Path, tree: Mapping[str, Any]) -> None:
+    def write(self, path: str | Path, tree: Mapping[str, object]) -> None:
         """Write the tree to one file; what cannot be stored is refused before the file is touched."""
         tensors: Tensors = {}
         text = json.dumps({name: encode(value, name, tensors) for name, value in tree.items()}, allow_nan=False)
-        with replaced(path) as partial:
+        with atomic_write(path) as partial:
             try:
                 save_file(tensors, partial, metadata={"format": self.name, "tree": text, "seal": _seal(text, tensors)})
             except SafetensorError as error:  # its only trouble with tensors of ours is the disk
@@ -123,8 +140,8 @@ def register(
     """
     _OBJECTS[f"@{tag}"] = _Stored(
         kind,
-        take or (lambda value: (known.address(type(value)), fields_of(value))),
-        make or (lambda name, inner: known.imported(kind, str(name))(**inner)),
+        take or (lambda value: (class_registry.address(type(value)), fields_of(value))),
+        make or (lambda name, inner: class_registry.imported(kind, str(name))(**inner)),
     )
 
 
@@ -140,23 +157,29 @@ def fields_of(value: Any) -> Fields:
 # ---------------------------------------------------------------- values
 
 
-def encode(value: Any, path: str, tensors: Tensors) -> Any:
+def encode(value: object, path: str, tensors: Tensors) -> object:
     """A value as JSON; tensors and arrays become references into `tensors`, named by their path.
 
     >>> encode({"a": [1, (2.5, None)], "b": -math.inf}, "x", {})
     {'a': [1, {'@tuple': [2.5, None]}], 'b': {'@float': '-inf'}}
     """
-    if isinstance(value, (np.generic, Enum)):
-        return encode(value.item() if isinstance(value, np.generic) else value.value, path, tensors)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Enum):
+        value = value.value
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"@float": repr(value)}
+        if math.isfinite(value):
+            return value
+        return {"@float": repr(value)}
     if isinstance(value, (Tensor, np.ndarray)):
         return _encode_array(value, path, tensors)
     if isinstance(value, (list, tuple)):
         items = [encode(item, f"{path}/{k}", tensors) for k, item in enumerate(value)]
-        return items if isinstance(value, list) else {"@tuple": items}
+        if isinstance(value, list):
+            return items
+        return {"@tuple": items}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("@") for key in value):
             return {key: encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
@@ -166,7 +189,9 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
         if isinstance(value, stored.kind) and is_dataclass(value):
             name, inner = stored.take(value)
             tree = {key: encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
-            return {tag: tree} if name is None else {tag: name, "fields": tree}
+            if name is None:
+                return {tag: tree}
+            return {tag: name, "fields": tree}
     remedy = (
         "give numbers, strings, arrays, lists, dicts, or sets that are dataclasses of them: nothing else can be stored"
     )
@@ -176,14 +201,16 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
 def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> Fields:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
         return {"@array": encode(value.tolist(), path, tensors), "dtype": value.dtype.str}
-    numeric = isinstance(value, Tensor) or value.dtype.kind in "fiub"
-    kind = None if isinstance(value, Tensor) else str(value.dtype)
-    validate.check(numeric, f"{path}.dtype", kind, "give an array of numbers or strings: others cannot be stored")
-    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    if isinstance(value, Tensor):
+        tag, tensor = "@tensor", value
+    else:
+        numeric, remedy = value.dtype.kind in "fiub", "give an array of numbers or strings: others cannot be stored"
+        validate.check(numeric, f"{path}.dtype", str(value.dtype), remedy)
+        tag, tensor = "@numpy", torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     while path in tensors:  # {"a/b": x, "a": {"b": y}}
         path += "'"
     tensors[path] = tensor.detach().to("cpu", copy=True).contiguous()
-    return {"@tensor" if isinstance(value, Tensor) else "@numpy": path}
+    return {tag: path}
 
 
 def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -198,8 +225,10 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {key: decode(branch, tensors) for key, branch in tree.items()}
     if tag == "@float":
         return float(inner)
-    if tag in ("@list", "@tuple"):  # lists have no tag since format 2 of estimators
-        return (list if tag == "@list" else tuple)(decode(branch, tensors) for branch in inner)
+    if tag == "@list":  # lists have no tag since format 2 of estimators
+        return [decode(branch, tensors) for branch in inner]
+    if tag == "@tuple":
+        return tuple(decode(branch, tensors) for branch in inner)
     if tag == "@dict":
         return {decode(key, tensors): decode(branch, tensors) for key, branch in inner}
     if tag == "@array":
@@ -208,16 +237,20 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         fits = kind.kind in "OU" and array.dtype.itemsize <= kind.itemsize
         validate.check(fits, "path", tree["dtype"], "give a file as it was written: this array was altered")
         return array
-    if tag in ("@tensor", "@numpy"):
-        return tensors[inner] if tag == "@tensor" else tensors[inner].numpy()
+    if tag == "@tensor":
+        return tensors[inner]
+    if tag == "@numpy":
+        return tensors[inner].numpy()
     validate.check(
         tag in _OBJECTS,
         "path",
         tag,
         "use the version of Isthmus that wrote this file: this one cannot read what it holds",
     )
-    named = isinstance(inner, str)
-    return _OBJECTS[tag].make(inner if named else None, decode(tree["fields"] if named else inner, tensors))
+    make = _OBJECTS[tag].make
+    if isinstance(inner, str):
+        return make(inner, decode(tree["fields"], tensors))
+    return make(None, decode(inner, tensors))
 
 
 def _seal(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -229,3 +262,178 @@ def _seal(text: str, tensors: Mapping[str, Tensor]) -> str:
         if value.numel():
             whole.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return whole.hexdigest()
+
+
+MAGIC, VERSION = b"ISTH", 1
+
+HEAD = struct.Struct("<4sHQQ16s")
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    + (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+}
+
+TAGS = ("@float", "@tuple", "@tensor")
+"""What may stand in a tree beside plain values: numbers that JSON has not, tuples, and references to arrays."""
+
+WORDS = 1 << 20
+"""Words of a vector whose bits are added up at a time."""
+
+MOST = 1 << 26
+"""The JSON of a message is never longer than this."""
+
+
+def pack(kind: str, tree: object) -> bytes:
+    """A tree of values and tensors as bytes.
+
+    >>> data = pack("note", {"t": 3, "w": torch.ones(2), "far": math.inf})
+    >>> unpack(data, "note")
+    {'t': 3, 'w': tensor([1., 1.]), 'far': inf}
+    >>> unpack(data[:-1], "note")
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: data=165 bytes ... is not allowed: give what was packed as a note: ... length
+    """
+    tensors: dict[str, Tensor] = {}
+    encoded = encode(tree, "", tensors)
+    arrays = [[name, _name(name, value), list(value.shape)] for name, value in tensors.items()]
+    text = json.dumps({"kind": kind, "tree": encoded, "arrays": arrays}, allow_nan=False).encode()
+    raw = b"".join(_raw(value) for value in tensors.values())
+    return HEAD.pack(MAGIC, VERSION, len(text), len(raw), _digest(text + raw)) + text + raw
+
+
+def unpack(data: bytes, kind: str) -> Any:
+    """The tree that was packed as this kind; anything else is refused, whatever it is."""
+    try:
+        return _unpacked(bytes(data), kind)
+    except validate.InvalidInput:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError, OverflowError) as error:
+        _refuse(data, kind, f"its contents ({type(error).__name__})", error)
+
+
+def checksum(w: Tensor) -> int:
+    """64 bits of the bits of a vector: each word times an odd number of its place, added up modulo 2^64.
+
+    >>> checksum(torch.tensor([1.0, 2.0])) == checksum(torch.tensor([2.0, 1.0]))
+    False
+    """
+    raw, total = w.detach().reshape(-1).contiguous().cpu().view(torch.uint8), 0
+    raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 8)).view(torch.int64)
+    for lo in range(0, raw.numel(), WORDS):
+        part = raw[lo : lo + WORDS]
+        place = torch.arange(2 * lo + 1, 2 * (lo + len(part)) + 1, 2) * -7046029254386353131
+        total += int((part * place).sum()) + int((part >> 17).mul_(place).sum())
+    return (total + w.numel()) % (1 << 64)
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """What brings a digest of its own."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def fingerprint(value: object) -> str:
+    """A digest of a value and of all tensors in it, to tell whether two machines have the same.
+
+    >>> fingerprint({"a": torch.ones(2)}) == fingerprint({"a": torch.ones(2)}) != fingerprint({"a": torch.ones(3)})
+    True
+    """
+    whole = hashlib.blake2b(digest_size=16)
+    _add(value, whole.update)
+    return whole.hexdigest()
+
+
+def _add(value: object, update: Callable[[bytes], None]) -> None:
+    """A value as bytes: tensors, numbers, words, tables of them, and what has a fingerprint of its own."""
+    if isinstance(value, Tensor):
+        update(f"{value.dtype}{tuple(value.shape)}".encode())
+        update(_raw(value.detach().cpu()))
+    elif isinstance(value, Fingerprinted):
+        update(str(value.fingerprint).encode())
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            update(str(name).encode())
+            _add(item, update)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(item, update)
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        update(repr(value).encode())
+    else:
+        shown = ""
+        if is_dataclass(value):
+            shown = str(value)
+        update(f"{type(value).__name__} {shown}".encode())
+
+
+def _unpacked(data: bytes, kind: str) -> Any:
+    if len(data) < HEAD.size or data[:4] != MAGIC:
+        _refuse(data, kind, "its first bytes")
+    _, version, words, size, seal = HEAD.unpack_from(data)
+    if version != VERSION:
+        _refuse(data, kind, f"its version, {version}: this one reads version {VERSION}")
+    if words > MOST or HEAD.size + words + size != len(data):
+        _refuse(data, kind, "its length")
+    if seal != _digest(data[HEAD.size :]):
+        _refuse(data, kind, "its digest: it was damaged on the way")
+    tree = json.loads(data[HEAD.size : HEAD.size + words])
+    if tree["kind"] != kind:
+        _refuse(data, kind, "its kind")
+    tensors, at = {}, HEAD.size + words
+    for name, dtype, shape in tree["arrays"]:
+        if not isinstance(name, str) or name in tensors or not all(type(n) is int and n >= 0 for n in shape):
+            _refuse(data, kind, "its list of arrays")
+        length = math.prod(shape) * DTYPES[dtype].itemsize
+        if at + length > len(data):
+            _refuse(data, kind, "the length of its arrays")
+        tensors[name] = _tensor_of(data[at : at + length], DTYPES[dtype], shape)
+        at += length
+    if at != len(data):
+        _refuse(data, kind, "the length of its arrays")
+    _check(tree["tree"], data, kind)
+    return decode(tree["tree"], tensors)
+
+
+def _tensor_of(raw: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    if dtype == torch.bool and set(raw) - {0, 1}:
+        raise ValueError("a truth value is 0 or 1")
+    return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+
+
+def _raw(value: Tensor) -> bytes:
+    if value.numel() == 0:
+        return b""
+    return value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _name(path: str, value: Tensor) -> str:
+    name = str(value.dtype).removeprefix("torch.")
+    validate.check(name in DTYPES, path or "tensor", name, f"send one of {sorted(DTYPES)}")
+    return name
+
+
+def _check(tree: object, data: bytes, kind: str) -> None:
+    """Refuse tags that are not ours: nothing that is sent names a class."""
+    if isinstance(tree, list):
+        for branch in tree:
+            _check(branch, data, kind)
+    elif isinstance(tree, dict):
+        tags = [key for key in tree if key.startswith("@")]
+        if tags and (len(tree) > 1 or tags[0] not in TAGS):
+            _refuse(data, kind, f"what it holds ({tags[0][:20]})")
+        for branch in tree.values():
+            _check(branch, data, kind)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _refuse(data: bytes, kind: str, what: str, cause: Exception | None = None) -> NoReturn:
+    remedy = f"give what was packed as a {kind}: what does not fit is {what}"
+    raise validate.InvalidInput(f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: {remedy}") from cause

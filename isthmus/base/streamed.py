@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import CHUNK_BYTES, SLICE_BYTES, Total, View, margins, rmatmul, row_norms, spans_of
 from isthmus.base.parallel import in_order
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 Where = slice | Tensor
 """Which rows: a range or positions."""
@@ -77,7 +81,7 @@ class Streamed(View):
         for (lo, hi), rows in zip(spans, ahead(lambda span: self.read(*span), spans), strict=True):
             yield lo, hi, rows
 
-    def over(self, look: Callable[[Tensor], Any]) -> list[Any]:
+    def over(self, look: Callable[[Tensor], Found]) -> list[Found]:
         """`look(rows)` of every slice, in order, several at a time."""
         return list(in_order(lambda span: look(self.read(*span)), self.spans()))
 
@@ -122,12 +126,12 @@ class Streamed(View):
 
     def mapped(self, function: Callable[[Tensor, Where], Tensor], columns: int | None = None) -> DerivedRows:
         """The same rows through a function of single rows, and of where they are."""
-        return DerivedRows(self, function, self.shape[1] if columns is None else columns, self.dtype)
+        return DerivedRows(self, function, columns or self.shape[1], self.dtype)
 
     def check_finite(self, name: str) -> None:
         """Refuse NaN and infinite entries: one pass, once."""
         if not self._finite:
-            bad = sum(self.over(lambda x: 0 if bool(x.sum().isfinite()) else int((~x.isfinite()).sum())))
+            bad = sum(self.over(_not_finite))
             if bad:
                 raise validate.InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
             self._finite = True
@@ -155,11 +159,12 @@ class FileRows(Streamed):
         validate.check(array.ndim == 2, "X.shape", array.shape, "give a 2-d array")
         validate.check(array.dtype.kind in "fiub", "X.dtype", str(array.dtype), "give real numbers")
         self.array, self.shape = array, (int(array.shape[0]), int(array.shape[1]))
-        self._kept = np.dtype(np.float32) if array.dtype in (np.float32, np.float16) else np.dtype(np.float64)
-        self.dtype = torch.float32 if self._kept == np.float32 else torch.float64
-        self._start = _file_offset(array)
-        self._file = None if self._start is None else os.open(_mapped_file(array), os.O_RDONLY)
-        if self._file is not None:
+        self._kept, self.dtype = "float64", torch.float64
+        if array.dtype in (np.float32, np.float16):
+            self._kept, self.dtype = "float32", torch.float32
+        self._start, self._file = _file_offset(array), None
+        if self._start is not None:
+            self._file = os.open(_mapped_file(array), os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
             self._seen = _stamp(self._file)
             if not self._is_the_mapped_one():
@@ -241,37 +246,27 @@ class ChosenRows(Streamed):
         return self.source.take(self.index[index])
 
 
-def is_streamed(x: object) -> bool:
-    """Whether the rows of a matrix are read when they are asked for."""
-    return isinstance(x, Streamed)
+def ahead(work: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
+    """`work(item)` of every item in order, the next one done by another thread while the last is looked at.
+
+    >>> list(ahead(abs, [-1, 2]))
+    [1, 2]
+    """
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque[Future[Found]] = deque()
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
-def ahead(work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
-    """`work(item)` of every item in order, the next one done by another thread while the last is looked at."""
-    results: list[Any] = [None, None]
-
-    def fetch(place: int, item: Any) -> None:
-        try:
-            results[place] = (work(item), None)
-        except BaseException as error:
-            results[place] = (None, error)
-
-    thread = None
-    for number in range(len(items) + 1):
-        upcoming = None
-        if thread is not None:
-            thread.join()
-        if number < len(items):
-            upcoming = threading.Thread(target=fetch, args=(number % 2, items[number]))
-            upcoming.start()
-        if thread is not None:
-            value, error = results[(number - 1) % 2]
-            if error is not None:
-                if upcoming is not None:
-                    upcoming.join()
-                raise error
-            yield value
-        thread = upcoming
+def _not_finite(x: Tensor) -> int:
+    """How many entries are NaN or infinite."""
+    if bool(x.sum().isfinite()):
+        return 0
+    return int((~x.isfinite()).sum())
 
 
 def _stamp(file: int) -> tuple[int, int]:
@@ -323,7 +318,7 @@ def kept_on_disk(x: Streamed) -> FileRows:
         for _, _, rows in x.chunks():
             file.write(np.ascontiguousarray(rows.numpy()).data)
         file.flush()
-        kind = np.float32 if x.dtype == torch.float32 else np.float64
+        kind = str(x.dtype).removeprefix("torch.")
         return FileRows(np.memmap(file.name, dtype=kind, mode="r", shape=x.shape))
 
 

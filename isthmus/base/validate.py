@@ -105,8 +105,9 @@ def _meant(path: Path) -> str:
         return f"there is no folder {path.parent} that can be read: check the path"
     stems = difflib.get_close_matches(path.stem, [entry.stem for entry in there], 1)  # ".csv" makes no names alike
     near = difflib.get_close_matches(path.name, [entry.name for entry in there if entry.stem in stems], 1, cutoff=0)
-    searched = f"check the name and the folder, {path.parent.resolve()}"
-    return f"did you mean {path.parent / near[0]}?" if near else searched
+    if near:
+        return f"did you mean {path.parent / near[0]}?"
+    return f"check the name and the folder, {path.parent.resolve()}"
 
 
 def known_format(where: str, written: object, reads: Iterable[object]) -> None:
@@ -210,11 +211,17 @@ def as_tensor(name: str, value: object, *, ndim: int | None = None) -> Tensor:
                 f"{name} cannot be read as an array ({type(error).__name__}): give a tensor or an array of numbers"
             ) from error
         check(array.dtype.kind in "fiub", f"{name}.dtype", str(array.dtype), "give real numbers")
-        array = array if array.flags.writeable and all(s >= 0 for s in array.strides) else array.copy()
-        tensor = torch.from_numpy(np.atleast_1d(array) if ndim else array)
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        if ndim:
+            array = np.atleast_1d(array)
+        tensor = torch.from_numpy(array)
     if not tensor.is_floating_point():
         check(not tensor.is_complex(), f"{name}.dtype", tensor.dtype, "give real numbers")
-        tensor = tensor.to(torch.get_default_dtype() if isinstance(value, torch.Tensor) else torch.float64)
+        wanted = torch.float64
+        if isinstance(value, torch.Tensor):
+            wanted = torch.get_default_dtype()
+        tensor = tensor.to(wanted)
     if ndim is not None:
         check(tensor.ndim == ndim, f"{name}.shape", tuple(tensor.shape), f"give {ndim} dimension(s)")
     finite(**{name: tensor})
@@ -231,4 +238,6 @@ def _is_real(value: object) -> bool:
 
 def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    if len(text) > 80:
+        text = text[:77] + "..."
+    return text

@@ -35,7 +35,7 @@ _CODES = {
     ("isthmus.runs.folder", "FolderDamaged"): DAMAGED,
     ("isthmus.runs.train", "Interrupted"): INTERRUPTED,
     ("isthmus.core.ranks", "RankFailed"): FAILED,
-    ("isthmus.base.whole", "CannotWrite"): FAILED,
+    ("isthmus.base.atomic", "CannotWrite"): FAILED,
 }
 EPILOG = """\b
 Exit codes: 0 done, 1 a promise or a check failed, 2 wrong input, 3 over the

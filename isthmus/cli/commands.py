@@ -333,7 +333,7 @@ def _show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_sc
     written = "nothing was written"
     if write_schema is not None:
         text = late("runs.train").HEADER + problem.schema.to_toml(versioned=True)
-        with late("base.whole").replaced(write_schema) as partial:
+        with late("base.atomic").atomic_write(write_schema) as partial:
             partial.write_text(text, encoding="utf-8")
         written = f"the schema is in {write_schema}: review it, and give it as --schema"
     lines += ["", plan.words(), "", plan.table(), "", f"nothing was spent, {written}"]

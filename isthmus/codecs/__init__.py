@@ -9,9 +9,7 @@
 
 from isthmus.codecs.base import Codec, check_contraction, from_json, named
 from isthmus.codecs.bits import CodecError
-from isthmus.codecs.floats import BFloat16, Float16, Natural
-from isthmus.codecs.grids import Int8, PackedBits, TernGrad
-from isthmus.codecs.qsgd import QSGD
+from isthmus.codecs.rounding import QSGD, BFloat16, Float16, Int8, Natural, PackedBits, TernGrad
 from isthmus.codecs.sparse import VQSGD, RandomK
 
 __all__ = [

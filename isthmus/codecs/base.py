@@ -13,11 +13,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from isthmus.base import validate
@@ -46,13 +46,13 @@ class Codec(ABC):
 
     name: ClassVar[str]
     kind: ClassVar[int]
-    known: ClassVar[dict[str, type[Codec]]] = {}
+    registry: ClassVar[dict[str, type[Codec]]] = {}
     """The codecs that can be asked for by name."""
 
-    def __init_subclass__(cls, **more: Any) -> None:
+    def __init_subclass__(cls, **more: object) -> None:
         super().__init_subclass__(**more)
         if "name" in cls.__dict__:
-            cls.known[cls.name] = cls
+            cls.registry[cls.name] = cls
 
     def encode(self, v: Tensor, seed: int) -> bytes:
         """The bytes of a draw of C(v); the same for the same seed."""
@@ -117,10 +117,48 @@ class Codec(ABC):
         byte_read = reader.byte("the format")
         reader.check(byte_read == FORMAT, f"its first byte is {byte_read:#04x} and not {FORMAT:#04x}")
         byte_read = reader.byte("the kind")
-        sender = next((name for name, codec in self.known.items() if codec.kind == byte_read), f"kind {byte_read}")
+        sender = next((name for name, codec in self.registry.items() if codec.kind == byte_read), f"kind {byte_read}")
         reader.check(byte_read == self.kind, f"it was written by the codec {sender!r}, and {self.name!r} reads it")
         declared = reader.number("the number of coordinates", LARGEST)
         reader.check(declared == m, f"it declares {declared} coordinates where {m} are expected")
+
+
+class ScaledCodec(Codec):
+    """A codec of a size, the norm or the largest entry, and of numbers in units of it: nothing follows a size of 0.
+
+    A subclass writes `write_numbers` and `read_numbers`, and says what the size is, its largest value and the dtype of
+    the numbers.
+    """
+
+    size: ClassVar[str]
+    """What the size is, in words."""
+    dtype: ClassVar[str] = "<i2"
+    """That of the numbers of a vector that is 0."""
+
+    def largest_size(self, m: int) -> float:
+        """The largest size of a valid payload."""
+        return TOP
+
+    def write(self, out: Writer, m: int, drawn: tuple[float, Array]) -> None:
+        """The size and the numbers; nothing after a size of 0."""
+        out.float32(drawn[0])
+        if drawn[0]:
+            self.write_numbers(out, m, drawn[1])
+
+    def read(self, reader: Reader, m: int) -> tuple[float, Array]:
+        """The size and the numbers."""
+        size = reader.float32(self.size, self.largest_size(m))
+        if not size:
+            return 0.0, np.zeros(m, self.dtype)
+        return size, self.read_numbers(reader, m)
+
+    @abstractmethod
+    def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
+        """The numbers as bits."""
+
+    @abstractmethod
+    def read_numbers(self, reader: Reader, m: int) -> Array:
+        """The numbers back, each in its range."""
 
 
 def from_json(text: str | Mapping[str, Any]) -> Codec:
@@ -137,13 +175,13 @@ def from_json(text: str | Mapping[str, Any]) -> Codec:
     validate.check(fine, "codec", text, "give a JSON object with a name under 'codec'")
     name = fields_given.pop("codec")
     _check_name(name)
-    allowed = [member.name for member in fields(Codec.known[name])]  # type: ignore[arg-type]
+    allowed = [member.name for member in fields(Codec.registry[name])]  # type: ignore[arg-type]
     for argument in fields_given:
         validate.one_of(allowed, **{f"an argument of the codec {name!r}": argument})
-    return Codec.known[name](**fields_given)
+    return Codec.registry[name](**fields_given)
 
 
-def named(codec: Any) -> Codec | None:
+def named(codec: object) -> Codec | None:
     """A codec from a codec, its name, its JSON as a mapping, or None.
 
     >>> named("qsgd"), named(None)
@@ -156,14 +194,13 @@ def named(codec: Any) -> Codec | None:
         return codec
     if isinstance(codec, str):
         _check_name(codec)
-        return Codec.known[codec]()
+        return Codec.registry[codec]()
     if isinstance(codec, Mapping):
         return from_json(codec)
     missing = [method for method in ("encode", "decode", "chi") if not callable(getattr(codec, method, None))]
-    remedy = f"give a codec, or a name: {', '.join(sorted(Codec.known))}"
+    remedy = f"give a codec, or a name: {', '.join(sorted(Codec.registry))}"
     validate.check(not missing and not isinstance(codec, type), "codec", codec, remedy)
-    own: Codec = codec  # anybody's own class with these three methods
-    return own
+    return cast(Codec, codec)  # anybody's own class with these three methods
 
 
 def check_contraction(codec: Codec, m: int = 200, draws: int = 400) -> None:
@@ -206,8 +243,8 @@ def check_contraction(codec: Codec, m: int = 200, draws: int = 400) -> None:
         validate.check(least <= chi * (1 + 2.0**-22) + 1e-12, "codec", codec, remedy)
 
 
-def _check_name(name: Any) -> None:
-    validate.one_of(sorted(Codec.known), codec=name)
+def _check_name(name: object) -> None:
+    validate.one_of(sorted(Codec.registry), codec=name)
 
 
 def _values(v: Tensor) -> Array:
@@ -217,11 +254,15 @@ def _values(v: Tensor) -> Array:
     )
     validate.check(0 < v.numel() <= LARGEST, "v", tuple(v.shape), f"give between 1 and {LARGEST} numbers")
     flat = v.detach().reshape(-1).cpu()
-    return (flat if flat.dtype in (torch.float32, torch.float64) else flat.float()).numpy()
+    if flat.dtype not in (torch.float32, torch.float64):
+        flat = flat.float()
+    return flat.numpy()
 
 
 def _dtype(like: Tensor) -> type:
-    return np.float64 if like.dtype == torch.float64 else np.float32
+    if like.dtype == torch.float64:
+        return np.float64
+    return np.float32
 
 
 def _placed(array: Array, like: Tensor) -> Tensor:
@@ -248,7 +289,7 @@ def norm(v: Array, gain: float = 1.0) -> float:
         for lo in range(0, len(v), BLOCK):
             part = v[lo : lo + BLOCK].astype(np.float64)
             total += float(part @ part)
-    return _sendable(math.sqrt(total) if total >= 0 else math.nan, gain, "||v||")
+    return _sendable(math.sqrt(total), gain, "||v||")  # of NaN it is NaN
 
 
 def _sendable(size: float, gain: float, what: str) -> float:
@@ -275,20 +316,23 @@ class Dither:
         raw = self._source.random_raw(-(-n // 2))
         return np.asarray(raw, "<u8").view("<u4")[:n]
 
-    def uniform(self, n: int, dtype: Any) -> Array:
+    def uniform(self, n: int, dtype: DTypeLike) -> Array:
         """n multiples of 2^-24, or of 2^-53 in float64."""
         if np.dtype(dtype) == np.float64:
             return (np.asarray(self._source.random_raw(n)) >> np.uint64(11)) * 2.0**-53
         return (self.words(n) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: Any) -> Array:
+def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: DTypeLike) -> Array:
     """z = s v / scale, each entry rounded up or down to an integer so that its mean is kept: `floor(z)`, and one more
     with probability `z - floor(z)`; |v_i| <= scale makes that at most ceil(s)."""
     coins, levels_drawn, top = Dither(seed), np.zeros(len(v), dtype), math.ceil(levels)
-    factor = levels / scale if scale else 0.0
-    wide = v.dtype if factor < 1e30 else np.dtype(np.float64)  # below float32's normal numbers its inverse is infinite
-    for lo in range(0, len(v) if scale else 0, BLOCK):
+    if scale == 0:
+        return levels_drawn
+    factor, wide = levels / scale, v.dtype
+    if factor >= 1e30:  # below float32's normal numbers its inverse is infinite
+        wide = np.dtype(np.float64)
+    for lo in range(0, len(v), BLOCK):
         z = v[lo : lo + BLOCK].astype(wide, copy=False) * wide.type(factor)
         low = np.floor(z)
         z -= low
@@ -297,7 +341,7 @@ def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: Any) -> A
     return levels_drawn
 
 
-def from_levels(levels: Array, unit: float, dtype: Any) -> Array:
+def from_levels(levels: Array, unit: float, dtype: DTypeLike) -> Array:
     """The numbers that levels stand for."""
     out = np.empty(len(levels), dtype)
     for lo in range(0, len(levels), BLOCK):
@@ -322,4 +366,6 @@ def max_norm_chi(m: int, levels: float) -> float:
 def rounded_up(size: float) -> float:
     """The least float32 that is at least `size`: what is sent, and what the sender's own levels are measured in."""
     rounded = np.float32(size)
-    return float(rounded if float(rounded) >= size else np.nextafter(rounded, np.float32(np.inf)))
+    if float(rounded) < size:
+        rounded = np.nextafter(rounded, np.float32(np.inf))
+    return float(rounded)

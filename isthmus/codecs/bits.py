@@ -30,10 +30,12 @@ class CodecError(InvalidInput):
     """Bytes that no codec wrote, or that were damaged on the way: the message says what is wrong with them."""
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """A value, short enough for a message."""
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return text
 
 
 class Writer:
@@ -71,9 +73,10 @@ class Writer:
 
     def fixed(self, values: NDArray[Any], width: int) -> None:
         """Numbers below 2^width, `width` bits each."""
-        for lo in range(0, len(values) if width else 0, BLOCK):
-            part = values[lo : lo + BLOCK]
-            parts = part.astype("<u8" if width > 32 else "<u4" if width > 8 else "u1").reshape(-1, 1)
+        if width == 0:
+            return
+        for lo in range(0, len(values), BLOCK):
+            parts = values[lo : lo + BLOCK].astype(f"<u{_word_bytes(width)}").reshape(-1, 1)
             rows = np.unpackbits(parts.view(np.uint8), axis=1, bitorder="little", count=width)
             self.bits([rows.reshape(-1)])
 
@@ -157,12 +160,19 @@ class Reader:
         self.check(
             count * width <= self.left, f"it ends before {what}: {count} numbers of {width} bits each are needed"
         )
-        values = np.zeros(count, np.int16 if width < 16 else np.int32 if width < 32 else np.int64)
+        kind: type = np.int64
+        if width < 16:
+            kind = np.int16
+        elif width < 32:
+            kind = np.int32
+        values: NDArray[Any] = np.zeros(count, kind)
         if width == 8 and not self._at & 7:
             return self.array(count, "u1", what).astype(np.int16)
-        for lo in range(0, count if width else 0, BLOCK):
+        if width == 0:
+            return values
+        for lo in range(0, count, BLOCK):
             n = min(BLOCK, count - lo)
-            rows = np.zeros((n, 64 if width > 32 else 32 if width > 8 else 8), np.uint8)
+            rows = np.zeros((n, 8 * _word_bytes(width)), np.uint8)
             rows[:, :width] = self.bits(n * width, what).reshape(n, width)
             packed = np.packbits(rows, axis=1, bitorder="little")
             values[lo : lo + n] = packed.view(f"<u{packed.shape[1]}").reshape(-1)
@@ -173,6 +183,15 @@ class Reader:
         rest = self.left
         self.check(rest < 8, f"{rest // 8} bytes are left over")
         self.check(rest == 0 or not self.bits(rest, "the end").any(), "the bits that fill its last byte are not 0")
+
+
+def _word_bytes(width: int) -> int:
+    """How long the whole words are that numbers of so many bits are packed through."""
+    if width <= 8:
+        return 1
+    if width <= 32:
+        return 4
+    return 8
 
 
 CODES = ("gamma", "omega")
@@ -188,8 +207,11 @@ def log2_floor(values: NDArray[Any]) -> NDArray[np.int8]:
     >>> log2_floor(np.array([1, 2, 3, 4, 2**40 - 1, 2**40])).tolist()
     [0, 1, 1, 2, 39, 40]
     """
-    short = values.dtype.itemsize <= 2
-    exponents: NDArray[np.int8] = _LOGS[values] if short else np.frexp(values.astype(np.float64))[1].astype(np.int8) - 1
+    exponents: NDArray[np.int8]
+    if values.dtype.itemsize <= 2:
+        exponents = _LOGS[values]
+        return exponents
+    exponents = np.frexp(values.astype(np.float64))[1].astype(np.int8) - 1
     return exponents
 
 
@@ -209,12 +231,14 @@ def length(values: NDArray[Any], code: str) -> int:
 def _bits(log: int, code: str) -> int:
     if code == "gamma":
         return 2 * log + 1
-    return 1 if log == 0 else log + 1 + _bits(log.bit_length() - 1, code)
+    if log == 0:
+        return 1
+    return log + 1 + _bits(log.bit_length() - 1, code)
 
 
 def write(out: Writer, values: NDArray[Any], code: str) -> None:
     """Append the code of these numbers."""
-    planes = _gamma_planes if code == "gamma" else _omega_planes
+    planes = {"gamma": _gamma_planes, "omega": _omega_planes}[code]
     for lo in range(0, len(values), BLOCK):
         out.bits(planes(values[lo : lo + BLOCK]))
 
@@ -224,7 +248,7 @@ def read(reader: Reader, count: int, code: str, top: int, what: str) -> NDArray[
     reader.check(count <= reader.left, f"it ends before {what}: {count} numbers of at least one bit each are needed")
     small = top < 1 << 15
     values = np.empty(count, np.int16 if small else np.int64)
-    block = _read_gamma if code == "gamma" else _read_omega
+    block = {"gamma": _read_gamma, "omega": _read_omega}[code]
     for lo in range(0, count, BLOCK):
         block(reader, values[lo : lo + BLOCK], top, what)
     return values
@@ -259,12 +283,14 @@ def read_increasing(reader: Reader, count: int, m: int, code: str, what: str) ->
 
 
 def _shift(count: int, m: int) -> int:
+    if count == 0:
+        return 0
     return (m // count).bit_length() - 1
 
 
 def _gaps(places: Numbers, m: int) -> tuple[int, Numbers]:
     gaps: Numbers = np.diff(places, prepend=-1) - 1
-    return (_shift(len(places), m) if len(places) else 0), gaps
+    return _shift(len(places), m), gaps
 
 
 def _gamma_planes(values: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,8 @@ from isthmus.codecs import bits
 from isthmus.codecs.base import TOP, Array, Codec, Dither, largest, norm, rounded_up
 from isthmus.codecs.bits import Reader, Writer
 
-SEED, SENT = 0, 1
+WAYS = ("seed", "sent")
+"""How the places are told, by the byte in a payload."""
 
 
 def subset(m: int, k: int, seed: int) -> NDArray[np.int64]:
@@ -59,11 +59,13 @@ class RandomK(Codec):
             validate.probability(k=self.k)
         else:
             validate.positive_int(k=self.k)
-        validate.one_of(("seed", "sent"), places=self.places)
+        validate.one_of(WAYS, places=self.places)
 
     def count(self, m: int) -> int:
         """How many of m are sent."""
-        return math.ceil(self.k * m) if isinstance(self.k, float) else min(self.k, m)
+        if isinstance(self.k, float):
+            return math.ceil(self.k * m)
+        return min(self.k, m)
 
     def chi(self, m: int) -> float:
         """m/k - 1, exactly."""
@@ -73,7 +75,9 @@ class RandomK(Codec):
     def bits(self, m: int) -> float:
         """32 a number, and 72 for the seed, or at most log2(m/k) + 4.2 a place and 8."""
         k = self.count(m)
-        return 32.0 * k + (72 if self.places == "seed" else 8 + k * (math.log2(m / k) + 1 + 2 * math.log2(3)))
+        if self.places == "seed":
+            return 32.0 * k + 72
+        return 32.0 * k + (8 + k * (math.log2(m / k) + 1 + 2 * math.log2(3)))
 
     def draw(self, v: Array, seed: int) -> tuple[int, NDArray[np.int64], Array]:
         """The seed, the places and their entries."""
@@ -85,7 +89,7 @@ class RandomK(Codec):
     def write(self, out: Writer, m: int, drawn: tuple[int, NDArray[np.int64], Array]) -> None:
         """The entries, and where they stand."""
         own, places, values = drawn
-        out.byte(SEED if self.places == "seed" else SENT)
+        out.byte(WAYS.index(self.places))
         if self.places == "seed":
             out.array(np.array([own], "<u8"))
         out.array(values)
@@ -95,8 +99,9 @@ class RandomK(Codec):
     def read(self, reader: Reader, m: int) -> tuple[int, NDArray[np.int64], Array]:
         """The entries, finite, and their places."""
         placing, k, own = reader.byte("how places are sent"), self.count(m), 0
-        expected = SEED if self.places == "seed" else SENT
-        reader.check(placing == expected, f"its places are sent in way {placing} and not as {self.places!r}")
+        reader.check(
+            placing == WAYS.index(self.places), f"its places are sent in way {placing} and not as {self.places!r}"
+        )
         if self.places == "seed":
             own = int(reader.array(1, "<u8", "the seed")[0])
         values = reader.array(k, "<f4", "the entries")
@@ -106,9 +111,9 @@ class RandomK(Codec):
             return own, subset(m, k, own), values
         return own, bits.read_increasing(reader, k, m, "gamma", "the places"), values
 
-    def value(self, drawn: tuple[int, NDArray[np.int64], Array], m: int, dtype: Any) -> Array:
+    def value(self, drawn: tuple[int, NDArray[np.int64], Array], m: int, dtype: type) -> Array:
         """The entries times m/k."""
-        out = np.zeros(m, dtype)
+        out: Array = np.zeros(m, dtype)
         out[drawn[1]] = drawn[2].astype(np.float64) * (m / self.count(m))
         return out
 
@@ -151,7 +156,9 @@ class VQSGD(Codec):
         coins = Dither(seed)
         at = coins.uniform(self.repetitions, np.float64) * edges[-1]
         index = np.minimum(np.searchsorted(edges, at, side="right"), m - 1)
-        own = shares[index] / (shares[index] + spread) if spread else np.ones(self.repetitions)
+        own = np.ones(self.repetitions)
+        if spread:
+            own = shares[index] / (shares[index] + spread)
         sign = np.where(coins.uniform(self.repetitions, np.float64) < (1 + own) / 2, 1, -1)
         return scale, 2 * index + (sign * np.where(v[index] < 0, -1, 1) < 0)
 
@@ -173,7 +180,7 @@ class VQSGD(Codec):
         reader.check(int(corners.max()) < 2 * m, f"a corner is beyond the {2 * m} there are")
         return scale, corners
 
-    def value(self, drawn: tuple[float, NDArray[np.int64]], m: int, dtype: Any) -> Array:
+    def value(self, drawn: tuple[float, NDArray[np.int64]], m: int, dtype: type) -> Array:
         """The mean of the corners."""
         scale, corners = drawn
         signs = np.bincount(corners >> 1, 1.0 - 2 * (corners & 1), minlength=m)

@@ -15,7 +15,7 @@ from torch import Tensor
 from isthmus.base.recording import Replay
 from isthmus.core.opened import Round
 from isthmus.core.wire import Message
-from isthmus.sketches import Sketch
+from isthmus.sketches.base import Movable, Sketch
 
 Arrived = tuple[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]]
 """The name of a layer, what makes its rows, the gradient of its output, and what else that reads."""
@@ -46,18 +46,19 @@ class Arrivals:
 
     def message(self, round: Round, key: Hashable, compute: Callable[[], Message]) -> Message:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
-        maps = [sketch.memory() for sketch in round.sketches.values()]
-        if any(memory is None for memory in maps):
+        maps = [sketch for sketch in round.sketches.values() if isinstance(sketch, Movable)]
+        if len(maps) < len(round.sketches):
             return compute()
-        inputs = [x for _, _, b, reads in self.items for x in (b, *reads)] + [
-            x for memory in maps for x in memory or ()
-        ]
+        inputs = [x for _, _, b, reads in self.items for x in (b, *reads)]
+        inputs += [x for sketch in maps for x in sketch.tensors()]
         sizes = tuple((slot, sketch.m, sketch.norm) for slot, sketch in round.sketches.items())
         return self.replay((key, self.layers(), sizes, tuple(sorted(round.bounds.items()))), inputs, compute)
 
     def placed(self, slot: str, sketch: Sketch) -> Sketch:
         """A map on a device in memory that stays where it is: the one before it there is overwritten."""
-        memory = sketch.memory()
+        if not isinstance(sketch, Movable):
+            return sketch
+        memory = sketch.tensors()
         if not memory or not all(x.is_cuda for x in memory):
             return sketch
         shapes = [(x.shape, x.dtype) for x in memory]

@@ -12,7 +12,7 @@ from torch import Tensor
 from isthmus.base.recording import Replay
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers
-from isthmus.sketches import Sketch
+from isthmus.sketches.base import LiftsInPlace, Movable, without_memo
 
 Directions = Sequence[Sequence[Lifted]]
 """The lifted values of several rounds."""
@@ -131,10 +131,9 @@ class Taking:
             parameter.grad = None
         self._move(*code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
 
-    def _move(self, sketch: Sketch, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
+    def _move(self, sketch: LiftsInPlace, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
         """w += rate Phi^+ y, leaf by leaf: the direction itself is never formed."""
-        memory = sketch.memory()
-        if not y.is_cuda or memory is None or len(set(rates)) > 1:
+        if not y.is_cuda or not isinstance(sketch, Movable) or len(set(rates)) > 1:
             for (name, _, matrix, lo, hi), rate in zip(places, rates, strict=True):
                 sketch.add_pinv_columns(matrix, name, y, lo, hi, rate)
             return
@@ -143,11 +142,11 @@ class Taking:
         room = torch.mul(y, rates[0], out=self._room)  # a rate that changes is none of what is recorded
 
         def move() -> None:
-            bare = sketch.bare()
+            bare = without_memo(sketch)
             for name, _, matrix, lo, hi in places:
                 bare.add_pinv_columns(matrix, name, room, lo, hi, 1.0)
 
-        inputs = [room, *memory, *(matrix for _, _, matrix, _, _ in places)]
+        inputs = [room, *sketch.tensors(), *(matrix for _, _, matrix, _, _ in places)]
         self.replay((sketch.m, sketch.norm), inputs, move)
         torch.autograd.graph.increment_version([parameter for _, parameter, _, _, _ in places])
 

@@ -22,7 +22,7 @@ from isthmus.gradients.computed import Computed
 from isthmus.gradients.stack import Stack
 from isthmus.objectives.module import merged
 from isthmus.privacy.bounded import Bounded, Rounding
-from isthmus.sketches import Sketch
+from isthmus.sketches.base import Sketch, join_codes, leaf_code
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Gathering:
                 continue
             self._check_open(release, name)
             codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
-            codes.append(self._smaller(sketch.leaf(name, rows)))
+            codes.append(self._smaller(leaf_code(sketch, name, rows)))
             if len(codes) == uses and self._early(release, sketch):
                 self._close(round, release, slot, name, factor, rounding)
         if keep:
@@ -101,7 +101,7 @@ class Gathering:
             bounds = release.clipped.each(round.bounds[slot])
             by_leaf = self.codes[release.name]
             pieces = {name: self._joined(name, by_leaf.get(name, []), _of_leaf(bounds, name)) for name in names}
-            codes[release.name] = whole(sketch.join(pieces))
+            codes[release.name] = whole(join_codes(sketch, pieces))
         return fragment(round, self.stage, rows, codes, rounding, ready)
 
     # ------------------------------------------------------------ one leaf

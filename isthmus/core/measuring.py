@@ -61,7 +61,7 @@ def measure(
     whole = codes if rows is None else rows
     assert whole is not None
     if clip is None:
-        return Bounded(sketch.forward_sum(whole), 2, math.inf)
+        return Bounded(sketch.forward(whole.sum()), 2, math.inf)
     with exact_products(whole.device):  # a bound means nothing in reduced precision
         if not clip.before:
             whole = sketch.encode(whole) if codes is None else codes

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.progress import bar
+from isthmus.base.notebook import bar
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.core.aggregators import Aggregator, Clients, Local

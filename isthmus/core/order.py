@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.base import packed, validate
+from isthmus.base import storage, validate
 from isthmus.base.space import Space
 from isthmus.core.aggregators import Client
 from isthmus.core.measuring import contribute
@@ -80,14 +80,14 @@ class Order:
         return self if self.w is None else replace(self, w=None, digest=digest_of(self.w))
 
     def to_bytes(self) -> bytes:
-        """The order as bytes, without pickle (`isthmus.base.packed`)."""
+        """The order as bytes, without pickle (`isthmus.base.storage`)."""
         tree = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return packed.pack("order", {**tree, "digest": self.digest or digest_of(self.w)})
+        return storage.pack("order", {**tree, "digest": self.digest or digest_of(self.w)})
 
     @staticmethod
     def from_bytes(data: bytes) -> Order:
         """What `to_bytes` wrote; anything else is refused."""
-        tree = packed.unpack(data, "order")
+        tree = storage.unpack(data, "order")
         try:
             order = Order(**tree)
             _check(order)
@@ -122,7 +122,7 @@ def digest_of(w: Tensor | None) -> str:
     >>> digest_of(torch.tensor([1.0, 2.0])) == digest_of(torch.tensor([2.0, 1.0]))
     False
     """
-    return "" if w is None else f"{packed.checksum(w):016x}"
+    return "" if w is None else f"{storage.checksum(w):016x}"
 
 
 @dataclass

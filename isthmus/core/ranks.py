@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from isthmus.base import packed, validate
+from isthmus.base import storage, validate
 from isthmus.base.randomness import key
 from isthmus.core.aggregators import Aggregator, Asks, Client, check_samplers
 from isthmus.core.opened import Round
@@ -176,15 +176,15 @@ class Ranks:
         if not met:
             self.agree("lead", [0] * 6)
         if self.rank:
-            answer = packed.unpack(self.broadcast(None), "led")
+            answer = storage.unpack(self.broadcast(None), "led")
             if answer["error"] is not None:
                 raise _raised(answer["error"], 0)
             return answer["value"]
         try:
             value = make()
-            data = packed.pack("led", {"error": None, "value": value})
+            data = storage.pack("led", {"error": None, "value": value})
         except BaseException as error:
-            self.broadcast(packed.pack("led", {"error": _as_values(error), "value": None}))
+            self.broadcast(storage.pack("led", {"error": _as_values(error), "value": None}))
             known_to_all(error)
             raise
         self.broadcast(data)
@@ -198,9 +198,9 @@ class Ranks:
         headers = [tuple(HEADER.unpack(line)) for line in self.gather(mine)]
         failed = [rank for rank, entry in enumerate(headers) if entry[0]]
         if failed:
-            message = None if error is None or failed[0] != self.rank else packed.pack("led", _as_values(error))
+            message = None if error is None or failed[0] != self.rank else storage.pack("led", _as_values(error))
             data = self.broadcast(message, failed[0])
-            raise _raised(packed.unpack(data, "led"), failed[0]) if error is None else known_to_all(error)
+            raise _raised(storage.unpack(data, "led"), failed[0]) if error is None else known_to_all(error)
         where = [next(name for name, code in PLACES.items() if code == entry[1]) for entry in headers]
         remedy = "let all ranks make the same calls: they are at different places in the program"
         try:
@@ -219,9 +219,9 @@ class Ranks:
     def values(self, mine: Any) -> list[Any]:
         """A tree of plain values and tensors of every rank, in the order of the ranks."""
         self.agree("values", [0] * 6)
-        data = packed.pack("value", mine)
+        data = storage.pack("value", mine)
         sent = [self.broadcast(data if rank == self.rank else None, rank) for rank in range(self.size)]
-        return [packed.unpack(part, "value") for part in sent]
+        return [storage.unpack(part, "value") for part in sent]
 
     @contextmanager
     def joined(self, place: str) -> Iterator[None]:
@@ -326,13 +326,13 @@ class AllReduce(Aggregator):
                 return torch.full_like(v, torch.nan)
 
         def products(v: Tensor) -> Tensor:
-            ranks.broadcast(packed.pack("product", v))
+            ranks.broadcast(storage.pack("product", v))
             return ranks.reduce(mine(v))
 
         total = torch.zeros(1, dtype=torch.float64)
         if ranks.rank:
             while data := ranks.broadcast(None):
-                ranks.reduce(mine(packed.unpack(data, "product")))
+                ranks.reduce(mine(storage.unpack(data, "product")))
         else:
             try:
                 total = query.joint(products)
@@ -356,7 +356,7 @@ class AllReduce(Aggregator):
             reach = reach_of(sampler, self.problem.n, client.whole, size) if public else UNKNOWN
             message = for_wire(message, reach, size)
             question = key(order.stage, order.t, order.seed, order.eta, sorted(order.bounds.items()))  # type: ignore[attr-defined]
-            header = checked(message, question, round, packed.checksum(round.w))
+            header = checked(message, question, round, storage.checksum(round.w))
         except Exception as failed:
             error, header = failed, [0] * 6
         names = ("message", "order", "maps", "iterate", "", "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.base import html
+from isthmus.base import notebook
 from isthmus.core.state import State
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.problems.scaling import RowMaps
@@ -60,8 +60,8 @@ class Result:
             ("seconds", f"{self.seconds:.3g}"),
         ]
         if self.privacy is not None:
-            return html.card("Result of a run", html.facts(rows)) + self.privacy._repr_html_()
-        return html.card("Result of a run without privacy: nothing is guaranteed", html.facts(rows))
+            return notebook.card("Result of a run", notebook.facts(rows)) + self.privacy._repr_html_()
+        return notebook.card("Result of a run without privacy: nothing is guaranteed", notebook.facts(rows))
 
     def curve(self, name: str = "loss", against: str = "t") -> tuple[list[float], list[float]]:
         """Two columns of the history, for plotting."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from isthmus.base import packed
+from isthmus.base import storage
 from isthmus.base.randomness import key
 from isthmus.core.aggregators import Lead, alone
 from isthmus.core.opened import Round
@@ -134,7 +134,7 @@ class Together:
         try:
             sent = for_wire(message, reach_of(stage.sampler, self.own, self.whole, size), size)
             question = key(stage.name, round.t, round.seed, round.eta, sorted(round.bounds.items()))
-            same = key(*map(packed.checksum, weights)) if round.t % EVERY == 0 else 0
+            same = key(*map(storage.checksum, weights)) if round.t % EVERY == 0 else 0
             header = checked(sent, question, round, same)
             header[0] = 0 if empty else header[0]
         except Exception as failed:

@@ -49,6 +49,7 @@ from isthmus.objectives.module import Layers, captured, unused
 from isthmus.privacy.bounded import Rounding, part_of_error
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.noise import Noise
+from isthmus.sketches.base import without_memo
 
 __all__ = ["Ticket", "TorchDriver"]
 
@@ -466,7 +467,7 @@ class TorchDriver:
         """Make the rows that are still to be made, and add all up."""
         names, plain = [leaf.name for leaf in self.layers.space.leaves], dict(round.sketches)
         if recording_now():  # what a map remembers is no input, and what it learns now is computed later only
-            round.sketches.update({slot: sketch.bare() for slot, sketch in plain.items()})
+            round.sketches.update({slot: without_memo(sketch) for slot, sketch in plain.items()})
         try:
             if self.arrivals:
                 self._gathered.clear()

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.base import packed, validate
+from isthmus.base import storage, validate
 from isthmus.codecs import Codec, named
 from isthmus.lifts import unbiased
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import Noise
 from isthmus.sketches import Sketch
-from isthmus.sketches.way_back import leave_pinv
+from isthmus.sketches.base import leave_pinv
 
 Raw = bytes  # a message has a field of that name
 
@@ -94,7 +94,7 @@ class Message:
         )
 
     def to_bytes(self) -> Raw:
-        """The message as bytes, without pickle (`isthmus.base.packed`)."""
+        """The message as bytes, without pickle (`isthmus.base.storage`)."""
         values = {}
         for name, bounded in self.values.items():
             header = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
@@ -110,7 +110,7 @@ class Message:
                 values[name] = {**header, "value": bounded.value}
         tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
         tree |= {"fixed": self.fixed, "records": self.records}
-        return packed.pack("message", tree)
+        return storage.pack("message", tree)
 
     @staticmethod
     def from_bytes(data: Raw, codec: Codec | None = None, sizes: Mapping[str, int] | None = None) -> Message:
@@ -119,7 +119,7 @@ class Message:
         codec   of the pipeline, where it has one: it decodes its bytes
         sizes   how many numbers each value must have, by name: those of the round's maps; needed with a codec
         """
-        tree = packed.unpack(data, "message")
+        tree = storage.unpack(data, "message")
         try:
             return _message(tree, codec, sizes)
         except validate.InvalidInput:
@@ -133,7 +133,7 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
     for name, header in tree["values"].items():
         value, expected = header.get("value"), None if sizes is None else sizes[name]
         if value is None:
-            size, like = header["size"], packed.DTYPES[header["kind"]]
+            size, like = header["size"], storage.DTYPES[header["kind"]]
             validate.check(codec is not None, "codec", None, "give the codec of the pipeline: this message is coded")
             validate.check(
                 type(size) is int and expected == size,
@@ -155,7 +155,7 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
             (order, bound),
             "send a bound above 0 and the order 1, 2 or infinity",
         )
-        dtype = None if header["dtype"] is None else packed.DTYPES[header["dtype"]]
+        dtype = None if header["dtype"] is None else storage.DTYPES[header["dtype"]]
         values[name] = Bounded(value, order, bound, dtype=dtype)
     validate.check(
         sizes is None or values.keys() == sizes.keys(), "values", sorted(values), f"send {sorted(sizes or ())}"

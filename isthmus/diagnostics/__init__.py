@@ -18,14 +18,19 @@ Nothing here takes a loader, a model or private rows: the same figures of privat
 Records have `.table()`, plain columns, and `.plot(ax=None)`, which returns matplotlib axes.
 """
 
-from isthmus.diagnostics.spectra import Components, Spectra, Spectrum, eigen_gap, sorted_components, spectrum
-from isthmus.diagnostics.subspaces import (
+from isthmus.diagnostics.spectra import (
     Angles,
+    Components,
     EnergyCurve,
+    Spectra,
+    Spectrum,
     captured_energy,
     choose_k,
+    eigen_gap,
     principal_angles,
     principal_residual_ratio,
+    sorted_components,
+    spectrum,
     subspace_distance,
 )
 from isthmus.diagnostics.tracking import NoiseToSignal, Sink, Tracker, noise_to_signal

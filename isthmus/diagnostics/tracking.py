@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.diagnostics.spectra import axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Sink(Protocol):
@@ -40,7 +43,9 @@ class NoiseToSignal:
     @property
     def ratio(self) -> float:
         """noise / signal, infinite when no signal is seen."""
-        return self.noise / self.signal if self.signal > 0 else math.inf
+        if self.signal == 0:
+            return math.inf
+        return self.noise / self.signal
 
     def table(self) -> dict[str, float]:
         """released, noise, signal and noise_to_signal."""
@@ -51,7 +56,7 @@ class NoiseToSignal:
             "noise_to_signal": self.ratio,
         }
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """The three norms as bars."""
         ax = axes(ax, "", "norm")
         ax.bar(["released", "noise", "signal"], [self.released, self.noise, self.signal])
@@ -127,7 +132,7 @@ class Tracker:
             columns[name] = [record[name] for record in records]
         return columns
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """The norms of what was released, of the noise and of the signal, over training."""
         ax = axes(ax, "round", "norm")
         table = self.table()

@@ -24,6 +24,7 @@ from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.noise import Noise
 from isthmus.sets import ConvexSet
 from isthmus.sketches import Encoder, Identity, Residual, Sketch
+from isthmus.sketches.selection import SelectionMap
 
 CLIPPINGS = ("flat", "per_layer", "adaptive")
 Norm = float | Sequence[float] | Mapping[str, float]
@@ -70,8 +71,11 @@ class ModuleLift:
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Any) -> Lifted:
         """Lift a code."""
-        lift: Any = unbiased if sketch.selects else pinv if sketch.tight else adjoint
-        return lift(sketch, y, w, eta)
+        if isinstance(sketch, SelectionMap):
+            return unbiased(sketch, y, w, eta)
+        if sketch.tight:
+            return pinv(sketch, y, w, eta)
+        return adjoint(sketch, y, w, eta)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from isthmus.algorithms.facts import CONSTANTS
 from isthmus.algorithms.filling import algorithm_of
 from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import SMALL, Purchase, buying
-from isthmus.base import html, secret, validate
+from isthmus.base import notebook, secret, validate
 from isthmus.base.arrow import opened
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take
 from isthmus.base.parallel import one_thread
@@ -100,17 +100,17 @@ class PrivateEstimator(BaseEstimator):
     def _guarantee_html(self) -> str:
         """The statement of a private fit; a warning for one that is not; the budget before a fit."""
         if not hasattr(self, "privacy_"):
-            return html.card(f"Not fitted yet: a fit will spend epsilon = {self.epsilon}")
+            return notebook.card(f"Not fitted yet: a fit will spend epsilon = {self.epsilon}")
         if self.privacy_ is None:
             text = "It was fitted without noise, and may reveal the records that it was trained on."
-            return html.card("This model is NOT private", html.paragraph(text), tone="bad")
+            return notebook.card("This model is NOT private", notebook.paragraph(text), tone="bad")
         shown = str(self.privacy_._repr_html_())
         if not isinstance(self.ledger, Ledger) or self.ledger.budget is None:
             return shown
         (epsilon, delta), spent = self.ledger.budget, math.ceil(self.ledger.spent() * 1e4) / 1e4
         together = f"epsilon = {spent:g} of {epsilon:g} at delta = {delta:g}"
         words = f"Its ledger holds {together} now, with everything else that was charged to it."
-        return shown + html.card("What was spent together", html.paragraph(words))
+        return shown + notebook.card("What was spent together", notebook.paragraph(words))
 
 
 SMALL_STATE = 20_000

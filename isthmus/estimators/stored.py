@@ -16,7 +16,7 @@ import numpy as np
 
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.filling import find
-from isthmus.base import known, storage, validate
+from isthmus.base import class_registry, storage, validate
 from isthmus.core.state import State
 from isthmus.objectives import LinearModel
 from isthmus.privacy import PrivacyStatement
@@ -157,7 +157,7 @@ def _named(part: Any) -> Any:
     if isinstance(part, str):
         return part
     if isinstance(part, type):
-        return {"loss": known.address(part)}
+        return {"loss": class_registry.address(part)}
     remedy = "declare the recipe in a module by @isthmus.algorithms.algorithm: a file can name only what is declared"
     declared = isinstance(part, Algorithm) and (KNOWN.get(part.name) is part or find(part.address) is part)
     validate.check(declared, "algorithm", part, remedy)
@@ -170,7 +170,7 @@ def _looked_up(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     if "loss" in part:
-        return known.imported(LinearModel, part["loss"])
+        return class_registry.imported(LinearModel, part["loss"])
     recipe = KNOWN.get(part["recipe"]) or find(part["recipe"])
     remedy = "import the module that defines this algorithm first: reading a file never imports code"
     validate.check(recipe is not None, "path", part["recipe"], remedy)

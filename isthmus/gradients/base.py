@@ -20,8 +20,7 @@ from isthmus.base.matrix import Total, exact_products
 from isthmus.base.space import Space
 from isthmus.gradients import adding, fused, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
-from isthmus.sketches.base import Mate, Sketch
-from isthmus.sketches.forms import OuterForm, TableForm
+from isthmus.sketches.base import Mate, OuterForm, Sketch, TableForm
 
 KINDS: dict[str, Callable[..., Rows]] = {}
 """What makes the kinds that methods of all rows return: each is added by its own file, which imports this one."""

@@ -14,6 +14,7 @@ from isthmus.gradients.base import KINDS, Dense, Rows
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 from isthmus.sketches.base import Sketch
+from isthmus.sketches.kronecker import KroneckerMap
 
 
 class BlockOuter(Rows):
@@ -145,5 +146,9 @@ class BlockOuter(Rows):
 
 def one_leaf_factors(sketch: Sketch, shape: tuple[int, int]) -> tuple[Tensor, Tensor, float] | None:
     """(P_out, P_in, scale) of a sketch that is scale * P_out (x) P_in on one leaf of this shape, else None."""
-    sides = sketch.sides_of_leaf()
-    return sides if sides is not None and (sides[0].shape[1], sides[1].shape[1]) == shape else None
+    if not isinstance(sketch, KroneckerMap) or len(sketch.factors) != 1:
+        return None
+    (left, right) = next(iter(sketch.factors.values()))
+    if (left.shape[1], right.shape[1]) != shape:
+        return None
+    return left, right, sketch.scale

@@ -33,8 +33,7 @@ from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.tied import Sum
-from isthmus.sketches.base import Sketch
-from isthmus.sketches.forms import OuterForm
+from isthmus.sketches.base import OuterForm, Sketch
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -23,8 +23,7 @@ from isthmus.gradients import adding, fused, rounding
 from isthmus.gradients.base import Rows
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import Bounds
-from isthmus.sketches.base import Sketch
-from isthmus.sketches.forms import OuterForm
+from isthmus.sketches.base import OuterForm, Sketch
 
 SIDE = 128
 GRID = 127 * SIDE

@@ -13,8 +13,7 @@ from isthmus.gradients import adding, rounding
 from isthmus.gradients.base import KINDS, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
-from isthmus.sketches.base import Mate, Sketch
-from isthmus.sketches.forms import TableForm
+from isthmus.sketches.base import Mate, Sketch, TableForm
 
 Entries = tuple[Tensor, Tensor, Tensor]
 """Places (ascending), the examples they belong to, and the sums of values there: no pair of the first two is twice."""

@@ -28,8 +28,7 @@ from isthmus.base.matrix import (
 from isthmus.gradients import _products, adding, rounding
 from isthmus.gradients.base import KINDS, Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
-from isthmus.sketches.base import Mate, Sketch
-from isthmus.sketches.forms import OuterForm
+from isthmus.sketches.base import Mate, OuterForm, Sketch, outer_codes
 
 
 class Outer(Rows):
@@ -40,7 +39,7 @@ class Outer(Rows):
 
       * norms: ||a|| ||b|| for T = 1, else ghost products or the q x p sums, whichever is cheaper, in chunks;
       * sum: one matrix product;
-      * codes: `sketch.rows(a)` times b when q = T = 1, else `sketch.outer`.
+      * codes: `sketch.rows(a)` times b when q = T = 1, else `outer_codes`.
 
     Args:
         a: (n, p) or (n, T, p) tensor, or an (n, p) CSR matrix, which is never densified.
@@ -195,7 +194,7 @@ class Outer(Rows):
         a = self.a if is_sparse(self.a) else self._shown(self.a.to(rounding.working(self.a.dtype)))
         if self.q == 1 and self.positions == 1:
             return Outer(sketch.rows(a if is_sparse(a) else _flat(a), lo), _flat(self.b))
-        return Dense(sketch.outer(a, self._wide(self.b), lo))
+        return Dense(outer_codes(sketch, a, self._wide(self.b), lo))
 
     def outer_form(self) -> OuterForm | None:
         return None if is_lazy(self.a) else OuterForm(self.a, self.b, self.ones)

@@ -28,7 +28,7 @@ from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import Bounds, gamma
-from isthmus.sketches.base import Sketch
+from isthmus.sketches.base import Sketch, leaf_code
 
 ROUNDOFF = 2.0**-30
 """Slack for the computation of an error bound itself, relative."""
@@ -117,7 +117,7 @@ class Sum(Rows):
         """The sum of the codes; a sketch of this leaf alone takes the pieces as it takes leaves, factored."""
         whole = len(sketch.space.leaves) == 1 and sketch.d == self.d
         name = sketch.space.leaves[0].name
-        codes = [sketch.leaf(name, r) if whole else r.through(sketch, lo) for r in self.pieces]
+        codes = [leaf_code(sketch, name, r) if whole else r.through(sketch, lo) for r in self.pieces]
         first, *rest = (code for code in codes if code is not None)
         return first.plus(rest) if rest else first
 

@@ -4,7 +4,7 @@
 `pinv`, `unbiased`, `ProjectAndLift`, `CoSaMP`, `HeavyHitters`, `discard`) fill the lift slot of a pipeline.
 """
 
-from isthmus.lifts.cosamp import cosamp
+from isthmus.lifts.decoders import BasisPursuit, basis_pursuit, cosamp
 from isthmus.lifts.parts import (
     Adjoint,
     CoSaMP,
@@ -21,7 +21,6 @@ from isthmus.lifts.parts import (
     unbiased,
 )
 from isthmus.lifts.project_lift import LiftResult, compressed_gradient_mapping, project_and_lift, solve_lift
-from isthmus.lifts.pursuit import BasisPursuit, basis_pursuit
 
 __all__ = [
     "Adjoint",

@@ -40,7 +40,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,9 +49,8 @@ from scipy.optimize import nnls
 from threadpoolctl import ThreadpoolController
 
 from isthmus.sets import ConvexSet, VertexForm
-from isthmus.sets.derivatives import Derivative, threshold
+from isthmus.sets.projections import Derivative, sorted_threshold
 from isthmus.sketches.base import Sketch
-from isthmus.sketches.dense import DenseMap
 
 Array = NDArray[np.float64]
 
@@ -60,18 +58,6 @@ Mask = NDArray[np.bool_]
 
 DENSE_BYTES = 1 << 28
 """A working copy of the matrix is made only below this size."""
-
-
-class Operator(Protocol):
-    """Phi / scale with its transpose and its restricted Gram solve."""
-
-    m: int
-    d: int
-    scale: float
-
-    def forward(self, w: Array) -> Array: ...
-    def adjoint(self, y: Array) -> Array: ...
-    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]: ...
 
 
 class BucketOperator:
@@ -107,14 +93,13 @@ class DenseOperator:
         return y @ self.matrix
 
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
-        part = self.matrix if mask.all() else np.compress(mask, self.matrix, axis=1)
-        narrow = part.shape[1] < self.m
-        gram = part.T @ part if narrow else part @ part.T
-        gram.flat[:: len(gram) + 1] += eps
-        columns = np.stack(right, axis=1)
-        if narrow:
+        part, columns = self.matrix, np.stack(right, axis=1)
+        if not mask.all():
+            part = np.compress(mask, self.matrix, axis=1)
+        if part.shape[1] < self.m:
+            gram = _ridged(part.T @ part, eps)
             return list(((columns - part @ spd_solve(gram, part.T @ columns)) / eps).T)
-        return list(spd_solve(gram, columns).T)
+        return list(spd_solve(_ridged(part @ part.T, eps), columns).T)
 
 
 class MatrixFree:
@@ -133,14 +118,19 @@ class MatrixFree:
         return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
 
 
+Operator = BucketOperator | DenseOperator | MatrixFree
+"""Phi / scale with its transpose and its restricted Gram solve."""
+
+
 def one_thread(phi: Operator) -> AbstractContextManager[object]:
     """BLAS on one thread meanwhile, for small dense systems.
 
     NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
     """
-    return (
-        _pools().limit(limits=1, user_api="blas") if isinstance(phi, DenseOperator) and phi.m <= 1000 else nullcontext()
-    )
+    if isinstance(phi, DenseOperator) and phi.m <= 1000:
+        limited: AbstractContextManager[object] = _pools().limit(limits=1, user_api="blas")
+        return limited
+    return nullcontext()
 
 
 @lru_cache(maxsize=1)
@@ -161,7 +151,7 @@ def operator(sketch: Sketch | Array) -> Operator:
     if by_column is not None:
         return by_column
     if 8 * sketch.m * sketch.d <= DENSE_BYTES:
-        matrix = sketch.block(0, sketch.d) if isinstance(sketch, DenseMap) else sketch.dense(torch.float64)
+        matrix = sketch.dense(torch.float64)
         return DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))
     return MatrixFree(sketch)
 
@@ -194,6 +184,12 @@ def _one_per_column(sketch: Sketch) -> BucketOperator | None:
 @lru_cache(maxsize=16)
 def _codes(m: int) -> Array:
     return np.arange(m) + np.random.default_rng(m).uniform(0.25, 0.75, m)
+
+
+def _ridged(gram: Array, eps: float) -> Array:
+    """gram + eps I, in place."""
+    gram.flat[:: len(gram) + 1] += eps
+    return gram
 
 
 def spd_solve(matrix: Array, right: Array) -> Array:
@@ -256,8 +252,9 @@ class Dual:
             return phi.forward(point.derivative(phi.adjoint(x))) + eps * x
 
         step = conjugate_gradient(apply, gradient, 1e-3, 200)
-        useful = np.isfinite(step).all() and float(step @ gradient) > 0
-        return step if useful else gradient / (1.0 + eps)
+        if np.isfinite(step).all() and float(step @ gradient) > 0:
+            return step
+        return gradient / (1.0 + eps)
 
     def descend(self, point: DualPoint, eps: float, steps: int) -> tuple[DualPoint, int]:
         """Accelerated projected gradient on the regularised problem: a better start where Newton's was too far."""
@@ -332,6 +329,13 @@ class Piece:
     signs: Array | None = None
     bound: bool = True
 
+    @property
+    def multipliers(self) -> Array:
+        """The signs as numbers; 1 everywhere where there are none."""
+        if self.signs is None:
+            return np.ones(len(self.free))
+        return self.signs
+
     def changes(self, other: Piece) -> Mask:
         """The coordinates on which two pieces differ."""
         if self.bound != other.bound:
@@ -351,40 +355,43 @@ class Shape:
 
     def start(self, z: Array) -> Piece:
         """The piece of the projection of z."""
-        size = np.abs(z) if self.signed else z
-        inside = self.signed and size.sum() <= self.radius
-        return self.classify(z, 0.0 if inside else threshold(size, self.radius))
+        size = self._size(z)
+        if self.signed and size.sum() <= self.radius:
+            return self.classify(z, 0.0)
+        return self.classify(z, sorted_threshold(size, self.radius))
 
     def classify(self, z: Array, tau: float) -> Piece:
         """The piece on which z - tau falls."""
         if self.signed and tau <= 0:
             return Piece(np.ones(len(z), dtype=bool), bound=False)
-        size = np.abs(z) if self.signed else z
+        size = self._size(z)
         free = size > tau
         if not free.any():
             free[int(size.argmax())] = True
-        return Piece(free, np.where(z < 0, -1.0, 1.0) if self.signed else None)
+        if self.signed:
+            return Piece(free, np.where(z < 0, -1.0, 1.0))
+        return Piece(free)
 
     def margin(self, z: Array, tau: float) -> Array:
         """How far each coordinate is from changing its piece."""
-        return np.abs((np.abs(z) if self.signed else z) - tau)
+        return np.abs(self._size(z) - tau)
 
     def point(self, z: Array, tau: float) -> Array:
         """The thresholded point, scaled so that rounding leaves it in the set."""
-        w = np.sign(z) * np.maximum(np.abs(z) - max(tau, 0.0), 0.0) if self.signed else np.maximum(z - tau, 0.0)
+        if self.signed:
+            w = np.sign(z) * np.maximum(np.abs(z) - max(tau, 0.0), 0.0)
+        else:
+            w = np.maximum(z - tau, 0.0)
         total = float(np.abs(w).sum())
         if total > self.radius or (not self.signed and total > 0):
             w *= self.radius / total
         return w
 
-
-class Pieces(Protocol):
-    """The linear system of a piece: `solve` gives (z, tau)."""
-
-    shape: Shape
-
-    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]: ...
-    def resolution(self, z: Array, tau: float) -> float: ...
+    def _size(self, z: Array) -> Array:
+        """What the threshold is compared with."""
+        if self.signed:
+            return np.abs(z)
+        return z
 
 
 class CoordinatePieces:
@@ -404,7 +411,7 @@ class CoordinatePieces:
         if not piece.bound:
             (self.mu,) = phi.solve(free, eps, (right,))
             return w0 + phi.adjoint(self.mu), 0.0
-        signs = free.astype(np.float64) if piece.signs is None else piece.signs * free
+        signs = piece.multipliers * free
         image = phi.forward(signs)
         x, y = phi.solve(free, eps, (right, image))
         tau = float((signs @ w0 + image @ x - self.shape.radius) / (count - image @ y))
@@ -415,11 +422,13 @@ class CoordinatePieces:
         """The same with fewer free coordinates than rows: no digit is lost to 1/eps."""
         free = piece.free
         part, near = np.compress(free, phi.matrix, axis=1), self._w0[free]
-        signs = np.ones(len(near)) if piece.signs is None else piece.signs[free]
+        signs = piece.multipliers[free]
         gram = part.T @ part
         gram.flat[:: len(near) + 1] += eps
         x, y = spd_solve(gram, np.stack([part.T @ self._v + eps * near, signs], axis=1)).T
-        level = float((signs @ x - self.shape.radius) / (signs @ y)) if piece.bound else 0.0
+        level = 0.0
+        if piece.bound:
+            level = float((signs @ x - self.shape.radius) / (signs @ y))
         a, tau = x - level * y, level / eps
         self.mu = (self._v - part @ a) / eps
         z = self._w0 + phi.adjoint(self.mu)
@@ -461,7 +470,9 @@ class Weights:
         return min(self._noise, 1e-10)
 
 
-def active_set(pieces: Pieces, piece: Piece, eps: float, max_iter: int) -> tuple[Piece, Array, float, int, bool]:
+def active_set(
+    pieces: CoordinatePieces | Weights, piece: Piece, eps: float, max_iter: int
+) -> tuple[Piece, Array, float, int, bool]:
     """(piece, z, tau, iterations, converged) of the regularised problem from a first guess of the piece."""
     fewest, patience = len(piece.free) + 1, 5
     z, tau = pieces.solve(piece, eps)
@@ -505,29 +516,42 @@ class LiftProblem:
     @cached_property
     def form(self) -> VertexForm | None:
         """The vertices of a polytope that brings them."""
-        return self.constraint.vertex_form() if self.constraint.can("vertex_form") else None
+        if not self.constraint.can("vertex_form"):
+            return None
+        return self.constraint.vertex_form()
 
     @cached_property
     def vertices(self) -> Array | None:
         """Every vertex as a row; None where they are coordinate axes, or there are none."""
-        rows = None if self.form is None else self.form.all()
-        return None if rows is None else rows.double().cpu().numpy()
+        if self.form is None:
+            return None
+        rows = self.form.all()
+        if rows is None:
+            return None
+        return rows.double().cpu().numpy()
 
     def reference(self, w: Array) -> float:
         """What tolerances are relative to: ||v||^2, or for a zero target the size of a point."""
         return float(self.v @ self.v) or max(float(w @ w), float(self.w0 @ self.w0))
 
     def certificate(self, w: Array, residual: Array) -> float:
-        """An upper bound of f(w) - f*: from the Frank-Wolfe gap where there is a support function, else f(w).
-
-        With g = max_{s in C} <Phi' r, s - w>, f* >= (||r||^2 - g)_+^2 / ||r||^2.
-        """
+        """An upper bound of f(w) - f*: from the Frank-Wolfe gap where there is a support function, else f(w)."""
         f = float(residual @ residual)
         if f == 0 or not self.constraint.can("support"):
             return f
         pull = self.phi.adjoint(residual)
-        gap = max(0.0, self.constraint.support(torch.from_numpy(pull)) - float(pull @ w))
-        return gap * (2 - gap / f) if gap < f else f
+        return bound_from_gap(f, self.constraint.support(torch.from_numpy(pull)) - float(pull @ w))
+
+
+def bound_from_gap(f: float, gap: float) -> float:
+    """An upper bound of f(w) - f* for f = ||r||^2, from the Frank-Wolfe gap g = max_{s in C} <Phi' r, s - w>.
+
+    f* >= (||r||^2 - g)_+^2 / ||r||^2.
+    """
+    gap = max(0.0, gap)
+    if gap >= f:
+        return f
+    return gap * (2 - gap / f)
 
 
 @dataclass(frozen=True)
@@ -543,26 +567,20 @@ class PathEnd:
     converged: bool
 
 
-class Engine(Protocol):
-    """One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
-
-    first: float
-    factor: float
-
-    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]: ...
-
-
 class ActiveEngine:
     """The active-set engine, for polytopes that bring their vertices: l1 balls, simplices and hulls."""
 
     def __init__(self, problem: LiftProblem, form: VertexForm, mu: Array | None) -> None:
-        separable = isinstance(problem.phi, BucketOperator)
-        self._problem, self.first = problem, 1e-4 if mu is not None or separable else 1e-2
-        self.factor = 1e-3 if separable else 1e-2
         phi, v, w0, rows = problem.phi, problem.v, problem.w0, problem.vertices
-        self._vertices: Array = np.empty((0, 0)) if rows is None else rows
-        self._start: Piece | None
+        self._problem, self.first, self.factor = problem, 1e-2, 1e-2
+        if isinstance(phi, BucketOperator):
+            self.first, self.factor = 1e-4, 1e-3
+        if mu is not None:
+            self.first = 1e-4
+        self._vertices: Array = np.empty((0, 0))
+        self._start: Piece | None = None
         if rows is not None:
+            self._vertices = rows
             images = np.stack([phi.forward(row) for row in rows])
             self._pieces: CoordinatePieces | Weights = Weights(images, rows @ rows.T, v, rows @ w0)
             pull = images @ (v - images.mean(0))
@@ -570,12 +588,14 @@ class ActiveEngine:
         else:
             shape = Shape(form.radius, form.signed)
             self._pieces = CoordinatePieces(shape, phi, v, w0)
-            self._start = None if mu is None else shape.start(w0 + phi.adjoint(mu))
+            if mu is not None:
+                self._start = shape.start(w0 + phi.adjoint(mu))
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
         """Solve at eps from the last piece."""
         piece, z, tau, used, solved = active_set(self._pieces, self._start or self._guess(eps), eps, min(60, budget))
-        self._start = piece if solved else self._start
+        if solved:
+            self._start = piece
         w = self._pieces.shape.point(z, tau)
         if isinstance(self._pieces, CoordinatePieces):
             return w, self._pieces.mu, used, solved
@@ -622,7 +642,9 @@ class NewtonEngine:
     def __init__(self, problem: LiftProblem, mu: Array | None, first: float) -> None:
         self.first = first
         self._dual = Dual(problem.constraint, problem.phi, problem.v, problem.w0)
-        self._point = self._dual.at(np.zeros(problem.phi.m) if mu is None else mu)
+        if mu is None:
+            mu = np.zeros(problem.phi.m)
+        self._point = self._dual.at(mu)
         self._size = problem.reference(self._point.w) ** 0.5
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
@@ -636,12 +658,18 @@ class NewtonEngine:
             most = min(50, budget - used - steps)
             point, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), most)
             used += steps + more
-        self._point = point if solved else start
+        self._point = start
+        if solved:
+            self._point = point
         return point.w, point.mu, used, solved
 
     def _floor(self, point: DualPoint) -> float:
         """What rounding leaves of a gradient."""
         return max(1e-10 * float(self._size), 1e-14 * float(np.linalg.norm(point.mu)))
+
+
+Engine = ActiveEngine | HullEngine | NewtonEngine
+"""One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
 
 
 def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
@@ -660,8 +688,10 @@ def nearest(
     end = follow(problem, engine(problem, mu, eps, False), tol, max_iter)
     if not end.converged and (problem.form is not None or mu is not None):
         again = follow(problem, engine(problem, None, None, True), tol, max_iter)
-        chosen = again if again.converged or again.certificate < end.certificate else end
-        end = replace(chosen, iterations=end.iterations + again.iterations)
+        used = end.iterations + again.iterations
+        if again.converged or again.certificate < end.certificate:
+            end = again
+        end = replace(end, iterations=used)
     if problem.form is not None:
         return end
     w = problem.constraint.project(torch.from_numpy(end.w)).numpy()

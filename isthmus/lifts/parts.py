@@ -30,11 +30,11 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.lifts.cosamp import cosamp
+from isthmus.lifts.decoders import cosamp
 from isthmus.lifts.project_lift import solve_lift
 from isthmus.sets import ConvexSet
-from isthmus.sketches.base import Sketch
-from isthmus.sketches.way_back import take_pinv
+from isthmus.sketches.base import LiftsInPlace, Sketch, adjoint_columns, pinv_columns, take_pinv
+from isthmus.sketches.selection import SelectionMap
 
 Step = float | Tensor
 
@@ -60,7 +60,7 @@ class Lifted:
         direction: Tensor | Callable[[], Tensor],
         point: Tensor | None = None,
         columns: Columns | None = None,
-        code: tuple[Sketch, Tensor] | None = None,
+        code: tuple[LiftsInPlace, Tensor] | None = None,
         stretch: Step | Callable[[], Step] = 1.0,
     ) -> None:
         self._given, self.point, self._columns, self.code, self._stretch = direction, point, columns, code, stretch
@@ -68,12 +68,16 @@ class Lifted:
     @cached_property
     def direction(self) -> Tensor:
         """The whole direction."""
-        return self._given if isinstance(self._given, Tensor) else self._given()
+        if isinstance(self._given, Tensor):
+            return self._given
+        return self._given()
 
     @cached_property
     def stretch(self) -> Step:
         """How much longer than eta the step of each coordinate is."""
-        return self._stretch() if callable(self._stretch) else self._stretch
+        if callable(self._stretch):
+            return self._stretch()
+        return self._stretch
 
     def columns(self, space: Space, name: str, lo: int, hi: int) -> Tensor:
         """Columns lo..hi-1 of one leaf of the direction, as a matrix."""
@@ -105,7 +109,7 @@ class Adjoint(Lift):
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: sketch.adjoint_columns(name, y, lo, hi))
+        return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: adjoint_columns(sketch, name, y, lo, hi))
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,12 @@ class Pinv(Lift):
         if not sketch.tight:
             return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
 
-        columns = lambda name, lo, hi: sketch.pinv_columns(name, y, lo, hi)  # noqa: E731
-        return Lifted(lambda: take_pinv(sketch, y), None, columns, (sketch, y) if sketch.direct else None)
+        code = None
+        if isinstance(sketch, LiftsInPlace):
+            code = sketch, y
+        return Lifted(
+            lambda: take_pinv(sketch, y), None, lambda name, lo, hi: pinv_columns(sketch, name, y, lo, hi), code
+        )
 
 
 @dataclass(frozen=True)
@@ -147,15 +155,20 @@ class Unbiased(Lift):
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        coverage = sketch.coverage.to(y) if isinstance(sketch.coverage, Tensor) else sketch.coverage
+        coverage = sketch.coverage
+        if isinstance(coverage, Tensor):
+            coverage = coverage.to(y)
 
         def columns(name: str, lo: int, hi: int) -> Tensor:
             share = coverage
             if isinstance(share, Tensor):
                 share = share[sketch.space.slice(name)].view(sketch.space.shape(name)[0], -1)[:, lo:hi]
-            return sketch.pinv_columns(name, y, lo, hi) / share
+            return pinv_columns(sketch, name, y, lo, hi) / share
 
-        return Lifted(lambda: sketch.pinv(y) / coverage, None, columns, stretch=lambda: sketch.stretch(y))
+        stretch: Step | Callable[[], Step] = 1.0
+        if isinstance(sketch, SelectionMap):
+            stretch = lambda: sketch.stretch(y)  # noqa: E731
+        return Lifted(lambda: sketch.pinv(y) / coverage, None, columns, stretch=stretch)
 
 
 @dataclass(frozen=True)
@@ -278,8 +291,9 @@ class HeavyHitters(Lift):
             "a vector",
             "give one number as the step of a round",
         )
-        nothing, same = torch.zeros_like(y), memory is not None and memory["map"] == sketch.fingerprint
-        old = memory if memory is not None and same else {"velocity": nothing, "error": nothing}
+        old: Memory = {"velocity": torch.zeros_like(y), "error": torch.zeros_like(y)}
+        if memory is not None and memory["map"] == sketch.fingerprint:
+            old = memory
         velocity = self.momentum * old["velocity"] + y
         error = old["error"] + eta * velocity
         estimate = sketch.adjoint(error)

@@ -21,11 +21,12 @@ from isthmus.lifts._path import (
     MatrixFree,
     Operator,
     PathEnd,
+    bound_from_gap,
     nearest,
     one_thread,
     operator,
 )
-from isthmus.lifts.pursuit import least_gauge, pursue
+from isthmus.lifts.decoders import least_gauge, pursue
 from isthmus.sets import ConvexSet, Whole
 from isthmus.sets.base import Point
 from isthmus.sketches.base import Sketch
@@ -207,7 +208,9 @@ def solve_lift(
     problem = LiftProblem(constraint, phi, scaled, near)
     if _already_there(problem):
         return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
-    mu = None if warm is None or warm.dual is None else warm.dual.double().cpu().numpy()
+    mu = None
+    if warm is not None and warm.dual is not None:
+        mu = warm.dual.double().cpu().numpy()
     with one_thread(phi):
         if mu is not None and warm is not None and mu.shape == scaled.shape:
             end = nearest(problem, tol, max_iter, mu, warm.eps)
@@ -256,8 +259,7 @@ def _loose(
     bound = f
     if f > 0 and constraint.can("support"):
         pull = sketch.adjoint(short)
-        gap = max(0.0, constraint.support(pull) - float(pull @ w))
-        bound = gap * (2 - gap / f) if gap < f else f
+        bound = bound_from_gap(f, constraint.support(pull) - float(pull @ w))
     return LiftResult(_like(w, start), math.sqrt(f), bound, iterations, settled, "fista")
 
 
@@ -313,7 +315,7 @@ def _working(x: Tensor) -> Array:
 
 def _like(w: Array | Tensor, start: Point) -> Point:
     """w as a new tensor or array in the dtype and place of `start`."""
-    tensor = w if isinstance(w, Tensor) else torch.from_numpy(w)
+    tensor = torch.as_tensor(w)
     if isinstance(start, Tensor):
         return tensor.to(start, copy=True)
     dtype = np.asarray(start).dtype

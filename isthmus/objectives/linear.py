@@ -19,7 +19,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.arrow import opened
-from isthmus.base.known import subclasses
+from isthmus.base.class_registry import subclasses
 from isthmus.base.matrix import (
     Matrix,
     as_matrix,

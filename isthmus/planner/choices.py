@@ -10,7 +10,7 @@ from typing import Any
 
 from isthmus.algorithms.facts import CONSTANTS, Facts
 from isthmus.algorithms.filling import Choice
-from isthmus.base import html, validate
+from isthmus.base import notebook, validate
 
 FORMAT = "isthmus-choices-1"
 """What the JSON of a plan says that it is."""
@@ -95,12 +95,12 @@ class Plan:
         best, facts = self.best, self.facts
         title = f"Use {best.name}" + (f" at epsilon {facts.epsilon:g}" if facts.private else " (not private)")
         lines = [line for line in self.words().splitlines() if not line.startswith("Not used: ")]
-        refused = html.items(f"{name}: {reason}" for name, reason in self.refused.items())
-        return html.card(
+        refused = notebook.items(f"{name}: {reason}" for name, reason in self.refused.items())
+        return notebook.card(
             title,
-            *map(html.paragraph, lines),
-            html.details(f"All {len(self.choices)} choices, best first", html.table(HEAD, self.rows())),
-            html.details(f"{len(self.refused)} algorithms that cannot run here", refused) if self.refused else "",
+            *map(notebook.paragraph, lines),
+            notebook.details(f"All {len(self.choices)} choices, best first", notebook.table(HEAD, self.rows())),
+            notebook.details(f"{len(self.refused)} algorithms that cannot run here", refused) if self.refused else "",
         )
 
     def to_dict(self) -> dict[str, Any]:

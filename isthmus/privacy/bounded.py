@@ -18,7 +18,7 @@ from isthmus.base.recording import is_set, recording_now
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
-from isthmus.sketches.base import Sketch
+from isthmus.sketches.base import ChangesSum, Sketch
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ class Bounded:
         return self.value.numel() * (self.dtype or self.value.dtype).itemsize
 
     def settled(self, sketch: Sketch) -> Bounded:
-        """What the map makes of the whole sum (see `Sketch.settle`): nothing, for maps of single records."""
+        """What the map makes of the whole sum: nothing, for maps of single records."""
+        if not isinstance(sketch, ChangesSum):
+            return self
         value, ord, bound = sketch.settle(self.value, self.ord, self.bound)
         return replace(self, value=value, ord=ord, bound=bound)
 

@@ -28,8 +28,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import TypedDict
 
+from isthmus.base.atomic import sync, writing
 from isthmus.base.validate import UNREADABLE, refuse
-from isthmus.base.whole import sync, writing
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json, Keyed, canonical, keyed
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from isthmus.base import html, secret, validate
+from isthmus.base import notebook, secret, validate
 from isthmus.privacy import accounting, event_json
 from isthmus.privacy import releases as tables
 from isthmus.privacy.adjacency import Adjacency
@@ -274,14 +274,16 @@ class PrivacyStatement:
 
     def _repr_html_(self) -> str:
         """The statement as a card of a notebook."""
-        assumed = html.details(self._assuming(), html.items(self.assumptions)) if self.assumptions else ""
-        leaked = "".join(html.paragraph(part.splitlines()[0]) + html.items(self.leaks) for part in self._leaked())
-        return html.card(
+        assumed = notebook.details(self._assuming(), notebook.items(self.assumptions)) if self.assumptions else ""
+        leaked = "".join(
+            notebook.paragraph(part.splitlines()[0]) + notebook.items(self.leaks) for part in self._leaked()
+        )
+        return notebook.card(
             str(self)[:1].upper() + str(self)[1:],
-            html.paragraph(self._promise()),
+            notebook.paragraph(self._promise()),
             leaked,
-            html.table(tables.HEAD, (row.cells for row in self.releases)),
-            html.paragraph(self._made_of()),
+            notebook.table(tables.HEAD, (row.cells for row in self.releases)),
+            notebook.paragraph(self._made_of()),
             assumed,
             tone="bad" if not self.private else "weak" if self.leaks or self._cautioned() else "good",
         )

@@ -20,7 +20,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from isthmus.base.whole import replaced
+from isthmus.base.atomic import atomic_write
 from isthmus.report import _words, svg
 from isthmus.report.record import FORMAT, Record, rounded_down, rounded_up
 
@@ -66,7 +66,7 @@ def write(record: Record, path: str | os.PathLike[str]) -> Path:
     """Write the report of a record to a file; returns its path."""
     where = Path(path)
     text = render(record)
-    with replaced(where) as partial:
+    with atomic_write(where) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
     return where
 

@@ -33,9 +33,9 @@ from types import MappingProxyType
 from typing import Any
 
 import isthmus
+from isthmus.base.atomic import atomic_write
 from isthmus.base.validate import check as need
 from isthmus.base.validate import present, refuse, unreadable
-from isthmus.base.whole import replaced
 
 Checker = Callable[[str, Any], Any]
 
@@ -435,7 +435,7 @@ class Record:
         """Write the record to a file, or to `run.json` in a folder that exists; returns the file."""
         where = Path(path)
         where = where / FILE if os.path.isdir(where) else where
-        with replaced(where) as partial:
+        with atomic_write(where) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
         return where
 

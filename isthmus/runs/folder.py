@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from isthmus import estimators
-from isthmus.base import storage, validate
+from isthmus.base import validate
+from isthmus.base.atomic import atomic_write, sync
 from isthmus.tables.encode import dtype_kind
 from isthmus.tables.files import Table, check_numbers, numbers_of
 from isthmus.tables.schema import Schema
@@ -88,7 +89,7 @@ class RunFolder:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             validate.refuse("out", str(path), f"give a folder that can be written to ({error.strerror or error})")
-        storage.sync(path.parent)
+        sync(path.parent)
         return RunFolder(path, dict(settings))
 
     @staticmethod
@@ -127,7 +128,7 @@ class RunFolder:
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file by another, whole or not at all."""
-        with storage.replaced(self.path / name) as partial:
+        with atomic_write(self.path / name) as partial:
             partial.write_bytes(data)
 
     def read_sealed(self, name: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from isthmus import estimators
 from isthmus.base import secret, validate
-from isthmus.base.whole import CannotWrite
+from isthmus.base.atomic import CannotWrite
 from isthmus.core.state import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,10 +12,29 @@ from torch import Tensor
 
 from isthmus.base.validate import non_negative, positive, positive_int, refuse
 from isthmus.base.validate import shape as check_shape
-from isthmus.sets.base import ConvexSet, norm, own
-from isthmus.sets.threshold import nearest
+from isthmus.sets.base import ConvexSet, own
+from isthmus.sets.projections import nearest, norm
 
-Oracle = Callable[[Any], Any]
+Oracle = Callable[[Tensor], object]
+"""Takes a tensor and returns a tensor or anything that is read as an array."""
+
+
+@runtime_checkable
+class Proximal(Protocol):
+    """A projection by the convention of proximal operators."""
+
+    def prox(self, x: np.ndarray, step: float) -> object: ...
+
+
+@runtime_checkable
+class Maximiser(Protocol):
+    """`lmo(u, x)` returns s - x (or a tuple that begins with it) with s a maximiser of <u, s>."""
+
+    def lmo(self, u: np.ndarray, x: np.ndarray) -> object: ...
+
+
+Projection = ConvexSet | Proximal | Oracle
+Minimiser = ConvexSet | Maximiser | Oracle
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +69,7 @@ class _Adapter(ConvexSet):
         return super()._refusal(operation)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FromProjection(_Adapter):
     """The convex set whose nearest-point map is `project`, a callable x -> Px or an object with `.prox(x, step)`.
 
@@ -64,13 +83,18 @@ class FromProjection(_Adapter):
     False
     """
 
-    projection: Any = None
-    minimiser: Any = None
+    projection: Oracle
+    minimiser: Oracle | None = None
 
-    def __init__(self, project: Any, *, lmo: Any = None, d: int | None = None, bound: float | None = None) -> None:
-        oracle = lmo if lmo is not None else project if hasattr(project, "lmo") else None
-        _fill(self, d=d, bound=bound, projection=_projection_of(project))
-        _fill(self, minimiser=None if oracle is None else _minimiser_of(oracle))
+    def __init__(
+        self, project: Projection, *, lmo: Minimiser | None = None, d: int | None = None, bound: float | None = None
+    ) -> None:
+        if lmo is None and isinstance(project, (ConvexSet, Maximiser)):
+            lmo = project
+        minimiser = None
+        if lmo is not None:
+            minimiser = _minimiser_of(lmo)
+        _fill(self, d=d, bound=bound, projection=_projection_of(project), minimiser=minimiser)
 
     def _refusal(self, operation: str) -> str | None:
         if operation in ("lmo", "support", "gaussian_width") and self.minimiser is None:
@@ -83,13 +107,14 @@ class FromProjection(_Adapter):
         return self._call(self.projection, x, "project")
 
     def _lmo(self, g: Tensor) -> Tensor:
+        assert self.minimiser is not None  # else it was refused
         return self._call(self.minimiser, g, "lmo")
 
     def _support(self, g: Tensor) -> Tensor:
         return _support_by_rows(self._lmo, g)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FromLMO(_Adapter):
     """The compact convex set whose linear minimiser is `lmo`, a callable g -> argmin <g, s> or an object with `.lmo`.
 
@@ -104,13 +129,13 @@ class FromLMO(_Adapter):
     array([1. , 0.5])
     """
 
-    minimiser: Any = None
+    minimiser: Oracle
     tol: float = 1e-10
     max_iterations: int = 10_000
 
     def __init__(
         self,
-        lmo: Any,
+        lmo: Minimiser,
         *,
         d: int | None = None,
         bound: float | None = None,
@@ -135,7 +160,9 @@ class FromLMO(_Adapter):
     def _distance(self, x: Tensor) -> float:
         # The solver's point is within sqrt(gap); less than that cannot be told apart from membership.
         distance = norm(x - self._project(x))
-        return 0.0 if distance <= self.tol**0.5 else distance
+        if distance <= self.tol**0.5:
+            return 0.0
+        return distance
 
     def _lmo(self, g: Tensor) -> Tensor:
         return self._call(self.minimiser, g, "lmo")
@@ -144,40 +171,40 @@ class FromLMO(_Adapter):
         return _support_by_rows(self._lmo, g)
 
 
-def _support_by_rows(lmo: Oracle, g: Tensor) -> Tensor:
+def _support_by_rows(lmo: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:
     rows = g.reshape(-1, g.shape[-1])
     return torch.stack([row @ lmo(-row) for row in rows]).reshape(g.shape[:-1])
 
 
-def _projection_of(source: Any) -> Oracle:
+def _projection_of(source: Projection) -> Oracle:
     if isinstance(source, ConvexSet):
         return source.project
-    if hasattr(source, "prox"):
+    if isinstance(source, Proximal):
         return lambda x: source.prox(x.cpu().numpy(), 1.0)
     if not callable(source):
         refuse("project", source, "give a callable x -> Px or an object with .prox(x, step)")
-    oracle: Oracle = source
-    return oracle
+    return source
 
 
-def _minimiser_of(source: Any) -> Oracle:
+def _minimiser_of(source: Minimiser) -> Oracle:
     if isinstance(source, ConvexSet):
         return source.lmo
-    if hasattr(source, "lmo"):
-        return lambda g: _maximiser(source, -g.cpu().numpy())
+    if isinstance(source, Maximiser):
+        return lambda g: _at_the_origin(source, -g.cpu().numpy())
     if not callable(source):
         refuse("lmo", source, "give a callable g -> argmin <g, s> or an object with .lmo")
-    oracle: Oracle = source
-    return oracle
+    return source
 
 
-def _maximiser(oracle: Any, u: np.ndarray) -> np.ndarray:
-    """The `.lmo(u, x)` convention returns s - x (first of a tuple) with s a maximiser of <u, s>: x = 0 gives s."""
+def _at_the_origin(oracle: Maximiser, u: np.ndarray) -> np.ndarray:
+    """s itself: s - x at x = 0."""
     answer = oracle.lmo(u, np.zeros_like(u))
-    return np.asarray(answer[0] if isinstance(answer, tuple) else answer)
+    if isinstance(answer, tuple):
+        answer = answer[0]
+    return np.asarray(answer)
 
 
-def _fill(adapter: _Adapter, **values: Any) -> None:
+def _fill(adapter: _Adapter, **values: object) -> None:
     """Set fields of a frozen adapter and check them."""
     for name, value in values.items():
         object.__setattr__(adapter, name, value)

@@ -12,9 +12,19 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import ConvexSet, VertexForm, inside, norm, of_length, own
-from isthmus.sets.derivatives import Linearised, clamped, shortened, smooth, thresholded
-from isthmus.sets.threshold import pnorm, project_unit_lp, shrink, threshold
+from isthmus.sets.base import ConvexSet, VertexForm, inside, of_length, own
+from isthmus.sets.projections import (
+    Linearised,
+    clamped,
+    norm,
+    pnorm,
+    project_unit_lp,
+    shortened,
+    shrink,
+    smooth,
+    threshold,
+    thresholded,
+)
 from isthmus.sets.widths import Width, chi_mean, exactly, max_abs_normal
 
 
@@ -91,19 +101,28 @@ class L2Ball(ConvexSet):
     @property
     def dim(self) -> int | None:
         """The dimension of the centre, or None."""
-        return None if self.center is None else int(self.center.numel())
+        if self.center is None:
+            return None
+        return int(self.center.numel())
 
     def _middle(self, x: Tensor) -> Tensor:
-        return torch.zeros(1).to(x) if self.center is None else self.center.to(x)
+        if self.center is None:
+            return torch.zeros(1).to(x)
+        middle: Tensor = self.center.to(x)
+        return middle
 
     def _project(self, x: Tensor) -> Tensor:
         offset = x - self._middle(x)
         excess = norm(offset) / self.radius
-        return x if excess <= 1 else self._middle(x) + offset / excess
+        if excess <= 1:
+            return x
+        return self._middle(x) + offset / excess
 
     def linearised(self, z: Array) -> Linearised:
         """Outside, moves along the ball, shortened."""
-        middle: Array | float = 0.0 if self.center is None else self.center.cpu().numpy()
+        if self.center is None:
+            return shortened(z, self.radius)
+        middle: Array = self.center.cpu().numpy()
         w, derivative = shortened(z - middle, self.radius)
         return w + middle, derivative
 
@@ -112,7 +131,9 @@ class L2Ball(ConvexSet):
 
     def _gauge(self, x: Tensor) -> float:
         low, high = self._scales(x)
-        return low if low <= high else math.inf
+        if low > high:
+            return math.inf
+        return low
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         if self.center is None:
@@ -121,12 +142,15 @@ class L2Ball(ConvexSet):
         low, high = ball_scales(x64, center, self.radius)
         # Near the tangent cone both roots lose half the digits: membership, which does not, settles t = 1.
         slack = 4 * torch.finfo(x.dtype).eps * (self.radius + norm(center))
-        member = norm(x64 - center) <= self.radius + slack
-        return (min(low, 1.0), max(high, 1.0)) if member else (low, high)
+        if norm(x64 - center) <= self.radius + slack:
+            return min(low, 1.0), max(high, 1.0)
+        return low, high
 
     def _support(self, g: Tensor) -> Tensor:
         ball: Tensor = self.radius * torch.linalg.vector_norm(g, dim=-1)
-        return ball if self.center is None else ball + g @ self.center.to(g)
+        if self.center is not None:
+            ball = ball + g @ self.center.to(g)
+        return ball
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius
@@ -194,12 +218,13 @@ class LpBall(ConvexSet):
 
     @property
     def _simple(self) -> ConvexSet | None:
-        kinds: dict[float, Any] = {1.0: L1Ball, 2.0: L2Ball, math.inf: LInfBall}
-        return kinds[self.p](self.radius) if self.p in kinds else None
-
-    @property
-    def _dual(self) -> float:
-        return math.inf if self.p == 1 else 1.0 if self.p == math.inf else self.p / (self.p - 1)
+        if self.p == 1:
+            return L1Ball(self.radius)
+        if self.p == 2:
+            return L2Ball(self.radius)
+        if self.p == math.inf:
+            return LInfBall(self.radius)
+        return None
 
     def _project(self, x: Tensor) -> Tensor:
         if self._simple is not None:
@@ -235,13 +260,20 @@ class LpBall(ConvexSet):
         return float(pnorm(x.double(), self.p)) / self.radius
 
     def _support(self, g: Tensor) -> Tensor:
-        return self.radius * pnorm(g, self._dual)
+        dual = math.inf
+        if self.p == math.inf:
+            dual = 1.0
+        elif self.p > 1:
+            dual = self.p / (self.p - 1)
+        return self.radius * pnorm(g, dual)
 
     def _diameter(self, d: int) -> float:
         return float(2 * self.radius * d ** max(0.0, 0.5 - 1 / self.p))
 
     def _width(self, d: int, samples: int, seed: int) -> Width | None:
-        return None if self._simple is None else self._simple._width(d, samples, seed)
+        if self._simple is None:
+            return None
+        return self._simple._width(d, samples, seed)
 
 
 def ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]:
@@ -250,12 +282,20 @@ def ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]
     x, center, radius = x / far, center / unit, radius / unit  # powers of two: no square overflows, no digit is lost
     a = float(center @ center) - radius**2
     b, c = float(x @ center), float(x @ x)
+    if c == 0 and a > 0:
+        return 0.0, 0.0
     if c == 0:
-        return 0.0, (math.inf if a <= 0 else 0.0)
+        return 0.0, math.inf
     # The discriminant is radius^2 |x|^2 - (|x|^2 |c|^2 - <x, c>^2); a point of the cone's boundary may round below 0.
     slack = b * b - a * c
     if slack < -64 * torch.finfo(torch.float64).eps * max(b * b, abs(a) * c) or (b <= 0 and a >= 0):
         return math.inf, math.inf
     root = math.sqrt(max(slack, 0.0))
-    low = c / (b + root) if b > 0 else (b - root) / a
-    return low * far / unit, ((b + root) / a * far / unit if a > 0 else math.inf)
+    high = math.inf
+    if b > 0:
+        low = c / (b + root)
+    else:
+        low = (b - root) / a
+    if a > 0:
+        high = (b + root) / a * far / unit
+    return low * far / unit, high

@@ -15,7 +15,7 @@ from torch import Tensor
 from isthmus.base import storage
 from isthmus.base.matrix import Array
 from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
-from isthmus.sets.derivatives import Linearised, by_difference
+from isthmus.sets.projections import Linearised, by_difference, norm
 from isthmus.sets.widths import Width, monte_carlo
 
 Point = TypeVar("Point", Tensor, np.ndarray)
@@ -25,7 +25,7 @@ OPERATIONS = ("contains", "project", "lmo", "gauge", "support", "diameter", "gau
 _NEED_BOUNDED = frozenset({"lmo", "support", "diameter", "gaussian_width"})
 _FORMULAS = {
     "lmo": ("_lmo",),
-    "gauge": ("_gauge",),
+    "gauge": ("_gauge", "_scales"),
     "support": ("_support",),
     "diameter": ("_diameter",),
     "gaussian_width": ("_width", "_support"),
@@ -54,18 +54,24 @@ class VertexForm:
 
     def scores(self, g: Tensor) -> Tensor:
         """-<row, g> of every row: the vertex that minimises <g, s> has the largest (signed: the largest in size)."""
-        return -g if self.rows is None else -(self.rows.to(g) @ g)
+        if self.rows is None:
+            return -g
+        return -(self.rows.to(g) @ g)
 
     def all(self) -> Tensor | None:
         """Every vertex as a row; None where they are coordinate axes."""
         if self.rows is None:
             return None
         whole = self.radius * self.rows
-        return torch.cat([whole, -whole]) if self.signed else whole
+        if self.signed:
+            return torch.cat([whole, -whole])
+        return whole
 
     def vertex(self, choice: Tensor) -> Tensor:
         """The vertex of a chosen score: `choice` is +-1 in its place and 0 elsewhere."""
-        return self.radius * (choice if self.rows is None else choice @ self.rows.to(choice))
+        if self.rows is None:
+            return self.radius * choice
+        return self.radius * (choice @ self.rows.to(choice))
 
 
 class ConvexSet(ABC):
@@ -109,7 +115,8 @@ class ConvexSet(ABC):
         """Whether ||x - Px|| <= tol max(1, ||x||); tol defaults to eps^(2/3) of the dtype of x."""
         self.require("contains")
         point = self._read("x", x)
-        tol = tolerance(point) if tol is None else tol
+        if tol is None:
+            tol = tolerance(point)
         non_negative(tol=tol)
         return self._distance(working(point)) <= tol * max(1.0, norm(point))
 
@@ -213,7 +220,11 @@ class ConvexSet(ABC):
         return self._lmo(g), 0.0
 
     def _gauge(self, x: Tensor) -> float:
-        raise NotImplementedError
+        """The least t >= 0 with x in t C; a set that writes `_scales` need not write it."""
+        low, high = self._scales(x)
+        if low > high * (1 + tolerance(x)):
+            return math.inf
+        return low
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         """The interval of t >= 0 with x in t C: unbounded above whenever 0 is in C."""
@@ -266,8 +277,11 @@ class ConvexSet(ABC):
         x = _as_point(name, value)
         if self.matrix_shape is not None and tuple(x.shape) == self.matrix_shape:
             return x
-        expected = f"({self.dim},)" if self.dim else "(d,) with d >= 1"
-        allowed = expected if self.matrix_shape is None else f"{self.matrix_shape} or {expected}"
+        allowed = "(d,) with d >= 1"
+        if self.dim:
+            allowed = f"({self.dim},)"
+        if self.matrix_shape is not None:
+            allowed = f"{self.matrix_shape} or {allowed}"
         ok = x.ndim == 1 and x.numel() > 0 and self.dim in (None, x.numel())
         check(ok, f"{name}.shape", tuple(x.shape), f"give one point of shape {allowed}")
         return x
@@ -285,17 +299,6 @@ class ConvexSet(ABC):
         return array
 
 
-def norm(x: Tensor) -> float:
-    """||x||_2 in float64: float32 squares keep their digits; float64 ones are scaled where they would overflow."""
-    size = float(torch.linalg.vector_norm(x.flatten(), dtype=torch.float64))
-    if 1e-140 < size < math.inf:
-        return size
-    top = float(x.abs().max()) if x.numel() else 0.0
-    if not 0 < top < math.inf:
-        return size
-    return float(torch.linalg.vector_norm(x.flatten().double() / top)) * top
-
-
 def of_length(x: Tensor, length: float) -> Tensor:
     """x scaled to this norm, a zero vector as it is."""
     size = norm(x) or 1.0
@@ -307,7 +310,9 @@ def of_length(x: Tensor, length: float) -> Tensor:
 
 def inside(y: Tensor, gauge: float) -> Tensor:
     """Scale y back where rounding left gauge > 1; only for a set that is star-shaped about 0."""
-    return y * ((1 - 2 * torch.finfo(y.dtype).eps) / gauge) if gauge > 1 else y
+    if gauge <= 1:
+        return y
+    return y * ((1 - 2 * torch.finfo(y.dtype).eps) / gauge)
 
 
 def own(name: str, value: object, *, ndim: int | None = None) -> Tensor:
@@ -317,8 +322,7 @@ def own(name: str, value: object, *, ndim: int | None = None) -> Tensor:
 
 def working(x: Tensor) -> Tensor:
     """Flat, and float32 at least: half precision is for storage."""
-    wide = x.float() if torch.finfo(x.dtype).bits < 32 else x
-    return wide.flatten()
+    return x.to(torch.promote_types(x.dtype, torch.float32)).flatten()
 
 
 def tolerance(x: Tensor) -> float:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import ConvexSet, inside, norm, of_length, own, tolerance
-from isthmus.sets.derivatives import Linearised, shortened, smooth
-from isthmus.sets.threshold import pnorm
+from isthmus.sets.base import ConvexSet, inside, of_length, own, tolerance
+from isthmus.sets.projections import Linearised, norm, pnorm, shortened, smooth
 from isthmus.sets.widths import Width, chi_mean, exactly, weighted_norm
 
 
@@ -76,7 +75,9 @@ class Subspace(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         y = self._flatten(x)
-        return (y if self.radius is None else inside(y, norm(y) / self.radius)).to(x.dtype)
+        if self.radius is not None:
+            y = inside(y, norm(y) / self.radius)
+        return y.to(x.dtype)
 
     def linearised(self, z: Array) -> Linearised:
         """The derivative of the ball, on the span."""
@@ -97,7 +98,9 @@ class Subspace(ConvexSet):
     def _gauge(self, x: Tensor) -> float:
         if norm(x.double() - self._flatten(x)) > tolerance(x) * norm(x):
             return math.inf
-        return 0.0 if self.radius is None else norm(x) / self.radius
+        if self.radius is None:
+            return 0.0
+        return norm(x) / self.radius
 
     def _support(self, g: Tensor) -> Tensor:
         lengths: Tensor = torch.linalg.vector_norm(g @ self.basis.to(g).T, dim=-1)

@@ -22,8 +22,8 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import at_most, check, positive, positive_int
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import ConvexSet, inside, norm
-from isthmus.sets.derivatives import Linearised, same, threshold
+from isthmus.sets.base import ConvexSet, inside
+from isthmus.sets.projections import Linearised, norm, same, sorted_threshold
 
 SMALL = 32
 """Matrices with a side below this are decomposed: Lanczos saves nothing there."""
@@ -85,15 +85,19 @@ class NuclearBall(_MatrixSet):
         flip = self.shape[0] > self.shape[1]
 
         def matrix(x: Array) -> Array:
-            return x.reshape(self.shape).T if flip else x.reshape(self.shape)
+            if flip:
+                return x.reshape(self.shape).T
+            return x.reshape(self.shape)
 
         def flat(x: Array) -> Array:
-            return (x.T if flip else x).reshape(p * q)
+            if flip:
+                x = x.T
+            return x.reshape(p * q)
 
         u, s, vt = np.linalg.svd(matrix(z), full_matrices=False)
         if s.sum() <= self.radius:
             return z, same
-        tau = threshold(s, self.radius)
+        tau = sorted_threshold(s, self.radius)
         above = s > tau
         f = np.where(above, s - tau, 0.0)
         tiny = np.finfo(float).tiny
@@ -119,7 +123,9 @@ class NuclearBall(_MatrixSet):
 
     def _lmo_near(self, g: Tensor, error: float) -> tuple[Tensor, float]:
         matrix = self._matrix(g.double())
-        pair = top_pair(matrix, error / self.radius) if min(self.shape) >= SMALL else None
+        if min(self.shape) < SMALL:
+            return self._lmo(g), 0.0
+        pair = top_pair(matrix, error / self.radius)
         if pair is None:
             return self._lmo(g), 0.0
         vertex = -self.radius * torch.outer(pair.u, pair.v).flatten().to(g.dtype)
@@ -282,9 +288,13 @@ class _Bidiagonal:
 
 def _proven(g: Tensor, guess: float, size: float) -> float:
     """A bound of sigma_1(G) near a guess, where u^2 I - G G' has a Cholesky factor; else infinity."""
-    short = g if g.shape[0] <= g.shape[1] else g.T
+    short = g
+    if g.shape[0] > g.shape[1]:
+        short = g.T
     moment = short @ short.T
     _, info = torch.linalg.cholesky_ex(torch.eye(len(moment)).to(moment) * guess**2 - moment)
     # the factorisation and the product are off by a few r eps ||G||_F^2 at most
     slack = 8 * (len(moment) + short.shape[1]) * torch.finfo(g.dtype).eps * size**2
-    return math.sqrt(guess**2 + slack) if int(info) == 0 else math.inf
+    if int(info) != 0:
+        return math.inf
+    return math.sqrt(guess**2 + slack)

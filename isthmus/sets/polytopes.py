@@ -12,9 +12,8 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import ConvexSet, VertexForm, norm, own, tolerance
-from isthmus.sets.derivatives import Linearised, clamped, thresholded
-from isthmus.sets.threshold import nearest, pnorm, shrink, threshold
+from isthmus.sets.base import ConvexSet, VertexForm, own, tolerance
+from isthmus.sets.projections import Linearised, clamped, nearest, norm, pnorm, shrink, threshold, thresholded
 from isthmus.sets.widths import Width, exactly, max_normal
 
 
@@ -63,10 +62,6 @@ class Box(ConvexSet):
     def _lmo(self, g: Tensor) -> Tensor:
         lo, hi = self._bounds(g)
         return torch.where(g > 0, lo, hi)
-
-    def _gauge(self, x: Tensor) -> float:
-        low, high = self._scales(x)
-        return low if low <= high * (1 + tolerance(x)) else math.inf
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         lo, hi = self._bounds(x)
@@ -124,9 +119,6 @@ class Simplex(ConvexSet):
         s[g.argmin()] = self.radius
         return s
 
-    def _gauge(self, x: Tensor) -> float:
-        return self._scales(x)[0]
-
     def _scales(self, x: Tensor) -> tuple[float, float]:
         if float(x.min()) < 0:
             return math.inf, math.inf
@@ -137,7 +129,9 @@ class Simplex(ConvexSet):
         return self.radius * g.amax(-1)
 
     def _diameter(self, d: int) -> float:
-        return self.radius * math.sqrt(2) if d > 1 else 0.0
+        if d == 1:
+            return 0.0
+        return self.radius * math.sqrt(2)
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_normal(d))
@@ -190,7 +184,9 @@ class ConvexHull(ConvexSet):
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         low = self._extreme_scale(x, 1.0)
-        return low, (self._extreme_scale(x, -1.0) if low < math.inf else low)
+        if low == math.inf:
+            return low, low
+        return low, self._extreme_scale(x, -1.0)
 
     def _extreme_scale(self, x: Tensor, sign: float) -> float:
         """The least (sign 1) or greatest (sign -1) t with x in t C."""
@@ -211,11 +207,17 @@ class ConvexHull(ConvexSet):
         answer = linprog(cost, A_eq=columns, b_eq=columns @ shares, method="highs", options=options)
         if answer.status == 3:
             return math.inf
-        best = torch.from_numpy(answer.x if answer.status == 0 else shares)
+        best = torch.from_numpy(shares)
+        if answer.status == 0:
+            best = torch.from_numpy(answer.x)
         t = float((best / lengths).where(best > 0, 0.0).sum()) * size
         # A point of C has scale 1 among its scales, whatever the program's last digits say.
         near_one = abs(t - 1) < 1e-3 and self._distance(x) <= tolerance(x) * max(1.0, size)
-        return (min(t, 1.0) if sign > 0 else max(t, 1.0)) if near_one else t
+        if not near_one:
+            return t
+        if sign > 0:
+            return min(t, 1.0)
+        return max(t, 1.0)
 
     def _support(self, g: Tensor) -> Tensor:
         rows: Tensor = self.vertices.to(g)

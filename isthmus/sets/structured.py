@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive, positive_int, refuse
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import ConvexSet, inside, of_length, tolerance
-from isthmus.sets.derivatives import Linearised, same, threshold
+from isthmus.sets.base import ConvexSet, inside, of_length
+from isthmus.sets.projections import Linearised, same, sorted_threshold
 from isthmus.sets.widths import Width, exactly, max_chi
 
 
@@ -57,9 +57,11 @@ class GroupBall(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         norms = self._norms(x.double())
+        if float(norms.sum()) <= self.radius:
+            return x
         shares = L1Ball(self.radius)._project(norms) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
         y = x.double() * self._spread(shares.clamp(max=1.0))
-        return inside(y, self._gauge(y)).to(x.dtype) if float(norms.sum()) > self.radius else x
+        return inside(y, self._gauge(y)).to(x.dtype)
 
     def linearised(self, z: Array) -> Linearised:
         """Thresholded group norms: each group keeps its direction."""
@@ -71,7 +73,7 @@ class GroupBall(ConvexSet):
         norms = np.sqrt(totals(z * z))
         if norms.sum() <= self.radius:
             return z, same
-        tau = threshold(norms, self.radius)
+        tau = sorted_threshold(norms, self.radius)
         above = norms > tau
         safe = np.where(above, norms, 1.0)
         shrink: Array = np.where(above, 1 - tau / safe, 0.0)[ids]
@@ -166,10 +168,6 @@ class Product(ConvexSet):
     def _lmo(self, g: Tensor) -> Tensor:
         return torch.cat([part._lmo(block) for part, block in self._blocks(g)])
 
-    def _gauge(self, x: Tensor) -> float:
-        low, high = self._scales(x)
-        return low if low <= high * (1 + tolerance(x)) else math.inf
-
     def _scales(self, x: Tensor) -> tuple[float, float]:
         ranges = [part._scales(block) for part, block in self._blocks(x)]
         return max(low for low, _ in ranges), min(high for _, high in ranges)
@@ -187,13 +185,13 @@ class Product(ConvexSet):
         return total
 
 
-def group_ids(groups: Any) -> Tensor:
+def group_ids(groups: Tensor | Iterable[object]) -> Tensor:
     """Ids 0..K-1, one per coordinate, from index lists that partition 0..d-1 or from ids of any integers."""
     if isinstance(groups, Tensor):
         groups = groups.tolist()
     items = list(groups)
     check(len(items) > 0, "groups", groups, "give at least one group")
-    if all(hasattr(item, "__len__") for item in items):
+    if all(isinstance(item, Collection) for item in items):
         return _ids_from_lists([[_index(i) for i in item] for item in items])
     ids = torch.tensor([_index(item) for item in items])
     places: Tensor = torch.unique(ids, return_inverse=True)[1]
@@ -208,18 +206,21 @@ def _ids_from_lists(lists: list[list[int]]) -> Tensor:
     return torch.empty_like(flat).scatter_(0, flat, owner)
 
 
-def _index(value: Any) -> int:
-    number = getattr(value, "item", lambda: value)()
-    if isinstance(number, bool) or not isinstance(number, int):
+def _index(value: object) -> int:
+    number = value
+    if isinstance(value, (Tensor, np.ndarray)):
+        number = value.item()
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
         refuse("groups", value, "give integers: index lists or one group id per coordinate")
-    return number
+    return int(number)
 
 
-def _block_size(part: Any, size: int | Sequence[int]) -> int:
+def _block_size(part: ConvexSet, size: int | Sequence[int]) -> int:
     check(isinstance(part, ConvexSet), "parts", part, "give pairs (ConvexSet, size)")
-    for side in (size,) if isinstance(size, int) else tuple(size):
+    sides = [size] if isinstance(size, int) else list(size)
+    for side in sides:
         positive_int(size=side)
-    total = size if isinstance(size, int) else math.prod(size)
+    total = math.prod(sides)
     check(
         part.dim in (None, total),
         "size",

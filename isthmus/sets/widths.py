@@ -104,7 +104,9 @@ def monte_carlo(support: Callable[[Tensor], Tensor], d: int, samples: int, seed:
         for start in range(0, samples, rows)
     ]
     values = torch.cat(draws)
-    error = float(values.std()) / math.sqrt(samples) if samples > 1 else math.inf
+    error = math.inf
+    if samples > 1:
+        error = float(values.std()) / math.sqrt(samples)
     return Width(float(values.mean()), error, exact=False)
 
 

@@ -8,10 +8,9 @@
 """
 
 from isthmus.sketches.base import Context, Encoder, Random, Size, Sketch, resolve
-from isthmus.sketches.compose import PerLeaf, Progressive, Residual
+from isthmus.sketches.compose import Identity, PerLeaf, Progressive, Residual
 from isthmus.sketches.dense import GaussianSketch, RademacherSketch
 from isthmus.sketches.hashed import CountSketch, SparseJL, TensorSketch
-from isthmus.sketches.identity import Identity
 from isthmus.sketches.kronecker import Kronecker
 from isthmus.sketches.public import KroneckerSubspace, PublicSubspace
 from isthmus.sketches.selection import Blocks, Coordinates, Nice

@@ -19,15 +19,14 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
-from typing import Protocol, Self, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from isthmus.base import packed, randomness, validate
-from isthmus.base.matrix import Stored, columns, is_sparse, to_dense
+from isthmus.base import randomness, storage, validate
+from isthmus.base.matrix import Stored, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
-from isthmus.sketches.forms import OuterForm, TableForm
 
 Size = int | float | Callable[[int], int]
 """A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
@@ -36,6 +35,37 @@ CHUNK_BYTES = 1 << 26
 """Temporary buffers of one call stay near this size."""
 CACHE_BYTES = 1 << 28
 """A sketch keeps a working copy of its matrix for its round only below this size."""
+
+
+class OuterForm(NamedTuple):
+    """Rows vec(sum_t b_t a_t') by their factors: a (n, p), dense or CSR, or (n, T, p); b (n, q) or (n, T, q).
+
+    `ones` says that a has one more column than it shows, of ones (the input of a layer's bias).
+    """
+
+    a: Stored
+    b: Tensor
+    ones: bool = False
+
+    @property
+    def single(self) -> bool:
+        """Whether every row has one term."""
+        return self.b.ndim == 2 or self.b.shape[1] == 1
+
+    def whole_a(self) -> Stored:
+        """The factor a with its column of ones."""
+        a = self.a
+        if self.ones and isinstance(a, Tensor):
+            return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
+        return a
+
+
+class TableForm(NamedTuple):
+    """Rows vec(sum_t e_{k_t} c_t') of a V x D table: places k (n, T), values c (n, T, D), and V."""
+
+    places: Tensor
+    values: Tensor
+    vocabulary: int
 
 
 class Mate(Protocol):
@@ -79,6 +109,7 @@ class CodeRows(Protocol):
 
 R = TypeVar("R", bound=CodeRows)
 T = TypeVar("T")
+S = TypeVar("S", bound="Sketch")
 
 Tree: TypeAlias = "None | bool | int | float | str | Tensor | Sequence[Tree] | Mapping[str, Tree]"
 """What may be kept in a checkpoint: tensors, numbers and words, in lists and dictionaries."""
@@ -86,10 +117,10 @@ State: TypeAlias = Mapping[str, Tree] | None
 """What an encoder remembers between rounds."""
 
 
-def read(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
+def state_entry(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
     """An entry of a state, which may come from a file: another kind of thing is refused.
 
-    >>> read({"t": 3}, "t", int)
+    >>> state_entry({"t": 3}, "t", int)
     3
     """
     value = state[key]
@@ -116,20 +147,52 @@ class Context(Protocol):
     def bind(self, encoder: Encoder) -> Sketch: ...
 
 
+class Memo:
+    """What a map keeps for its round: working copies of its tensors, and what it last made of a code."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Hashable, object] = {}
+        self.left: tuple[Tensor, Tensor] | None = None
+        """A code and Phi^+ of it, see `leave_pinv`."""
+        self._last: dict[str, tuple[Tensor, int, Tensor]] = {}
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave when this key was first asked for."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return cast(T, self.kept[key])
+
+    def tensor(
+        self, key: Hashable, make: Callable[[], Tensor], device: torch.device, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """A tensor of the map in a dtype and on a device, made and moved there at its first use."""
+        return self.keep((key, device, dtype), lambda: make().to(device=device, dtype=dtype))
+
+    def latest(self, key: str, y: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` computes from y, kept until another y comes: the leaves of a code are lifted one by one."""
+        if y.is_inference():
+            return make()
+        last = self._last.get(key)
+        if last is None or last[0] is not y or last[1] != y._version:
+            last = self._last[key] = y, y._version, make()
+        return last[2]
+
+
 class Sketch(ABC):
-    """A linear map Phi: R^d -> R^m, fixed for a round."""
+    """A linear map Phi: R^d -> R^m, fixed for a round.
+
+    This is what every map has; one of your own supplies `rows` and `adjoint`.  What only some maps can do is declared
+    by the classes below, which they inherit from as well: `CodesLeaves`, `CodesOuter`, `LiftsLeaves`, `LiftsInPlace`,
+    `Movable`, `ChangesSum`.  The functions beside these classes do the same for any map.
+    """
 
     space: Space
     d: int
     m: int
     tight: bool = False
     coverage: float | Tensor = 1.0
-    direct: bool = False
-    """Whether `add_pinv_columns` adds a leaf to a parameter without forming it first."""
-    selects: bool = False
-    """Whether codes are chosen coordinates: the others are missing, so that a lift divides by the coverage."""
     leafwise: bool = True
-    """Whether `leaf` encodes a leaf without the others, so that rows need not be kept until all are there."""
+    """Whether a leaf can be encoded without the others, so that rows need not be kept until all are there."""
 
     @cached_property
     def norm(self) -> float:
@@ -146,37 +209,13 @@ class Sketch(ABC):
 
     def forward(self, v: Tensor) -> Tensor:
         """Phi v."""
+        check_vector(self, v, "v", self.d)
         return self.rows(v.unsqueeze(0)).squeeze(0)
 
     def pinv(self, y: Tensor) -> Tensor:
         """Phi^+ y, for tight sketches."""
         self._check_tight()
         return self.adjoint(y / self.norm**2)
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The leaf `name` of Phi' y, flat or as its matrix: the leaves in order are `adjoint(y)`."""
-        return self.recent("adjoint", y, lambda: self.adjoint(y))[self.space.slice(name)]
-
-    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
-        """Columns lo..hi-1 of the leaf of Phi' y as its matrix: a weight without its bias, or the bias alone."""
-        q = self.space.shape(name)[0]
-        return self.adjoint_leaf(name, y).reshape(q, -1)[:, lo:hi]
-
-    def pinv_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
-        """The same of Phi^+ y, for tight sketches."""
-        self._check_tight()
-        if self.norm == 1.0:
-            return self.adjoint_columns(name, y, lo, hi)
-        return self.adjoint_columns(name, self.recent("pinv", y, lambda: y / self.norm**2), lo, hi)
-
-    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
-        """out += alpha times columns lo..hi-1 of a leaf of Phi^+ y, in place."""
-        out.add_(self.pinv_columns(name, y, lo, hi), alpha=alpha)
-
-    def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The leaf `name` of Phi^+ y, flat or as its matrix, for tight sketches."""
-        self._check_tight()
-        return self.adjoint_leaf(name, self.recent("pinv", y, lambda: y / self.norm**2))
 
     def gain(self, ord: float) -> float:
         """A certified bound of max ||Phi v||_ord / ||v||_ord: never below that of the map as it is applied.
@@ -188,34 +227,6 @@ class Sketch(ABC):
         validate.one_of((1, 2, math.inf), ord=ord)
         return as_applied(round_up(self._matrix_gain(ord), 64 + max(self.d, self.m)), self.m, self.d)
 
-    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
-        """Codes of the rows vec(sum_t b_t a_t'), a: (n, T, p) or (n, p), b: (n, T, q) or (n, q).
-
-        Sparse `a` is never densified: code = sum_j b_j Phi[:, lo + jp :] a.  Dense products are built in
-        chunks of rows of about `CHUNK_BYTES`.
-        """
-        p, q = a.shape[-1], b.shape[-1]
-        if a.ndim == 2 and (q == 1 or is_sparse(a)):
-            parts = (self.rows(a, lo + j * p) * b[:, j : j + 1] for j in range(q))
-            return sum(parts, b.new_zeros(()))
-        chunk = max(1, CHUNK_BYTES // (8 * p * q))
-        equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
-        codes = [b.new_zeros(0, self.m)]
-        for start in range(0, a.shape[0], chunk):
-            stop = start + chunk
-            product = torch.einsum(equation, b[start:stop], to_dense(a[start:stop], b.dtype))
-            codes.append(self.rows(product.reshape(-1, q * p), lo))
-        return torch.cat(codes)
-
-    def leaf(self, name: str, rows: R) -> R | None:
-        """The piece of the code that one leaf gives (called inside a backward pass); None when it gives nothing."""
-        return rows.through(self, self.space[name].start)
-
-    def join(self, pieces: Mapping[str, R | None]) -> R:
-        """One code from the pieces of all leaves, None left out: here they share one code space and add up."""
-        first, *rest = (piece for piece in pieces.values() if piece is not None)
-        return first.plus(rest) if rest else first
-
     def encode(self, rows: R) -> R:
         """The codes Phi g_i of all rows, factored where they can be; rows without leaves count as one whole."""
         pieces = rows.leaves()
@@ -223,58 +234,15 @@ class Sketch(ABC):
             if len(self.space.leaves) > 1:
                 return rows.through(self, 0)
             pieces = [(self.space.leaves[0].name, rows)]
-        return self.join({name: self.leaf(name, piece) for name, piece in pieces})
-
-    def forward_sum(self, rows: CodeRows) -> Tensor:
-        """Phi sum_i g_i: the sum is encoded, never the rows."""
-        return self.forward(rows.sum())
-
-    def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
-        """The whole sum before its noise, the norm it is bounded in and that bound: as they are.
-
-        Only maps that a paper applies to the sum, and not to the records, change it (`isthmus.theory.printed`).
-        """
-        return value, ord, bound
+        return join_codes(self, {name: leaf_code(self, name, piece) for name, piece in pieces})
 
     def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """The m x d matrix, for tests and for small problems."""
         return torch.stack([self.adjoint(row) for row in torch.eye(self.m, dtype=dtype)])
 
-    def block(self, lo: int, hi: int) -> Tensor:
-        """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
-        return self.rows(torch.eye(hi - lo, dtype=torch.float64), lo).T
-
-    def sides_of_leaf(self) -> tuple[Tensor, Tensor, float] | None:
-        """(P_out, P_in, scale) where this is scale * P_out (x) P_in on a single leaf, else None."""
-        return None
-
-    def chunks(self) -> list[tuple[int, int]]:
-        """Column ranges whose `block` (and the identity it may be read from) stays near `CHUNK_BYTES`."""
-        width = max(1, min(CHUNK_BYTES // (8 * self.m), math.isqrt(CHUNK_BYTES // 8)))
-        return [(lo, min(lo + width, self.d)) for lo in range(0, self.d, width)]
-
-    def stretch(self, like: Tensor) -> float | Tensor:
-        """The diagonal of Phi^+ Phi / coverage where that matrix is diagonal (codes are coordinates), else 1."""
-        return 1.0
-
     def describe(self) -> str:
         """One sentence for reports."""
         return f"{type(self).__name__}: {self.m} numbers for {self.d} parameters, norm {self.norm:.4g}"
-
-    def memory(self) -> Sequence[Tensor] | None:
-        """The tensors that all this map does comes from; None where nobody says."""
-        return None
-
-    def placed(self, memory: Sequence[Tensor]) -> Sketch:
-        """The same map of tensors that hold what those of `memory()` do."""
-        return self
-
-    def bare(self) -> Self:
-        """The same map with nothing remembered."""
-        bare_copy = copy(self)
-        for name in ("_once", "_recent", "fingerprint"):
-            bare_copy.__dict__.pop(name, None)
-        return bare_copy
 
     @cached_property
     def fingerprint(self) -> str:
@@ -282,34 +250,11 @@ class Sketch(ABC):
         memo = {name for name, value in vars(self).items() if name[0] == "_" and not isinstance(value, (int, Tensor))}
         lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
         attributes = {name: value for name, value in vars(self).items() if name not in memo | lazy}
-        return packed.fingerprint([type(self).__name__, attributes])
-
-    def once(
-        self, key: Hashable, make: Callable[[], Tensor], device: torch.device, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """A tensor of this map in a dtype and on a device, made and moved there at its first use."""
-        where = key, device, dtype
-        if where not in self._once:
-            tensor = make()
-            self._once[where] = tensor.to(device=device, dtype=tensor.dtype if dtype is None else dtype)
-        return self._once[where]
-
-    def recent(self, key: str, y: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """What `make` computes from y, remembered until another y comes: the leaves of a code are lifted one by one."""
-        if y.is_inference():
-            return make()
-        last = self._recent.get(key)
-        if last is None or last[0] is not y or last[1] != y._version:
-            last = self._recent[key] = y, y._version, make()
-        return last[2]
+        return storage.fingerprint([type(self).__name__, attributes])
 
     @cached_property
-    def _once(self) -> dict[Hashable, Tensor]:
-        return {}
-
-    @cached_property
-    def _recent(self) -> dict[str, tuple[Tensor, int, Tensor]]:
-        return {}
+    def _memo(self) -> Memo:
+        return Memo()
 
     def _check_tight(self) -> None:
         if not self.tight:
@@ -318,17 +263,232 @@ class Sketch(ABC):
                 "`project_and_lift`, or draw it with scaling='tight'"
             )
 
+    def _block(self, lo: int, hi: int) -> Tensor:
+        """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
+        return self.rows(torch.eye(hi - lo, dtype=torch.float64), lo).T
+
+    def _chunks(self) -> list[tuple[int, int]]:
+        """Column ranges whose `_block` (and the identity it may be read from) stays near `CHUNK_BYTES`."""
+        width = max(1, min(CHUNK_BYTES // (8 * self.m), math.isqrt(CHUNK_BYTES // 8)))
+        return [(lo, min(lo + width, self.d)) for lo in range(0, self.d, width)]
+
     def _matrix_gain(self, ord: float) -> float:
         """The induced norm from the matrix itself, a chunk of columns at a time."""
         worst, row_sums = 0.0, torch.zeros(self.m, dtype=torch.float64)
-        for lo, hi in self.chunks():
-            block = self.block(lo, hi).abs()
+        for lo, hi in self._chunks():
+            block = self._block(lo, hi).abs()
             worst = max(worst, float(block.sum(0).max()))
             row_sums += block.sum(1)
-        return worst if ord == 1 else float(row_sums.max())
+        if ord == 1:
+            return worst
+        return float(row_sums.max())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(m={self.m}, d={self.d})"
+
+
+class CodesLeaves(Sketch):
+    """A map with codes of its own for single leaves, which need not add up in one code space."""
+
+    @abstractmethod
+    def leaf(self, name: str, rows: R) -> R | None:
+        """The piece of the code that one leaf gives (called inside a backward pass); None when it gives nothing."""
+
+    def join(self, pieces: Mapping[str, R | None]) -> R:
+        """One code from the pieces of all leaves, None left out: here they share one code space and add up."""
+        return add_codes(pieces)
+
+
+def leaf_code(sketch: Sketch, name: str, rows: R) -> R | None:
+    """The piece of the code that one leaf gives; None when it gives nothing."""
+    if isinstance(sketch, CodesLeaves):
+        return sketch.leaf(name, rows)
+    return rows.through(sketch, sketch.space[name].start)
+
+
+def join_codes(sketch: Sketch, pieces: Mapping[str, R | None]) -> R:
+    """One code from the pieces of all leaves, None left out."""
+    if isinstance(sketch, CodesLeaves):
+        return sketch.join(pieces)
+    return add_codes(pieces)
+
+
+def add_codes(pieces: Mapping[str, R | None]) -> R:
+    """The pieces of leaves that share one code space, None left out."""
+    first, *rest = (piece for piece in pieces.values() if piece is not None)
+    if not rest:
+        return first
+    return first.plus(rest)
+
+
+class CodesOuter(Sketch):
+    """A map that encodes rows held as outer products without building them."""
+
+    @abstractmethod
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+        """Codes of the rows vec(sum_t b_t a_t'), a: (n, T, p) or (n, p), b: (n, T, q) or (n, q)."""
+
+
+def outer_codes(sketch: Sketch, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+    """Codes of the rows vec(sum_t b_t a_t') at columns lo and on, a: (n, T, p) or (n, p), b: (n, T, q) or (n, q)."""
+    if isinstance(sketch, CodesOuter):
+        return sketch.outer(a, b, lo)
+    return outer_in_chunks(sketch, a, b, lo)
+
+
+def outer_in_chunks(sketch: Sketch, a: Stored, b: Tensor, lo: int) -> Tensor:
+    """The same through `rows`: products are built in chunks of about `CHUNK_BYTES`, and sparse `a` is never densified.
+
+    Its code is sum_j b_j Phi[:, lo + jp :] a.
+    """
+    p, q = a.shape[-1], b.shape[-1]
+    if a.ndim == 2 and (q == 1 or is_sparse(a)):
+        parts = (sketch.rows(a, lo + j * p) * b[:, j : j + 1] for j in range(q))
+        return sum(parts, b.new_zeros(()))
+    chunk = max(1, CHUNK_BYTES // (8 * p * q))
+    equation = "ntq,ntp->nqp"
+    if a.ndim == 2:
+        equation = "nq,np->nqp"
+    codes = [b.new_zeros(0, sketch.m)]
+    for start in range(0, a.shape[0], chunk):
+        stop = start + chunk
+        product = torch.einsum(equation, b[start:stop], to_dense(a[start:stop], b.dtype))
+        codes.append(sketch.rows(product.reshape(-1, q * p), lo))
+    return torch.cat(codes)
+
+
+class LiftsLeaves(Sketch):
+    """A map that lifts one leaf without the others."""
+
+    @abstractmethod
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi' y, flat."""
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Phi' y, leaf by leaf."""
+        return torch.cat([self.adjoint_leaf(leaf.name, y) for leaf in self.space.leaves])
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """Columns lo..hi-1 of the leaf of Phi' y as its matrix: a weight without its bias, or the bias alone."""
+        return self.adjoint_leaf(name, y).reshape(self.space.shape(name)[0], -1)[:, lo:hi]
+
+
+class LiftsRanges(LiftsLeaves):
+    """A map that computes any range of the entries of Phi' y."""
+
+    @abstractmethod
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
+        """The entries start..stop-1 of Phi' y."""
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Phi' y."""
+        return self._adjoint(y, 0, self.d)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi' y, flat."""
+        where = self.space.slice(name)
+        return self._adjoint(y, where.start, where.stop)
+
+
+def adjoint_leaf(sketch: Sketch, name: str, y: Tensor) -> Tensor:
+    """The leaf `name` of Phi' y, flat: the leaves in order are `adjoint(y)`."""
+    if isinstance(sketch, LiftsLeaves):
+        return sketch.adjoint_leaf(name, y)
+    return sketch._memo.latest("adjoint", y, lambda: sketch.adjoint(y))[sketch.space.slice(name)]
+
+
+def adjoint_columns(sketch: Sketch, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+    """Columns lo..hi-1 of the leaf of Phi' y as its matrix: a weight without its bias, or the bias alone."""
+    if isinstance(sketch, LiftsLeaves):
+        return sketch.adjoint_columns(name, y, lo, hi)
+    return adjoint_leaf(sketch, name, y).reshape(sketch.space.shape(name)[0], -1)[:, lo:hi]
+
+
+def pinv_leaf(sketch: Sketch, name: str, y: Tensor) -> Tensor:
+    """The leaf `name` of Phi^+ y, flat, for tight sketches."""
+    return adjoint_leaf(sketch, name, _over_squared_norm(sketch, y))
+
+
+def pinv_columns(sketch: Sketch, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+    """Columns lo..hi-1 of the leaf of Phi^+ y as its matrix, for tight sketches."""
+    return adjoint_columns(sketch, name, _over_squared_norm(sketch, y), lo, hi)
+
+
+def _over_squared_norm(sketch: Sketch, y: Tensor) -> Tensor:
+    sketch._check_tight()
+    if sketch.norm == 1.0:
+        return y
+    return sketch._memo.latest("pinv", y, lambda: y / sketch.norm**2)
+
+
+class LiftsInPlace(LiftsLeaves):
+    """A map that adds what it lifts to a parameter without forming it first."""
+
+    @abstractmethod
+    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
+        """out += alpha times columns lo..hi-1 of a leaf of Phi^+ y, in place."""
+
+
+class Movable(Sketch):
+    """A map that is made of a few tensors, and can be made again of equal ones in other memory."""
+
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors that all this map does comes from."""
+
+    @abstractmethod
+    def placed(self, tensors: Sequence[Tensor]) -> Sketch:
+        """The same map of tensors that hold what those of `tensors()` do."""
+
+
+class ChangesSum(Sketch):
+    """A map that a paper applies to the sum, and not to the records (`isthmus.theory.printed`)."""
+
+    @abstractmethod
+    def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
+        """The whole sum before its noise, the norm it is bounded in and that bound."""
+
+
+def without_memo(sketch: S) -> S:
+    """The same map with nothing remembered."""
+    bare = copy(sketch)
+    for name in ("_memo", "fingerprint"):
+        bare.__dict__.pop(name, None)
+    return bare
+
+
+LONGEST_LEFT = 1 << 23
+"""Longer vectors are not left lying about: one that nobody takes stays until the map is dropped."""
+
+
+def leave_pinv(sketch: Sketch, y: Tensor) -> Tensor:
+    """Phi^+ y, left with the map for whoever lifts an equal code next: neither is to be written to.
+
+    In one process the sender and the receiver of a code lift the same numbers.  A sender with error feedback lifts its
+    code to see what was lost of its gradient, a receiver to step along it: what the receiver takes is the same to the
+    bit as if it was computed twice, as it is in two processes.
+
+    >>> from isthmus.sketches import CountSketch
+    >>> sketch, y = CountSketch(2).draw(4), torch.tensor([1.0, 2.0])
+    >>> left = leave_pinv(sketch, y)
+    >>> take_pinv(sketch, y.clone()) is left, take_pinv(sketch, y) is left
+    (True, False)
+    """
+    lifted = sketch.pinv(y)
+    if y.device.type == "cpu" and sketch.d <= LONGEST_LEFT:  # to compare codes on a device would be to wait for it
+        sketch._memo.left = y, lifted
+    return lifted
+
+
+def take_pinv(sketch: Sketch, y: Tensor) -> Tensor:
+    """Phi^+ y: what was left, if it was left of an equal code, and computed otherwise."""
+    left, sketch._memo.left = sketch._memo.left, None
+    if left is None:
+        return sketch.pinv(y)
+    code, lifted = left
+    if code.dtype == y.dtype and code.device == y.device and torch.equal(code, y):
+        return lifted
+    return sketch.pinv(y)
 
 
 class Encoder(ABC):
@@ -363,7 +523,7 @@ class Encoder(ABC):
         return None
 
     def settled_ord(self, ord: float) -> float:
-        """The norm in which a sum is bounded when its noise is added, from that of its clip (see `Sketch.settle`)."""
+        """The norm in which a sum is bounded when its noise is added, from that of its clip (see `ChangesSum`)."""
         return ord
 
 
@@ -398,7 +558,9 @@ class Random(Encoder):
 
     def token(self, context: Context) -> Hashable:
         """The seed and the first round of the map, when it serves several."""
-        return (context.seed, context.t // self.refresh) if self.refresh > 1 else None
+        if self.refresh == 1:
+            return None
+        return context.seed, context.t // self.refresh
 
 
 def resolve(m: Size, d: int, t: int = 0) -> int:
@@ -419,10 +581,10 @@ def resolve(m: Size, d: int, t: int = 0) -> int:
     return int(size)
 
 
-def spread(space: Space, shares: Sequence[float]) -> float | Tensor:
+def coverage_of_leaves(space: Space, shares: Sequence[float]) -> float | Tensor:
     """One number a leaf as a coverage: the number itself when all agree, else d of them.
 
-    >>> spread(Space.of({"a": (1, 2), "b": (1, 1)}), [0.5, 0.25]).tolist()
+    >>> coverage_of_leaves(Space.of({"a": (1, 2), "b": (1, 1)}), [0.5, 0.25]).tolist()
     [0.5, 0.5, 0.25]
     """
     if len(set(shares)) == 1:
@@ -464,31 +626,3 @@ def as_applied(gain: float, m: int, d: int) -> float:
     """
     spread = math.sqrt(min(m, d))
     return gain * (1 + (4 * spread + 4) * 2.0**-24 + (d + 64) * spread * 2.0**-52)
-
-
-__all__ = [
-    "CACHE_BYTES",
-    "CHUNK_BYTES",
-    "CodeRows",
-    "Context",
-    "Encoder",
-    "Mate",
-    "OuterForm",
-    "R",
-    "Random",
-    "Size",
-    "Sketch",
-    "State",
-    "TableForm",
-    "Tree",
-    "as_applied",
-    "as_space",
-    "check_block",
-    "check_vector",
-    "columns",
-    "is_sparse",
-    "read",
-    "resolve",
-    "round_up",
-    "spread",
-]

@@ -94,7 +94,9 @@ class Buckets:
         self._a = 1 + randomness.key(key, "a") % (self.p - 1)
         self._c = randomness.key(key, "c") % self.p
         self._walks = self._find_walks()
-        self._dtype = torch.int32 if self.p < 1 << 30 else torch.int64
+        self._dtype = torch.int64
+        if self.p < 1 << 30:
+            self._dtype = torch.int32
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @property

@@ -1,4 +1,7 @@
-"""Encoders made of encoders: what a sketch lost, and a schedule of sketches over training."""
+"""The identity, and encoders made of encoders: one a leaf, what a sketch lost, a schedule over training.
+
+With the identity every compressed algorithm becomes its plain counterpart.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
 from isthmus.sketches.base import (
+    CodesLeaves,
     Context,
     Encoder,
+    LiftsLeaves,
+    Movable,
     R,
     Random,
     Sketch,
@@ -23,10 +29,93 @@ from isthmus.sketches.base import (
     as_applied,
     check_block,
     check_vector,
+    coverage_of_leaves,
+    leaf_code,
+    pinv_leaf,
     round_up,
-    spread,
 )
-from isthmus.sketches.identity import IdentityMap, stack
+
+
+@dataclass(frozen=True)
+class Identity(Random):
+    """Phi = I: m = d, norm 1, coverage 1; rows pass through as they are.
+
+    >>> Identity().draw(3).forward(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [1.0, 2.0, 3.0]
+    """
+
+    keeps_layers = True
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The identity on a space."""
+        return IdentityMap(space)
+
+
+class IdentityMap(CodesLeaves, LiftsLeaves, Movable):
+    """The identity of a space."""
+
+    tight = True
+
+    def __init__(self, space: Space):
+        self.space, self.d, self.m = space, space.d, space.d
+        self.norm = 1.0
+
+    def tensors(self) -> Sequence[Tensor]:
+        """None at all."""
+        return ()
+
+    def placed(self, tensors: Sequence[Tensor]) -> Sketch:
+        """The map itself."""
+        return self
+
+    def forward(self, v: Tensor) -> Tensor:
+        """v."""
+        check_vector(self, v, "v", self.d)
+        return v
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """y."""
+        check_vector(self, y, "y", self.d)
+        return y
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """A view of y."""
+        check_vector(self, y, "y", self.d)
+        return y[self.space.slice(name)]
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """The block itself, in its place among d columns."""
+        hi = check_block(self, x, lo)
+        return torch.nn.functional.pad(to_dense(x), (lo, self.d - hi))
+
+    def gain(self, ord: float) -> float:
+        """1 for every norm."""
+        return 1.0
+
+    def leaf(self, name: str, rows: R) -> R | None:
+        """The rows of the leaf."""
+        return rows
+
+    def join(self, pieces: Mapping[str, R | None]) -> R:
+        """The leaves side by side."""
+        return stack(pieces)
+
+    def encode(self, rows: R) -> R:
+        """The rows themselves."""
+        return rows
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"the whole gradient, {self.d} numbers"
+
+
+def stack(pieces: Mapping[str, R | None]) -> R:
+    """Pieces that own one slice of the code each, in order; None is left out."""
+    items = [(name, piece) for name, piece in pieces.items() if piece is not None]
+    first = items[0][1]
+    if len(items) == 1:
+        return first
+    return first.stack(items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +147,7 @@ class Residual(Encoder):
         return self.encoder.token(context)
 
 
-class ResidualMap(Sketch):
+class ResidualMap(CodesLeaves, LiftsLeaves):
     """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
 
     leafwise = False
@@ -82,12 +171,8 @@ class ResidualMap(Sketch):
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
-        code = self.recent("code", y, lambda: self.inner.forward(y))
-        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code).reshape(-1)
-
-    def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The same as `adjoint_leaf`."""
-        return self.adjoint_leaf(name, y)
+        code = self._memo.latest("code", y, lambda: self.inner.forward(y))
+        return y[self.space.slice(name)] - pinv_leaf(self.inner, name, code)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
@@ -116,7 +201,9 @@ class ResidualMap(Sketch):
 
     def encode(self, rows: R, codes: R | None = None) -> R:
         """Residual rows; `codes` are those of the inner sketch where the caller has them."""
-        return rows.residual(self.inner.encode(rows) if codes is None else codes, self.inner)
+        if codes is None:
+            codes = self.inner.encode(rows)
+        return rows.residual(codes, self.inner)
 
     def describe(self) -> str:
         """One sentence for reports."""
@@ -147,7 +234,7 @@ class PerLeaf(Random):
         return PerLeafMap(space, leaves)
 
 
-class PerLeafMap(Sketch):
+class PerLeafMap(CodesLeaves, LiftsLeaves):
     """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
 
     def __init__(self, space: Space, blocks: Mapping[str, Sketch]):
@@ -156,18 +243,16 @@ class PerLeafMap(Sketch):
         self.m = self.code_space.d
         self.tight = all(block.tight for block in blocks.values())
         common = math.sqrt(self.d / self.m)
-        self.scales = {name: common / block.norm if self.tight else 1.0 for name, block in blocks.items()}
+        self.scales = dict.fromkeys(blocks, 1.0)
+        if self.tight:
+            self.scales = {name: common / block.norm for name, block in blocks.items()}
         self.norm = round_up(max(self.scales[name] * block.norm for name, block in blocks.items()))
-        self.coverage = spread(space, [block.m / block.d for block in blocks.values()])
+        self.coverage = coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
 
     def forward(self, v: Tensor) -> Tensor:
         """The codes of the leaves, one after the other."""
         check_vector(self, v, "v", self.d)
         return torch.cat([self.scales[k] * x.forward(v[self.space.slice(k)]) for k, x in self.blocks.items()])
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Each leaf from its own piece of the code."""
-        return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.blocks])
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
@@ -186,8 +271,10 @@ class PerLeafMap(Sketch):
     def leaf(self, name: str, rows: R) -> R | None:
         """The code of one leaf, in its own code space."""
         block = self.blocks[name]
-        piece = block.leaf(block.space.leaves[0].name, rows)
-        return None if piece is None else piece.scaled(self.scales[name])
+        piece = leaf_code(block, block.space.leaves[0].name, rows)
+        if piece is None:
+            return None
+        return piece.scaled(self.scales[name])
 
     def join(self, pieces: Mapping[str, R | None]) -> R:
         """The codes of the leaves side by side."""
@@ -251,7 +338,9 @@ class Progressive(Encoder):
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Bind the encoder of the context's epoch; the state of an earlier one is dropped."""
         index = self._index(context.epoch)
-        memory = cast(State, state["inner"]) if state and state["index"] == index else None
+        memory: State = None
+        if state and state["index"] == index:
+            memory = cast(State, state["inner"])
         sketch, inner = self.schedule[index][1].bind(context, memory)
         return sketch, {"index": index, "inner": inner}
 
@@ -259,7 +348,9 @@ class Progressive(Encoder):
         """That of the epoch's encoder: a map that serves many rounds is kept here too."""
         index = self._index(context.epoch)
         inner = self.schedule[index][1].token(context)
-        return None if inner is None else (index, inner)
+        if inner is None:
+            return None
+        return index, inner
 
     def _index(self, epoch: int) -> int:
         ends = (until for until, _ in self.schedule)

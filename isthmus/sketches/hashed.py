@@ -26,16 +26,19 @@ from isthmus.base.matrix import Stored, dtype_of, is_sparse
 from isthmus.base.space import Space
 from isthmus.sketches import base, bijections
 from isthmus.sketches.base import (
+    CodesOuter,
     Context,
+    LiftsRanges,
     Random,
     Size,
     Sketch,
     State,
     check_block,
     check_vector,
+    coverage_of_leaves,
+    outer_in_chunks,
     resolve,
     round_up,
-    spread,
 )
 from isthmus.sketches.bijections import SHORT, Buckets, Permutation, bucket_rows, check_dimension, next_prime
 from isthmus.sketches.dense import EIGEN_LIMIT, largest_singular
@@ -48,13 +51,12 @@ BLOCK = 1 << 20
 """Entries of dense rows that are signed and scattered at once."""
 
 
-class HashedMap(Sketch):
+class HashedMap(LiftsRanges):
     """Phi with `s` non-zeros +-scale[h_r(j)] in column j, r < s."""
 
     def __init__(self, space: Space, m: int, s: int, scale: Tensor):
         self.space, self.d, self.m, self.s = space, space.d, m, s
         self.scale = scale
-        self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     @abstractmethod
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -65,23 +67,16 @@ class HashedMap(Sketch):
         check_vector(self, v, "v", self.d)
         code, signed = v.new_zeros(self.m), v.new_empty(0)
         for lo, hi, bucket, sign in self.tables(0, self.d, v):
-            signed = signed if signed.shape == sign.shape else torch.empty_like(sign)
+            if signed.shape != sign.shape:
+                signed = torch.empty_like(sign)
             torch.mul(sign, v[lo:hi], out=signed)
             code.scatter_add_(0, bucket.reshape(-1), signed.view(-1))
         return code * self.scales(code)
 
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Phi' y by one signed gather from y."""
-        return self._adjoint(y, 0, self.d)
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The gather of one leaf's columns."""
-        where = self.space.slice(name)
-        return self._adjoint(y, where.start, where.stop)
-
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
+        """By one signed gather from y."""
         check_vector(self, y, "y", self.m)
-        scaled, out = self.recent("scaled", y, lambda: y * self.scales(y)), y.new_empty(stop - start)
+        scaled, out = self._memo.latest("scaled", y, lambda: y * self.scales(y)), y.new_empty(stop - start)
         for lo, hi, bucket, sign in self.tables(start, stop, y):
             part = out[lo - start : hi - start]
             if self.s == 1:
@@ -92,7 +87,7 @@ class HashedMap(Sketch):
 
     def scales(self, like: Tensor) -> Tensor:
         """The scale of each row, in the dtype and on the device of `like`."""
-        return self.once("scale", lambda: self.scale, like.device, like.dtype)
+        return self._memo.tensor("scale", lambda: self.scale, like.device, like.dtype)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows: CSR through a sparse product, dense by scatter-add in blocks that stay in cache."""
@@ -111,15 +106,20 @@ class HashedMap(Sketch):
     def tables(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
         """(left, right, rows, signs in the dtype of `like`) over ranges of columns; valid until the next is asked."""
         if self._keeps:
-            bucket, sign = self._whole(like)
+            bucket, sign = self._memo.keep(
+                ("hashes", like.device, like.dtype), lambda: self._hashed(0, self.d, like.device, like.dtype)
+            )
             yield lo, hi, bucket[:, lo:hi], sign[:, lo:hi]
         else:
             yield from self._stream(lo, hi, like)
 
     def _stream(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
         for left, right in self._ranges(lo, hi):
-            bucket, sign = self.hashes(left, right, like.device)
-            yield left, right, bucket, sign.to(like.dtype)
+            yield left, right, *self._hashed(left, right, like.device, like.dtype)
+
+    def _hashed(self, lo: int, hi: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        bucket, sign = self.hashes(lo, hi, device)
+        return bucket, sign.to(dtype)
 
     def transposed(self, lo: int, hi: int, dtype: torch.dtype = torch.float64) -> sp.csr_array:
         """Phi[:, lo:hi]' as a SciPy CSR matrix with s non-zeros a row."""
@@ -135,17 +135,13 @@ class HashedMap(Sketch):
             counts += torch.bincount(self.hashes(lo, hi, counts.device)[0].view(-1), minlength=self.m)
         return counts
 
-    @cached_property
-    def _whole_csr(self) -> dict[torch.dtype, sp.csr_array]:
-        return {}
-
     def _sparse_rows(self, x: Stored, lo: int, hi: int) -> Tensor:
         dtype = dtype_of(x)
         if self._keeps:
-            if dtype not in self._whole_csr:
-                self._whole_csr[dtype] = self.transposed(0, self.d, dtype)
-            whole = self._whole_csr[dtype]
-            return torch.from_numpy((x @ (whole if hi - lo == self.d else whole[lo:hi])).toarray())
+            whole = self._memo.keep(("csr", dtype), lambda: self.transposed(0, self.d, dtype))
+            if hi - lo < self.d:
+                whole = whole[lo:hi]
+            return torch.from_numpy((x @ whole).toarray())
         code = torch.zeros(x.shape[0], self.m, dtype=dtype)
         step = max(1, base.CHUNK_BYTES // (32 * self.s))
         for left in range(lo, hi, step):
@@ -160,13 +156,6 @@ class HashedMap(Sketch):
     def _ranges(self, lo: int, hi: int) -> list[tuple[int, int]]:
         step = max(1, bijections.RANGE // self.s)
         return [(left, min(left + step, hi)) for left in range(lo, hi, step)]
-
-    def _whole(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        where = like.device, like.dtype
-        if where not in self._kept:
-            bucket, sign = self.hashes(0, self.d, like.device)
-            self._kept[where] = bucket, sign.to(like.dtype)
-        return self._kept[where]
 
 
 Table = NDArray[np.uint16]
@@ -202,7 +191,9 @@ class CountSketch(Random):
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
         m = resolve(self.m, space.d, t)
-        return BalancedMap(space, m, key) if self.scaling == "tight" else SparseMap(space, m, 1, key)
+        if self.scaling == "tight":
+            return BalancedMap(space, m, key)
+        return SparseMap(space, m, 1, key)
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Draw the map of the context's round; tables of short maps are made for the next rounds, too."""
@@ -263,7 +254,6 @@ class BalancedMap(HashedMap):
         super().__init__(space, m, 1, _row_scales(space.d, m))
         self.coverage = m / space.d
         self._ahead: Callable[[], Table] | None = None
-        self._signed: dict[torch.device, Tensor] = {}
 
     @cached_property
     def _buckets(self) -> Buckets:
@@ -276,36 +266,38 @@ class BalancedMap(HashedMap):
         check_vector(self, v, "v", self.d)
         both = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets(v.device), v)
         code = both[: self.m] - both[self.m :]
-        return code if self._even else code.mul_(self.scales(code))
+        if self.d % self.m == 0:  # all buckets are equally long, and every scale is 1
+            return code
+        return code.mul_(self.scales(code))
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         """Phi' y in columns start..stop-1; a short map reads from y and -y."""
         if not self._keeps:
             return super()._adjoint(y, start, stop)
         check_vector(self, y, "y", self.m)
-        signed = self.recent("signed", y, lambda: (y * self._both_scales(y)).view(-1))
+        signed = self._memo.latest("signed", y, lambda: (y * self._both_scales(y)).view(-1))
         places = self._signed_buckets(y.device)
-        return signed.index_select(0, places if stop - start == self.d else places[start:stop])
+        if stop - start < self.d:
+            places = places[start:stop]
+        return signed.index_select(0, places)
 
     def _both_scales(self, like: Tensor) -> Tensor:
         """The scales of the rows, and those of columns of sign -1: 2 x m."""
-        return self.once("both", lambda: _signed_scales(self.d, self.m, like.dtype), like.device, like.dtype)
-
-    @property
-    def _even(self) -> bool:
-        """Whether all buckets are equally long: every scale is 1 then."""
-        return self.d % self.m == 0
+        make = partial(_signed_scales, self.d, self.m, like.dtype)
+        return self._memo.tensor("both", make, like.device, like.dtype)
 
     def _signed_buckets(self, device: torch.device) -> Tensor:
         """h(j), plus m where the sign is -1; kept for the round."""
-        if device not in self._signed and device.type == "cpu" and next_prime(self.d) < SHORT:
+        return self._memo.keep(("signed", device), lambda: self._make_signed_buckets(device))
+
+    def _make_signed_buckets(self, device: torch.device) -> Tensor:
+        if device.type == "cpu" and next_prime(self.d) < SHORT:
+            if self._ahead is not None:
+                return torch.from_numpy(self._ahead().astype(np.int64))
             key, d, m = self._made_of
-            table = signed_tables([key], d, m)[0] if self._ahead is None else self._ahead()
-            self._signed[device] = torch.from_numpy(table.astype(np.int64))
-        elif device not in self._signed:
-            bucket, sign = (table[0] for table in self.hashes(0, self.d, device))
-            self._signed[device] = torch.where(sign < 0, bucket + self.m, bucket)
-        return self._signed[device]
+            return torch.from_numpy(signed_tables([key], d, m)[0].astype(np.int64))
+        bucket, sign = (table[0] for table in self.hashes(0, self.d, device))
+        return torch.where(sign < 0, bucket + self.m, bucket)
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Balanced buckets and signs, 1 x (hi - lo)."""
@@ -328,8 +320,9 @@ class BalancedMap(HashedMap):
 
     def _matrix_gain(self, ord: float) -> float:
         """A column holds one scale_b; row b has l1 norm n_b scale_b = sqrt(n_b d/m)."""
-        counts = self._buckets.counts()
-        return float(self.scale.max()) if ord == 1 else math.sqrt(float(counts.max()) * self.d / self.m)
+        if ord == 1:
+            return float(self.scale.max())
+        return math.sqrt(float(self._buckets.counts().max()) * self.d / self.m)
 
 
 @dataclass(frozen=True)
@@ -369,8 +362,9 @@ class SparseJL(Random):
             validate.at_most(m, "the number of rows m", s=self.s)
             return self.s
         log_d = math.log(max(d, 2))
-        density = math.sqrt(m * log_d) if self.s is None else log_d / self.beta**2
-        return min(m, math.ceil(density))
+        if self.s is None:
+            return min(m, math.ceil(math.sqrt(m * log_d)))
+        return min(m, math.ceil(log_d / self.beta**2))
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
@@ -409,7 +403,9 @@ class SparseMap(HashedMap):
         return min(coarse, largest_singular(gram, self.d))
 
     def _matrix_gain(self, ord: float) -> float:
-        return math.sqrt(self.s) if ord == 1 else int(self.row_counts().max()) / math.sqrt(self.s)
+        if ord == 1:
+            return math.sqrt(self.s)
+        return int(self.row_counts().max()) / math.sqrt(self.s)
 
 
 Shapes = tuple[tuple[int, int], ...]
@@ -439,8 +435,9 @@ class TensorSketch(Random):
     >>> phi = sketch.dense()
     >>> bool(torch.allclose(phi @ phi.T, 18 / 5 * torch.eye(5, dtype=phi.dtype)))
     True
+    >>> from isthmus.sketches.base import outer_codes
     >>> a, b = torch.ones(1, 4), torch.tensor([[1.0, 2.0, 3.0]])
-    >>> bool(torch.allclose(sketch.outer(a, b), sketch.rows((b.T @ a).reshape(1, 12)), atol=1e-5))
+    >>> bool(torch.allclose(outer_codes(sketch, a, b), sketch.rows((b.T @ a).reshape(1, 12)), atol=1e-5))
     True
     """
 
@@ -495,7 +492,7 @@ def _counts(q: int, p: int, m: int, start: int, stride: int) -> Tensor:
     return edges.cumsum(0) + (last >= m).sum() + q * (p // m)
 
 
-class TensorMap(HashedMap):
+class TensorMap(HashedMap, CodesOuter):
     """A drawn tensor sketch."""
 
     tight = True
@@ -516,7 +513,7 @@ class TensorMap(HashedMap):
     @cached_property
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """E[Phi^+ Phi]: the mean of 1/n_b over the entries of each leaf."""
-        return spread(self.space, self.layout.shares)
+        return coverage_of_leaves(self.space, self.layout.shares)
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Buckets and signs of columns lo..hi-1, from those of the two sides."""
@@ -533,14 +530,16 @@ class TensorMap(HashedMap):
     def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of the rows vec(sum_t b_t a_t') of a whole leaf, a few rows at a time: one inverse transform a row."""
         if self._shapes.get(lo) != (b.shape[-1], a.shape[-1]):
-            return super().outer(a, b, lo)
+            return outer_in_chunks(self, a, b, lo)
         positions = 1 if b.ndim == 2 else b.shape[1]
         step = max(1, base.CHUNK_BYTES // (4 * b.element_size() * positions * self.m))
         codes = [b.new_zeros(0, self.m)]
         for start in range(0, b.shape[0], step):
             left = torch.fft.rfft(self._sketched(b[start : start + step], lo, 0, b.dtype))
             product = left.mul_(torch.fft.rfft(self._sketched(a[start : start + step], lo, 1, b.dtype)))
-            codes.append(torch.fft.irfft(product if b.ndim == 2 else product.sum(1), n=self.m))
+            if b.ndim == 3:
+                product = product.sum(1)
+            codes.append(torch.fft.irfft(product, n=self.m))
         return torch.cat(codes) * self.scales(b)
 
     def _sketched(self, x: Stored, start: int, side: int, dtype: torch.dtype) -> Tensor:
@@ -559,8 +558,8 @@ class TensorMap(HashedMap):
     ) -> tuple[Tensor, Tensor]:
         """Buckets and signs of one side of the leaf that starts there."""
         bucket, sign = self._sides[start, side]
-        buckets = self.once((start, side, "buckets"), lambda: bucket, device)
-        return buckets, self.once((start, side, "signs"), lambda: sign, device, dtype)
+        buckets = self._memo.tensor((start, side, "buckets"), lambda: bucket, device)
+        return buckets, self._memo.tensor((start, side, "signs"), lambda: sign, device, dtype)
 
     def _matrix_gain(self, ord: float) -> float:
         """A column holds one scale_b; row b has l1 norm n_b scale_b = sqrt(n_b d/m)."""

@@ -15,19 +15,23 @@ from isthmus.base import validate
 from isthmus.base.matrix import Stored, code_room, columns, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
 from isthmus.sketches.base import (
+    CodesLeaves,
     Context,
+    LiftsInPlace,
+    Movable,
+    OuterForm,
     R,
     Random,
     Sketch,
     State,
     check_block,
     check_vector,
+    coverage_of_leaves,
+    pinv_columns,
     round_up,
-    spread,
 )
-from isthmus.sketches.forms import OuterForm
-from isthmus.sketches.identity import stack
-from isthmus.sketches.orthonormal import frames
+from isthmus.sketches.compose import stack
+from isthmus.sketches.dense import frames
 
 ALIGN = 32
 """Columns of a factor in memory are a multiple of this."""
@@ -78,15 +82,14 @@ class Kronecker(Random):
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Draw the map of the context's round, where its parameters are."""
-        t, device = context.t, getattr(context, "device", None)  # contexts of one's own may say nothing of it
-        return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, device), None
+        t = context.t
+        return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, context.device), None
 
 
-class KroneckerMap(Sketch):
+class KroneckerMap(CodesLeaves, LiftsInPlace):
     """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
 
     tight = True
-    direct = True
 
     def __init__(self, space: Space, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float = 1.0):
         self.space, self.d, self.factors, self.scale = space, space.d, dict(factors), scale
@@ -94,17 +97,6 @@ class KroneckerMap(Sketch):
         self.m = self.code_space.d
         eps = max(torch.finfo(f.dtype).eps for pair in self.factors.values() for f in pair)
         self.norm = round_up(scale) * (1 + 64 * eps)
-        self._singles: dict[str, KroneckerMap] = {}
-        self._sides: dict[tuple[torch.device, torch.dtype], dict[str, tuple[Tensor, Tensor]]] = {}
-
-    def forward(self, v: Tensor) -> Tensor:
-        """P_out V P_in' for each leaf V."""
-        check_vector(self, v, "v", self.d)
-        return self.rows(v.unsqueeze(0)).squeeze(0)
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """P_out' Y P_in for the code Y of each leaf."""
-        return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.factors])
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """P_out' Y P_in for the code Y of one leaf."""
@@ -119,19 +111,18 @@ class KroneckerMap(Sketch):
         """out += (alpha / norm^2) P_out' Y P_in[:, lo:hi] in one product: the leaf itself is never formed."""
         check_vector(self, y, "y", self.m)
         if out.dtype != y.dtype:
-            return super().add_pinv_columns(out, name, y, lo, hi, alpha)
+            out.add_(pinv_columns(self, name, y, lo, hi), alpha=alpha)
+            return
         out.addmm_(self._left(name, y), self.sides(name, y)[1][:, lo:hi], alpha=alpha / self.norm**2)
 
     def _left(self, name: str, y: Tensor) -> Tensor:
         """P_out' Y of a leaf, for the weight and the bias."""
-        return self.recent(f"left {name}", y, lambda: self.sides(name, y)[0].T @ self.code_space.view(y, name))
+        return self._memo.latest(f"left {name}", y, lambda: self.sides(name, y)[0].T @ self.code_space.view(y, name))
 
     def sides(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """scale P_out and P_in of a leaf, in the dtype and on the device of `like`."""
         where = like.device, like.dtype
-        if where not in self._sides:
-            self._sides[where] = self.moved(*where)
-        return self._sides[where][name]
+        return self._memo.keep(("sides", *where), lambda: self.moved(*where))[name]
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
         """All factors, scale P_out and P_in, in a dtype and on a device."""
@@ -163,23 +154,15 @@ class KroneckerMap(Sketch):
             return rows.through(self._single(name), 0)
         left, right = self.sides(name, form.b)
         outputs, inputs = form.b @ left.T, _inputs(form, right)
-        positions, size = (1 if outputs.ndim == 2 else outputs.shape[1]), len(left) * len(right)
-        if outputs.ndim == 2 or positions * (len(left) + len(right)) < size:
+        if outputs.ndim == 2 or outputs.shape[1] * (len(left) + len(right)) < len(left) * len(right):
             return rows.with_factors(inputs, outputs)
         wide = torch.promote_types(outputs.dtype, torch.float32)  # the code is what this product gives
         return rows.of(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
 
-    def sides_of_leaf(self) -> tuple[Tensor, Tensor, float] | None:
-        """The two factors of the only leaf."""
-        pairs = list(self.factors.values())
-        return (*pairs[0], self.scale) if len(pairs) == 1 else None
-
     def _single(self, name: str) -> KroneckerMap:
         """The block of one leaf as a map of its own."""
-        if name not in self._singles:
-            space = Space.of({name: self.space[name].shape})
-            self._singles[name] = KroneckerMap(space, {name: self.factors[name]}, self.scale)
-        return self._singles[name]
+        space = Space.of({name: self.space[name].shape})
+        return self._memo.keep(("one", name), lambda: KroneckerMap(space, {name: self.factors[name]}, self.scale))
 
     def join(self, pieces: Mapping[str, R | None]) -> R:
         """The codes of the leaves side by side."""
@@ -206,7 +189,7 @@ class Side(NamedTuple):
     whole: Tensor
 
 
-class RandomKroneckerMap(KroneckerMap):
+class RandomKroneckerMap(KroneckerMap, Movable):
     """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
 
     def __init__(self, space: Space, drawn: Sequence[Side]) -> None:
@@ -215,20 +198,14 @@ class RandomKroneckerMap(KroneckerMap):
         m = sum(len(left) * len(right) for left, right in pairs.values())
         super().__init__(space, pairs, math.sqrt(space.d / m))
 
-    def memory(self) -> Sequence[Tensor]:
+    def tensors(self) -> Sequence[Tensor]:
         """The factors."""
         return [side.whole for side in self._drawn]
 
-    def placed(self, memory: Sequence[Tensor]) -> RandomKroneckerMap:
+    def placed(self, tensors: Sequence[Tensor]) -> RandomKroneckerMap:
         """The map of the same factors elsewhere."""
-        drawn = zip(self._drawn, memory, strict=True)
+        drawn = zip(self._drawn, tensors, strict=True)
         return RandomKroneckerMap(self.space, [side._replace(whole=whole) for side, whole in drawn])
-
-    def bare(self) -> RandomKroneckerMap:
-        """The same map with nothing remembered."""
-        bare_copy = super().bare()
-        bare_copy._sides, bare_copy._singles = {}, {}
-        return bare_copy
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
         """All factors of one shape at once."""
@@ -239,7 +216,7 @@ class RandomKroneckerMap(KroneckerMap):
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """rank_out rank_in / (q p) for the coordinates of each leaf."""
         codes = zip(self.code_space.leaves, self.space.leaves, strict=True)
-        return spread(self.space, [code.size / leaf.size for code, leaf in codes])
+        return coverage_of_leaves(self.space, [code.size / leaf.size for code, leaf in codes])
 
 
 def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -258,18 +235,22 @@ def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 def _inputs(form: OuterForm, right: Tensor) -> Tensor:
     """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
-    last = right[:, -1] if form.ones else None
-    right = right[:, :-1] if form.ones else right
+    last = None
+    if form.ones:
+        last, right = right[:, -1], right[:, :-1]
     if not is_sparse(form.a):
         return torch.nn.functional.linear(form.a.to(right.dtype), right, last)
     a = matmul(form.a, right.T)
-    return a if last is None else a + last
+    if last is None:
+        return a
+    return a + last
 
 
 def matrix_shape(leaf: Leaf) -> tuple[int, int]:
     """A leaf as a q x p matrix; a vector is one row."""
-    q = leaf.shape[0] if len(leaf.shape) > 1 else 1
-    return q, leaf.size // q
+    if len(leaf.shape) == 1:
+        return 1, leaf.size
+    return leaf.shape[0], leaf.size // leaf.shape[0]
 
 
 def leaf_ranks(leaf: Leaf, rank_in: int, rank_out: int, ranks: Ranks | None) -> tuple[int, int]:

@@ -1,8 +1,12 @@
 """Subspaces learned from public gradients: one for the whole vector, or one for each side of every layer.
 
-The top directions of public gradients, from their Gram matrices: float64, on the device of the rows.
+With public rows G = (g_1, ..., g_n)' and their Gram matrix K = G G' the basis is V = G'U, U = E Lambda^(-1/2) from
+K E = E Lambda.  A code V'h = U'(G h) asks for the inner products of h with n public rows, and a lift V y = G'(U y) is
+one weighted sum of them: where the public rows of a leaf are held as factors, V is never built.
 
-Rows held as outer products are read in blocks of columns, so that no n x d matrix is ever built.
+The columns of U grow like lambda^(-1/2), and what U'(G h) loses to cancellation grows with them.  Gram matrices and
+products with factors are therefore float64, and only their results are rounded.  Rows held as outer products are read
+in blocks of columns, so that no n x d matrix is ever built.
 """
 
 from __future__ import annotations
@@ -10,24 +14,461 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Stored, as_dtype, exact_products, is_sparse, rmatmul, to_dense
+from isthmus.base.matrix import (
+    Stored,
+    as_dtype,
+    code_room,
+    columns,
+    device_of,
+    dtype_of,
+    exact_products,
+    is_sparse,
+    matmul,
+    rmatmul,
+    to_dense,
+)
 from isthmus.base.space import Leaf, Space
 from isthmus.sketches import base
-from isthmus.sketches.base import CodeRows, Context, Encoder, Sketch, State, Tree, read
-from isthmus.sketches.forms import OuterForm
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.base import (
+    CodeRows,
+    CodesLeaves,
+    CodesOuter,
+    Context,
+    Encoder,
+    LiftsLeaves,
+    LiftsRanges,
+    Mate,
+    OuterForm,
+    R,
+    Sketch,
+    State,
+    TableForm,
+    Tree,
+    adjoint_columns,
+    check_block,
+    check_vector,
+    leaf_code,
+    outer_codes,
+    outer_in_chunks,
+    round_up,
+    state_entry,
+)
+from isthmus.sketches.compose import IdentityMap
+from isthmus.sketches.dense import orthonormal
 from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
-from isthmus.sketches.orthonormal import orthonormal
-from isthmus.sketches.subspace import Factors, OuterFactors, TableFactors, map_of
-from isthmus.sketches.subspace import SubspaceMap as SubspaceMap
+
+
+class OuterFactors:
+    """Public rows g_j = vec(b_j a_j') of one leaf: a (n, p), dense or CSR, with its column of ones; b (n, q).
+
+    >>> OuterFactors(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).sum(torch.tensor([2.0]))
+    tensor([ 6., 12.,  8., 16.])
+    """
+
+    def __init__(self, a: Stored, b: Tensor) -> None:
+        self.a, self.b, self.dtype, self.device = a, b, b.dtype, b.device
+        (self.n, self.p), self.q = a.shape, b.shape[1]
+        self.d = self.p * self.q
+
+    @property
+    def numbers(self) -> int:
+        """How many are kept."""
+        return self.b.numel() + (self.a.nnz if is_sparse(self.a) else self.a.numel())
+
+    def leaves(self) -> Sequence[tuple[str, Mate]]:
+        """One whole."""
+        return [("w", self)]
+
+    def outer_form(self) -> OuterForm:
+        """The factors."""
+        return OuterForm(self.a, self.b)
+
+    def table_form(self) -> None:
+        """None: they are no places of a table."""
+        return None
+
+    def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> OuterFactors:
+        """The factors in a dtype, on a device (a CSR factor stays where it is)."""
+        a = as_dtype(self.a, dtype) if is_sparse(self.a) else self.a.to(device, dtype, copy=copy)
+        return OuterFactors(a, self.b.to(device, dtype, copy=copy))
+
+    def tensors(self) -> dict[str, Tree]:
+        """Plain tensors and numbers, for a state."""
+        if not is_sparse(self.a):
+            return {"a": self.a, "b": self.b}
+        parts = {"data": self.a.data, "indices": self.a.indices, "indptr": self.a.indptr}
+        return {**{key: torch.from_numpy(part) for key, part in parts.items()}, "p": self.p, "b": self.b}
+
+    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """sum_j c_j g_j in a dtype, some rows of the leaf's matrix at a time."""
+        out = torch.empty(self.q, self.p, dtype=dtype or self.dtype, device=self.device)
+        step = max(1, base.CHUNK_BYTES // (8 * self.p))
+        for lo in range(0, self.q, step):
+            out[lo : lo + step] = rmatmul(self.a, self.b[:, lo : lo + step] * c[:, None]).T
+        return out.view(-1)
+
+    def products(self, x: Tensor) -> Tensor:
+        """<x_i, g_j> = b_j' X_i a_j for dense rows x (r, q p)."""
+        parts = [x.new_zeros(0, self.n, dtype=self.dtype)]
+        step = max(1, base.CHUNK_BYTES // (8 * self.q * (self.n + self.p)))
+        for lo in range(0, len(x), step):
+            half = matmul(self.a, x[lo : lo + step].to(self.dtype).reshape(-1, self.p).T)
+            parts.append((half.view(self.n, -1, self.q) * self.b[:, None, :]).sum(2).T)
+        return torch.cat(parts)
+
+    def window(self, lo: int, hi: int) -> Tensor:
+        """The columns lo..hi-1 of the n x d matrix."""
+        first, last = lo // self.p, -(-hi // self.p)
+        a = to_dense(self.a).to(self.b)
+        whole = self.b[:, first:last, None] * a[:, None, :]
+        return whole.reshape(self.n, -1)[:, lo - first * self.p : hi - first * self.p]
+
+    def part(self, lo: int, hi: int) -> OuterFactors:
+        """Some of the rows."""
+        return OuterFactors(self.a[lo:hi], self.b[lo:hi])
+
+    def dense(self) -> Tensor:
+        """The n x d matrix."""
+        return self.window(0, self.d)
+
+    def sizes(self) -> Tensor:
+        """||a_j|| ||b_j||, float64."""
+        if is_sparse(self.a):
+            squares = torch.as_tensor(self.a.multiply(self.a).sum(1)).double()
+        else:
+            squares = self.a.double().square().sum(1)
+        lengths: Tensor = self.b.double().norm(dim=1)
+        return squares.sqrt().to(self.device) * lengths
+
+    def gram(self) -> tuple[Tensor, int]:
+        """The n x n inner products in float64, and how many roundings a product of sizes is off by at most."""
+        if is_sparse(self.a):
+            left, roundings = torch.from_numpy((self.a @ self.a.T).toarray()).to(self.device), self.p
+        else:
+            left, roundings = _gram_in_blocks(self.a)
+        right, more = _gram_in_blocks(self.b)
+        return left * right, roundings + more + 4
+
+
+class TableFactors:
+    """Public rows g_j = vec(sum_t e_{k_jt} c_jt') of a V x D table: index (n, T) and values (n, T, D)."""
+
+    def __init__(self, index: Tensor, values: Tensor, vocabulary: int) -> None:
+        self.index, self.values, self.vocabulary = index, values, vocabulary
+        self.n, self.positions, self.width = values.shape
+        self.d, self.dtype, self.device = vocabulary * self.width, values.dtype, values.device
+
+    @property
+    def numbers(self) -> int:
+        """How many are kept."""
+        return self.values.numel() + self.index.numel()
+
+    def leaves(self) -> Sequence[tuple[str, Mate]]:
+        """One whole."""
+        return [("w", self)]
+
+    def outer_form(self) -> None:
+        """None: they are no outer products."""
+        return None
+
+    def table_form(self) -> TableForm:
+        """The places and what is there."""
+        return TableForm(self.index, self.values, self.vocabulary)
+
+    def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> TableFactors:
+        """The factors in a dtype, on a device."""
+        index, values = self.index.to(device, copy=copy), self.values.to(device, dtype, copy=copy)
+        return TableFactors(index, values, self.vocabulary)
+
+    def tensors(self) -> dict[str, Tree]:
+        """Plain tensors and numbers, for a state."""
+        return {"index": self.index, "values": self.values, "vocabulary": self.vocabulary}
+
+    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """sum_j c_j g_j in a dtype: places that public rows share are added in the dtype of the factors."""
+        places, slots = self._places
+        total = torch.zeros(len(places), self.width, dtype=self.dtype, device=self.device)
+        total.index_add_(0, slots.flatten(), (self.values * c[:, None, None]).flatten(0, 1))
+        out = torch.zeros(self.vocabulary, self.width, dtype=dtype or self.dtype, device=self.device)
+        out[places] = total.to(out.dtype)
+        return out.view(-1)
+
+    def products(self, x: Tensor) -> Tensor:
+        """<x_i, g_j> = sum_t <X_i[k_jt], c_jt> for dense rows x (r, V D)."""
+        step = max(1, base.CHUNK_BYTES // (16 * max(1, self.values.numel())))
+        parts = [x.new_zeros(0, self.n, dtype=self.dtype)]
+        for lo in range(0, len(x), step):
+            read = x[lo : lo + step].reshape(-1, self.vocabulary, self.width)[:, self.index].to(self.dtype)
+            parts.append((read * self.values).sum((2, 3)))
+        return torch.cat(parts)
+
+    def window(self, lo: int, hi: int) -> Tensor:
+        """The columns lo..hi-1 of the n x d matrix."""
+        first, last = lo // self.width, -(-hi // self.width)
+        inside = (self.index >= first) & (self.index < last)
+        places = (self.index - first).clamp(0, last - first - 1)
+        places += torch.arange(self.n, device=self.device)[:, None] * (last - first)
+        whole = torch.zeros(self.n * (last - first), self.width, dtype=self.dtype, device=self.device)
+        whole.index_add_(0, places.flatten(), (self.values * inside[:, :, None]).flatten(0, 1))
+        return whole.view(self.n, -1)[:, lo - first * self.width : hi - first * self.width]
+
+    def part(self, lo: int, hi: int) -> TableFactors:
+        """Some of the rows."""
+        return TableFactors(self.index[lo:hi], self.values[lo:hi], self.vocabulary)
+
+    def dense(self) -> Tensor:
+        """The n x d matrix."""
+        return self.window(0, self.d)
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """The places that occur, and where each of them is among these."""
+        places, slots = self.index.unique(return_inverse=True)
+        return places, slots
+
+    def sizes(self) -> Tensor:
+        """sum_t ||c_jt||, float64: values of equal places may cancel."""
+        sizes: Tensor = torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float64)
+        return sizes.sum(1)
+
+
+Factors = OuterFactors | TableFactors
+
+
+def factors_of(tensors: Mapping[str, Tree]) -> Factors:
+    """The factors that a state holds as `tensors()`."""
+    if "values" in tensors:
+        values, index = state_entry(tensors, "values", Tensor), state_entry(tensors, "index", Tensor)
+        return TableFactors(index, values, state_entry(tensors, "vocabulary", int))
+    b = state_entry(tensors, "b", Tensor)
+    if "a" in tensors:
+        return OuterFactors(state_entry(tensors, "a", Tensor), b)
+    data, indices, indptr = (state_entry(tensors, key, Tensor).cpu().numpy() for key in ("data", "indices", "indptr"))
+    return OuterFactors(
+        sp.csr_array((data, indices, indptr), shape=(len(indptr) - 1, state_entry(tensors, "p", int))), b
+    )
+
+
+def map_of(space: Space, state: Mapping[str, Tree]) -> Sketch:
+    """The map that `principal.learned` describes."""
+    if "basis" in state:
+        basis = state_entry(state, "basis", Tensor)
+        if "norm" not in state:
+            return SubspaceMap(space, basis)
+        return SubspaceMap(space, basis, state_entry(state, "norm", float))
+    norm = state_entry(state, "norm", float)
+    weights, leaves = state_entry(state, "weights", Tensor), state_entry(state, "leaves", dict)
+    blocks: dict[str, Sketch] = {}
+    for leaf in space.leaves:
+        own, stored = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
+        if "basis" in stored:
+            blocks[leaf.name] = SubspaceMap(own, state_entry(stored, "basis", Tensor), norm)
+        else:
+            blocks[leaf.name] = FactoredMap(own, factors_of(stored), weights, norm)
+    return JoinedMap(space, blocks, norm)
+
+
+class PublicMap(Sketch):
+    """What the maps on public directions share; tight with norm 1."""
+
+    tight = True
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"the top {self.m} directions of public gradients, of {self.d} parameters"
+
+    def captured(self, rows: CodeRows) -> float:
+        """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
+        inside, whole = (float(r.norms(2).double().square().sum()) for r in (self.encode(rows), rows))
+        if whole == 0:
+            return 1.0
+        return inside / whole
+
+
+class SubspaceMap(PublicMap, CodesOuter, LiftsRanges):
+    """Phi = V' for a basis V (d x k) with orthonormal columns.
+
+    `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
+    """
+
+    def __init__(self, space: Space, basis: Tensor, norm: float | None = None):
+        self.space, self.d, self.m, self.basis = space, space.d, basis.shape[1], basis
+        if norm is None:
+            norm = round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps)
+        self.norm = norm
+
+    def forward(self, v: Tensor) -> Tensor:
+        """V' v."""
+        check_vector(self, v, "v", self.d)
+        return self._basis(v.device, v.dtype).T @ v
+
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
+        check_vector(self, y, "y", self.m)
+        return self._basis(y.device, y.dtype)[start:stop] @ y
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """X V[lo:hi]."""
+        hi = check_block(self, x, lo)
+        device = device_of(x)
+        return matmul(x, self._basis(device, dtype_of(x))[lo:hi])
+
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+        """sum_{ij} b_i a_j V_ij, without a copy of V: the shorter side stays to the end, in chunks of rows.
+
+        With T > 1 positions the q x p products come first: 2 n q p (T + k) operations, against 2 n q p T k.
+        """
+        if isinstance(a, Tensor) and a.ndim == 3 and a.shape[1] == 1:
+            a, b = a[:, 0], b[:, 0]
+        if is_sparse(a) or a.ndim == 3:
+            return outer_in_chunks(self, a, b, lo)
+        (n, p), q, k = a.shape, b.shape[1], self.m
+        flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
+        step = max(1, base.CHUNK_BYTES // (8 * min(p, q) * k))
+        codes = [b.new_zeros(0, k)]
+        for start in range(0, n, step):
+            left, right = b[start : start + step], a[start : start + step].to(b.dtype)
+            if p <= q:
+                half = (left @ flat.view(q, p * k)).view(-1, p, k)
+                codes.append((right.unsqueeze(1) @ half).squeeze(1))
+            else:
+                half = right @ flat.view(q, p, k)
+                codes.append((left.T.unsqueeze(2) * half).sum(0))
+        return torch.cat(codes)
+
+    def _basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return self._memo.tensor("basis", self.basis.contiguous, device, dtype)
+
+    def _matrix_gain(self, ord: float) -> float:
+        return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
+
+
+class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
+    """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
+
+    A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.
+
+    >>> factors = OuterFactors(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
+    >>> FactoredMap(Space.of({"w": (2, 2)}), factors, torch.tensor([[0.2]])).adjoint(torch.ones(1))
+    tensor([0.6000, 0.8000, 0.0000, 0.0000])
+    """
+
+    def __init__(self, space: Space, factors: Factors, weights: Tensor, norm: float = round_up(1.0)):
+        self.space, self.d, self.m = space, space.d, weights.shape[1]
+        self.factors, self.weights, self.norm = factors, weights, norm
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """G'(U y)."""
+        check_vector(self, y, "y", self.m)
+        return self._wide(y.device).sum(self._weights(y.device) @ y.double(), y.dtype)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The same: there is one leaf."""
+        return self.adjoint(y)
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """Some columns of the leaf's matrix, without the others where the public rows are outer products."""
+        wide = self._wide(y.device)
+        if isinstance(wide, TableFactors):
+            return super().adjoint_columns(name, y, lo, hi)
+        some = OuterFactors(wide.a[:, lo:hi], wide.b)
+        return some.sum(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """(X G') U of whole dense rows, or X V[lo:hi] from a chunk of V at a time."""
+        hi = check_block(self, x, lo)
+        dtype, device = dtype_of(x), device_of(x)
+        if isinstance(x, Tensor) and hi - lo == self.d:
+            return (self._wide(device).products(x) @ self._weights(device)).to(dtype)
+        total = torch.zeros(x.shape[0], self.m, dtype=torch.float64, device=device)
+        for left, right in self._spans(lo, hi):
+            total += matmul(
+                columns(x, left - lo, right - lo), (self._weights(device).T @ self._wide(device).window(left, right)).T
+            )
+        return total.to(dtype)
+
+    def leaf(self, name: str, rows: R) -> R:
+        """The codes of rows from their inner products with the public ones."""
+        codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
+        return rows.with_factors(codes, torch.ones_like(codes[:, :1]))
+
+    def _spans(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
+        step = max(1, base.CHUNK_BYTES // (8 * (self.factors.n + self.m)))
+        return ((left, min(left + step, hi)) for left in range(lo, hi, step))
+
+    def _weights(self, device: torch.device) -> Tensor:
+        return self._memo.tensor("weights", lambda: self.weights, device, torch.float64)
+
+    def _wide(self, device: torch.device) -> Factors:
+        """The factors in float64."""
+        return self._memo.keep(("factors", device), lambda: self.factors.to(device, torch.float64))
+
+
+class JoinedMap(PublicMap, CodesLeaves, CodesOuter, LiftsLeaves):
+    """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
+
+    def __init__(self, space: Space, blocks: Mapping[str, Sketch], norm: float):
+        self.space, self.d, self.blocks, self.norm = space, space.d, dict(blocks), norm
+        self.m = next(iter(self.blocks.values())).m
+
+    def forward(self, v: Tensor) -> Tensor:
+        """The sum of the codes of the leaves."""
+        check_vector(self, v, "v", self.d)
+        first, *rest = (block.forward(v[self.space.slice(name)]) for name, block in self.blocks.items())
+        return sum(rest, first)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """One leaf of V y."""
+        return self.blocks[name].adjoint(y)
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """Some columns of one leaf of V y."""
+        return adjoint_columns(self.blocks[name], name, y, lo, hi)
+
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+        """Codes of rows; columns may cover leaves in part."""
+        hi = check_block(self, x, lo)
+        total = code_room(x, self.m)
+        for leaf, left, right in self.space.overlaps(lo, hi):
+            total += self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
+        return total
+
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+        """Codes of outer products; those of one leaf go to its map."""
+        hi = lo + a.shape[-1] * b.shape[-1]
+        leaf, left, right = next(self.space.overlaps(lo, hi))
+        if (left, right) != (lo, hi):
+            return outer_in_chunks(self, a, b, lo)
+        return outer_codes(self.blocks[leaf.name], a, b, lo - leaf.start)
+
+    def leaf(self, name: str, rows: R) -> R | None:
+        """The code of one leaf, from its own map."""
+        return leaf_code(self.blocks[name], name, rows)
+
+
+BLOCK = 64
+"""Columns of one inner product of a Gram matrix; the blocks are added up, so that roundings grow with p / BLOCK."""
+
+
+def _gram_in_blocks(x: Tensor) -> tuple[Tensor, int]:
+    """x x' in float64, and how many roundings an entry is off by at most."""
+    n, p = x.shape
+    total = torch.zeros(n, n, dtype=torch.float64, device=x.device)
+    step = BLOCK * max(1, base.CHUNK_BYTES // (8 * n * (n + BLOCK)))
+    for lo in range(0, p, step):
+        part = x[:, lo : lo + step].double()
+        part = torch.nn.functional.pad(part, (0, -part.shape[1] % BLOCK)).view(n, -1, BLOCK).transpose(0, 1)
+        total += (part @ part.mT).sum(0)
+    return total, min(p, BLOCK) + -(-p // BLOCK) + 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +521,7 @@ class PublicSubspace(Encoder):
         validate.at_most(context.space.d, "the dimension d", k=self.k)
         if context.epoch < self.start_epoch:
             return IdentityMap(context.space), None
-        if state is None or context.t - read(state, "t", int) >= self.refresh:
+        if state is None or context.t - state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             state = {**learned(context.space, rows, self.k, context.w.dtype, self.method), "t": context.t}
         return map_of(context.space, state), state
@@ -120,14 +561,14 @@ class KroneckerSubspace(Encoder):
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The map of the round and its factors, kept until the next refresh."""
-        if state is None or context.t - read(state, "t", int) >= self.refresh:
+        if state is None or context.t - state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             pieces = leaf_pieces(context.space, rows)
             factors = {leaf.name: self._factors(context, leaf, pieces[leaf.name]) for leaf in context.space.leaves}
             state = {"factors": factors, "t": context.t}
-        return KroneckerMap(context.space, read(state, "factors", dict)), state
+        return KroneckerMap(context.space, state_entry(state, "factors", dict)), state
 
-    def _factors(self, context: Context, leaf: Leaf, rows: CodeRows | Tensor) -> tuple[Tensor, Tensor]:
+    def _factors(self, context: Context, leaf: Leaf, rows: CodeRows) -> tuple[Tensor, Tensor]:
         ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
         sides = side_directions(rows, matrix_shape(leaf), ranks)
@@ -139,7 +580,9 @@ class KroneckerSubspace(Encoder):
 
 
 def _public_rows(context: Context, data: object, loss: object) -> CodeRows:
-    rows = context.rows(data if loss is None else (data, loss))
+    if loss is not None:
+        data = data, loss
+    rows = context.rows(data)
     validate.check(rows.n > 0, "data", rows.n, "give at least one public example")
     return rows
 
@@ -220,14 +663,18 @@ def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, m
     return _directions(rows, k, dtype, method)[0]
 
 
-def side_directions(rows: CodeRows | Tensor, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def side_directions(rows: CodeRows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
-    form = None if isinstance(rows, Tensor) else rows.outer_form()
+    form = rows.outer_form()
     if form is not None and form.single:
         a, b = _factors(form)
-        squares = torch.as_tensor(a.multiply(a).sum(1)) if is_sparse(a) else a.square().sum(1)
-        a_norm, b_norm = squares.view(-1, 1).sqrt(), b.norm(dim=1, keepdim=True)
-        weighted = a.multiply(b_norm.numpy()).tocsr() if is_sparse(a) else a * b_norm
+        b_norm = b.norm(dim=1, keepdim=True)
+        weighted: Stored
+        if is_sparse(a):
+            squares, weighted = torch.as_tensor(a.multiply(a).sum(1)), a.multiply(b_norm.numpy()).tocsr()
+        else:
+            squares, weighted = a.square().sum(1), a * b_norm
+        a_norm = squares.view(-1, 1).sqrt()
         return top_right(b * a_norm, ranks[0]), top_right(weighted, ranks[1])
     if form is not None and len(form.b) * form.b.shape[1] >= max(shape):  # G = B'A: B'(AA')B and A'(BB')A
         a, b = _factors(form)
@@ -249,7 +696,7 @@ def completed(columns: Tensor, rank: int, key: int) -> Tensor:
     return torch.cat([columns, extra], 1)
 
 
-def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows | Tensor]:
+def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows]:
     """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
     leaves = rows.leaves()
     if len(leaves) > 1 or rows.d != space.d:
@@ -257,21 +704,22 @@ def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows | Tensor]
     if len(space.leaves) == 1:
         return {space.leaves[0].name: rows}
     whole = rows.dense()
-    return {leaf.name: whole[:, space.slice(leaf.name)] for leaf in space.leaves}
+    return {leaf.name: rows.of(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
 
 
 def top_right(x: Stored, rank: int) -> Tensor:
     """The top right singular vectors of x as columns (at most `rank`), from its smaller Gram matrix."""
     if x.shape[0] >= x.shape[1]:
-        return _top(to_dense(x.T @ x) if is_sparse(x) else x.T @ x, rank)[1]
+        return _top(_square(x.T), rank)[1]
     values, top = _top(_square(x), rank)
-    lifted = torch.from_numpy(x.T @ top.numpy()) if is_sparse(x) else x.T @ top
-    return orthonormal(lifted / values.sqrt())
+    return orthonormal(rmatmul(x, top) / values.sqrt())
 
 
 def _square(x: Stored) -> Tensor:
     """x x', dense."""
-    return to_dense(x @ x.T) if is_sparse(x) else x @ x.T
+    if is_sparse(x):
+        return to_dense(x @ x.T)
+    return x @ x.T
 
 
 def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -281,16 +729,14 @@ def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return values[keep], vectors[:, keep]
 
 
-def _side_top(rows: CodeRows | Tensor, shape: tuple[int, int], side: int, rank: int) -> Tensor:
+def _side_top(rows: CodeRows, shape: tuple[int, int], side: int, rank: int) -> Tensor:
     """The top directions of one side of dense gradients, read a chunk of rows at a time.
 
     The unfolding has n q (or n p) rows of the side's length: its second moment is summed up when that is the smaller
     matrix, else the unfolding itself is kept.
     """
-    n = len(rows) if isinstance(rows, Tensor) else rows.n
-    step = max(1, base.CHUNK_BYTES // (8 * math.prod(shape)))
-    spans = [(lo, min(lo + step, n)) for lo in range(0, n, step)]
-    chunks = (rows[lo:hi] if isinstance(rows, Tensor) else rows.part(lo, hi).dense() for lo, hi in spans)
+    n, step = rows.n, max(1, base.CHUNK_BYTES // (8 * math.prod(shape)))
+    chunks = (rows.part(lo, min(lo + step, n)).dense() for lo in range(0, n, step))
     parts = (_unfold(chunk.double().reshape(-1, *shape), side) for chunk in chunks)
     if n * shape[1 - side] < shape[side]:
         return top_right(torch.cat(list(parts)), rank)
@@ -299,7 +745,9 @@ def _side_top(rows: CodeRows | Tensor, shape: tuple[int, int], side: int, rank: 
 
 def _unfold(cube: Tensor, side: int) -> Tensor:
     """n x q x p as rows of length q (side 0) or p (side 1)."""
-    return (cube.transpose(1, 2) if side == 0 else cube).reshape(-1, cube.shape[1 + side])
+    if side == 0:
+        return cube.transpose(1, 2).reshape(-1, cube.shape[1])
+    return cube.reshape(-1, cube.shape[2])
 
 
 def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
@@ -414,7 +862,9 @@ def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
     leaves = rows.leaves()
     if len(leaves) == 1 and len(space.leaves) == 1:
         return {space.leaves[0].name: leaves[0][1]}
-    return dict(leaves) if [name for name, _ in leaves] == [leaf.name for leaf in space.leaves] else {}
+    if [name for name, _ in leaves] != [leaf.name for leaf in space.leaves]:
+        return {}
+    return dict(leaves)
 
 
 def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
@@ -472,7 +922,10 @@ def _blocks(rows: CodeRows, dtype: torch.dtype = torch.float64) -> Iterator[Tens
         step = max(1, base.CHUNK_BYTES // (16 * max(1, rows.n)))
         yield from (whole[:, lo : lo + step].to(dtype) for lo in range(0, rows.d, step))
         return
-    a, b = _factors(form, dtype if form.single else rows.dtype)
+    kind = rows.dtype
+    if form.single:
+        kind = dtype
+    a, b = _factors(form, kind)
     step = max(1, base.CHUNK_BYTES // (24 * max(1, rows.n) * a.shape[-1]))
     equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
     for lo in range(0, b.shape[-1], step):
@@ -487,7 +940,9 @@ def _factors(form: OuterForm, dtype: torch.dtype = torch.float64) -> tuple[Store
     if is_sparse(a):
         return as_dtype(a, dtype), b.reshape(n, -1)
     a = a.to(dtype)
-    return (a.reshape(n, -1), b.reshape(n, -1)) if form.single else (a, b)
+    if form.single:
+        return a.reshape(n, -1), b.reshape(n, -1)
+    return a, b
 
 
 def _energetic(values: Tensor) -> Tensor:

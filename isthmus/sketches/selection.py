@@ -17,6 +17,9 @@ from isthmus.base.matrix import Stored, code_room, is_sparse, to_dense
 from isthmus.base.space import Space
 from isthmus.sketches import base
 from isthmus.sketches.base import (
+    CodesLeaves,
+    CodesOuter,
+    LiftsLeaves,
     R,
     Random,
     Size,
@@ -28,21 +31,23 @@ from isthmus.sketches.base import (
     round_up,
 )
 from isthmus.sketches.bijections import Permutation
-from isthmus.sketches.identity import stack
+from isthmus.sketches.compose import stack
 
 
-class SelectionMap(Sketch):
-    """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I."""
+class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
+    """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I.
+
+    Codes are chosen coordinates: the others are missing, so that a lift divides by the coverage.
+    """
 
     tight = True
-    selects = True
 
     def __init__(self, space: Space, index: Tensor, scale: float, coverage: float | Tensor):
         self.space, self.d, self.m = space, space.d, len(index)
         self.index, self.scale, self.coverage = index.cpu(), scale, coverage
-        self.norm = scale if scale == 1.0 else round_up(scale, 4)
-
-        self._singles: dict[str, SelectionMap] = {}
+        self.norm = scale
+        if scale != 1.0:
+            self.norm = round_up(scale, 4)
 
     def forward(self, v: Tensor) -> Tensor:
         """scale * v[index]."""
@@ -71,7 +76,7 @@ class SelectionMap(Sketch):
         if is_sparse(x):
             read = to_dense(x[:, local.numpy()])
         else:
-            read = x[:, self.once((lo, places.stop), lambda: local, code.device)]
+            read = x[:, self._memo.tensor((lo, places.stop), lambda: local, code.device)]
         code[:, places] = read * self.scale
         return code
 
@@ -79,8 +84,8 @@ class SelectionMap(Sketch):
         """sum_t b_t[j // p] a_t[j % p] for the chosen j only: the products are never built."""
         p = a.shape[-1]
         places, local = self._inside(lo, lo + p * b.shape[-1])
-        left = self.once((lo, places.stop, p, 0), lambda: local // p, b.device)
-        right = self.once((lo, places.stop, p, 1), lambda: local % p, b.device)
+        left = self._memo.tensor((lo, places.stop, p, 0), lambda: local // p, b.device)
+        right = self._memo.tensor((lo, places.stop, p, 1), lambda: local % p, b.device)
         code = b.new_zeros(b.shape[0], self.m)
         step = max(1, base.CHUNK_BYTES // (16 * max(1, len(local)) * (1 if b.ndim == 2 else b.shape[1])))
         for start in range(0, b.shape[0], step):
@@ -96,7 +101,9 @@ class SelectionMap(Sketch):
         if places.start == places.stop:
             return None
         if places.stop - places.start == self.space[name].size:
-            return rows if self.scale == 1.0 else rows.scaled(self.scale)
+            if self.scale == 1.0:
+                return rows
+            return rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
 
     def join(self, pieces: Mapping[str, R | None]) -> R:
@@ -104,9 +111,12 @@ class SelectionMap(Sketch):
         return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
 
     def stretch(self, like: Tensor) -> Tensor:
-        """The diagonal of C = I_S P^-1: 1 / p_j on the chosen coordinates, 0 on the others."""
+        """The diagonal of Phi^+ Phi / coverage: 1 / p_j on the chosen coordinates, 0 on the others."""
         at, out = self._at(like.device), like.new_zeros(self.d)
-        out[at] = 1 / (self.coverage.to(like)[at] if isinstance(self.coverage, Tensor) else self.coverage)
+        share = self.coverage
+        if isinstance(share, Tensor):
+            share = share.to(like)[at]
+        out[at] = 1 / share
         return out
 
     def describe(self) -> str:
@@ -117,12 +127,14 @@ class SelectionMap(Sketch):
         """The index, as a slice where it is one: a slice is read without a gather."""
         if self._range is not None:
             return self._range
-        return self.once("index", lambda: self.index, device)
+        return self._memo.tensor("index", lambda: self.index, device)
 
     @cached_property
     def _range(self) -> slice | None:
         first, last = (int(self.index[i]) for i in (0, -1))
-        return slice(first, last + 1) if last - first + 1 == self.m else None
+        if last - first + 1 != self.m:
+            return None
+        return slice(first, last + 1)
 
     def _owned(self, name: str) -> slice:
         """The places of the code that a leaf feeds."""
@@ -133,11 +145,12 @@ class SelectionMap(Sketch):
         """The part of one leaf, as a map of its own."""
         if len(self.space.leaves) == 1:
             return self
-        if name not in self._singles:
-            where = self.space.slice(name)
-            local = self._inside(where.start, where.stop)[1]
-            self._singles[name] = SelectionMap(Space.of({name: self.space.shape(name)}), local, self.scale, 1.0)
-        return self._singles[name]
+        return self._memo.keep(("one", name), lambda: self._make_single(name))
+
+    def _make_single(self, name: str) -> SelectionMap:
+        where = self.space.slice(name)
+        local = self._inside(where.start, where.stop)[1]
+        return SelectionMap(Space.of({name: self.space.shape(name)}), local, self.scale, 1.0)
 
     def _inside(self, lo: int, hi: int) -> tuple[slice, Tensor]:
         """Which codes columns lo..hi-1 feed, and from which of them; the search runs on the CPU."""
@@ -147,7 +160,9 @@ class SelectionMap(Sketch):
     def gain(self, ord: float) -> float:
         """The scale, for every norm."""
         validate.one_of((1, 2, math.inf), ord=ord)
-        return self.norm if self.scale == 1.0 else as_applied(self.norm, 1, 1)
+        if self.scale == 1.0:
+            return self.norm
+        return as_applied(self.norm, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -229,7 +244,9 @@ class Blocks(Random):
     @property
     def count(self) -> int:
         """The number of blocks."""
-        return int(self.blocks) if isinstance(self.blocks, (int, np.integer)) else len(self.blocks)
+        if isinstance(self.blocks, (int, np.integer)):
+            return int(self.blocks)
+        return len(self.blocks)
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The block of a key."""
@@ -237,7 +254,9 @@ class Blocks(Random):
             self._known[space] = _Partition.of(space, self)
         partition = self._known[space]
         drawn = partition.pick(key / 2.0**64)
-        bound = 1.0 if self.bounds is None else float(_positive("bounds", self.bounds, self.count)[drawn])
+        bound = 1.0
+        if self.bounds is not None:
+            bound = float(_positive("bounds", self.bounds, self.count)[drawn])
         return SelectionMap(space, partition.block(drawn), 1 / bound, partition.coverage)
 
 
@@ -284,7 +303,9 @@ def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
     """Sorted index tensors that cover [0, d)."""
     resolved = []
     for block in blocks:
-        names = [block] if isinstance(block, str) else block
+        names = block
+        if isinstance(block, str):
+            names = [block]
         if isinstance(block, slice):
             resolved.append(torch.arange(space.d)[block])
         elif _are_names(names):

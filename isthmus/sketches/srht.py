@@ -56,11 +56,6 @@ class HadamardMap(Sketch):
             self._blocks.append(_Block(start, size, slice(first, last), chosen[first:last] - start))
             start += size
 
-    def forward(self, v: Tensor) -> Tensor:
-        """Phi v, block by block."""
-        check_vector(self, v, "v", self.d)
-        return self.rows(v.unsqueeze(0)).squeeze(0)
-
     def adjoint(self, y: Tensor) -> Tensor:
         """Phi' y, block by block."""
         check_vector(self, y, "y", self.m)
@@ -96,7 +91,7 @@ class HadamardMap(Sketch):
         return randomness.sign_range(self._sign_key, block.start, block.start + block.size, like.device).to(like.dtype)
 
     def _chosen(self, block: _Block, device: torch.device) -> Tensor:
-        return self.once(block.start, lambda: block.chosen, device)
+        return self._memo.tensor(block.start, lambda: block.chosen, device)
 
     def _matrix_gain(self, ord: float) -> float:
         """Exact: entries are +-1/sqrt(B) in a Hadamard block of size B, and a cosine block is small."""
@@ -122,16 +117,21 @@ class _Block:
 
     def gain(self, ord: float) -> float:
         """The largest column sum (ord 1) or row sum (ord inf) of the chosen rows' absolute values."""
-        if self.is_hadamard:
-            return (len(self.chosen) if ord == 1 else self.size) / math.sqrt(self.size)
-        return float(cosine_matrix(self.size)[self.chosen].abs().sum(0 if ord == 1 else 1).max())
+        if not self.is_hadamard:
+            sums = cosine_matrix(self.size)[self.chosen].abs().sum({1: 0, math.inf: 1}[ord])
+            return float(sums.max())
+        if ord == 1:
+            return len(self.chosen) / math.sqrt(self.size)
+        return math.sqrt(self.size)
 
     def transform(self, x: Tensor, adjoint: bool = False) -> Tensor:
         """The orthonormal transform (or its transpose) of each row of x."""
         if self.is_hadamard:
             return walsh_hadamard(x)
         matrix = cosine_matrix(self.size, x.dtype, x.device)
-        return x @ matrix if adjoint else x @ matrix.T
+        if adjoint:
+            return x @ matrix
+        return x @ matrix.T
 
 
 def block_sizes(d: int) -> list[int]:

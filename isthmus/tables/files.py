@@ -35,8 +35,8 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.arrow import ArrowTable, column_names, parquet_dataset
+from isthmus.base.atomic import atomic_write
 from isthmus.base.streamed import ChosenRows, DerivedRows, Streamed, kept_on_disk
-from isthmus.base.whole import replaced
 from isthmus.tables.encode import encode
 from isthmus.tables.schema import Schema
 
@@ -214,7 +214,7 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
     validate.check(
         suffix in (".csv", ".tsv", ".npz", ".parquet"), "output", str(path), "end it in .csv, .tsv, .npz or .parquet"
     )
-    with replaced(file) as partial:
+    with atomic_write(file) as partial:
         if suffix == ".npz":
             with partial.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **columns)

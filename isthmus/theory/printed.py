@@ -6,7 +6,7 @@ sketch, and the reasons.  As printed, without that clip, the first two bound no 
 
 Everywhere else a sketch is applied to single records, whose codes are clipped.  Three papers do something to the sum
 before the noise.  Here that is an encoder whose codes are the records themselves and whose map changes the sum when a
-stage closes (`Sketch.settle`); the loop knows nothing of it.
+stage closes (`ChangesSum`); the loop knows nothing of it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.noise import Noise
 from isthmus.sketches import Context, Encoder, Sketch
+from isthmus.sketches.base import ChangesSum
 
 _REPLACE = Adjacency.REPLACE_ONE
 
@@ -260,7 +261,7 @@ class LargestEntries(OfTheSum):
         return sparse, 1.0, self.n * self.entry * self.kappa
 
 
-class _SumMap(Sketch):
+class _SumMap(ChangesSum):
     """The map of the sum: records pass as they are, the sum is changed and sketched when it is whole."""
 
     leafwise = False

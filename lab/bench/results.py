@@ -14,7 +14,7 @@ from typing import Any
 
 import isthmus
 from isthmus.base import validate
-from isthmus.base.whole import replaced
+from isthmus.base.atomic import atomic_write
 from lab.bench import columns
 from lab.bench.cases import Benchmark, Contest
 from lab.bench.columns import ColumnKey, Measured
@@ -125,7 +125,7 @@ class BenchResults:
 
     def _write(self) -> None:
         if self.path is not None and self.writes:
-            with replaced(self.path) as file:
+            with atomic_write(self.path) as file:
                 file.write_text(json.dumps(self.report(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -38,7 +38,7 @@ from isthmus import privacy
 from isthmus.audit import bounds
 from isthmus.audit import canaries as attack
 from isthmus.audit.canaries import OneRun, one_run
-from isthmus.base.whole import replaced
+from isthmus.base.atomic import atomic_write
 from lab.bench.measure import machine
 from lab.bench.results import library
 from lab.reproduce.experiment import fingerprint
@@ -170,7 +170,7 @@ def stamp(audit: Audit) -> str:
 def keep(path: Path, name: str, row: dict[str, Any]) -> None:
     """Put a row in the place of the one of the same name, or behind the others."""
     rows = {line["ours"]: line for line in read(path)} | {name: {"name": "audit-precision", "ours": name, **row}}
-    with replaced(path) as file:
+    with atomic_write(path) as file:
         file.write_text(json.dumps(list(rows.values()), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from isthmus import datasets
-from isthmus.base import packed
+from isthmus.base import storage
 from isthmus.distributed.hooks import SketchState, WarmRank, sketch_hook
 from isthmus.sketches import CountSketch
 
@@ -152,7 +152,7 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
                     "loss": loss,
                     "wall": statistics.median(run.wall[START + 1 :]),
                     "cpu": statistics.median(run.cpu[START + 1 :]),
-                    "checksum": [packed.checksum(p) for p in run.module.parameters()],
+                    "checksum": [storage.checksum(p) for p in run.module.parameters()],
                 }
             )
         del table

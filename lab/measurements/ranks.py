@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
-from isthmus.base import packed
+from isthmus.base import storage
 
 N, WIDTHS, BLOCK = 4096, (1024, 2048, 2048, 2048, 10), 3
 
@@ -125,7 +125,7 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
         "ddp bytes": plain.bytes,
         "sent": {name: values / count for name, values in ranks.sent.items()},
         "received": {name: values / count for name, values in ranks.received.items()},
-        "checksum": [packed.checksum(p) for p in private.module.parameters()],
+        "checksum": [storage.checksum(p) for p in private.module.parameters()],
         "epsilon": private.engine.get_epsilon(1e-5),
         "rounds": private.engine.ledger.rounds(),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus import datasets
-from isthmus.base.progress import bar as progress_bar
+from isthmus.base.notebook import bar as progress_bar
 from lab.reproduce import bands, figures, runner
 from lab.reproduce.experiment import Experiment, Judgement, Results
 

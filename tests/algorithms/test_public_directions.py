@@ -27,8 +27,7 @@ from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, 
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.mechanisms import Exact
 from isthmus.sketches import PublicSubspace
-from isthmus.sketches.public import learned, top_directions
-from isthmus.sketches.subspace import SubspaceMap, map_of
+from isthmus.sketches.public import SubspaceMap, learned, map_of, top_directions
 from lab import theory as theorems
 
 

@@ -46,7 +46,7 @@ from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
 from isthmus.privacy.bounded import Rounding
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.compose import IdentityMap
 
 D = 4
 HALF_KNOWN = (torch.tensor([0.0, math.nan, -1.0, math.nan]), torch.tensor([1.0, math.nan, 1.0, 2.0]))

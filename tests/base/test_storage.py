@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from isthmus import InvalidInput
-from isthmus.base import known, storage
+from isthmus.base import class_registry, storage
+from isthmus.base.atomic import atomic_write
 from isthmus.core.state import Held, State
 from isthmus.lifts import Lifted
 from isthmus.sets import ConvexSet, L1Ball
@@ -135,18 +136,22 @@ def test_other_files_are_refused_and_earlier_formats_read(tmp_path: Path) -> Non
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), storage.replaced(path) as partial:
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as partial:
         partial.write_text("half")
         raise KeyboardInterrupt
     assert path.read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_file_names_only_classes_that_are_there() -> None:
-    assert known.imported(ConvexSet, "L1Ball") is known.imported(ConvexSet, "isthmus.sets.balls:L1Ball") is L1Ball
-    assert known.imported(ConvexSet, known.address(Halfline)) is Halfline
+    assert (
+        class_registry.imported(ConvexSet, "L1Ball")
+        is class_registry.imported(ConvexSet, "isthmus.sets.balls:L1Ball")
+        is L1Ball
+    )
+    assert class_registry.imported(ConvexSet, class_registry.address(Halfline)) is Halfline
     for name in ("os:system", "builtins:print", "Format", "this.module:Imports", f"{__name__}:Colour"):
         with pytest.raises(InvalidInput, match="import the module that defines this"):
-            known.imported(ConvexSet, name)
+            class_registry.imported(ConvexSet, name)
     for tree in ({"@set": "os:system", "fields": {}}, {"@other": {}}):
         with pytest.raises(InvalidInput, match="path="):
             storage.decode(tree, {})

@@ -13,7 +13,7 @@ from chaos import scenarios
 from chaos.child import Ended
 from chaos.interrupts import interrupted
 from chaos.judge import charged, corrupt, unclear
-from isthmus.base.whole import CannotWrite, replaced
+from isthmus.base.atomic import CannotWrite, atomic_write
 from isthmus.core.state import State
 from isthmus.privacy import Ledger
 
@@ -47,7 +47,7 @@ def test_interrupts_inside_a_ledger() -> None:
 def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")
-    with pytest.raises(CannotWrite, match=f"{path} cannot be written .No space"), replaced(path) as partial:
+    with pytest.raises(CannotWrite, match=f"{path} cannot be written .No space"), atomic_write(path) as partial:
         partial.write_text("half")
         raise OSError(28, "No space left on device")
     assert path.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["a"]

@@ -239,12 +239,12 @@ def test_every_subset_is_as_likely() -> None:
 def test_names_and_json() -> None:
     for codec in ALL:
         assert codecs.from_json(codec.to_json()) == codec == codecs.named(json.loads(codec.to_json()))
-    assert set(Codec.known) - {"_shrunk"} >= {
+    assert set(Codec.registry) - {"_shrunk"} >= {
         *("qsgd", "terngrad", "random_k", "vqsgd", "int8", "natural", "float16", "bfloat16", "bits")
     }
-    for name, kind in Codec.known.items():
+    for name, kind in Codec.registry.items():
         assert type(codecs.named(name)) is kind
-    kinds = [kind.kind for kind in Codec.known.values()]
+    kinds = [kind.kind for kind in Codec.registry.values()]
     assert len(set(kinds)) == len(kinds)
 
 

@@ -13,7 +13,7 @@ import torch
 
 import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
-from isthmus.base import packed
+from isthmus.base import storage
 from isthmus.core.aggregators import Aggregator, Client, Local
 from isthmus.core.order import DataSite, Order
 from isthmus.core.pipeline import Pipeline, Release, Stage
@@ -164,18 +164,18 @@ def test_hostile_bytes_are_refused(value: Any, kind: Any) -> None:
         with pytest.raises(isthmus.InvalidInput):
             kind.from_bytes(bytes(bad))
     with pytest.raises(isthmus.InvalidInput, match="its kind"):
-        kind.from_bytes(packed.pack("other", {}))
+        kind.from_bytes(storage.pack("other", {}))
 
 
 def _forged(kind: str, change: Any) -> bytes:
     """A message whose digest is right and whose contents are not."""
     data = (MESSAGE if kind == "message" else ORDER).to_bytes()
-    _, version, words, _, _ = packed.HEAD.unpack_from(data)
-    text, raw = data[packed.HEAD.size : packed.HEAD.size + words], data[packed.HEAD.size + words :]
+    _, version, words, _, _ = storage.HEAD.unpack_from(data)
+    text, raw = data[storage.HEAD.size : storage.HEAD.size + words], data[storage.HEAD.size + words :]
     told = json.loads(text)
     change(told)
     text = json.dumps(told).encode()
-    return packed.HEAD.pack(b"ISTH", version, len(text), len(raw), packed._digest(text + raw)) + text + raw
+    return storage.HEAD.pack(b"ISTH", version, len(text), len(raw), storage._digest(text + raw)) + text + raw
 
 
 CHANGES: list[tuple[str, Any]] = [

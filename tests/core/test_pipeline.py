@@ -34,7 +34,7 @@ from isthmus.parts import (
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
 from isthmus.privacy.bounded import Bounded
 from isthmus.sketches import Coordinates, CountSketch, GaussianSketch, Identity, Sketch
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import OfTheSum
 
 LR = 0.2

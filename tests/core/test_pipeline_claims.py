@@ -19,7 +19,7 @@ from isthmus.privacy import AdaptiveClip, Clip, Exact, FullBatch, Gaussian
 from isthmus.privacy.library import dpa
 from isthmus.sets import L1Ball, L2Ball
 from isthmus.sketches import Encoder, Identity
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.compose import IdentityMap
 
 NOISY = Release("noisy", clip=Clip(1.0), mechanism=Gaussian(10.0))
 RAW = Release("raw")

@@ -14,7 +14,8 @@ from isthmus.parts import Step
 from isthmus.privacy import BudgetExceeded, Clip, FullBatch, Gaussian, Ledger, Mechanism
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.sketches import Encoder, GaussianSketch
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.base import ChangesSum
+from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import Inside, OwnLength, Printed
 
 
@@ -41,6 +42,17 @@ def test_a_query_is_never_split_into_physical_batches():
         minimize(objective, pipe, steps=1, record=None, physical_batch_size=2)
 
 
+class _Told(IdentityMap, ChangesSum):
+    """The identity, which says of the whole sum what it was told to say."""
+
+    def __init__(self, space: Any, ord: float, bound: float) -> None:
+        super().__init__(space)
+        self.ord, self.bound = ord, bound
+
+    def settle(self, value: Any, ord: float, bound: float) -> Any:
+        return value, self.ord, self.bound
+
+
 @dataclass(frozen=True)
 class _Settled(Encoder):
     """A map that says of the whole sum what it was told to say."""
@@ -49,9 +61,7 @@ class _Settled(Encoder):
     bound: float
 
     def bind(self, context: Any, state: Any) -> Any:
-        found, told = IdentityMap(context.space), (self.ord, self.bound)
-        found.settle = lambda value, ord, bound: (value, *told)  # type: ignore[method-assign]
-        return found, None
+        return _Told(context.space, self.ord, self.bound), None
 
 
 @dataclass(frozen=True)

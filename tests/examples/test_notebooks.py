@@ -14,7 +14,7 @@ import pytest
 import sklearn
 
 from isthmus import LeastSquares, PrivateClassifier, algorithms, minimize
-from isthmus.base import html, progress
+from isthmus.base import notebook
 from isthmus.planner import plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -86,18 +86,23 @@ def test_results_and_plans_are_cards() -> None:
 
 def test_text_is_escaped_and_colours_are_the_pages() -> None:
     evil = "<script>alert(1)</script>"
-    pieces = html.table([evil], [[evil]]) + html.facts([(evil, evil)]) + html.paragraph(evil) + html.items([evil])
-    card = html.card(evil, pieces, html.details(evil), tone="bad")
+    pieces = (
+        notebook.table([evil], [[evil]])
+        + notebook.facts([(evil, evil)])
+        + notebook.paragraph(evil)
+        + notebook.items([evil])
+    )
+    card = notebook.card(evil, pieces, notebook.details(evil), tone="bad")
     assert "<script" not in card and card.count("&lt;script&gt;") == 8
     assert "color:" not in card.replace("border-left:4px solid", "") and "background:none" in card
 
 
 def test_bars_are_shown_in_a_notebook_and_not_in_a_file(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    assert progress.bar(3).disable and not progress.in_notebook()
+    assert notebook.bar(3).disable and not notebook.in_notebook()
     shell = SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert progress.in_notebook()
-    with progress.bar(3, unit="round") as bar:
+    assert notebook.in_notebook()
+    with notebook.bar(3, unit="round") as bar:
         assert not bar.disable
         bar.update(3)
     assert "3/3" in capsys.readouterr().err

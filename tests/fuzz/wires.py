@@ -11,7 +11,7 @@ import torch
 
 from fuzz.edits import SCRIPT, scripts, text_of
 from fuzz.target import Target, check
-from isthmus.base import packed
+from isthmus.base import storage
 from isthmus.codecs import QSGD, VQSGD, Codec, PackedBits, RandomK, named
 from isthmus.core.order import Order
 from isthmus.core.wire import Message
@@ -66,7 +66,7 @@ def _repacked(data: bytes) -> bytes:
     text, _, raw = data.partition(b"\0")
     whole = text + raw
     seal = hashlib.blake2b(whole, digest_size=16).digest()
-    return packed.HEAD.pack(packed.MAGIC, packed.VERSION, len(text), len(raw), seal) + whole
+    return storage.HEAD.pack(storage.MAGIC, storage.VERSION, len(text), len(raw), seal) + whole
 
 
 def wire(data: bytes) -> None:
@@ -116,8 +116,8 @@ def _wires() -> list[bytes]:
 def _trees() -> list[bytes]:
     collected = []
     for whole in _wires():
-        _, _, words, _, _ = packed.HEAD.unpack_from(whole[1:])
-        body = whole[1 + packed.HEAD.size :]
+        _, _, words, _, _ = storage.HEAD.unpack_from(whole[1:])
+        body = whole[1 + storage.HEAD.size :]
         collected.append(whole[:1] + body[:words] + b"\0" + body[words:])
     return collected
 
@@ -165,7 +165,7 @@ def secagg(data: bytes) -> None:
 
 def secure_client(data: bytes) -> None:
     """What a client keeps between two messages."""
-    made = packed.pack("secure client", None) if not data else _repacked(text_of(data, _client()))
+    made = storage.pack("secure client", None) if not data else _repacked(text_of(data, _client()))
     SecureClient.from_bytes(_plan(), made)
 
 
@@ -178,7 +178,7 @@ def secure_plan(data: bytes) -> None:
 @cache
 def _client() -> list[bytes]:
     whole = SecureClient(_plan(), 1).to_bytes()
-    return [whole[packed.HEAD.size :]]
+    return [whole[storage.HEAD.size :]]
 
 
 def _secagg_seeds() -> list[bytes]:

@@ -22,7 +22,7 @@ from isthmus.privacy import Clip, GroupClip, PerLeafClip
 from isthmus.privacy.bounded import Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.scaling import RowMap
 from isthmus.sketches import CountSketch
-from isthmus.sketches.identity import IdentityMap
+from isthmus.sketches.compose import IdentityMap
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 F32, F64 = torch.float32, torch.float64

@@ -26,7 +26,7 @@ from isthmus.sets import (
     widths,
 )
 from isthmus.sets.base import UnsupportedOperation
-from isthmus.sets.threshold import pnorm
+from isthmus.sets.projections import pnorm
 from isthmus.sets.widths import chi_mean, max_abs_normal, max_chi, max_normal, weighted_norm
 
 VERTICES = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -11,7 +11,7 @@ from sketch_cases import CASES, draw
 from isthmus.base.space import Space
 from isthmus.sketches.compose import ResidualMap
 from isthmus.sketches.kronecker import KroneckerMap
-from isthmus.sketches.subspace import SubspaceMap
+from isthmus.sketches.public import SubspaceMap
 
 ORDS = (1, 2, math.inf)
 FOUND = ["subspace", "kronecker-subspace", "residual"]

@@ -57,7 +57,7 @@ def test_uncached_gaussian_streams_its_blocks(monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", 9 * 8 * 300)
     streamed = GaussianSketch(9).draw(2000)
     torch.testing.assert_close(streamed.forward(v), want @ v)
-    assert not streamed._copies
+    assert not streamed._memo.kept
 
 
 def test_nice_bound_keeps_codes_short():

@@ -11,7 +11,8 @@ import torch
 from isthmus.base import randomness
 from isthmus.base.space import Space
 from isthmus.lifts import pinv
-from isthmus.sketches import CountSketch, hashed, way_back
+from isthmus.sketches import CountSketch, base, hashed
+from isthmus.sketches.base import leave_pinv, take_pinv
 from isthmus.sketches.bijections import SHORT, Buckets, next_prime
 
 LARGEST = 32_749  # the largest prime below 2^15
@@ -58,7 +59,7 @@ def test_maps_of_a_loop_are_those_that_are_drawn(refresh: int, m: object) -> Non
     for t in [*range(30), 7, 100, 3]:  # in turn, back again and far ahead
         for seed in (0, 1):
             for space in spaces:
-                bound = encoder.bind(SimpleNamespace(space=space, seed=seed, t=t), None)[0]
+                bound = encoder.bind(SimpleNamespace(space=space, seed=seed, t=t, device=None), None)[0]
                 drawn = encoder.draw(space, seed=seed, t=t)
                 assert torch.equal(bound.dense(), drawn.dense()) and bound.fingerprint == drawn.fingerprint
 
@@ -82,22 +83,22 @@ def test_maps_that_differ_in_their_loop_do_not_write_to_each_other() -> None:
 
 def test_what_was_left_is_taken_once_and_only_of_an_equal_code() -> None:
     sketch, y = CountSketch(5).draw(20), torch.arange(5.0)
-    left = way_back.leave_pinv(sketch, y)
+    left = leave_pinv(sketch, y)
     assert torch.equal(left, sketch.pinv(y))
     assert pinv(sketch, y.clone(), None, 0.1).direction is left
     assert pinv(sketch, y.clone(), None, 0.1).direction is not left
     for other in (y + 1, y.double(), y * torch.nan):
-        way_back.leave_pinv(sketch, y)
+        leave_pinv(sketch, y)
         found = pinv(sketch, other, None, 0.1).direction
         assert found.dtype == other.dtype and torch.equal(found.nan_to_num(7.0), sketch.pinv(other).nan_to_num(7.0))
-        assert way_back.take_pinv(sketch, y) is not left
+        assert take_pinv(sketch, y) is not left
 
 
 def test_long_vectors_are_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
     sketch, y = CountSketch(5).draw(20), torch.arange(5.0)
-    monkeypatch.setattr(way_back, "MOST", 19)
-    left = way_back.leave_pinv(sketch, y)
-    assert way_back.take_pinv(sketch, y) is not left and torch.equal(left, sketch.pinv(y))
+    monkeypatch.setattr(base, "LONGEST_LEFT", 19)
+    left = leave_pinv(sketch, y)
+    assert take_pinv(sketch, y) is not left and torch.equal(left, sketch.pinv(y))
 
 
 def test_scales_first_asked_for_in_inference_mode_serve_gradients_later() -> None:

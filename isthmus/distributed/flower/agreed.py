@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from isthmus.base import packed, validate
+from isthmus.base import storage, validate
 from isthmus.core.ranks import Reach, for_wire
 from isthmus.core.wire import Message
 from isthmus.gradients.rounding import gamma
@@ -116,7 +116,7 @@ def _words(value: Any) -> Iterator[str]:
     if isinstance(value, float):
         yield f"{value:.12g}"
     elif isinstance(value, Tensor) or hasattr(value, "fingerprint"):
-        yield packed.fingerprint(value)
+        yield storage.fingerprint(value)
     elif isinstance(value, Enum):
         yield str(value)
     elif is_dataclass(value) and not isinstance(value, type):

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.base import packed, validate
+from isthmus.base import storage, validate
 from isthmus.base.secret import released
 from isthmus.distributed.secagg import crypto, shamir
 from isthmus.distributed.secagg.field import Words, pack, to_field
@@ -154,12 +154,12 @@ class SecureClient:
         tree: dict[str, Any] = {name: share.hex() for name, share in answer.items()}
         tree |= {name: {str(k): v.hex() for k, v in table.items()} for name, table in tables.items()}
         due = None if self._due is None else int(self._due)
-        return packed.pack("secure client", {**tree, "index": self.index, "due": due})
+        return storage.pack("secure client", {**tree, "index": self.index, "due": due})
 
     @classmethod
     def from_bytes(cls, plan: SecurePlan, data: bytes, noise: Noise | None = None) -> SecureClient:
         """The client that `to_bytes` wrote, in the same round of the same plan."""
-        tree = packed.unpack(data, "secure client")
+        tree = storage.unpack(data, "secure client")
         with validate.reading("data", f"{len(data)} bytes", "give what SecureClient.to_bytes wrote"):
             client = cls(plan, tree["index"], noise)
             client._due = None if tree["due"] is None else Kind(tree["due"])

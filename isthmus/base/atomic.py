@@ -20,7 +20,7 @@ def writing(path: str | Path, remedy: str = "what was there before is untouched"
     >>> with writing("/nowhere/a.csv"):
     ...     open("/nowhere/a.csv", "w")
     Traceback (most recent call last):
-    isthmus.base.whole.CannotWrite: /nowhere/a.csv cannot be written (No such file or directory): what was there ...
+    isthmus.base.atomic.CannotWrite: /nowhere/a.csv cannot be written (No such file or directory): what was there ...
     """
     try:
         yield
@@ -31,7 +31,7 @@ def writing(path: str | Path, remedy: str = "what was there before is untouched"
 
 
 @contextlib.contextmanager
-def replaced(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """A file beside `path` to write to; it takes its place once it is whole and on the disk, or disappears.
 
     Its name is its own, so that two processes that write the same path do not mix: the later one's file stays.

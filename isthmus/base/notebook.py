@@ -1,19 +1,30 @@
-"""Small pieces of HTML for notebooks: everything is escaped, there are no scripts, and colours are the page's own.
+"""What notebooks show: small pieces of HTML, and progress bars, which work on a terminal too.
 
-Text keeps the colour of the page and lines are half-transparent, so that a card reads in light and in dark notebooks.
+All text is escaped, there are no scripts, and colours are the page's own: text keeps the colour of the page and lines
+are half-transparent, so that a card reads in light and in dark notebooks.
 
 >>> table(("what", "how often"), [("a <sum>", 3)]).count("&lt;sum&gt;")
 1
+>>> with bar(2, visible=False, unit="round") as steps:
+...     steps.update(1)
+>>> steps.disable
+True
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 _LINE = "1px solid rgba(128,128,128,.45)"
+
 _CELL = f"text-align:left;vertical-align:top;padding:.2em .9em .2em 0;border-bottom:{_LINE};background:none"
+
 _TABLE = "border-collapse:collapse;margin:.4em 0"
+
 _TONES = {"good": "#2e8b57", "weak": "#c77700", "bad": "#c62828", "plain": "rgba(128,128,128,.8)"}
 
 
@@ -57,3 +68,22 @@ def card(title: str, *pieces: str, tone: str = "plain") -> str:
     edge = f"border-left:4px solid {_TONES[tone]};padding:.2em 0 .2em .9em;margin:.5em 0;max-width:60em"
     head = f'<p style="margin:.2em 0"><b>{escape(title)}</b></p>'
     return f'<div class="isthmus" style="{edge}">{head}{"".join(pieces)}</div>'
+
+
+with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar as text, and needs no advice
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    from tqdm.auto import tqdm
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, whose output is no terminal and shows bars all the same."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def bar(total: int, visible: bool | None = None, **options: Any) -> Any:
+    """A tqdm bar; `visible=None` shows it on a terminal and in a notebook, and nowhere else."""
+    disable = None  # tqdm then shows it on a terminal alone
+    if visible is not None or in_notebook():
+        disable = visible is False
+    return tqdm(total=total, disable=disable, **options)

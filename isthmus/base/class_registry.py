@@ -37,7 +37,9 @@ def address(kind: type) -> str:
     ('InvalidInput', 'builtins:KeyError')
     """
     own = kind.__module__.split(".")[0] == __name__.split(".")[0]
-    return kind.__qualname__ if own else f"{kind.__module__}:{kind.__qualname__}"
+    if own:
+        return kind.__qualname__
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def imported(kind: type[Kind], where: str) -> type[Kind]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.base.whole import replaced
+from isthmus.base.atomic import atomic_write
 
 WRITER = """
 import sys
-from isthmus.base.whole import replaced
+from isthmus.base.atomic import atomic_write
 path, letter = sys.argv[1:]
 for _ in range(50):
-    with replaced(path) as partial, partial.open("w") as file:
+    with atomic_write(path) as partial, partial.open("w") as file:
         for _ in range(20):
             file.write(letter * 50)
             file.flush()
@@ -25,9 +25,9 @@ for _ in range(50):
 def test_writers_at_once_do_not_share_a_file(tmp_path: Path) -> None:
     """One is finished while the other is under way: neither sees the other's bytes, or takes its file away."""
     path = tmp_path / "state"
-    with replaced(path) as late:
+    with atomic_write(path) as late:
         late.write_text("late, ")
-        with replaced(path) as early:
+        with atomic_write(path) as early:
             assert early != late and early.parent == late.parent == tmp_path
             early.write_text("early")
         assert path.read_text() == "early"
@@ -48,7 +48,7 @@ def test_processes_at_once_leave_one_whole_file(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_text("before")
-    with pytest.raises(RuntimeError, match="halfway"), replaced(path) as partial:
+    with pytest.raises(RuntimeError, match="halfway"), atomic_write(path) as partial:
         partial.write_text("half")
         raise RuntimeError("halfway")
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]

@@ -1,12 +1,15 @@
-"""Projection onto {y >= 0, sum y = radius} in expected linear time, without a sort (Michelot 1986, Condat 2016).
+"""The computations behind the projections of several sets.
 
-The projection is y = max(u - tau, 0) with tau the root of f(tau) = sum max(u - tau, 0) - radius.  f is convex and
+In NumPy, with their directional derivative, what a Newton solver asks of a set: each gives `(P_C z, J)`, `J(x)` being
+the derivative of the projection at z along x: one element of its generalised Jacobian, symmetric with 0 <= J <= I.
+
+In torch, the projection onto {y >= 0, sum y = radius} in expected linear time, without a sort (Michelot 1986, Condat
+2016).  It is y = max(u - tau, 0) with tau the root of f(tau) = sum max(u - tau, 0) - radius.  f is convex and
 decreasing, so a Newton step from anywhere lands at or left of the root and from then on the steps increase: entries
 below the current tau never come back and are dropped.
 
-Wolfe's nearest point of a convex hull that is known through its linear maximiser.
-
-Projection onto the unit lp ball, 1 < p < inf, from its optimality conditions.
+Then Wolfe's nearest point of a convex hull that is known through its linear maximiser, and the projection onto the
+unit lp ball, 1 < p < inf, from its optimality conditions.
 """
 
 from __future__ import annotations
@@ -18,7 +21,101 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.sets.base import norm
+from isthmus.base.matrix import Array
+
+Derivative = Callable[[Array], Array]
+
+Linearised = tuple[Array, Derivative]
+
+
+def norm(x: Tensor) -> float:
+    """||x||_2 in float64: float32 squares keep their digits; float64 ones are scaled where they would overflow."""
+    size = float(torch.linalg.vector_norm(x.flatten(), dtype=torch.float64))
+    if 1e-140 < size < math.inf:
+        return size
+    if x.numel() == 0:
+        return size
+    top = float(x.abs().max())
+    if not 0 < top < math.inf:
+        return size
+    return float(torch.linalg.vector_norm(x.flatten().double() / top)) * top
+
+
+def same(x: Array) -> Array:
+    """x: the derivative inside a set."""
+    return x
+
+
+def by_difference(project: Derivative, z: Array) -> Linearised:
+    """J x from one more projection: exact on affine pieces, first order elsewhere."""
+    w = project(z)
+    size = 1e-5 * max(float(np.linalg.norm(z)), float(np.linalg.norm(w)))
+
+    def derivative(x: Array) -> Array:
+        length = float(np.linalg.norm(x))
+        if length == 0 or size == 0:
+            return x
+        h = size / length
+        return (project(z + h * x) - w) / h
+
+    return w, derivative
+
+
+def clamped(z: Array, low: Array | float, high: Array | float) -> Linearised:
+    """The projection on a box."""
+    inside = (z > low) & (z < high)
+    return np.clip(z, low, high), lambda x: x * inside
+
+
+def shortened(z: Array, radius: float) -> Linearised:
+    """The projection on a Euclidean ball about 0."""
+    length = float(np.linalg.norm(z))
+    if length <= radius:
+        return z, same
+    unit, ratio = z / length, radius / length
+    return radius * unit, lambda x: ratio * (x - unit * (unit @ x))
+
+
+def thresholded(z: Array, radius: float, signed: bool) -> Linearised:
+    """The projection on {sum |w| <= radius} (signed) or {w >= 0, sum w = radius}."""
+    size = np.abs(z) if signed else z
+    if signed and size.sum() <= radius:
+        return z, same
+    level = sorted_threshold(size, radius)
+    free = size > level
+    free[int(size.argmax())] = True
+    signs: Array = np.where(z < 0, -1.0, 1.0) * free if signed else free.astype(np.float64)
+    mean = signs / np.count_nonzero(free)
+    w: Array = signs * np.maximum(size - level, 0.0)
+    total = float(np.abs(w).sum())
+    if total > radius or (not signed and total > 0):
+        w *= radius / total
+    return w, lambda x: free * x - signs * (mean @ x)
+
+
+def smooth(z: Array, w: Array, normal: Array, curvature: Array) -> Linearised:
+    """A ball {g <= 1} with separable smooth g: z - w = c n(w), J = D - D n n' D / n'Dn with D = 1/(1 + c g'')."""
+    length = float(normal @ normal)
+    if length == 0 or float((z - w) @ normal) <= 0:
+        return w, same
+    c = float((z - w) @ normal) / length
+    damp = 1 / (1 + c * curvature)
+    bent = damp * normal
+    total = float(normal @ bent)
+    return w, lambda x: damp * x - bent * ((bent @ x) / total)
+
+
+def sorted_threshold(u: Array, radius: float) -> float:
+    """tau with sum max(u - tau, 0) = radius, by a sort.
+
+    >>> sorted_threshold(np.array([3.0, 1.0]), 1.0)
+    2.0
+    """
+    ordered = np.sort(u)[::-1]
+    excess = np.cumsum(ordered) - radius
+    count = max(1, int(np.count_nonzero(ordered * np.arange(1, len(u) + 1) > excess)))
+    return float(excess[count - 1] / count)
+
 
 _SAMPLE = 2048
 
@@ -43,7 +140,9 @@ def shrink(u: Tensor, radius: float, top: float, drop: float) -> Tensor:
     """max(u - top - drop, 0) in place, with sum <= radius up to rounding."""
     y = u.sub_(top).sub_(drop).clamp_(min=0)
     total = float(y.sum(dtype=torch.float64))
-    return y.mul_(radius / total) if total > radius else y
+    if total <= radius:
+        return y
+    return y.mul_(radius / total)
 
 
 def _michelot(active: Tensor, radius: float) -> float:
@@ -57,7 +156,9 @@ def _michelot(active: Tensor, radius: float) -> float:
         candidates = above
     # Entries equal to tau up to rounding are left out, so that every start ends in the same sum.
     clear = _compress(candidates, candidates > drop * (1 - 16 * torch.finfo(torch.float64).eps))
-    return _newton_step(clear, radius) if 0 < clear.numel() < candidates.numel() else drop
+    if 0 < clear.numel() < candidates.numel():
+        return _newton_step(clear, radius)
+    return drop
 
 
 def _newton_step(active: Tensor, radius: float) -> float:
@@ -160,7 +261,10 @@ def project_unit_lp(a: Tensor, p: float) -> Tensor:
     for _ in range(200):
         w = _logarithms(a, mu, q)
         y, excess = w.exp(), float(torch.logsumexp(p * w, 0)) / p
-        low, high = (mu, high) if excess > 0 else (low, mu)
+        if excess > 0:
+            low = mu
+        else:
+            high = mu
         if abs(excess) <= 2 * _EPS or high - low <= _EPS * high:
             break
         mu = _next(mu, excess, _slope(a - y, y, q), low, high)
@@ -181,12 +285,16 @@ def _slope(b: Tensor, y: Tensor, q: float) -> float:
 
 def _next(mu: float, excess: float, slope: float, low: float, high: float) -> float:
     """The Newton step where it stays in the bracket, else the bracket's geometric middle."""
-    step = -excess / slope if slope < 0 else math.inf
-    candidate = mu * math.exp(step) if step < 700 else math.inf
-    if low < candidate < high:
-        return candidate
-    middle = math.sqrt(low) * math.sqrt(high) if low > 0 else high / 16
-    return middle if low < middle < high else (low + high) / 2
+    if slope < 0 and -excess / slope < 700:
+        candidate = mu * math.exp(-excess / slope)
+        if low < candidate < high:
+            return candidate
+    middle = high / 16
+    if low > 0:
+        middle = math.sqrt(low) * math.sqrt(high)
+    if low < middle < high:
+        return middle
+    return (low + high) / 2
 
 
 def _logarithms(a: Tensor, mu: float, q: float) -> Tensor:
