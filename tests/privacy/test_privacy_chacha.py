@@ -136,7 +136,7 @@ def test_a_second_key_is_drawn_for_every_chunk(monkeypatch: pytest.MonkeyPatch) 
         collected.append(bits)
         return len(collected)
 
-    monkeypatch.setattr(noise_module.secrets, "randbits", recorded)
+    monkeypatch.setattr(noise_module.secret, "randbits", recorded)
     _add_there(torch.zeros(CHUNK + 1), 1.0, None)
     assert collected == [64] * 4
 
