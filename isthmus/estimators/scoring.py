@@ -14,7 +14,7 @@ from what was released: they cost nothing more.  Rows too few to tell anything a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -167,7 +167,7 @@ def private_score(
         if looks.taken:
             on += f", with noise for epsilon = {epsilon:g}"
         named = tuple(replace(figure, on=on) for figure in scores.figures)
-        return replace(scores, figures=named, privacy=looks.statement(*assumed))
+        return replace(scores, figures=named, privacy=looks.statement(assumptions=assumed))
 
 
 def _checked_targets(model: Any, y: Any, ranks: RankGroup) -> np.ndarray:
@@ -224,7 +224,7 @@ class Looks:
         validate.check(ledger.adjacency is adjacency, "adjacency", adjacency.value, remedy)
         return cls(multiplier, promise, ledger, **others)
 
-    def statement(self, *assumptions: str) -> PrivacyStatement:
+    def statement(self, assumptions: Sequence[str]) -> PrivacyStatement:
         """What the looks that were taken cost together."""
         adjacency = self.promise.adjacency
         account = Account(self.promise.delta, adjacency, self.whole, self.noise_seed is not None, assumptions)

@@ -145,7 +145,7 @@ def private_summary(
     looks = Looks.paid_from(ledger, Promise(epsilon, delta, Adjacency(adjacency)), noise_seed=noise_seed)
     entries = {column.name: _entries(frame, column) for column in columns}
     summary = _look(columns, entries, bins, looks)
-    return replace(summary, left_out=left_out, privacy=looks.statement(DECLARED))
+    return replace(summary, left_out=left_out, privacy=looks.statement(assumptions=(DECLARED,)))
 
 
 # ---------------------------------------------------------------- what is looked at

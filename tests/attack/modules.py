@@ -214,7 +214,8 @@ def _loop(
     x, y = torch.from_numpy(given["x"]), torch.from_numpy(given["y"])
     x = x.to(dtype) if x.is_floating_point() else x
     regression = name == "linear"
-    y = y.to(dtype)[:, None] if regression else y
+    if regression:  # a mean's outputs are handed on in float32 at least, and torch wants targets of their kind
+        y = y.to(torch.promote_types(dtype, torch.float32) if reduction == "mean" else dtype)[:, None]
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return (F.mse_loss if regression else F.cross_entropy)(output, target, reduction=reduction)

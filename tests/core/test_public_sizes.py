@@ -58,7 +58,7 @@ def test_the_number_of_physical_batches_does_not_show_in_what_was_sent() -> None
 
 @pytest.mark.parametrize("options", [{}, {"clipping": "per_layer"}, {"max_grad_norm": 1e-10}])
 def test_a_batch_of_the_engine_does_not_show_in_what_is_stored(options: dict[str, Any]) -> None:
-    """Stand-ins for empty batches, one physical batch and several, and a record whose terms cancel: all count the same."""
+    """Stand-ins for no record, one physical batch and several, and a record whose terms cancel: all count the same."""
     module, engine = nn.Sequential(Positions(), nn.Linear(CLASSES, CLASSES)), PrivacyEngine()
     given: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, **options}
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
