@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from isthmus.base import secret, validate
@@ -69,6 +69,12 @@ CROSSED = (
     "examples meet in the loss: its gradient for the outputs of one example changes with the outputs of others (as in "
     "contrastive losses, or behind statistics of the batch), so that no record's gradient is its own; let the term of "
     "an example use that example only, or make the examples that belong together one record of the dataset"
+)
+FOREIGN = (
+    "the gradient of this loss reaches {count} parameter(s) that are not of the private module, of shape {shape} for "
+    "one (of a head, an encoder or a learned loss beside it): backward() would write unprotected sums of the private "
+    "batch into their .grad, and whatever moves them publishes it. Put everything that is trained into one module and "
+    "make that private, or freeze the rest (requires_grad_(False)) or detach what they give"
 )
 CHANGES = (
     "the loss divides its terms by {now:g}{unit}, and by {before:g}{unit} in an earlier batch: where that follows the "
@@ -112,10 +118,11 @@ class Losses:
 
     reduction   what the losses are said to be: "mean" or "sum"
     dim         where outputs keep their examples
+    mine        parameters that the loss may move: by the ids of those of the private module
     """
 
-    def __init__(self, reduction: str, dim: int) -> None:
-        self.reduction, self.dim = reduction, dim
+    def __init__(self, reduction: str, dim: int, mine: Container[int] | None = None) -> None:
+        self.reduction, self.dim, self.mine = reduction, dim, mine
         self._looks, self._told = 0, False
         self._divisors: list[float] = []
         """Those of the first batch that had any."""
@@ -154,12 +161,22 @@ class Losses:
         passed = _above(roots, ends)
         if passed.isdisjoint(self._nodes):
             return  # of another module
+        self._check_mine(roots)
         for root in [loss.grad_fn for loss in losses if loss.ndim == 0 and loss.grad_fn is not None]:
             self._check(list(divisors(root, ends, self._n, self.dim, self._scale)))
         ours = [(x, cut) for x, cut in self._outputs if x.grad_fn in passed]
         few = sum(x.numel() for x, _ in ours) <= NUMBERS
         if ours and few and _differentiable(passed, ends) and _crosses(losses, gradients, ours):
             raise validate.InvalidInput(CROSSED)
+
+    def _check_mine(self, roots: list[Node]) -> None:
+        """Refuse a loss that would move parameters beside the private ones by raw gradients."""
+        if self.mine is None:
+            return
+        variables = [getattr(node, "variable", None) for node in _above(roots, ())]
+        foreign = [x for x in variables if isinstance(x, nn.Parameter) and id(x) not in self.mine]
+        if foreign:
+            raise validate.InvalidInput(FOREIGN.format(count=len(foreign), shape=list(foreign[0].shape)))
 
     def _check(self, found: list[Divisor]) -> None:
         """Refuse divisors that are not what was said, and warn of one that changes from batch to batch."""

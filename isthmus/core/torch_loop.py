@@ -59,6 +59,16 @@ _EVALUATES = (
     "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
     "evaluation"
 )
+_COUNTED = (
+    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch: how many pieces it "
+    "has depends on who was drawn, which nobody may see, so a schedule must not count them; let the scheduler follow "
+    "what is released: optimizer.register_step_post_hook(lambda *_: scheduler.step()), or step it once an epoch"
+)
+_GATHERED = (
+    "a batch that may come in pieces was read to its end, and no step was taken with its last piece: how many pieces a "
+    "batch has depends on who was drawn, which nobody may see, so steps must not follow a count of them; call step() "
+    "for every piece (it waits for the last one), and make the loader's batch larger in place of accumulating"
+)
 _MIXED = (
     "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
     "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts "
@@ -118,6 +128,8 @@ class TorchDriver:
         self._sum: Message | None = None
         self._ticket: Ticket | None = None
         self._batch, self._parts, self._busy, self._idle, self._adrift = 0, 0, False, False, False
+        self._cut, self._settings = False, ""
+        """Whether batches come in pieces; what the optimiser was set to at the first piece of the present one."""
         self._handed: Any = None
         """The batch as the loader handed it out, until its examples are looked at."""
         self._turn: object = None
@@ -126,7 +138,8 @@ class TorchDriver:
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
         self._between = Between(self.layers)
         self._undo = Undo()
-        self.losses = Losses(reduction, self.layers.batch_dim)
+        mine = frozenset(id(p) for p in module.parameters()) if pipe.private else None
+        self.losses = Losses(reduction, self.layers.batch_dim, mine)
         self._looks = False
         """Whether the pass in progress is one whose loss is looked at."""
         self.loss_scale = 1.0
@@ -170,6 +183,7 @@ class TorchDriver:
         self._adrift |= self._ticket is not None and self._ticket.size > 0  # nobody used it: what comes may be of it
         if self._ticket is not None and self._ticket.last:
             if self._waits():  # several logical batches before one step: each is a round of its own
+                validate.require(not (self._cut and self.pipe.private), _GATHERED)
                 self._close()
             elif self._idle:
                 warnings.warn(
@@ -178,6 +192,7 @@ class TorchDriver:
                     stacklevel=3,
                 )
         self._ticket, self._idle, self._handed = ticket, True, batch
+        self._cut |= not ticket.last
         self._undo.reset()
         self.layers.batch, self.layers.token = ticket.size, object()
         self.layers.uses.clear()
@@ -194,7 +209,7 @@ class TorchDriver:
         if self._ticket is not None and self._ticket.last and self._waits():
             self._close()
         self._drop()
-        self._sum, self._parts, self._idle = None, 0, False
+        self._sum, self._parts, self._idle, self._settings = None, 0, False, ""
         if self._ticket is not None:
             self._ticket = Ticket(0)
             self._spend()
@@ -224,6 +239,7 @@ class TorchDriver:
             self._finish_backward()
             self._awaiting.end()
             self._check_trained()
+            self._check_steady()
             if self._ticket is not None and self._ticket.last:
                 self._check_seen(self._ticket)
         except Exception as error:
@@ -405,6 +421,14 @@ class TorchDriver:
                 "an optimiser of the others"
             )
 
+    def _check_steady(self) -> None:
+        """Refuse schedules that move between the pieces of a batch, whose number is private."""
+        if self._ticket is None or not (self._settings or not self._ticket.last) or not self.pipe.private:
+            return
+        before, self._settings = self._settings, "" if self._ticket.last else settings_of(self.optimizer)
+        now = self._settings or settings_of(self.optimizer)
+        validate.require(before in ("", now), _COUNTED)
+
     @property
     def unmoved(self) -> bool:
         """Whether a batch was handed out, and no step was taken with it."""
@@ -532,6 +556,12 @@ class TorchDriver:
 
     def _collect(self, lifted: Sequence[Lifted]) -> None:
         self._directions.append(lifted)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> str:
+    """What an optimiser is set to, in words: its learning rates and all else but the parameters."""
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return repr(groups)
 
 
 def _hooks_of(driver: TorchDriver) -> tuple[Any, Any, Any]:

@@ -326,3 +326,23 @@ def test_examples_that_are_changed_one_by_one_pass_without_a_word(name: str) -> 
 def test_mixtures_of_many_examples_are_not_seen_and_the_statement_names_them() -> None:
     run = fed(lambda x: x - x.mean(0))
     assert any("between the loader, the layers and the loss mixes" in w for w in run.engine.statement(1e-5).assumptions)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_parameters_beside_the_private_module_are_refused(where: str) -> None:
+    """They would get raw gradients, and an optimiser of their own would publish them."""
+    beside = nn.Linear(CLASSES, CLASSES) if where == "after" else nn.Linear(6, 6)
+    beside.double()
+    run = private(mlp(), data(), criterion=None)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(beside(run.module(x)) if where == "after" else run.module(beside(x)), y)
+
+    for number, (_, x, y) in enumerate(run.loader):
+        if number == 0:
+            with pytest.raises(InvalidInput, match="2 parameter.* not of the private module"):
+                loss(x, y).backward()
+            assert beside.weight.grad is None
+            beside.requires_grad_(False)
+        loss(x, y).backward()
+        run.optimizer.step()
