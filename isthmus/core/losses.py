@@ -76,8 +76,14 @@ FOREIGN = (
     "batch into their .grad, and whatever moves them publishes it. Put everything that is trained into one module and "
     "make that private, or freeze the rest (requires_grad_(False)) or detach what they give"
 )
+SELECTED = (
+    "the loss chooses among the examples of a batch (by max, topk, sort or a median over them, as in hard-example "
+    "mining): one record more takes the place of another, and moves the sum by both; let every example count, or "
+    "weigh each by its own loss"
+)
+SELECTING = ("Topk", "Sort", "Max", "Min", "Amax", "Amin", "Median", "Kthvalue", "Nanmedian")
 CHANGES = (
-    "the loss divides its terms by {now:g}{unit}, and by {before:g}{unit} in an earlier batch: where that follows the "
+    "the loss divides its terms by another number{unit} than in an earlier batch: where that follows the "
     "data (weights, masks, counted tokens, the longest text), one record changes every other one's share; divide by a "
     "public number. Where it follows a public schedule, all is well"
 )
@@ -162,6 +168,7 @@ class Losses:
         if passed.isdisjoint(self._nodes):
             return  # of another module
         self._check_mine(roots)
+        validate.require(not any(_selects(node, self._n, self.dim) for node in passed - ends), SELECTED)
         for root in [loss.grad_fn for loss in losses if loss.ndim == 0 and loss.grad_fn is not None]:
             self._check(list(divisors(root, ends, self._n, self.dim, self._scale)))
         ours = [(x, cut) for x, cut in self._outputs if x.grad_fn in passed]
@@ -189,13 +196,13 @@ class Losses:
             raise validate.InvalidInput(SUM)
         if self.reduction == "sum" and any(divisor.mean for divisor in bare):
             raise validate.InvalidInput(MEAN)
-        by, unit = (self._n, " times the number of examples") if self.reduction == "mean" else (1, "")
+        by, unit = (self._n, " (times the number of examples)") if self.reduction == "mean" else (1, "")
         numbers = [divisor.number / by for divisor in found]
         self._divisors = self._divisors or numbers
         for now in numbers:
             if not self._told and not any(math.isclose(now, before, rel_tol=CLOSE) for before in self._divisors):
                 self._told = True
-                warnings.warn(CHANGES.format(now=now, before=self._divisors[0], unit=unit), stacklevel=5)
+                warnings.warn(CHANGES.format(unit=unit), stacklevel=5)
 
 
 # ---------------------------------------------------------------- what a graph says
@@ -313,6 +320,20 @@ def _above(roots: Iterable[Node], ends: Container[Node | None]) -> set[Node]:
             passed.add(node)
             todo += [] if node in ends else [child for child, _ in node.next_functions if child is not None]
     return passed
+
+
+def _selects(node: Any, n: int, dim: int) -> bool:
+    """Whether an operation chooses among the entries of different examples."""
+    if node.name().rstrip("0123456789").removesuffix("Backward") not in SELECTING:
+        return False
+    whole = getattr(node, "_saved_self", None)
+    sizes = tuple(getattr(node, "_saved_self_sym_sizes", () if whole is None else whole.shape))
+    places = getattr(node, "_saved_dim", None)
+    if places is None:
+        return bool(sizes) and math.prod(sizes) % n == 0 and n in (sizes[0], math.prod(sizes))
+    places = places if isinstance(places, (tuple, list)) else (places,)
+    dims = {place if place < len(sizes) else place - (1 << 64) + len(sizes) for place in places} or range(len(sizes))
+    return any(place in dims and sizes[place] == n for place in {0, dim} if place < len(sizes))
 
 
 def _differentiable(passed: set[Node], ends: set[Node | None]) -> bool:

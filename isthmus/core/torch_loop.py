@@ -59,15 +59,22 @@ _EVALUATES = (
     "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
     "evaluation"
 )
+_FOLLOWS = (
+    "the loop drew random numbers for a private batch from torch's own generator, which follows a seed that may be "
+    "known (it is the same in every process until torch.manual_seed or torch.seed is called): one record more "
+    "shifts what is drawn for the others, and its bound does not hold; draw inside the module's forward, where the "
+    "generator is secret, or call torch.seed() before training"
+)
 _COUNTED = (
-    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch: how many pieces it "
-    "has depends on who was drawn, which nobody may see, so a schedule must not count them; let the scheduler follow "
+    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch: how many there "
+    "are depends on who was drawn, which nobody may see, so a schedule must not count them; let the scheduler follow "
     "what is released: optimizer.register_step_post_hook(lambda *_: scheduler.step()), or step it once an epoch"
 )
 _GATHERED = (
-    "a batch that may come in pieces was read to its end, and no step was taken with its last piece: how many pieces a "
-    "batch has depends on who was drawn, which nobody may see, so steps must not follow a count of them; call step() "
-    "for every piece (it waits for the last one), and make the loader's batch larger in place of accumulating"
+    "a batch of the private loader, which cuts batches into pieces, was read to its end, and no step was taken with "
+    "its last piece: how many pieces it has depends on who was drawn, which nobody may see, so steps must not follow a "
+    "count of them; call step() for every piece (it waits for the last one), and make the loader's batch larger in "
+    "place of accumulating"
 )
 _MIXED = (
     "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
@@ -128,13 +135,15 @@ class TorchDriver:
         self._sum: Message | None = None
         self._ticket: Ticket | None = None
         self._batch, self._parts, self._busy, self._idle, self._adrift = 0, 0, False, False, False
+        secret = pipe.private and not getattr(noise, "seeded", True)
+        self._draws, self._followed = b"", not secret
+        """The state of torch's generator when the batch was handed out; whether a loop that draws was told."""
         self._cut, self._settings = False, ""
         """Whether batches come in pieces; what the optimiser was set to at the first piece of the present one."""
         self._handed: Any = None
         """The batch as the loader handed it out, until its examples are looked at."""
         self._turn: object = None
         """The pass over the loader that batches are taken from."""
-        secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
         self._between = Between(self.layers)
         self._undo = Undo()
@@ -193,6 +202,7 @@ class TorchDriver:
                 )
         self._ticket, self._idle, self._handed = ticket, True, batch
         self._cut |= not ticket.last
+        self._draws = b"" if self._followed else passes.public_state()
         self._undo.reset()
         self.layers.batch, self.layers.token = ticket.size, object()
         self.layers.uses.clear()
@@ -436,8 +446,16 @@ class TorchDriver:
 
     def _arrived(self) -> None:
         """A gradient has come to a layer."""
+        self._check_loop()
         self._undo.check()
         self._awaiting.begin()
+
+    def _check_loop(self) -> None:
+        """Warn of a loop that draws for a batch what somebody can know."""
+        before, self._draws = self._draws, b""
+        if before and passes.public_state() not in (b"", before, passes.first_state()):
+            self._followed = True
+            warnings.warn(_FOLLOWS, stacklevel=4)
 
     def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""

@@ -138,7 +138,7 @@ def test_a_divisor_that_follows_the_batch_is_warned_of_once() -> None:
         warnings.simplefilter("always")
         losses_of(masked)
     told = [str(item.message) for item in caught]
-    assert len(told) == 1 and "the loss divides its terms by" in told[0] and "public schedule" in told[0]
+    assert len(told) == 1 and "the loss divides its terms by another number" in told[0] and "public schedule" in told[0]
 
 
 def contrastive(z: Tensor, y: Tensor) -> Tensor:
@@ -346,3 +346,29 @@ def test_parameters_beside_the_private_module_are_refused(where: str) -> None:
             beside.requires_grad_(False)
         loss(x, y).backward()
         run.optimizer.step()
+
+
+SELECTING: dict[str, Loss] = {
+    "topk": lambda p, y: F.cross_entropy(p, y, reduction="none").topk(2).values.mean(),
+    "max": lambda p, y: F.cross_entropy(p, y, reduction="none").max(),
+    "amax": lambda p, y: F.cross_entropy(p, y, reduction="none").amax(0),
+    "sort": lambda p, y: F.cross_entropy(p, y, reduction="none").sort(dim=-1).values[1:].mean(),
+    "median": lambda p, y: F.cross_entropy(p, y, reduction="none").median(),
+    "by class": lambda p, y: p.max(0).values.mean(),
+}
+
+
+@pytest.mark.parametrize("name", list(SELECTING))
+def test_losses_that_choose_among_examples_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"chooses among the examples|examples meet in the loss"):
+        losses_of(SELECTING[name])
+
+
+def test_losses_that_choose_inside_an_example_pass() -> None:
+    losses_of(lambda p, y: (p.max(1).values - p.topk(2).values[:, 1] + p.sort(1).values[:, 0] + p.amax(-1)).mean())
+
+
+def test_the_warning_of_a_divisor_that_changes_has_no_number_of_the_data_in_it() -> None:
+    with pytest.warns(UserWarning, match="divides its terms by another number") as told:
+        losses_of(lambda p, y: (p.sum(1) / (1 + y.sum())).mean(), epochs=1)
+    assert not any(character.isdigit() for character in str(told[0].message))
