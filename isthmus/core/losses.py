@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from isthmus.base import secret, validate
@@ -70,8 +70,20 @@ CROSSED = (
     "contrastive losses, or behind statistics of the batch), so that no record's gradient is its own; let the term of "
     "an example use that example only, or make the examples that belong together one record of the dataset"
 )
+FOREIGN = (
+    "the gradient of this loss reaches {count} parameter(s) that are not of the private module, of shape {shape} for "
+    "one (of a head, an encoder or a learned loss beside it): backward() would write unprotected sums of the private "
+    "batch into their .grad, and whatever moves them publishes it. Put everything that is trained into one module and "
+    "make that private, or freeze the rest (requires_grad_(False)) or detach what they give"
+)
+SELECTED = (
+    "the loss chooses among the examples of a batch (by max, topk, sort or a median over them, as in hard-example "
+    "mining): one record more takes the place of another, and moves the sum by both; let every example count, or "
+    "weigh each by its own loss"
+)
+SELECTING = ("Topk", "Sort", "Max", "Min", "Amax", "Amin", "Median", "Kthvalue", "Nanmedian")
 CHANGES = (
-    "the loss divides its terms by {now:g}{unit}, and by {before:g}{unit} in an earlier batch: where that follows the "
+    "the loss divides its terms by another number{unit} than in an earlier batch: where that follows the "
     "data (weights, masks, counted tokens, the longest text), one record changes every other one's share; divide by a "
     "public number. Where it follows a public schedule, all is well"
 )
@@ -112,10 +124,11 @@ class Losses:
 
     reduction   what the losses are said to be: "mean" or "sum"
     dim         where outputs keep their examples
+    mine        parameters that the loss may move: by the ids of those of the private module
     """
 
-    def __init__(self, reduction: str, dim: int) -> None:
-        self.reduction, self.dim = reduction, dim
+    def __init__(self, reduction: str, dim: int, mine: Container[int] | None = None) -> None:
+        self.reduction, self.dim, self.mine = reduction, dim, mine
         self._looks, self._told = 0, False
         self._divisors: list[float] = []
         """Those of the first batch that had any."""
@@ -154,12 +167,23 @@ class Losses:
         passed = _above(roots, ends)
         if passed.isdisjoint(self._nodes):
             return  # of another module
+        self._check_mine(roots)
+        validate.require(not any(_selects(node, self._n, self.dim) for node in passed - ends), SELECTED)
         for root in [loss.grad_fn for loss in losses if loss.ndim == 0 and loss.grad_fn is not None]:
             self._check(list(divisors(root, ends, self._n, self.dim, self._scale)))
         ours = [(x, cut) for x, cut in self._outputs if x.grad_fn in passed]
         few = sum(x.numel() for x, _ in ours) <= NUMBERS
         if ours and few and _differentiable(passed, ends) and _crosses(losses, gradients, ours):
             raise validate.InvalidInput(CROSSED)
+
+    def _check_mine(self, roots: list[Node]) -> None:
+        """Refuse a loss that would move parameters beside the private ones by raw gradients."""
+        if self.mine is None:
+            return
+        variables = [getattr(node, "variable", None) for node in _above(roots, ())]
+        foreign = [x for x in variables if isinstance(x, nn.Parameter) and id(x) not in self.mine]
+        if foreign:
+            raise validate.InvalidInput(FOREIGN.format(count=len(foreign), shape=list(foreign[0].shape)))
 
     def _check(self, found: list[Divisor]) -> None:
         """Refuse divisors that are not what was said, and warn of one that changes from batch to batch."""
@@ -172,13 +196,13 @@ class Losses:
             raise validate.InvalidInput(SUM)
         if self.reduction == "sum" and any(divisor.mean for divisor in bare):
             raise validate.InvalidInput(MEAN)
-        by, unit = (self._n, " times the number of examples") if self.reduction == "mean" else (1, "")
+        by, unit = (self._n, " (times the number of examples)") if self.reduction == "mean" else (1, "")
         numbers = [divisor.number / by for divisor in found]
         self._divisors = self._divisors or numbers
         for now in numbers:
             if not self._told and not any(math.isclose(now, before, rel_tol=CLOSE) for before in self._divisors):
                 self._told = True
-                warnings.warn(CHANGES.format(now=now, before=self._divisors[0], unit=unit), stacklevel=5)
+                warnings.warn(CHANGES.format(unit=unit), stacklevel=5)
 
 
 # ---------------------------------------------------------------- what a graph says
@@ -296,6 +320,20 @@ def _above(roots: Iterable[Node], ends: Container[Node | None]) -> set[Node]:
             passed.add(node)
             todo += [] if node in ends else [child for child, _ in node.next_functions if child is not None]
     return passed
+
+
+def _selects(node: Any, n: int, dim: int) -> bool:
+    """Whether an operation chooses among the entries of different examples."""
+    if node.name().rstrip("0123456789").removesuffix("Backward") not in SELECTING:
+        return False
+    whole = getattr(node, "_saved_self", None)
+    sizes = tuple(getattr(node, "_saved_self_sym_sizes", () if whole is None else whole.shape))
+    places = getattr(node, "_saved_dim", None)
+    if places is None:
+        return bool(sizes) and math.prod(sizes) % n == 0 and n in (sizes[0], math.prod(sizes))
+    places = places if isinstance(places, (tuple, list)) else (places,)
+    dims = {place if place < len(sizes) else place - (1 << 64) + len(sizes) for place in places} or range(len(sizes))
+    return any(place in dims and sizes[place] == n for place in {0, dim} if place < len(sizes))
 
 
 def _differentiable(passed: set[Node], ends: set[Node | None]) -> bool:

@@ -60,6 +60,23 @@ _EVALUATES = (
     "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
     "evaluation"
 )
+_FOLLOWS = (
+    "the loop drew random numbers for a private batch from torch's own generator, which follows a seed that may be "
+    "known (it is the same in every process until torch.manual_seed or torch.seed is called): one record more "
+    "shifts what is drawn for the others, and its bound does not hold; draw inside the module's forward, where the "
+    "generator is secret, or call torch.seed() before training"
+)
+_COUNTED = (
+    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch: how many there "
+    "are depends on who was drawn, which nobody may see, so a schedule must not count them; let the scheduler follow "
+    "what is released: optimizer.register_step_post_hook(lambda *_: scheduler.step()), or step it once an epoch"
+)
+_GATHERED = (
+    "a batch of the private loader, which cuts batches into pieces, was read to its end, and no step was taken with "
+    "its last piece: how many pieces it has depends on who was drawn, which nobody may see, so steps must not follow a "
+    "count of them; call step() for every piece (it waits for the last one), and make the loader's batch larger in "
+    "place of accumulating"
+)
 _MIXED = (
     "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
     "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts "
@@ -119,15 +136,20 @@ class TorchDriver:
         self._sum: Message | None = None
         self._ticket: Ticket | None = None
         self._batch, self._parts, self._busy, self._idle, self._adrift = 0, 0, False, False, False
+        secret = pipe.private and not getattr(noise, "seeded", True)
+        self._draws, self._followed = b"", not secret
+        """The state of torch's generator when the batch was handed out; whether a loop that draws was told."""
+        self._cut, self._settings = False, ""
+        """Whether batches come in pieces; what the optimiser was set to at the first piece of the present one."""
         self._handed: Any = None
         """The batch as the loader handed it out, until its examples are looked at."""
         self._turn: object = None
         """The pass over the loader that batches are taken from."""
-        secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
         self._between = Between(self.layers)
         self._undo = Undo()
-        self.losses = Losses(reduction, self.layers.batch_dim)
+        mine = frozenset(id(p) for p in module.parameters()) if pipe.private else None
+        self.losses = Losses(reduction, self.layers.batch_dim, mine)
         self._looks = False
         """Whether the pass in progress is one whose loss is looked at."""
         self.loss_scale = 1.0
@@ -171,6 +193,7 @@ class TorchDriver:
         self._adrift |= self._ticket is not None and self._ticket.size > 0  # nobody used it: what comes may be of it
         if self._ticket is not None and self._ticket.last:
             if self._waits():  # several logical batches before one step: each is a round of its own
+                validate.require(not (self._cut and self.pipe.private), _GATHERED)
                 self._close()
             elif self._idle:
                 warnings.warn(
@@ -179,6 +202,8 @@ class TorchDriver:
                     stacklevel=3,
                 )
         self._ticket, self._idle, self._handed = ticket, True, batch
+        self._cut |= not ticket.last
+        self._draws = b"" if self._followed else passes.public_state()
         self._undo.reset()
         self.layers.batch, self.layers.token = ticket.size, object()
         self.layers.uses.clear()
@@ -195,7 +220,7 @@ class TorchDriver:
         if self._ticket is not None and self._ticket.last and self._waits():
             self._close()
         self._drop()
-        self._sum, self._parts, self._idle = None, 0, False
+        self._sum, self._parts, self._idle, self._settings = None, 0, False, ""
         if self._ticket is not None:
             self._ticket = Ticket(0)
             self._spend()
@@ -225,6 +250,7 @@ class TorchDriver:
             self._finish_backward()
             self._awaiting.end()
             self._check_trained()
+            self._check_steady()
             if self._ticket is not None and self._ticket.last:
                 self._check_seen(self._ticket)
         except Exception as error:
@@ -406,6 +432,14 @@ class TorchDriver:
                 "an optimiser of the others"
             )
 
+    def _check_steady(self) -> None:
+        """Refuse schedules that move between the pieces of a batch, whose number is private."""
+        if self._ticket is None or not (self._settings or not self._ticket.last) or not self.pipe.private:
+            return
+        before, self._settings = self._settings, "" if self._ticket.last else settings_of(self.optimizer)
+        now = self._settings or settings_of(self.optimizer)
+        validate.require(before in ("", now), _COUNTED)
+
     @property
     def unmoved(self) -> bool:
         """Whether a batch was handed out, and no step was taken with it."""
@@ -413,8 +447,16 @@ class TorchDriver:
 
     def _arrived(self) -> None:
         """A gradient has come to a layer."""
+        self._check_loop()
         self._undo.check()
         self._awaiting.begin()
+
+    def _check_loop(self) -> None:
+        """Warn of a loop that draws for a batch what somebody can know."""
+        before, self._draws = self._draws, b""
+        if before and passes.public_state() not in (b"", before, passes.first_state()):
+            self._followed = True
+            warnings.warn(_FOLLOWS, stacklevel=4)
 
     def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
@@ -533,6 +575,12 @@ class TorchDriver:
 
     def _collect(self, lifted: Sequence[Lifted]) -> None:
         self._directions.append(lifted)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> str:
+    """What an optimiser is set to, in words: its learning rates and all else but the parameters."""
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return repr(groups)
 
 
 def _hooks_of(driver: TorchDriver) -> tuple[Any, Any, Any]:

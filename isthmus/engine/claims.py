@@ -19,9 +19,10 @@ UNSEEN = (
     "file for all of them counts that)"
 )
 COLLATED = (
-    "what collate_fn makes of a record does not depend on the other records of its batch, or the module and the loss "
-    "make nothing of the difference (compared on first and on random batches, where the module is given the tensors of "
-    "the batch; not proven): pad to a public length, or mask padding in the module and in the loss"
+    "what collate_fn makes of a record does not depend on the other records of its batch (nor what __getitems__ of the "
+    "dataset makes of it, where it reads a batch in one call), or the module and the loss make nothing of the "
+    "difference (compared on first and on random batches, where the module is given the tensors of the batch; not "
+    "proven): pad to a public length, or mask padding in the module and in the loss"
 )
 NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"

@@ -25,7 +25,7 @@ from isthmus.engine.accountant import Accountant
 from isthmus.engine.claims import FIXED, UNSEEN, claims
 from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
 from isthmus.engine.group import SHARED, company_of, met, shard_of
-from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical, collates
+from isthmus.engine.loader import Draws, PrivateLoader, check_draws, check_loader, check_physical, collates
 from isthmus.engine.optimizer import (
     check_fresh,
     check_optimizer,
@@ -182,6 +182,8 @@ class PrivacyEngine:
         scale = scale_of(grad_scaler, loss_reduction)
         validate.one_of(("network", "exact"), precision=precision)
         n, batch = check_loader(data_loader)
+        if noise_generator is None and not bare:
+            check_draws(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
         check_fresh(module, optimizer)
         modules.validate(module, strict=True)

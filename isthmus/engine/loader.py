@@ -6,22 +6,26 @@ while it is read (augmentation) is secret too, unless the noise has a seed: see 
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
+    Subset,
     default_collate,
 )
 
@@ -37,6 +41,11 @@ from isthmus.gradients.layers.twin import Dice
 STAND_IN = (0,)
 """What is handed out where no record was drawn: modules and loops need not know what to do with no example at all."""
 
+
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""What draws random numbers from a state of its own."""
+MANY = 64
+"""Longer lists hold records, and no transforms."""
 
 TRIED = 2
 """Records of a batch that are given to the module alone, where their part of the batch is another."""
@@ -177,8 +186,53 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def collates(loader: DataLoader) -> bool:
-    """Whether a loader has a collate function of its own: torch's stacks records of one shape, and keeps them apart."""
-    return loader.collate_fn is not default_collate
+    """Whether the user's own code sees a batch's records together: torch's stacks those of one shape, and keeps them
+    apart."""
+    return loader.collate_fn is not default_collate or reads_together(loader.dataset)
+
+
+def reads_together(dataset: Any) -> bool:
+    """Whether a dataset reads the records of a batch in one call (`__getitems__`), where they may meet.
+
+    >>> from torch.utils.data import Subset, TensorDataset
+    >>> reads_together(Subset(TensorDataset(torch.ones(3)), [0, 1]))  # which has one that passes it on
+    False
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def check_draws(loader: DataLoader) -> None:
+    """Refuse generators that the dataset or the collate function keeps: whoever knows their seed knows what they draw.
+
+    Records are read in the order of the batch, so one record more would shift the draws of all others.
+    """
+    parts = {"the dataset": loader.dataset, "collate_fn": getattr(loader.collate_fn, "__self__", loader.collate_fn)}
+    own = [f"{name}{path}" for name, part in parts.items() for path in _generators_in(part, set())]
+    validate.check(
+        not own,
+        "data_loader",
+        own,
+        "draw from the global generators of torch, NumPy or Python, which are secret while records are read: "
+        "generators of one's own have seeds that may be known, and one record more in a batch would shift what they "
+        "draw for all others (one made anew from a seed and the record's index is fine; delete what is no longer used)",
+    )
+
+
+def _generators_in(part: Any, seen: set[int]) -> Iterator[str]:
+    """Where a dataset, its transforms and the datasets in it keep generators."""
+    if id(part) in seen or isinstance(part, (Tensor, type)):
+        return
+    seen.add(id(part))
+    if isinstance(part, GENERATORS) and not isinstance(part, random.SystemRandom):
+        yield ""
+    elif isinstance(part, (list, tuple)) and len(part) <= MANY:
+        for number, item in enumerate(part):
+            yield from (f"[{number}]{path}" for path in _generators_in(item, seen))
+    elif isinstance(part, Dataset) or callable(part):
+        for name, item in getattr(part, "__dict__", {}).items():
+            yield from (f".{name}{path}" for path in _generators_in(item, seen))
 
 
 class Collating:
@@ -193,7 +247,13 @@ class Collating:
 
     def __init__(self, loader: DataLoader, layers: Layers) -> None:
         self.collate, self.dataset, self.layers = loader.collate_fn, loader.dataset, layers
+        self.fetch = getattr(loader.dataset, "__getitems__") if reads_together(loader.dataset) else None  # noqa: B009
         self._shapes: set[Hashable] = set()
+
+    @property
+    def where(self) -> str:
+        """Where records may meet."""
+        return "collate_fn" if self.fetch is None else "__getitems__ of the dataset (or in collate_fn)"
 
     def look(self, index: list[int], batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a batch in whose arguments records meet; nothing else is changed or kept."""
@@ -207,22 +267,28 @@ class Collating:
                 return
         if meet:
             raise validate.InvalidInput(
-                "examples meet in collate_fn: what it makes of a record changes with the records beside it, and so "
+                f"examples meet in {self.where}: what it makes of a record changes with the records beside it, and so "
                 "does the module's output for it, so that no record's gradient is its own. Pad to a public length in "
                 "place of the longest record of the batch, or mask the padding wherever the module sums over it, and "
-                "compute nothing in collate_fn from several records"
+                f"compute nothing in {self.where} from several records"
             )
 
     def _meet(self, index: list[int], given: dict[str, Tensor], leaves: list[Any], spec: TreeSpec) -> bool:
-        n, records = len(index), [self.dataset[i] for i in index]
+        n, records = len(index), [] if self.fetch is not None else [self.dataset[i] for i in index]
+
+        def made(places: Iterable[int]) -> dict[str, Tensor]:
+            if self.fetch is not None:
+                return _tensors(self.collate(self.fetch([index[i] for i in places])))
+            return _tensors(self.collate([records[i] for i in places]))
+
         with Dice(torch.device("cpu")) as dice:
-            whole, again = (_tensors(self.collate(list(records))) for _ in range(2))
+            whole, again = (made(range(n)) for _ in range(2))
             if dice.drew() or not all(torch.equal(x, again[place]) for place, x in whole.items()):
                 return False
         copies, tried = 3 if n == 2 else 2, 0
         drawn = torch.Generator().manual_seed(secret.randbits(63))
         for place in torch.randperm(n, generator=drawn)[:EXAMPLES].tolist():
-            own = _tensors(self.collate([records[place]] * copies))
+            own = made([place] * copies)
             other = {name for name, x in whole.items() if not _same(x, own[name], n, copies, place)}
             origins = [_origins(x, given, own) if isinstance(x, Tensor) else set() for x in leaves]
             computed = (x for x, names in zip(leaves, origins, strict=True) if not names)

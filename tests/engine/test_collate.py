@@ -205,3 +205,20 @@ def test_torchs_own_collate_function_costs_nothing_and_needs_no_assumption() -> 
     assert COLLATED not in engine.statement(1e-5).assumptions
     assert engine.driver is not None and engine.driver._ticket.look is None
     assert len(reads) < 90  # 36 are expected
+
+
+class ReadTogether(Sequences):
+    """Pads in `__getitems__`, which torch calls with all records of a batch, as a transform of HF's datasets does."""
+
+    def __getitems__(self, index: list[int]) -> list[tuple[Tensor, int, int]]:
+        x, lengths, y = padded([self[i] for i in index])
+        return list(zip(x, lengths.tolist(), y.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_records_that_meet_where_a_batch_is_read_in_one_call_are_refused(part: bool) -> None:
+    whole = ReadTogether()
+    dataset: Dataset[Any] = torch.utils.data.Subset(whole, range(40)) if part else whole
+    with pytest.raises(InvalidInput, match="meet in __getitems__"):
+        run(Net(mean), None, dataset=dataset)
+    assert COLLATED in run(Net(masked_mean), None, dataset=dataset).statement(1e-5).assumptions

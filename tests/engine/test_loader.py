@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -355,3 +357,37 @@ def test_the_private_loader_is_not_made_private_again() -> None:
             noise_multiplier=1.0,
             max_grad_norm=1.0,
         )
+
+
+class Augmented(Dataset):
+    """Records with noise from a generator of the dataset's own, as it is or inside a transform."""
+
+    def __init__(self, generator: Any) -> None:
+        self.records, self.transforms = data(), [lambda x: x, Transform(generator)]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.records[i]
+
+
+class Transform:
+    def __init__(self, generator: Any) -> None:
+        self.rng = generator
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+OWN = [np.random.default_rng(0), np.random.RandomState(0), random.Random(0), torch.Generator()]
+
+
+@pytest.mark.parametrize("generator", OWN, ids=lambda own: type(own).__name__)
+def test_a_dataset_that_keeps_a_generator_of_its_own_is_refused(generator: Any) -> None:
+    """One record more in a batch would shift what it draws for the others, and its seed may be known."""
+    part = torch.utils.data.Subset(Augmented(generator), range(30))
+    with pytest.raises(InvalidInput, match=r"the dataset\.dataset\.transforms\[1\]\.rng"):
+        private(mlp(), part, noise_generator=None)
+    private(mlp(), part)  # everything follows the user's seeds there
+    private(mlp(), Augmented(random.SystemRandom()), noise_generator=None)

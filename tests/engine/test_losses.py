@@ -138,7 +138,7 @@ def test_a_divisor_that_follows_the_batch_is_warned_of_once() -> None:
         warnings.simplefilter("always")
         losses_of(masked)
     told = [str(item.message) for item in caught]
-    assert len(told) == 1 and "the loss divides its terms by" in told[0] and "public schedule" in told[0]
+    assert len(told) == 1 and "the loss divides its terms by another number" in told[0] and "public schedule" in told[0]
 
 
 def contrastive(z: Tensor, y: Tensor) -> Tensor:
@@ -326,3 +326,49 @@ def test_examples_that_are_changed_one_by_one_pass_without_a_word(name: str) -> 
 def test_mixtures_of_many_examples_are_not_seen_and_the_statement_names_them() -> None:
     run = fed(lambda x: x - x.mean(0))
     assert any("between the loader, the layers and the loss mixes" in w for w in run.engine.statement(1e-5).assumptions)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_parameters_beside_the_private_module_are_refused(where: str) -> None:
+    """They would get raw gradients, and an optimiser of their own would publish them."""
+    beside = nn.Linear(CLASSES, CLASSES) if where == "after" else nn.Linear(6, 6)
+    beside.double()
+    run = private(mlp(), data(), criterion=None)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(beside(run.module(x)) if where == "after" else run.module(beside(x)), y)
+
+    for number, (_, x, y) in enumerate(run.loader):
+        if number == 0:
+            with pytest.raises(InvalidInput, match="2 parameter.* not of the private module"):
+                loss(x, y).backward()
+            assert beside.weight.grad is None
+            beside.requires_grad_(False)
+        loss(x, y).backward()
+        run.optimizer.step()
+
+
+SELECTING: dict[str, Loss] = {
+    "topk": lambda p, y: F.cross_entropy(p, y, reduction="none").topk(2).values.mean(),
+    "max": lambda p, y: F.cross_entropy(p, y, reduction="none").max(),
+    "amax": lambda p, y: F.cross_entropy(p, y, reduction="none").amax(0),
+    "sort": lambda p, y: F.cross_entropy(p, y, reduction="none").sort(dim=-1).values[1:].mean(),
+    "median": lambda p, y: F.cross_entropy(p, y, reduction="none").median(),
+    "by class": lambda p, y: p.max(0).values.mean(),
+}
+
+
+@pytest.mark.parametrize("name", list(SELECTING))
+def test_losses_that_choose_among_examples_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"chooses among the examples|examples meet in the loss"):
+        losses_of(SELECTING[name])
+
+
+def test_losses_that_choose_inside_an_example_pass() -> None:
+    losses_of(lambda p, y: (p.max(1).values - p.topk(2).values[:, 1] + p.sort(1).values[:, 0] + p.amax(-1)).mean())
+
+
+def test_the_warning_of_a_divisor_that_changes_has_no_number_of_the_data_in_it() -> None:
+    with pytest.warns(UserWarning, match="divides its terms by another number") as told:
+        losses_of(lambda p, y: (p.sum(1) / (1 + y.sum())).mean(), epochs=1)
+    assert not any(character.isdigit() for character in str(told[0].message))

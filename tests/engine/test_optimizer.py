@@ -405,3 +405,35 @@ def test_a_hook_before_the_step_changes_what_was_released() -> None:
     train(run, 1)
     moved = [(p.detach() - q).norm() for p, q in zip(run.module.parameters(), before, strict=True)]
     assert 0 < max(moved) < 1e-7
+
+
+@pytest.mark.parametrize("name", list(SCHEDULERS))
+def test_a_schedule_that_counts_pieces_is_refused(name: str) -> None:
+    """How many pieces a batch has depends on who was drawn, and a learning rate is public."""
+    run = private(mlp(), data(), max_physical_batch_size=1)
+    scheduler = SCHEDULERS[name](run.optimizer)
+    with pytest.raises(InvalidInput, match="changed between two pieces of one batch"):
+        for _, x, y in run.loader:
+            F.cross_entropy(run.module(x), y).backward()
+            run.optimizer.step()
+            scheduler.step()
+
+
+def test_a_schedule_may_follow_what_is_released() -> None:
+    run = private(mlp(), data(), max_physical_batch_size=1)
+    scheduler = StepLR(run.optimizer, 2, 0.5)
+    run.optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    for _, x, y in run.loader:
+        F.cross_entropy(run.module(x), y).backward()
+        run.optimizer.step()
+    assert scheduler.last_epoch == 4 == len(run.rounds)
+
+
+def test_steps_that_follow_a_count_of_pieces_are_refused() -> None:
+    run = private(mlp(), data(), max_physical_batch_size=2)
+    with pytest.raises(InvalidInput, match="no step was taken with its last piece"):
+        for _ in range(20):
+            for count, (_, x, y) in enumerate(run.loader, 1):
+                F.cross_entropy(run.module(x), y).backward()
+                if count % 3 == 0:
+                    run.optimizer.step()

@@ -250,3 +250,23 @@ def test_hidden_draws_never_repeat_and_have_their_law() -> None:
     whole = torch.stack(drawn)
     assert len(set(whole.flatten().tolist())) > 0.99 * whole.numel()
     assert stats.kstest(whole.flatten().numpy(), "uniform").pvalue > 1e-7
+
+
+@pytest.mark.parametrize("seed", ["default", "chosen", "secret", "inside"])
+def test_a_loop_that_draws_for_a_batch_from_a_seed_that_may_be_known_is_warned(seed: str) -> None:
+    """Torch's generator has one and the same seed in every process in which nobody has called torch.seed()."""
+    before = torch.get_rng_state()
+    run = private(Functional("module" if seed == "inside" else "none"), records(), noise_generator=None)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if seed == "secret":
+            torch.seed()
+        else:
+            torch.manual_seed(torch.Generator().initial_seed() if seed == "default" else 0)
+        for _, x, y in run.loader:
+            x = x if seed == "inside" else x + torch.randn_like(x)
+            F.cross_entropy(run.module(x), y).backward()
+            run.optimizer.step()
+    torch.set_rng_state(before)
+    drew = [str(each.message) for each in told if "loop drew random numbers" in str(each.message)]
+    assert len(drew) == (seed in ("default", "chosen"))

@@ -162,6 +162,30 @@ def _drawn() -> tuple[bytes, Any, Any]:
     )
 
 
+SEEDS = 1 << 32
+"""Smaller seeds are somebody's choice: torch.seed() takes one of 53 bits from the operating system."""
+DEFAULT = torch.Generator().initial_seed()
+"""The seed that torch's generator has in every process."""
+
+
+def public_state() -> bytes:
+    """The state of torch's generator on the host where its seed may be known; nothing while it is hidden.
+
+    >>> with hiding(True):
+    ...     public_state()
+    b''
+    """
+    seed = torch.default_generator.initial_seed()
+    if hidden() or not (seed == DEFAULT or seed < SEEDS):
+        return b""
+    return torch.default_generator.get_state().numpy().tobytes()
+
+
+def first_state() -> bytes:
+    """The state that torch's generator had when it was given its seed: nothing has been drawn since."""
+    return torch.Generator().manual_seed(torch.default_generator.initial_seed()).get_state().numpy().tobytes()
+
+
 def _generator(device: torch.device) -> torch.Generator:
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.cuda.default_generators[index]
