@@ -160,14 +160,14 @@ def private_score(
         promise = Promise(epsilon, delta, Adjacency(adjacency))
         looks = Looks.paid_from(ledger if ranks.leads else None, promise, noise_seed=noise_seed, ranks=ranks, whole=n)
         scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
-        assumed: tuple[str, ...] = (PUBLIC_MODEL, APART)
+        foreign: tuple[str, ...] = ()
         if not type(model).__module__.startswith("isthmus."):
-            assumed = (*assumed, ONE_BY_ONE)
+            foreign = (ONE_BY_ONE,)
         on = f"{n:,} rows"
         if looks.taken:
             on += f", with noise for epsilon = {epsilon:g}"
         named = tuple(replace(figure, on=on) for figure in scores.figures)
-        return replace(scores, figures=named, privacy=looks.statement(assumptions=assumed))
+        return replace(scores, figures=named, privacy=looks.statement(assumptions=(PUBLIC_MODEL, APART, *foreign)))
 
 
 def _checked_targets(model: Any, y: Any, ranks: RankGroup) -> np.ndarray:
