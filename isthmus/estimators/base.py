@@ -167,6 +167,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         checkpoint = self.checkpoint if self._crew.leads else None
         if claim is not None:
             claim()
+        spending = self._spending() if self._private else {}
         with threads_for(X.shape[0] * X.shape[1]):
             result = minimize(
                 problem.objective,
@@ -179,8 +180,9 @@ class PrivateLinear(ShowsGuarantee, Parameters):
                 record=1,
                 callbacks=[Watcher(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, assumed)],
                 progress=bool(self.verbose),
-                **(self._spending() if self._private else {}),
+                **spending,
             )
+        self._paid = turns.identities(spending.get("ledger"))
         self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, assumed
         self._planned_rounds = rounds
         self.history_, self.seconds_, self.n_iter_ = history, time.perf_counter() - began, result.state.t

@@ -27,7 +27,7 @@ from isthmus.core.pipeline import Promise, Release, Stage
 from isthmus.core.sources import Sheet
 from isthmus.core.step import Setting, look
 from isthmus.core.wire import Keys
-from isthmus.estimators import figures
+from isthmus.estimators import figures, turns
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
 from isthmus.gradients import Counts, Dense, Rows
@@ -80,12 +80,14 @@ class Scores:
     """What `private_score` found: figures, curves for a report, and the statement of what they cost (None: public).
 
     releases   how many noisy looks were taken: 0 where the rows were too few, or public
+    paid       the ledgers that were charged for them, by their identities
     """
 
     figures: tuple[Figure, ...]
     curves: tuple[ShownCurve, ...] = ()
     privacy: PrivacyStatement | None = None
     releases: int = 0
+    paid: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Figure:
         """A figure by its name, such as "accuracy"."""
@@ -189,7 +191,7 @@ def _scored(model: Any, X: Any, y: Any, terms: Asked, ledger: Any, crew: Crew) -
         account.add(stage.event(relation), *mechanisms, names=[stage.name] * len(mechanisms), sampler=how, noise=source)
     on = f"{n:,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
     named = tuple(replace(figure, on=on) for figure in scores.figures)
-    return replace(scores, figures=named, privacy=account.statement())
+    return replace(scores, figures=named, privacy=account.statement(), paid=turns.identities(ledger))
 
 
 def _checked_targets(model: Any, y: Any, crew: Crew) -> np.ndarray:
@@ -310,7 +312,7 @@ def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
     classes, n = np.asarray(model.classes_), looks.size(y)
     k = len(classes)
     X, own = _some(model, X, y), len(y)
-    true, called = figures.places(y, classes), figures.places(np.asarray(model.predict(X)), classes)[:own]
+    true, called = figures.places(y, classes), figures.places(figures.predictions(model, X), classes)[:own]
     logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
     logs, margins = (None if values is None else values[:own] for values in (logs, margins))
     if k > 2 or margins is None:
@@ -426,7 +428,7 @@ def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[floa
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
         need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
         return Scores((Figure("R2", None, note=figures.too_few(0.0, need)),))
-    predicted = np.asarray(model.predict(_some(model, X, y)), dtype=float)[: len(y)]
+    predicted = figures.predictions(model, _some(model, X, y)).astype(float)[: len(y)]
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
             away, place = np.abs(predicted - y) / half, (y - middle) / half

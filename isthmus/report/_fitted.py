@@ -27,9 +27,9 @@ UNCOUNTED = (
 
 
 def told(entries: Any) -> tuple[list[Any], Any]:
-    """Figures or curves as a record holds them, and the statement of what they cost where they bring one."""
+    """Figures or curves as a record holds them, and the scores that they are of where those say what they cost."""
     if isinstance(entries, isthmus.estimators.Scores):
-        return [figure.to_dict() for figure in entries.figures], entries.privacy
+        return [figure.to_dict() for figure in entries.figures], entries if entries.privacy is not None else None
     return [entry.to_dict() if hasattr(entry, "to_dict") else entry for entry in entries], None
 
 
@@ -43,6 +43,7 @@ def described(
 ) -> dict[str, Any]:
     """All parts of a record that the estimator, the ledger and the statement of its scores know.
 
+    What was paid for by another ledger than this one, or nobody knows by which, is counted besides what this one holds.
     `noisy` says that there are figures with noise which bring no statement.
     """
     fitted = all(hasattr(estimator, name) for name in ("result_", "privacy_", "plan_", "choice_", "history_"))
@@ -55,7 +56,11 @@ def described(
     if not isinstance(ledger, isthmus.privacy.Ledger):  # none, or one of the user's own, which cannot be read
         ledger = None
     if statement is not None:
-        statement = statement.with_all_of(ledger, *([] if scores is None else [scores]))
+        own = set() if ledger is None else set(isthmus.estimators.turns.identities(ledger))
+        costs = [(statement, getattr(estimator, "_paid", ()))]
+        costs += [] if scores is None else [(scores.privacy, scores.paid)]
+        apart = [cost for cost, paid in costs if not own & set(paid)]
+        statement = statement.with_all_of(ledger, *(cost for cost, _ in costs[1:]), apart=apart)
         charged = [] if ledger is None else ledger.rounds()
         if noisy and not any(name.endswith(isthmus.estimators.scoring.FIGURES) for name in charged):
             warnings = (*warnings, UNCOUNTED)
