@@ -471,6 +471,9 @@ class PrivateLinear(ShowsGuarantee, Parameters):
     def _checkpointed(self) -> State | None:
         if self.checkpoint is None or not Path(self.checkpoint).exists():
             return None
+        there = not (self._private and self._tallied) or Path(f"{self.checkpoint}.ledger").exists()
+        remedy = "restore the file <checkpoint>.ledger, which has what this run has spent, or remove both to begin anew"
+        validate.check(there, "checkpoint", str(self.checkpoint), remedy)
         return State.load(self.checkpoint)
 
     def _check_scale(self, choice: Choice) -> None:
