@@ -456,7 +456,8 @@ class _Tape:
             drawn = np.delete(drawn, at) if n < size else np.insert(drawn, at, own)
         elif n != size:
             drawn = draw(generator, n)
-        if forced and at is not None and n == longer and (n == self.place.n or not self.place.both):
+        known = self.place.more >= 0  # else it is in no draw of the first training, and comes in by the insertion
+        if forced and known and at is not None and n == longer and (n == self.place.n or not self.place.both):
             drawn[at] = own
         return drawn
 

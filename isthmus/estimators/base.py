@@ -312,6 +312,7 @@ class PrivateLinear(PrivateEstimator):
         checkpoint = self.checkpoint if self._ranks.leads else None
         if claim is not None:
             claim()
+        spending = self._spending() if self._private else {}
         with one_thread(X.shape[0] * X.shape[1] < THREADED):  # waiting for others would take longer than the products
             result = minimize(
                 problem.objective,
@@ -324,8 +325,9 @@ class PrivateLinear(PrivateEstimator):
                 record=1,
                 callbacks=[RoundNotes(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, rests_on)],
                 progress=bool(self.verbose),
-                **(self._spending() if self._private else {}),
+                **spending,
             )
+        self._paid = partial_fit_claims.identities(spending.get("ledger"))
         self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, rests_on
         self._planned_rounds = rounds
         self.history_, self.seconds_, self.n_iter_ = history, time.perf_counter() - began, result.state.t
@@ -751,6 +753,9 @@ class PrivateLinear(PrivateEstimator):
     def _checkpointed(self) -> State | None:
         if self.checkpoint is None or not Path(self.checkpoint).exists():
             return None
+        there = not (self._private and self._tallied) or Path(f"{self.checkpoint}.ledger").exists()
+        remedy = "restore the file <checkpoint>.ledger, which has what this run has spent, or remove both to begin anew"
+        validate.check(there, "checkpoint", str(self.checkpoint), remedy)
         return State.load(self.checkpoint)
 
     def _check_scale(self, choice: Choice) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 from scipy.special import xlogy
 from sklearn.metrics import roc_auc_score
 
+from isthmus.base import validate
+
 TELLS = 0.05
 """A share with noise of a larger standard deviation tells nothing."""
 ROUGHLY = 0.1
@@ -160,9 +162,9 @@ def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y = np.asarray(y)
     if not hasattr(model, "classes_"):
-        return exact_errors(np.asarray(model.predict(X), dtype=float), y.astype(float), on), []
+        return exact_errors(predictions(model, X).astype(float), y.astype(float), on), []
     classes = np.asarray(model.classes_)
-    true, predicted = places(y, classes), places(np.asarray(model.predict(X)), classes)
+    true, predicted = places(y, classes), places(predictions(model, X), classes)
     confusion = np.zeros((len(classes), len(classes)))
     np.add.at(confusion, (true, predicted), 1)
     figures = confusion_figures(confusion, classes, 0.0)
@@ -195,6 +197,14 @@ def exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Fig
 
 
 MEAN = "always the mean"
+
+
+def predictions(model: Any, X: Any) -> np.ndarray:
+    """What a model predicts, one value a row: one fitted to a column of targets gives a column, which is flattened."""
+    predicted, rows = np.asarray(model.predict(X)), int(X.shape[0]) if hasattr(X, "shape") else len(X)
+    one = predicted.shape in ((rows,), (rows, 1))
+    validate.require(one, f"The model predicts values of the shape {predicted.shape}: give one that predicts one a row")
+    return predicted.reshape(rows)
 
 
 def places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:

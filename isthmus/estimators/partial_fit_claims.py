@@ -51,6 +51,15 @@ def claim(run: str | None, done: int) -> None:
         _MADE[run] = done + 1
 
 
+def identities(ledger: Any) -> tuple[str, ...]:
+    """Those of a ledger and of the ones that it is charged to besides; of none there are none."""
+    found = []
+    while isinstance(ledger, Ledger):
+        found.append(ledger.identity)
+        ledger = ledger.shared
+    return tuple(found)
+
+
 def identity_of(ledger: Any) -> str:
     """What tells a ledger from others."""
     return ledger.identity if isinstance(ledger, Ledger) else type(ledger).__name__

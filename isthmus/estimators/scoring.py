@@ -28,7 +28,7 @@ from isthmus.core.pipeline import Promise, Release, Stage
 from isthmus.core.sources import Sheet
 from isthmus.core.step import Setting, look
 from isthmus.core.wire import Keys
-from isthmus.estimators import figures
+from isthmus.estimators import figures, partial_fit_claims
 from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
 from isthmus.estimators.rank_group import RankGroup
 from isthmus.gradients import Counts, Dense, Rows
@@ -81,12 +81,14 @@ class Scores:
     """What `private_score` found: figures, curves for a report, and the statement of what they cost (None: public).
 
     releases   how many noisy looks were taken: 0 where the rows were too few, or public
+    paid       the ledgers that were charged for them, by their identities
     """
 
     figures: tuple[Figure, ...]
     curves: tuple[ShownCurve, ...] = ()
     privacy: PrivacyStatement | None = None
     releases: int = 0
+    paid: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Figure:
         """A figure by its name, such as "accuracy"."""
@@ -163,11 +165,14 @@ def private_score(
         foreign: tuple[str, ...] = ()
         if not type(model).__module__.startswith("isthmus."):
             foreign = (ONE_BY_ONE,)
+        paid = partial_fit_claims.identities(ledger if ranks.leads else None)
         on = f"{n:,} rows"
         if looks.taken:
             on += f", with noise for epsilon = {epsilon:g}"
         named = tuple(replace(figure, on=on) for figure in scores.figures)
-        return replace(scores, figures=named, privacy=looks.statement(assumptions=(PUBLIC_MODEL, APART, *foreign)))
+        return replace(
+            scores, figures=named, privacy=looks.statement(assumptions=(PUBLIC_MODEL, APART, *foreign)), paid=paid
+        )
 
 
 def _checked_targets(model: Any, y: Any, ranks: RankGroup) -> np.ndarray:
@@ -310,7 +315,7 @@ def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
     classes, n = np.asarray(model.classes_), looks.size(y)
     k = len(classes)
     X, own = _some(model, X, y), len(y)
-    true, called = figures.places(y, classes), figures.places(np.asarray(model.predict(X)), classes)[:own]
+    true, called = figures.places(y, classes), figures.places(figures.predictions(model, X), classes)[:own]
     logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
     logs, margins = (None if values is None else values[:own] for values in (logs, margins))
     if k > 2 or margins is None:
@@ -425,7 +430,7 @@ def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[floa
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
         need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
         return Scores((Figure("R2", None, note=figures.too_few(0.0, need)),))
-    predicted = np.asarray(model.predict(_some(model, X, y)), dtype=float)[: len(y)]
+    predicted = figures.predictions(model, _some(model, X, y)).astype(float)[: len(y)]
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
             away, place = np.abs(predicted - y) / half, (y - middle) / half

@@ -157,11 +157,15 @@ class PrivacyStatement:
             releases=tables.together(releases),
         )
 
-    def with_all_of(self, ledger: Ledger | None, *others: PrivacyStatement) -> PrivacyStatement:
+    def with_all_of(
+        self, ledger: Ledger | None, *others: PrivacyStatement, apart: Sequence[PrivacyStatement] = ()
+    ) -> PrivacyStatement:
         """One statement of what this one, `others` about the same records, and a ledger know of together.
 
-        What the ledger holds of a statement's releases is counted once, what it does not hold is counted besides: the
-        result never says less than was spent.  Epsilon is at this statement's delta.
+        What the ledger holds of a statement's releases is counted once, what it does not hold is counted besides.  Two
+        releases that cost the same cannot be told from one: `apart` has those of the statements that were not charged
+        to this ledger, and all that they list is counted besides.  With them the result never says less than was spent.
+        Epsilon is at this statement's delta.
 
         >>> from isthmus.privacy import Gaussian, Ledger
         >>> ledger, fit = Ledger(), PrivacyStatement.of(Gaussian(4.0).event(), 1e-5)
@@ -178,8 +182,11 @@ class PrivacyStatement:
             validate.check(relation is self.adjacency, "adjacency", relation.value, remedy)
         statements, seeded = (self, *others), False
         stated: Counter[str] = Counter()
-        for leaf, count in (pair for statement in statements for pair in event_json.keyed(statement.event)):
-            stated[leaf] += count
+        beyond: Counter[str] = Counter()
+        for statement in statements:
+            elsewhere = any(statement is one for one in apart)
+            for leaf, count in event_json.keyed(statement.event):
+                (beyond if elsewhere else stated)[leaf] += count
         charged: Counter[str] = Counter()
         names: dict[str, str] = {}
         if ledger is not None:
@@ -202,7 +209,8 @@ class PrivacyStatement:
             Released(tables.charged(names.get(key, "value")), count, event_json.words(leaf))
             for key, (leaf, count) in besides.items()
         ]
-        account.add(event_json.composed((json.loads(leaf), count) for leaf, count in (stated | charged).items()))
+        total = (stated | charged) + beyond
+        account.add(event_json.composed((json.loads(leaf), count) for leaf, count in total.items()))
         whole = account.statement()
         epsilon = max(whole.epsilon, self.epsilon)  # a search quotes its budget
         return replace(whole, epsilon=epsilon, nominal=max(whole.nominal, self.nominal))

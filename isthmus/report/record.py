@@ -520,9 +520,9 @@ UNCOUNTED = (
 
 
 def told(entries: Any) -> tuple[list[Any], Any]:
-    """Figures or curves as a record holds them, and the statement of what they cost where they bring one."""
+    """Figures or curves as a record holds them, and the scores that they are of where those say what they cost."""
     if isinstance(entries, isthmus.estimators.Scores):
-        return [figure.to_dict() for figure in entries.figures], entries.privacy
+        return [figure.to_dict() for figure in entries.figures], entries if entries.privacy is not None else None
     return [entry.to_dict() if hasattr(entry, "to_dict") else entry for entry in entries], None
 
 
@@ -548,7 +548,12 @@ def described(
     if not isinstance(ledger, isthmus.privacy.Ledger):  # none, or one of the user's own, which cannot be read
         ledger = None
     if statement is not None:
-        statement = statement.with_all_of(ledger, *([] if scores is None else [scores]))
+        own = set() if ledger is None else set(isthmus.estimators.partial_fit_claims.identities(ledger))
+        costs = [(statement, getattr(estimator, "_paid", ()))]
+        if scores is not None:
+            costs.append((scores.privacy, scores.paid))
+        apart = [cost for cost, paid in costs if not own & set(paid)]  # or nobody knows which ledger paid
+        statement = statement.with_all_of(ledger, *(cost for cost, _ in costs[1:]), apart=apart)
         charged = [] if ledger is None else ledger.rounds()
         if noisy and not any(name.endswith(isthmus.estimators.scoring.FIGURES) for name in charged):
             warnings = (*warnings, UNCOUNTED)

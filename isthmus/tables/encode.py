@@ -225,6 +225,8 @@ def _word(value: Any) -> str:
     """
     if value is None or isinstance(value, (bool, np.bool_)):
         return "" if value is None else str(bool(value)).lower()
+    if isinstance(value, (complex, np.complexfloating)) and value.imag == 0:
+        value = value.real  # what all numbers of a column become as soon as one of them is complex
     if isinstance(value, (int, np.integer)) and abs(int(value)) > EXACT:
         value = _float(value)
     if isinstance(value, (float, np.floating)):

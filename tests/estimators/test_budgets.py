@@ -242,3 +242,13 @@ def test_without_privacy_nobody_is_warned(made: Any) -> None:
     model = made(epsilon=math.inf, max_iter=3, random_state=0)
     assert len(cross_val_score(model, X, y, cv=2)) == 2
     assert set(QUICK) <= set(model.get_params())
+
+
+def test_a_checkpoint_without_its_ledger_is_refused(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
+    y = (X[:, 0] > 0).astype(int)
+    options: dict[str, Any] = {"classes": [0, 1], "bounds": (-1, 1), "algorithm": "dp_gd", "max_iter": 3}
+    model = PrivateClassifier(epsilon=1.0, checkpoint=tmp_path / "fit.state", **options).fit(X, y)
+    (tmp_path / "fit.state.ledger").unlink()
+    with pytest.raises(InvalidInput, match="has what this run has spent"):
+        model.fit(X, y)

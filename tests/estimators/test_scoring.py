@@ -280,3 +280,20 @@ def test_covered_looks_are_in_the_ledger_and_add_nothing(rng: np.random.Generato
     assert ledger.rounds() == {"training": 1, "test ranges": 1, "test figures": 1}
     assert found["accuracy"].noise == pytest.approx(4.0 / math.sqrt(0.8) * math.sqrt(2) / 3000)
     assert isinstance(looks.source, SecretSource) and not isinstance(looks.source, SeededSource)
+
+
+def test_a_model_that_predicts_a_column_is_measured_as_one_that_predicts_a_row(rng: np.random.Generator) -> None:
+    X = rng.uniform(-1, 1, (500, 3))
+    y = X @ [1.0, 0.5, 0.0]
+    column = LinearRegression().fit(X, y[:, None])
+    assert private_score(column, X, y, epsilon=math.inf)["R2"].value == pytest.approx(1)
+    noisy = private_score(column, X, y, epsilon=100.0, target_bounds=(-2, 2))["mean absolute error"]
+    assert noisy.note and private_score(column, X, y, epsilon=100.0, target_bounds=(-2, 2)).releases == 2
+
+
+@pytest.mark.parametrize("epsilon", [math.inf, 5.0])
+def test_a_model_that_predicts_several_numbers_is_refused(epsilon: float, rng: np.random.Generator) -> None:
+    X = rng.uniform(-1, 1, (500, 3))
+    two = LinearRegression().fit(X, X[:, :2])
+    with pytest.raises(InvalidInput, match="one that predicts one"):
+        private_score(two, X, X[:, 0], epsilon=epsilon, target_bounds=(-2, 2))

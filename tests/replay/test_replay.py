@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from isthmus import PrivacyEngine, PrivateRegressor
+from isthmus import PrivacyEngine, PrivateClassifier, PrivateRegressor
 from isthmus.audit import Replayed, ReplayedRelease, replay
 from isthmus.base import secret
 from isthmus.base.validate import InvalidInput
@@ -220,3 +220,19 @@ def test_it_says_in_words_what_it_saw() -> None:
     words = str(Replayed((fine, bad), ("warning 1: 'a' against 'b'",)))
     assert "moves 1 of them by more" in words and "release 2" in words and "warning 1" in words
     assert not Replayed((fine, bad)).holds and Replayed((fine, bad)).ratio == 2.0
+
+
+@pytest.mark.parametrize("at", ["front", "end"])
+@pytest.mark.parametrize("more", [False, True])
+def test_a_record_more_is_a_neighbour_like_one_less(at: str, more: bool) -> None:
+    X = np.random.default_rng(0).uniform(-3, 3, (40, 3))
+    y = np.where(X[:, 0] > 0, 1, 0)
+    some = slice(1, None) if at == "front" else slice(None, -1)
+
+    def run(data: tuple[np.ndarray, np.ndarray]) -> object:
+        options: dict[str, Any] = {"classes": [0, 1], "bounds": (-3, 3), "algorithm": "dp_sgd", "batch_size": 10}
+        return PrivateClassifier(epsilon=2.0, n=40, max_iter=5, **options).fit(*data)
+
+    pair = (X, y), (X[some], y[some])
+    found = replay(run, *(pair[::-1] if more else pair), seed=1)
+    assert found.holds, str(found)

@@ -123,3 +123,28 @@ def test_a_notebook_shows_what_the_ledger_holds_now() -> None:
     scored(model, ledger)
     after = model._repr_html_()
     assert "of 9 at delta = 1e-05" in before and before != after
+
+
+def test_releases_that_cost_the_same_are_not_taken_for_one_another() -> None:
+    ledger = Ledger()
+    first, other = fitted(ledger), fitted()
+    together = Ledger()
+    for model in (first, other):
+        together.pay("fits", model.privacy_.event)
+    record = Record.of(other, title="t", data=DATA, ledger=ledger)
+    assert record.privacy is not None
+    assert record.privacy["epsilon"] == pytest.approx(together.spent(DELTA), rel=1e-9)
+    assert sum(row["times"] for row in record.privacy["releases"]) == 2 * sum(ledger.rounds().values())
+
+
+def test_figures_paid_elsewhere_are_not_taken_for_those_of_the_ledger() -> None:
+    ledger = Ledger()
+    model = fitted(ledger)
+    scored(model, ledger)
+    elsewhere = scored(model)
+    together = Ledger()
+    for event in (ledger.event(), elsewhere.privacy.event):
+        together.pay("all", event)
+    record = Record.of(model, title="t", data=DATA, metrics=elsewhere)
+    assert record.privacy is not None
+    assert record.privacy["epsilon"] == pytest.approx(together.spent(DELTA), rel=1e-9)

@@ -298,3 +298,10 @@ def test_a_table_in_the_place_of_a_schema_is_named_and_not_quoted(tmp_path: Path
     with pytest.raises(InvalidInput, match="^Cannot read .*patients.csv: it is not valid TOML") as refused:
         Schema.load(path)
     assert "zoe" not in str(refused.value) and "diagnosis" not in str(refused.value)
+
+
+@pytest.mark.parametrize("how", [["1", "2", "0.5"], "hash"])
+def test_a_complex_entry_changes_no_word_of_others(how: Any) -> None:
+    schema = Schema.from_dict({"columns": {"code": how}})
+    whole, odd = (encode(pandas.DataFrame({"code": [1.0, 2.0, 0.5, *more]}), schema)[:3] for more in ([], [1 + 2j]))
+    assert (whole == odd).all()
