@@ -17,7 +17,7 @@ from isthmus.core.pipeline import Pipeline, Promise, Stage
 from isthmus.core.sound import assumed
 from isthmus.core.step import Setting, look
 from isthmus.core.wire import Keys
-from isthmus.gradients.layers.passes import KEPT, PIECES, RANDOM
+from isthmus.gradients.layers.passes import KEPT, MIXING, PIECES, RANDOM
 from isthmus.privacy import event_json
 from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Budgeted, Ledger, opened
@@ -138,7 +138,7 @@ class Spending:
         """
         account = self._account(pipe, planned)
         networks = [line for objective in self._objectives for line in getattr(objective, "assumptions", ())]
-        networks += [PIECES] if networks and cut else []
+        networks += [PIECES] if MIXING in networks and cut else []
         said = [line for line in networks if line != RANDOM or not self.seeded]
         account.assumptions = (*self.promise.assumptions, *said, *assumed(pipe, self._before), *stopped(planned, done))
         kept = dict.fromkeys(name for objective in self._objectives for name in getattr(objective, "kept", ()))

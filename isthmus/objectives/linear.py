@@ -160,6 +160,15 @@ class LinearModel(Objective):
         validate.check(clip is not None, "clip", None, remedy)
         return float(clip or 0)
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a private run takes from a loss that this library did not write, whose slopes nothing tries out."""
+        own = type(self)
+        if own.__module__.split(".")[0] == __name__.split(".")[0]:
+            return ()
+        assumption = f"{own.__name__}, which is not of this library, gives a record a slope that depends on it alone"
+        return (assumption,)
+
     @abstractmethod
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """l(z_i, y_i) for each example."""

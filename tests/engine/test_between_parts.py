@@ -120,6 +120,7 @@ def test_a_part_in_which_examples_meet_is_refused_although_the_module_itself_is_
 def test_loops_that_keep_examples_apart_pass_at_every_batch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "AGAIN", 1)
     module, engine = private(Parts(), N)
+    torch.seed()  # a loop that draws under a known seed is warned
 
     def loop(module: nn.Module, x: Tensor) -> Tensor:
         return module.head(APART[case](module.body(x), module))
@@ -251,8 +252,9 @@ def assumed(loop: Loop, loss: Any = F.cross_entropy) -> float:
 
 
 def test_draws_of_the_loop_itself_are_its_own_business() -> None:
-    """Noise that a loop adds to the records by a known seed: it is assumed that there is none."""
-    assert assumed(lambda m, x: m(noisy(x) + x)) > 3
+    """Noise that a loop adds to the records by a known seed: it is assumed that there is none, and warned of."""
+    with pytest.warns(UserWarning, match="drew random numbers for a private batch"):
+        assert assumed(lambda m, x: m(noisy(x) + x)) > 3
     assert assumed(lambda m, x: m(x)) <= 1 + 1e-4
 
 

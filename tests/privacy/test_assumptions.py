@@ -20,6 +20,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from isthmus import Logistic, PrivateClassifier, algorithms, minimize, private_score
+from isthmus.audit import replay
 
 ROOT = Path(__file__).parents[2]
 WRITERS = {"assumptions", "assumed", "claims", "others_parts", "stopped"}
@@ -72,6 +73,8 @@ FALSE = {
     "hides what it releases as its event says": AUDIT + "attack.py::test_half_the_noise_is_noticed",
     "reads released values only": "tests/core/test_pipeline_claims.py::"
     "test_line_searches_and_certified_stops_look_at_the_data",
+    "{}, which is not of this library, gives a record a slope": HERE
+    + "test_a_loss_in_which_records_meet_moves_more_than_its_bound_and_is_named",
     "{}, which is not of this library, {}": "tests/core/test_pipeline_claims.py::"
     "test_own_sources_and_public_examples_are_stated",
     "the source of stage {} {}": "tests/core/test_pipeline_claims.py::test_own_sources_and_public_examples_are_stated",
@@ -389,3 +392,22 @@ def test_noise_that_can_be_computed_again_hides_nothing() -> None:
     assert away.abs().argmax() == 3 and away[:3].abs().max() < 1e-9 and abs(abs(float(away[3])) - CLIP) < 1e-3
     result = minimize(Logistic(X, y, classes=(0, 1)), algorithms.dp_gd(clip=CLIP, **SETTINGS), steps=1, noise_seed=1)
     assert not result.privacy.private
+
+
+class Balanced(Logistic):
+    """A loss that weighs its terms by the balance of the batch."""
+
+    def slopes(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().slopes(z, y) * y.mean().sign()
+
+
+def test_a_loss_in_which_records_meet_moves_more_than_its_bound_and_is_named() -> None:
+    y = np.where(np.arange(41) % 2 == 0, 1, -1)  # one more of the first label
+    x = 0.5 * y[:, None] * np.ones((1, 3))
+
+    def run(data: tuple[np.ndarray, np.ndarray]) -> Any:
+        objective = Balanced(*data, classes=(-1, 1))
+        return minimize(objective, algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=0.5, step=0.1, n=41), steps=2)
+
+    assert any("Balanced, which is not of this library" in line for line in run((x, y)).privacy.assumptions)
+    assert replay(run, (x, y), (np.delete(x, 0, 0), np.delete(y, 0)), at=0).ratio > 5
