@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.distributed.clusters import SECONDS, check_estimator, fitted, free_address, only
+from isthmus.distributed.parts import SECONDS, check_estimator, fitted, free_address, only
 
 
 def fit(

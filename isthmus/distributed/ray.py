@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.distributed.clusters import (
+from isthmus.distributed.parts import (
     SECONDS,
     check_columns,
     check_estimator,

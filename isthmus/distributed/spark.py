@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.distributed.clusters import (
+from isthmus.distributed.parts import (
     SECONDS,
     check_columns,
     check_estimator,

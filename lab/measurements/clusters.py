@@ -26,7 +26,7 @@ import torch
 import torch.multiprocessing as mp
 
 from isthmus import PrivateClassifier
-from isthmus.distributed.clusters import fitted, only
+from isthmus.distributed.parts import fitted, only
 
 FEW, MANY = 20, 120
 Fit = Callable[[Any], Any]

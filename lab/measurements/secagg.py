@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from isthmus.distributed.secagg import RoundRefused, SecureClient, SecurePlan, SecureServer, crypto, run_round, shamir
-from isthmus.distributed.secagg.field import pack, to_field, unpack, word
-from isthmus.distributed.secagg.rounding import to_integers
+from isthmus.distributed.secagg.plan import to_integers
+from isthmus.distributed.secagg.wire import pack, to_field, unpack, word
 from isthmus.privacy import Gaussian, Ledger, SecretSource, SeededSource, epsilon_of
 from isthmus.privacy.poisson_exact import skellam
 from isthmus.sketches import SRHT

@@ -2,10 +2,8 @@
 
 from isthmus.distributed.flower.client import client_app, sketch_mod
 from isthmus.distributed.flower.federation import Elsewhere, Federation, LocalSteps
-from isthmus.distributed.flower.local import LocalGrid
 from isthmus.distributed.flower.records import from_arrays, space_of, to_arrays
-from isthmus.distributed.flower.server import FlowerClients, NobodyAnswered
-from isthmus.distributed.flower.strategy import SketchStrategy
+from isthmus.distributed.flower.server import FlowerClients, LocalGrid, NobodyAnswered, SketchStrategy
 
 __all__ = [
     "Elsewhere",

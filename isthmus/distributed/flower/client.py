@@ -12,14 +12,13 @@ from isthmus.base import validate
 from isthmus.core.aggregators import Client
 from isthmus.core.order import DataSite, stage_of
 from isthmus.core.wire import Keys, Message
-from isthmus.distributed.flower.agreed import check_linear, check_plan, narrowed
-from isthmus.distributed.flower.federation import Federation, OneTerm
-from isthmus.distributed.flower.packages import flower
+from isthmus.distributed.flower.federation import Federation, OneTerm, check_linear, check_plan, narrowed
 from isthmus.distributed.flower.records import (
     ARRAYS,
     RECORD,
     Ask,
     answer,
+    flower,
     from_arrays,
     keep,
     kept_vectors,

@@ -1,4 +1,6 @@
-"""Orders and answers as records of Flower messages: bytes and arrays, no pickle.
+"""What is used of `flwr`, which is an extra: loaded when it is first needed.
+
+Orders and answers as records of Flower messages: bytes and arrays, no pickle.
 
     down   "isthmus"  order   the order without its iterate: seed, t, step, clip bounds (`Order.short`)
                       plan    digest of the plan: a client with another one refuses
@@ -14,9 +16,13 @@ An answer holds no shapes, bounds or dtypes: the server has these, and takes nob
 from __future__ import annotations
 
 import hashlib
+import importlib
 import struct
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,12 +33,26 @@ from isthmus.base.space import Space
 from isthmus.codecs import Codec
 from isthmus.core.order import Order, digest_of
 from isthmus.core.wire import Message
-from isthmus.distributed.flower.agreed import ANOTHER
-from isthmus.distributed.flower.packages import flower
 from isthmus.privacy.bounded import Bounded
 
+
+@lru_cache(maxsize=1)
+def flower() -> SimpleNamespace:
+    """The modules of Flower's message API: `app`, `clientapp`, `serverapp`, `strategy`."""
+    names = {"app": "app", "clientapp": "clientapp", "serverapp": "serverapp", "strategy": "serverapp.strategy"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its command line warns of a later click while it is imported
+            return SimpleNamespace(**{key: importlib.import_module(f"flwr.{name}") for key, name in names.items()})
+    except ImportError as error:
+        raise ImportError(f"Clients of Flower need flwr 1.41 or later; {validate.extra('flower')}") from error
+
+
 RECORD, ARRAYS, UPDATE = "isthmus", "arrays", "update"
+ANOTHER = "another plan"
+
 SEAL = 8
+
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 

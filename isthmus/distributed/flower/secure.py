@@ -16,10 +16,9 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.core.pipeline import Release, Stage
-from isthmus.distributed.flower.packages import flower
-from isthmus.distributed.flower.records import RECORD, content_of
+from isthmus.distributed.flower.records import RECORD, content_of, flower
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
-from isthmus.distributed.secagg.messages import Kind, read
+from isthmus.distributed.secagg.wire import Kind, read
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.ledger import Purse

@@ -6,9 +6,8 @@ carries them. Needs the extra `secagg` (cryptography).
 """
 
 from isthmus.distributed.secagg.client import SecureClient
-from isthmus.distributed.secagg.local import run_round
-from isthmus.distributed.secagg.messages import BadMessage
 from isthmus.distributed.secagg.plan import SecurePlan
-from isthmus.distributed.secagg.server import RoundRefused, SecureServer
+from isthmus.distributed.secagg.server import RoundRefused, SecureServer, run_round
+from isthmus.distributed.secagg.wire import BadMessage
 
 __all__ = ["BadMessage", "RoundRefused", "SecureClient", "SecurePlan", "SecureServer", "run_round"]

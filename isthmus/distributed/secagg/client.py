@@ -25,18 +25,19 @@ from torch import Tensor
 from isthmus.base import storage, validate
 from isthmus.base.secret import released
 from isthmus.distributed.secagg import crypto, shamir
-from isthmus.distributed.secagg.field import Words, pack, to_field
-from isthmus.distributed.secagg.messages import (
+from isthmus.distributed.secagg.plan import SecurePlan, to_integers
+from isthmus.distributed.secagg.wire import (
     BadMessage,
     Kind,
+    Words,
     number,
+    pack,
     read,
     read_set,
     records,
+    to_field,
     write,
 )
-from isthmus.distributed.secagg.plan import SecurePlan
-from isthmus.distributed.secagg.rounding import to_integers
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import Noise, SecretSource
 from isthmus.privacy.poisson_exact import skellam

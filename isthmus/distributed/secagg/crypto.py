@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.distributed.secagg.field import Words, word
+from isthmus.distributed.secagg.wire import Words, word
 
 KEY = 32
 TAG = 16

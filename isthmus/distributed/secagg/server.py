@@ -11,32 +11,38 @@
 A refusal is final.  Keys and letters say nothing of anybody's data, so one that comes before the inboxes has cost
 nothing; a later one keeps its charge, because vectors may have left the clients.  A message that is not what is due
 raises `BadMessage` and changes nothing: its sender counts as lost unless a right one follows.
+
+A round in one process: for tests, benchmarks, and to see what a transport has to do.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from isthmus.distributed.secagg import crypto, shamir
-from isthmus.distributed.secagg.client import add_pair, pair_key
-from isthmus.distributed.secagg.field import Words, from_field, unpack, word
-from isthmus.distributed.secagg.messages import (
+from isthmus.distributed.secagg.client import SecureClient, add_pair, pair_key
+from isthmus.distributed.secagg.plan import SecurePlan
+from isthmus.distributed.secagg.wire import (
     SESSION,
     BadMessage,
     Kind,
+    Words,
+    from_field,
     read,
     take_number,
+    unpack,
+    word,
     write,
     write_records,
     write_set,
 )
-from isthmus.distributed.secagg.plan import SecurePlan
 from isthmus.privacy.library import DpEvent
 
 
@@ -235,3 +241,31 @@ class SecureServer:
         for index in to:
             self.sent[index] += len(message)
         return message
+
+
+def run_round(
+    server: SecureServer,
+    clients: Mapping[int, SecureClient],
+    rows: Mapping[int, Tensor | NDArray[np.float64]],
+    lost: Mapping[str, Collection[int]] | None = None,
+) -> NDArray[np.int64]:
+    """The total of a round; `lost` says who is silent from "keys", "letters", "vector" or "shares" on."""
+    gone: set[int] = set()
+
+    def alive(moment: str) -> list[int]:
+        gone.update((lost or {}).get(moment, ()))
+        return [index for index in clients if index not in gone]
+
+    invitation = server.invitation()
+    for index in alive("keys"):
+        server.receive(clients[index].keys(invitation))
+    roster = server.roster()
+    for index in alive("letters"):
+        server.receive(clients[index].shares(roster))
+    inboxes = server.inboxes()
+    for index in alive("vector"):
+        server.receive(clients[index].masked(inboxes[index], rows[index]))
+    survivors = server.survivors()
+    for index in alive("shares"):
+        server.receive(clients[index].reveal(survivors))
+    return server.total()

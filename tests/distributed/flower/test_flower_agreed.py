@@ -16,7 +16,7 @@ from isthmus import CountSketch, InvalidInput, Logistic, Pipeline, Release, Stag
 from isthmus.core.pipeline import Promise
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import Federation, LocalGrid, LocalSteps, NobodyAnswered, SketchStrategy, client_app
-from isthmus.distributed.flower.agreed import narrowed, reach_of, room, shortened
+from isthmus.distributed.flower.federation import narrowed, reach_of, room, shortened
 from isthmus.distributed.flower.records import RECORD, answer
 from isthmus.privacy import Clip, Gaussian, Poisson
 from isthmus.privacy.bounded import Bounded

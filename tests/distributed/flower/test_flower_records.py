@@ -16,8 +16,7 @@ from isthmus.codecs import CodecError
 from isthmus.core.order import Order
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import from_arrays, space_of, to_arrays
-from isthmus.distributed.flower.packages import flower
-from isthmus.distributed.flower.records import SEAL, answer, ask, read_answer, read_ask
+from isthmus.distributed.flower.records import SEAL, answer, ask, flower, read_answer, read_ask
 from isthmus.privacy.bounded import Bounded
 
 ASKED = b"the order"

@@ -18,8 +18,7 @@ from isthmus.distributed.flower import (
     client_app,
 )
 from isthmus.distributed.flower.client import cost
-from isthmus.distributed.flower.packages import flower
-from isthmus.distributed.flower.records import RECORD
+from isthmus.distributed.flower.records import RECORD, flower
 from isthmus.distributed.flower.secure import AtClients, secure_step
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
 from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer, crypto, shamir
-from isthmus.distributed.secagg.field import from_field, unpack
-from isthmus.distributed.secagg.messages import (
+from isthmus.distributed.secagg.wire import (
     HEADER,
     Kind,
+    from_field,
     read,
     records,
     take_number,
+    unpack,
     write,
     write_records,
     write_set,

@@ -7,9 +7,19 @@ import pytest
 
 from isthmus.distributed.secagg import SecureClient, SecurePlan, SecureServer, crypto, shamir
 from isthmus.distributed.secagg.client import add_pair, pair_key
-from isthmus.distributed.secagg.field import from_field, unpack, word
-from isthmus.distributed.secagg.messages import Kind, read, records, take_number, write, write_records, write_set
 from isthmus.distributed.secagg.plan import most_left_out
+from isthmus.distributed.secagg.wire import (
+    Kind,
+    from_field,
+    read,
+    records,
+    take_number,
+    unpack,
+    word,
+    write,
+    write_records,
+    write_set,
+)
 from isthmus.privacy import Ledger, SeededSource
 from isthmus.privacy.poisson_exact import skellam
 

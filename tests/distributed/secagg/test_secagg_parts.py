@@ -13,8 +13,8 @@ from scipy import stats
 
 from isthmus.base.validate import InvalidInput
 from isthmus.distributed.secagg import SecurePlan, crypto, shamir
-from isthmus.distributed.secagg.field import from_field, pack, packed_length, to_field, unpack, word
-from isthmus.distributed.secagg.rounding import squared_limit, to_integers
+from isthmus.distributed.secagg.plan import squared_limit, to_integers
+from isthmus.distributed.secagg.wire import from_field, pack, packed_length, to_field, unpack, word
 from isthmus.privacy import SeededSource, epsilon_of
 from isthmus.privacy.skellam import gaussian_scale
 

@@ -19,8 +19,7 @@ from isthmus.distributed.secagg import (
     crypto,
     run_round,
 )
-from isthmus.distributed.secagg.field import from_field, to_field, unpack
-from isthmus.distributed.secagg.messages import HEADER
+from isthmus.distributed.secagg.wire import HEADER, from_field, to_field, unpack
 from isthmus.privacy import BudgetExceeded, Ledger, SeededSource
 from isthmus.privacy.poisson_exact import skellam
 

@@ -1,0 +1,573 @@
+"""Few bytes for `DistributedDataParallel`: gradients that are not private, by buckets (docs/distributed.md).
+
+    ddp = torch.nn.parallel.DistributedDataParallel(module)
+    ddp.register_comm_hook(SketchState(WarmRank(4)), sketch_hook)
+
+For a bucket's gradient g and what was not sent before, e,
+
+    v = g + e,   y = mean over ranks of Phi v,   gradient = Phi^+ y,   e = v - Phi^+ Phi v
+
+A bucket has one collective, started when DDP hands the bucket over, which is in the same order on all ranks; where its
+map is made from the gradient (`WarmRank`), another one before it, which is waited for.  (A hook that starts another
+one when the first has arrived leaves the order of its collectives to threads: PowerSGD's aborts on gloo.)  The map is
+linear and shared: the mean of the ranks' errors is what one process with the mean gradient would have left.
+
+`WarmRank` is the power method, a step (or half a step) a round.  A matrix M (n x k) is projected onto r directions of
+one of its sides.  With the Q of the round before,
+
+    send  P = M Q       (n x r)   and make it orthonormal:  the left directions of this very gradient
+    send  R = P' M      (r x k)   and lift  P R;            keep an orthonormal basis of R' as Q
+
+or, with `halves`, one of the two in turn: half of the bytes and of the collectives, in directions that are a round old.
+With a basis that all ranks share this is a linear map with orthonormal rows: codes add up, the lift is its
+pseudo-inverse, and what is left of a gradient is what error feedback needs, v - Phi^+ Phi v.
+
+Products and orthonormal bases are equal to the bit on every rank.  Matrix libraries add in an order that depends on the
+number of threads and on the processor; here entries are rounded to integers of so few bits that all sums are exact in
+float64: then no order of the additions matters.
+
+Private training needs no hook: `make_private(group=)` never forms the gradients that a hook would see.
+"""
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch  # no lazy annotations in this file: DDP reads those of a hook
+import torch.distributed as dist
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.randomness import key, sign_range
+from isthmus.base.space import Leaf, Space
+from isthmus.sketches import SRHT, Coordinates, CountSketch, Random, Sketch
+
+__all__ = ["WarmRank", "SketchState", "sketch_hook"]
+
+WIDE = 53
+"""Integers below 2^53 are float64 numbers."""
+
+
+def exact_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b in float64, each factor rounded to half of 53 - log2(k) bits: the same bits in whatever order it is added.
+
+    a keeps a scale for each row and b one for each column.
+
+    >>> a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> exact_product(a, a).tolist()
+    [[7.0, 10.0], [15.0, 22.0]]
+    """
+    bits = (WIDE - math.ceil(math.log2(max(2, a.shape[1])))) // 2
+    (left, rows), (right, columns) = _integers(a, bits, 1), _integers(b, bits, 0)
+    return (left @ right) * rows * columns
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """An orthonormal basis of what k linearly independent columns span, twice by R'R = X'X and X R^-1; float64.
+
+    >>> basis = orthonormal(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]))
+    >>> bool(torch.allclose(basis.T @ basis, torch.eye(2, dtype=torch.float64), atol=1e-6))
+    True
+    """
+    for _ in range(2):  # the first leaves an error of the condition number's order, the second one of rounding's
+        scales = _powers(columns, 0)
+        columns = columns.double() / scales
+        columns = exact_product(columns, _inverse_factor(exact_product(columns.T, columns)))
+    return columns
+
+
+def _inverse_factor(gram: Tensor) -> Tensor:
+    """R^-1 for R'R = G, upper triangular, column by column: entries are added one after the other."""
+    size = len(gram)
+    rest, out = gram.cpu().clone(), torch.eye(size, dtype=torch.float64)
+    for j in range(size):  # eliminate row and column j, and do to the identity what that does
+        pivot = rest[j, j].clamp_min(torch.finfo(torch.float64).tiny)
+        ratio = rest[j, j + 1 :] / pivot
+        rest[j + 1 :, j + 1 :] -= ratio[:, None] * rest[j, j + 1 :]
+        out[:, j + 1 :] -= out[:, j : j + 1] * ratio
+        out[:, j] /= pivot.sqrt()
+    return out.to(gram.device)
+
+
+def _integers(x: Tensor, bits: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Integers of magnitude 2^bits at most, as float64, and the powers of two that they stand for."""
+    unit = _powers(x, dim) * 2.0**-bits
+    return torch.round(x.double() / unit), unit
+
+
+def _powers(x: Tensor, dim: int) -> Tensor:
+    """The least power of two above the largest entry along a dimension; 1 where all are 0."""
+    top = x.abs().amax(dim, keepdim=True).double()
+    return torch.where(top > 0, torch.exp2(torch.frexp(top).exponent.double()), 1.0)
+
+
+EQUAL = (SRHT, CountSketch, Coordinates)
+"""Sketches whose maps and lifts are equal to the bit on every rank; those made by a QR depend on thread counts."""
+
+Kept = MutableMapping[str, Tensor]
+"""What a way remembers between rounds, by parameter and equal on all ranks."""
+
+Mean = Callable[[Tensor], Tensor]
+"""The mean over all ranks of a vector; every rank must ask for it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One bucket: its place, and the parameters in it by the number under which the state knows them."""
+
+    index: int
+    space: Space
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters, in order."""
+        return tuple(leaf.name for leaf in self.space.leaves)
+
+
+class Linear(Protocol):
+    """A map of one bucket in one round, R^d -> R^m, and its pseudo-inverse."""
+
+    m: int
+
+    def forward(self, v: Tensor) -> Tensor: ...
+    def pinv(self, y: Tensor) -> Tensor: ...
+
+
+class Way(Protocol):
+    """How a bucket becomes m numbers that add up over ranks, and how their mean comes back."""
+
+    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> Linear:
+        """The map of a round, the same on all ranks; it may ask for the mean over ranks of something of v."""
+
+    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
+        """What later maps take from the mean code of this one."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tight random sketch of a whole bucket, new every round (or every `refresh` rounds).
+
+    With error feedback the lift is the pseudo-inverse: Phi^+ Phi is an orthogonal projector that keeps m/d of a vector
+    on average, a contraction.  (The adjoint of a sketch that keeps lengths is d/m times that, and diverges.)  Without
+    feedback the lift divides by that share: unbiased, with d/m times the variance.
+    """
+
+    encoder: Random
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        remedy = "give WarmRank(rank), or SRHT, CountSketch or Coordinates with a share of a bucket: CountSketch(0.01)"
+        validate.check(isinstance(self.encoder, EQUAL), "way", self.encoder, remedy)
+
+    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> Linear:
+        """The map of (seed, t, bucket)."""
+        sketch = self.encoder.draw(layout.space, seed=key(seed, layout.index), t=t)
+        validate.check(
+            sketch.tight,
+            "way",
+            self.encoder,
+            "make it with scaling='tight': other sketches have no cheap pseudo-inverse",
+        )
+        return sketch if self.feedback else UnbiasedMap(sketch)
+
+    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
+        """Nothing: the next map is drawn too."""
+
+
+class UnbiasedMap:
+    """The same codes, lifted so that the mean over draws is the vector."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        self.sketch, self.m = sketch, sketch.m
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Phi v."""
+        return self.sketch.forward(v)
+
+    def pinv(self, y: Tensor) -> Tensor:
+        """Phi^+ y over the share of each coordinate that Phi^+ Phi keeps on average."""
+        share = self.sketch.coverage
+        return self.sketch.pinv(y) / (share.to(y) if isinstance(share, Tensor) else share)
+
+
+LEFT, RIGHT = "left", "right"
+
+INSURANCE = 2.0**-13
+"""Random directions that are mixed into a basis, relative to its length: where a gradient has fewer than r directions,
+the others are new ones and not what rounding leaves."""
+
+NARROW = 16
+"""Products with a side below this differ between thread counts in the library of torch: they are made exact."""
+
+
+@dataclass(frozen=True)
+class WarmRank:
+    """Project every matrix onto `rank` directions, found by warm-started power iteration.
+
+    A weight of n x k numbers (k: all but the first dimension) has at most half of its shorter side as directions, and
+    costs rank (n + k) numbers a round; with `halves` that many in two.  Vectors are sent as they are, with the rest.
+    """
+
+    rank: int = 4
+    halves: bool = False
+
+    def __post_init__(self) -> None:
+        validate.positive_int(rank=self.rank)
+
+    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> "LowRankMap":
+        """The projection of this round: onto the mean's left directions, or onto what was kept."""
+        space = layout.space
+        warm = LowRankMap(space, {leaf.name: self._side(leaf, seed, t, known_bases, v) for leaf in space.leaves})
+        narrow = warm.without_vectors()
+        if self.halves or not narrow.m:
+            return warm
+        bases: dict[str, tuple[str, Tensor] | None] = dict.fromkeys(warm.sides)
+        for leaf, part in narrow.parts(mean(narrow.forward(narrow.taken(space, v)))):
+            bases[leaf.name] = LEFT, _basis(part, key(seed, t, LEFT, leaf.name))
+        return LowRankMap(space, bases)
+
+    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
+        """The basis of the other side, from the mean code that everybody received."""
+        assert isinstance(drawn, LowRankMap)
+        for leaf, part in drawn.parts(code):
+            side, _ = drawn.sides[leaf.name] or (None, None)
+            if side is None:
+                continue
+            matrix, opposite = (part.T, RIGHT) if side == LEFT else (part, LEFT)
+            known_bases.pop(f"{side} {leaf.name}", None)
+            known_bases[f"{opposite} {leaf.name}"] = _basis(matrix, key(seed, t, opposite, leaf.name))
+
+    def _side(self, leaf: Leaf, seed: int, t: int, bases: Kept, like: Tensor) -> tuple[str, Tensor] | None:
+        n, k = matrix_shape(leaf)
+        rank = min(self.rank, n // 2, k // 2)
+        if not rank:
+            return None
+        if f"{LEFT} {leaf.name}" in bases:
+            return LEFT, bases[f"{LEFT} {leaf.name}"].to(like)
+        if f"{RIGHT} {leaf.name}" not in bases:
+            bases[f"{RIGHT} {leaf.name}"] = _basis(like.new_zeros(k, rank), key(seed, t, RIGHT, leaf.name))
+        return RIGHT, bases[f"{RIGHT} {leaf.name}"].to(like)
+
+
+class LowRankMap:
+    """The projection of each leaf onto a basis of its left or right side; leaves without one are sent whole."""
+
+    def __init__(self, space: Space, sides: Mapping[str, tuple[str, Tensor] | None]) -> None:
+        self.space, self.sides = space, sides
+        self.shapes = {leaf.name: self._code_shape(leaf) for leaf in space.leaves}
+        self.m = sum(n * k for n, k in self.shapes.values())
+
+    def forward(self, v: Tensor) -> Tensor:
+        """P' M or M Q of each leaf, one after the other."""
+        code, start = v.new_empty(self.m), 0
+        for leaf in self.space.leaves:
+            n, k = self.shapes[leaf.name]
+            room, whole = code[start : start + n * k].view(n, k), _matrix(self.space, leaf, v)
+            side, basis = self.sides[leaf.name] or (None, v)
+            if side is None:
+                room.copy_(whole)
+            elif side == LEFT:
+                torch.mm(basis.T, whole, out=room)
+            else:
+                torch.mm(whole, basis, out=room)
+            start += n * k
+        return code
+
+    def pinv(self, y: Tensor) -> Tensor:
+        """P R or P Q' of each leaf."""
+        out = y.new_empty(self.space.d)
+        for leaf, part in self.parts(y):
+            room = _matrix(self.space, leaf, out)
+            side, basis = self.sides[leaf.name] or (None, y)
+            if side is None:
+                room.copy_(part)
+                continue
+            a, b = (basis, part) if side == LEFT else (part, basis.T)
+            if min(room.shape) < NARROW:
+                room.copy_(exact_product(a, b))
+            else:
+                torch.mm(a, b, out=room)
+        return out
+
+    def parts(self, code: Tensor) -> list[tuple[Leaf, Tensor]]:
+        """The code of each leaf, as its matrix."""
+        pieces, start = [], 0
+        for leaf in self.space.leaves:
+            n, k = self.shapes[leaf.name]
+            pieces.append((leaf, code[start : start + n * k].view(n, k)))
+            start += n * k
+        return pieces
+
+    def without_vectors(self) -> "LowRankMap":
+        """The same map of the leaves that have a basis, one after the other."""
+        chosen = [leaf for leaf in self.space.leaves if self.sides[leaf.name] is not None]
+        return LowRankMap(Space.of({leaf.name: leaf.shape for leaf in chosen}), self.sides)
+
+    def taken(self, whole: Space, v: Tensor) -> Tensor:
+        """The leaves of this map out of a vector of a larger space."""
+        if len(whole.leaves) == len(self.space.leaves):
+            return v
+        return torch.cat([v[whole.slice(leaf.name)] for leaf in self.space.leaves])
+
+    def _code_shape(self, leaf: Leaf) -> tuple[int, int]:
+        n, k = matrix_shape(leaf)
+        side, basis = self.sides[leaf.name] or (None, None)
+        if side is None or basis is None:
+            return n, k
+        return (basis.shape[1], k) if side == LEFT else (n, basis.shape[1])
+
+
+def matrix_shape(leaf: Leaf) -> tuple[int, int]:
+    """(n, k): outputs and everything else; a vector is one row.
+
+    >>> matrix_shape(Leaf("w", 0, (8, 3, 3, 3))), matrix_shape(Leaf("b", 0, (8,)))
+    ((8, 27), (1, 8))
+    """
+    n = leaf.shape[0] if len(leaf.shape) > 1 else 1
+    return n, leaf.size // n
+
+
+def _matrix(space: Space, leaf: Leaf, vector: Tensor) -> Tensor:
+    return vector[space.slice(leaf.name)].view(matrix_shape(leaf))
+
+
+def _basis(columns: Tensor, sign_key: int) -> Tensor:
+    """An orthonormal basis of columns and a little of random signs; of random signs alone where they are 0."""
+    signs = sign_range(sign_key, 0, columns.numel(), columns.device).view(columns.shape).double()
+    wide = columns.double()
+    top = wide.abs().max()  # a maximum has no order
+    mixed = torch.where(top > 0, wide / torch.where(top > 0, top, 1.0) + INSURANCE * signs, signs)
+    return orthonormal(mixed).to(columns.dtype)
+
+
+Names = tuple[str, ...]
+
+FORMAT = "isthmus-hook-1"
+"""What `state_dict` says that it is."""
+
+
+class SketchState:
+    """The state of `sketch_hook`: `ddp.register_comm_hook(SketchState(WarmRank(4)), sketch_hook)`.
+
+    way       `WarmRank(rank)`, or a tight random sketch of every bucket (`SRHT(0.01)`, `CountSketch(0.01)`, ...)
+    feedback  keep what was not sent and add it to the next gradient; without it a random sketch is lifted unbiased
+    seed      of all random maps: the same on every rank
+    start     steps that send whole gradients first
+
+    Memory belongs to parameters and not to buckets, because DDP makes its buckets anew after the first step.  `pickle`,
+    `torch.save` and `state_dict` keep everything but the process group; each rank has errors of its own, so each rank
+    saves its own state.  `sent` and `plain` count the bytes that this rank handed to the all-reduce, and what whole
+    gradients would have been.
+
+    >>> state = SketchState(WarmRank(2), seed=1)
+    >>> state.t, state.sent
+    (0, 0)
+    """
+
+    def __init__(
+        self,
+        way: WarmRank | Random | None = None,
+        *,
+        feedback: bool = True,
+        seed: int = 0,
+        start: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        validate.non_negative_int(seed=seed, start=start)
+        way = WarmRank() if way is None else way
+        projects = isinstance(way, WarmRank)
+        validate.check(
+            feedback or not projects,
+            "feedback",
+            feedback,
+            "give feedback=True: without it low rank loses for good what it leaves out",
+        )
+        self.way: Way = way if isinstance(way, WarmRank) else Drawn(way, feedback)
+        self.feedback, self.seed, self.start, self.process_group = feedback, seed, start, process_group
+        self.t = self.sent = self.plain = 0
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.first: dict[str, list[str]] = {}  # the buckets of the first step: numbers of parameters come from them
+        self.bases: dict[str, Tensor] = {}
+        self._errors: dict[Names, Tensor] = {}
+        self._forget_module()
+
+    def _forget_module(self) -> None:
+        """Parameters and buckets of the module that comes next are met anew."""
+        self._parameters: dict[int, tuple[str, Tensor]] = {}  # kept alive, so that no id comes twice
+        self._compared: set[tuple[int, Names]] = set()
+
+    # ------------------------------------------------------------ buckets
+
+    def layout(self, bucket: dist.GradBucket) -> Layout:
+        """The parameters of a bucket by number: that of their first appearance, which has one order on all ranks."""
+        count = len(self._parameters)
+        shapes = {self._name(parameter): tuple(parameter.shape) for parameter in bucket.parameters()}
+        layout = Layout(bucket.index(), Space.of(shapes))
+        if len(self._parameters) > count:
+            first = self.first.setdefault(str(layout.index), list(layout.names))
+            remedy = (
+                f"use the same model and bucket_cap_mb: the bucket had {len(first)} parameters when this state was "
+                "saved"
+            )
+            validate.check(first == list(layout.names), "parameters of a bucket", len(shapes), remedy)
+        if (layout.index, layout.names) not in self._compared:
+            self._compare(layout, bucket.buffer().device)
+            self._compared.add((layout.index, layout.names))
+        return layout
+
+    def _name(self, parameter: Tensor) -> str:
+        if id(parameter) in self._parameters:
+            return self._parameters[id(parameter)][0]
+        name, shape = str(len(self._parameters)), tuple(parameter.shape)
+        expected = self.shapes.setdefault(name, shape)
+        remedy = f"use the state with the same model: parameter {name} had the shape {expected} when it was saved"
+        validate.check(shape == expected, "shape", shape, remedy)
+        self._parameters[id(parameter)] = name, parameter
+        return name
+
+    def _compare(self, layout: Layout, device: torch.device) -> None:
+        """Ranks that would send other numbers find out before they add them; once for a bucket."""
+        what = f"{self.way} seed={self.seed} start={self.start} t={self.t}"
+        mine = torch.tensor([key(what, layout) >> 1], device=device)
+        both = torch.cat([mine, -mine])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
+        remedy = (
+            "make it the same on all ranks, and load states of the same step: the ranks differ in it or in their models"
+        )
+        validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
+
+    # ------------------------------------------------------------ what was not sent
+
+    def error(self, layout: Layout) -> Tensor | None:
+        """What earlier steps left of this bucket; None in the first step."""
+        if layout.names not in self._errors and self._errors:
+            self._relay(layout.names)
+        return self._errors.get(layout.names)
+
+    def keep(self, layout: Layout, error: Tensor) -> None:
+        """What this step leaves."""
+        self._errors[layout.names] = error
+
+    def _relay(self, layout: Names) -> None:
+        """Take apart the errors of buckets that are no more, and put those of one that is new together."""
+        singles: dict[str, Tensor] = {}
+        for names in [error for error in self._errors if set(error) & set(layout)]:
+            singles |= self._singles(names)
+            del self._errors[names]
+        for name in singles.keys() - set(layout):
+            self._errors[(name,)] = singles[name]
+        if singles:
+            like = next(iter(singles.values()))
+            parts = (singles.get(name, like.new_zeros(torch.Size(self.shapes[name]).numel())) for name in layout)
+            self._errors[layout] = torch.cat(list(parts))
+
+    def _singles(self, names: Names) -> dict[str, Tensor]:
+        """The error of one bucket by parameter."""
+        space = Space.of({name: self.shapes[name] for name in names})
+        return {name: self._errors[names][space.slice(name)] for name in names}
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers only, by parameter: `torch.save` it, on every rank."""
+        errors: dict[str, Tensor] = {}
+        for names in self._errors:
+            errors |= self._singles(names)
+        return {
+            "format": FORMAT,
+            "way": str(self.way),
+            "seed": self.seed,
+            "t": self.t,
+            "sent": self.sent,
+            "plain": self.plain,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "first": dict(self.first),
+            "kept": dict(self.bases),
+            "errors": {name: error.clone() for name, error in errors.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the same way and seed, and a new DDP module if need be."""
+        validate.known_format("the state", state.get("format", FORMAT), [FORMAT])
+        for name, own in (("way", str(self.way)), ("seed", self.seed)):
+            remedy = f"make the state with {name}={state.get(name)}, as it was saved"
+            validate.check(state.get(name) == own, name, own, remedy)
+        self.t, self.sent, self.plain = int(state["t"]), int(state["sent"]), int(state["plain"])
+        self.shapes = {name: tuple(shape) for name, shape in state["shapes"].items()}
+        self.first = dict(state["first"])
+        self.bases = {name: tensor.clone() for name, tensor in state["kept"].items()}
+        self._errors = {(name,): tensor.clone() for name, tensor in state["errors"].items()}
+        self._forget_module()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "process_group": None, "_parameters": {}, "_compared": set()}
+
+
+Future = torch.futures.Future
+
+
+def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
+    """The mean gradient of a bucket through the state's map; `ddp.register_comm_hook(state, sketch_hook)`.
+
+    Numbers travel in the dtype of the bucket, so torch's `bf16_compress_wrapper` and `fp16_compress_wrapper` halve
+    them; what that rounds off is kept too.  A bucket that is not finite on any rank is NaN on all of them, and leaves
+    its errors and bases as they were: a `GradScaler` skips that step.
+    """
+    layout, buffer, t = state.layout(bucket), bucket.buffer(), state.t
+    state.t += bucket.is_last()
+    state.plain += buffer.numel() * buffer.element_size()
+    if t < state.start:
+        return _whole(state, buffer)
+    return _sketched(state, layout, buffer, t)
+
+
+def _whole(state: SketchState, buffer: Tensor) -> Future[Tensor]:
+    """The mean as it is."""
+    return _sum(state, buffer.div_(_size(state))).then(lambda future: future.value()[0])
+
+
+def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Future[Tensor]:
+    wide = torch.promote_types(buffer.dtype, torch.float32)
+    before = state.error(layout)
+    v = buffer.to(wide, copy=True) if before is None else before.to(buffer.device) + buffer
+    drawn = state.way.map(layout, state.seed, t, state.bases, v, lambda part: _mean_now(state, part, buffer.dtype))
+    code = drawn.forward(v)
+    code.masked_fill_(~v.sum().isfinite(), torch.nan)  # also where a map does not look
+    wire = (code / _size(state)).to(buffer.dtype)  # divided first, so that halves do not overflow
+    own = wire.to(wide) * _size(state)
+    coming = _sum(state, wire)
+    error = _remainder(drawn, v, own) if state.feedback else None  # while the numbers travel
+
+    def lifted(future: Future[list[Tensor]]) -> Tensor:
+        mean = future.value()[0].to(wide)
+        if not mean.sum().isfinite():
+            return buffer.fill_(torch.nan)
+        if error is not None:
+            state.keep(layout, error)
+        state.way.learn(drawn, mean, state.seed, t, state.bases)
+        return buffer.copy_(drawn.pinv(mean))
+
+    return coming.then(lifted)
+
+
+def _remainder(drawn: Linear, v: Tensor, own: Tensor) -> Tensor:
+    """v - Phi^+ y for the y that was sent, in the room of v."""
+    return v.sub_(drawn.pinv(own))
+
+
+def _sum(state: SketchState, wire: Tensor) -> Future[list[Tensor]]:
+    """The one all-reduce of a bucket."""
+    state.sent += wire.numel() * wire.element_size()
+    return dist.all_reduce(wire, group=state.process_group, async_op=True).get_future()
+
+
+def _mean_now(state: SketchState, part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mean that the map of this bucket hangs on: waited for, before anything else of the bucket is sent."""
+    wire = (part / _size(state)).to(dtype)
+    _sum(state, wire).wait()
+    return wire.to(part.dtype)
+
+
+def _size(state: SketchState) -> int:
+    return dist.get_world_size(state.process_group)
