@@ -1,9 +1,8 @@
 """The small frozen parts that fill a pipeline's slots beside sketches, clips and lifts."""
 
-from isthmus.core.aggregators import Client, Clients, Local
+from isthmus.core.aggregators import AllReduce, Client, Clients, Local
 from isthmus.core.averages import Last, Restart, Suffix, Tail, UniformRandom, Weighted
 from isthmus.core.frank_wolfe import FrankWolfe
-from isthmus.core.ranks import AllReduce
 from isthmus.core.samplers import Full, Shuffle, Uniform, WithoutReplacement
 from isthmus.core.sources import AgainstAnchor, current
 from isthmus.core.stops import FirstOrderStationary, GapBelow, MappingBelow

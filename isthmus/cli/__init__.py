@@ -34,7 +34,7 @@ _CODES = {
     ("isthmus.privacy.ledger", "LedgerCorrupt"): DAMAGED,
     ("isthmus.runs.folder", "FolderDamaged"): DAMAGED,
     ("isthmus.runs.train", "Interrupted"): INTERRUPTED,
-    ("isthmus.core.ranks", "RankFailed"): FAILED,
+    ("isthmus.core.group", "RankFailed"): FAILED,
     ("isthmus.base.atomic", "CannotWrite"): FAILED,
 }
 EPILOG = """\b

@@ -5,25 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import storage, validate
 from isthmus.base.randomness import generator
+from isthmus.core.group import ALONE, Group, group_of
 from isthmus.core.sources import Records
 from isthmus.core.wire import Message
 from isthmus.privacy.sampling import FixedSize, Sampler
-
-Lead = Callable[[Callable[[], Any]], Any]
-"""Runs something where the ledger and the noise are, and gives everybody what it returned: a tree of tensors."""
-
-
-def alone(make: Callable[[], Any]) -> Any:
-    """One process leads itself."""
-    return make()
 
 
 @dataclass(frozen=True)
@@ -68,12 +60,8 @@ class Aggregator(ABC):
 
     problems: Sequence[Any]
 
-    leads: bool = True
-    """Whether the ledger and the noise are in this process."""
-    number: int = 0
-    """Of this process among those that run the loop."""
-    shared: bool = False
-    """Whether several processes run the same loop: then `lead` is how they learn what one of them did."""
+    group: Group = ALONE
+    """The processes that run the loop."""
 
     @abstractmethod
     def holding(self, problems: Sequence[Any]) -> Self:
@@ -85,30 +73,6 @@ class Aggregator(ABC):
 
         Sums that come with the noise of their stage are paid for (`site.purse`) before they leave their holders.
         """
-
-    def lead(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns where the ledger is; an error there is an error everywhere."""
-        return make()
-
-    def joined(self) -> AbstractContextManager[Any]:
-        """A whole run: whatever fails in it, here or elsewhere, fails everywhere."""
-        return nullcontext()
-
-    def publish(self, close: Callable[[], Any]) -> Any:
-        """What was released of a message that has just been collected."""
-        return self.lead(close)
-
-    def whole(self, n: int) -> int:
-        """How many records all holders have, where an objective of this process has n."""
-        return n
-
-    def mean(self, value: Any) -> Any:
-        """A number or vector of the whole data, from that of this process's objective: of runs that are not private."""
-        return value
-
-    def alike(self) -> AbstractContextManager[Any]:
-        """What several processes compute of released values, each for itself, and must find equal to the bit."""
-        return nullcontext()
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
         """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
@@ -207,3 +171,41 @@ def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
     for sampler in samplers:
         remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
         validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)
+
+
+class AllReduce(Aggregator):
+    """One process a rank, each with its own records: their sums are added on rank 0, which alone pays and adds noise.
+
+    problem   the records of this rank; None: the objective that `minimize` is given is this rank's part
+    group     a process group; None is the default one
+    """
+
+    def __init__(self, problem: Any = None, group: Any = None) -> None:
+        self.problem, self.group = problem, group_of(True if group is None else group)
+
+    @property
+    def problems(self) -> Sequence[Any]:  # type: ignore[override]
+        """This rank's records."""
+        return (self.problem,)
+
+    def holding(self, problems: Sequence[Any]) -> AllReduce:
+        """The same ranks, this one with another problem."""
+        (problem,) = problems
+        return AllReduce(problem, self.group)
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """Each rank draws its own records."""
+        check_samplers(samplers, "group")
+
+    def collect(self, order: Asks, site: Any) -> Message:
+        """This rank's message plus everybody else's, on rank 0."""
+        group, n = self.group, self.problem.n
+        client = Client(str(group.rank), self.problem, 0, site, site.whole, 1 / group.size, group.answer)
+        return group.add(
+            site.round,
+            site.stage(order),
+            lambda: order(client),
+            lambda: storage.checksum(site.round.w),
+            n,
+            site.whole or n,
+        )

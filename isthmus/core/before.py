@@ -91,7 +91,7 @@ def prepare(
         purchase = item.stage(prepared.objective)
         if purchase is not None:
             bought[item.name] = look(purchase[0], aggregator, purchase[1])
-        with aggregator.alike():
+        with aggregator.group.alike():
             before, prepared = prepared, item.apply(prepared, bought.get(item.name))
             holders = [
                 prepared if holder is before else item.apply(holder, bought.get(item.name)) for holder in holders

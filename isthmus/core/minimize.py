@@ -111,7 +111,7 @@ def minimize(
     """
     aggregator = _aggregator(objective, clients)
     request = _Request(steps, epochs, seed, x0, resume, tuple(callbacks), record, progress, physical_batch_size)
-    with aggregator.joined():
+    with aggregator.group.joined("minimize"):
         return _minimized(objective, recipe, constraint, request, aggregator, clients, ledger, noise_seed)
 
 
@@ -145,11 +145,11 @@ def _minimized(
     steps, epochs, seed, x0, resume = request.steps, request.epochs, request.seed, request.x0, request.resume
     _check_arguments(constraint, steps, epochs, request.record, request.physical, space.d)
     elsewhere = getattr(objective, "elsewhere", False)
-    value, slope, mean = objective.loss, _gradient(objective), aggregator.mean
-    loss, gradient = _Look(lambda w: mean(value(w))), _Look(lambda w: mean(slope(w)))
+    value, slope, mine, group = objective.loss, _gradient(objective), objective.n, aggregator.group
+    loss, gradient = _Look(lambda w: group.mean(value(w), mine)), _Look(lambda w: group.mean(slope(w), mine))
     for problem in (objective, *aggregator.problems):
         getattr(problem, "forget", int)()  # rows may have been written to since the last run
-    n = aggregator.whole(objective.n)
+    n = sum(header[0] for header in group.agree("records", [mine]))
     validate.check(n > 0, "objective.n", n, "give at least one record")
     pipe = _bound(recipe, Binding(constraint, penalty, space, n, steps, epochs, loss, gradient))
     aggregator = _aggregator_of(aggregator, clients, pipe)
@@ -163,7 +163,7 @@ def _minimized(
     if spending is not None:
         spending.check_same(aggregator, pipe, rounds)
     if spending is not None and resume is None:
-        aggregator.lead(lambda: spending.require(pipe, rounds))
+        group.on_leader(lambda: spending.require(pipe, rounds))
     prepared, bought, aggregator = _prepare(pipe, objective, spending, resume, aggregator)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     state = _first_state(pipe, prepared, constraint, request, bought, _terms(spending, pipe, resume, rounds))
@@ -182,7 +182,7 @@ def _minimized(
             whole=n,
         )
         state, x, status = run(pipe, state, rounds, setting, watch)
-    with aggregator.alike():
+    with group.alike():
         average = pipe.average.output(state.average, state.w)
     resumed = None if resume is None else resume.t
     return Result(
@@ -197,7 +197,7 @@ def _minimized(
         bytes=state.bytes,
         seconds=watch.seconds,
         state=state,
-        certificate=_certificate(pipe, None if elsewhere else lambda w: mean(slope(w)), x, state, setting),
+        certificate=_certificate(pipe, None if elsewhere else lambda w: group.mean(slope(w), mine), x, state, setting),
         transform=prepared.transform,
         target=prepared.target,
         centre=prepared.centre,
@@ -223,10 +223,11 @@ def _spending(
     if pipe.promise is None:
         return None
     aggregator.check_private(n, [stage.sampler for stage in pipe.stages])
-    own, seed = ledger if aggregator.leads else None, noise_seed
-    if noise_seed is not None and aggregator.number:  # other coins for other records
-        seed = key(noise_seed, aggregator.number)
-    spending = Spending(pipe.promise, own, seed, whole=n, leads=aggregator.leads)
+    rank = aggregator.group.rank
+    own, seed = None if rank else ledger, noise_seed
+    if noise_seed is not None and rank:  # other coins for other records
+        seed = key(noise_seed, rank)
+    spending = Spending(pipe.promise, own, seed, whole=n, leads=not rank)
     spending.warn(objective, *aggregator.problems)
     return spending
 
@@ -373,13 +374,13 @@ class _Watch:
         spent: Callable[[int], float] | None,
         aggregator: Aggregator,
     ) -> None:
-        self.mean, progress = aggregator.mean, request.progress
+        self.group, progress = aggregator.group, request.progress
         self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
         self.every: Any = per_epoch if request.record == "epoch" else request.record
         self.callbacks, self.aside, self.spent = request.callbacks, 0.0, spent
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        self.bar = bar(rounds, progress if aggregator.leads else False, initial=state.t, leave=False, unit="round")
+        self.bar = bar(rounds, False if self.group.rank else progress, initial=state.t, leave=False, unit="round")
         if self.every is not None and state.t == 0:
             self.history.append(self._record(state))
 
@@ -417,7 +418,7 @@ class _Watch:
         if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
             record["eta"] = float(eta)
         if not self.pipe.private and not getattr(self.objective, "elsewhere", False):
-            record["loss"] = float(self.mean(float(self.objective.loss(state.w))))
+            record["loss"] = float(self.group.mean(float(self.objective.loss(state.w)), self.objective.n))
         return record
 
 

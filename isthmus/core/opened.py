@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.core.aggregators import Lead, alone
+from isthmus.core.group import ALONE, Group
 from isthmus.core.pipeline import Pipeline, Stage, slots
 from isthmus.core.state import Held, State
 from isthmus.gradients import Rows
@@ -32,10 +32,10 @@ class RoundContext:
         slots: Sequence[tuple[str, Encoder]],
         parts: Mapping[str, Any],
         maps: Kept,
-        lead: Lead = alone,
+        group: Group = ALONE,
     ) -> None:
         self._round: Round = weakref.proxy(round)  # the round holds the context: no cycle keeps its tensors alive
-        self._slots, self._parts, self._kept, self._lead = slots, parts, maps, lead
+        self._slots, self._parts, self._kept, self._group = slots, parts, maps, group
         self._bound: dict[str, Sketch] = {}
         self.changed: dict[str, Any] = {}
         self.space, self.t, self.epoch, self.seed = round.space, round.t, round.epoch, round.seed
@@ -80,7 +80,7 @@ class RoundContext:
             following = encoder.bind(self, state)[1]
             return None if following is state else following
 
-        learned = self._lead(learn)
+        learned = self._group.on_leader(learn)
         return state if learned is None else learned
 
     def _draw(self, encoder: Encoder, slot: str) -> Sketch:
@@ -88,7 +88,7 @@ class RoundContext:
         if token is not None and slot in self._kept and self._kept[slot][0] == token:
             return self._kept[slot][1]
         before = self._parts.get(slot)
-        if encoder.public and self._lead is not alone:  # no two machines need learn the same bits: one does
+        if encoder.public and self._group.size > 1:  # no two machines need learn the same bits: one does
             before = self._learned(encoder, before)
         sketch, state = encoder.bind(self, before)
         sketch = sketch if self.place is None else self.place(slot, sketch)
@@ -141,13 +141,13 @@ def open_round(
     eta: float | Tensor | None = None,
     maps: Kept | None = None,
     device: torch.device | None = None,
-    lead: Lead = alone,
+    group: Group = ALONE,
     place: Callable[[str, Sketch], Sketch] | None = None,
 ) -> Round:
     """A new round: its step size and what its encoders may look at.  Public things only."""
     step = pipe.step(state.t) if eta is None else eta
     round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held), device)
-    round.context = RoundContext(round, pipe.encoders, state.parts, {} if maps is None else maps, lead)
+    round.context = RoundContext(round, pipe.encoders, state.parts, {} if maps is None else maps, group)
     round.context.place = place
     return round
 

@@ -122,7 +122,7 @@ class Spending:
     def check_same(self, aggregator: Aggregator, pipe: Pipeline, planned: int) -> None:
         """Refuse processes that promise something else than the one that pays: each states what it was told."""
         promised, terms = [self.promise.epsilon, self.promise.delta, self.seeded], self.terms(pipe, planned)
-        theirs, agreed = aggregator.lead(lambda: [promised, terms])
+        theirs, agreed = aggregator.group.on_leader(lambda: (promised, terms))
         remedy = f"give all ranks the same budget, rounds and seeds: rank 0 pays for {theirs[:2]}"
         same = _near(theirs, promised) and _near(json.loads(agreed), json.loads(terms))
         validate.check(same, "epsilon, delta", promised[:2], remedy)

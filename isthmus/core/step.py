@@ -13,7 +13,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
-from isthmus.core.aggregators import Aggregator, alone
+from isthmus.core.aggregators import Aggregator
 from isthmus.core.measuring import contribute, fragment, measure, measure_leaf, measured_leaves
 from isthmus.core.opened import Kept, Round, RoundContext, bind_stage, clip_slot, lift_slot, no_public, open_round
 from isthmus.core.order import DataSite, order_of
@@ -159,7 +159,7 @@ def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
     round = site.round
     assert round is not None
     sent = [_through(site, round, stage, state, setting) for stage in round.active]
-    with setting.aggregator.alike():
+    with setting.aggregator.group.alike():
         return round, advance(round, replace(state, memory=site.memory), sent)
 
 
@@ -193,7 +193,7 @@ def _opened(pipe: Pipeline, state: State, setting: Setting) -> DataSite:
         read=lambda: state.w,
         public_rows=setting.public_rows,
         maps=setting.maps,
-        lead=setting.aggregator.lead if setting.aggregator.shared else alone,
+        group=setting.aggregator.group,
     )
     return DataSite(
         pipe,
@@ -216,8 +216,10 @@ def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: 
     bind_stage(round, stage, state)
     site.purse = ledger
     message = aggregator.collect(order_of(round, stage, state), site)
-    with aggregator.alike():
-        released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, ledger))
+    with aggregator.group.alike():
+        released = aggregator.group.on_leader(
+            lambda: close_stage(round, stage, message, setting.keys, ledger), met=True
+        )
         if stage.name not in round.released:  # it was released elsewhere
             take_stage(round, stage, released)
     return message

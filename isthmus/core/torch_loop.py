@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus.base import validate
+from isthmus.base import storage, validate
+from isthmus.base.randomness import key
 from isthmus.base.recording import recording_now
 from isthmus.core import compiles
 from isthmus.core.arrivals import Arrivals
@@ -31,11 +32,11 @@ from isthmus.core.copies import plain_copies
 from isthmus.core.directions import Awaiting, Taking
 from isthmus.core.drivable import Ticket, batches_of, check_drivable, counted, least_bound, mixed
 from isthmus.core.gather import Gathering
+from isthmus.core.group import ALONE, Group
 from isthmus.core.losses import Losses
 from isthmus.core.means import Undo, reduced
 from isthmus.core.pipeline import Pipeline
-from isthmus.core.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
-from isthmus.core.together import Company, Single
+from isthmus.core.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start, take_stage
 from isthmus.core.updates import Delegate
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients.base import Rows
@@ -114,7 +115,7 @@ class TorchDriver:
         ledger: Purse | None = None,
         layers: Layers | None = None,
         fast: bool = True,
-        company: Company | None = None,
+        group: Group = ALONE,
     ) -> None:
         check_drivable(pipe)
         validate.positive_int(n=n)
@@ -123,7 +124,7 @@ class TorchDriver:
         self.module, self.optimizer, self.stage = module, optimizer, pipe.stages[0]
         self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
         self.keys, self.ledger = Keys(seed, noise), ledger
-        self.company: Company = Single() if company is None else company
+        self.group = group
         self.pipe = replace(pipe, update=Delegate(self._collect))
         self.state = start(self.pipe, torch.empty(0), seed)
         self.observers: list[Callable[[Round], None]] = []
@@ -254,10 +255,10 @@ class TorchDriver:
             if self._ticket is not None and self._ticket.last:
                 self._check_seen(self._ticket)
         except Exception as error:
-            self.company.meet(error)
+            self.group.agree("meet", error=error)
         if self._ticket is not None and not self._ticket.last:
             return False
-        with self.company.alike():
+        with self.group.alike():
             self._close()
             self._take(self._directions)
             self._directions, self._idle = [], False
@@ -272,24 +273,32 @@ class TorchDriver:
         round = self._open()
         message = self._sum if self._sum is not None else self._nothing(round)
         divisor = self.stage.sampler.divisor(self.n, round.t)
-        message = replace(counted(message), divisor=divisor)
-
-        def close(total: Message) -> dict[str, Tensor]:
-            return close_stage(round, self.stage, total, self.keys, self.ledger)
-
-        empty, weights = self._sum is None, self.layers.parameters()
-        message = self.company.close(round, self.stage, message, close, weights, empty)
-        if not self.company.leads and self.ledger is not None and self.stage.private:
+        mine = replace(counted(message), divisor=divisor, fixed=True)
+        own, empty = len(range(self.group.rank, self.n, self.group.size)), self._sum is None
+        message = self.group.add(round, self.stage, lambda: mine, lambda: self._weights_of(round.t), own, self.n, empty)
+        released = self.group.on_leader(
+            lambda: close_stage(round, self.stage, message, self.keys, self.ledger), met=True
+        )
+        if self.stage.name not in round.released:
+            where = next(iter(message.values.values())).value.device
+            take_stage(round, self.stage, {name: value.to(where) for name, value in released.items()})
+        if self.group.rank and self.ledger is not None and self.stage.private:
             self.ledger.charge(self.stage, round.t)  # a copy of what was charged where the noise is
         self.state = advance(round, self.state, [message])
         self._round, self._sum, self._parts = None, None, 0
         for observe in self.observers:
             observe(round)
 
+    def _weights_of(self, t: int) -> int:
+        """What the weights of all ranks are compared by, once in 100 rounds."""
+        return key(*map(storage.checksum, self.layers.parameters())) if t % 100 == 0 else 0
+
     def _waits(self) -> bool:
         """Whether a whole logical batch, here or on another rank, has not become a round yet."""
         return (
-            self.company.some(self._sum is not None) if self._idle and self._turn is not None else self._sum is not None
+            any(header[0] for header in self.group.agree("batch", [int(self._sum is not None)]))
+            if self._idle and self._turn is not None
+            else self._sum is not None
         )
 
     def _open(self) -> Round:
@@ -308,7 +317,7 @@ class TorchDriver:
                     maps=self._kept,
                     device=self._device,
                     place=None if self._directions or self.observers else self.arrivals.placed,
-                    lead=self.company.lead,
+                    group=self.group,
                 )
                 bind_stage(self._round, self.stage, self.state)
             finally:
@@ -472,7 +481,7 @@ class TorchDriver:
         """How exactly the physical batch at hand is added up."""
         last = self._ticket is not None and self._ticket.last
         return Rounding(
-            self.stage.sampler.divisor(self.n, round.t), part_of_error(self._parts + 1, last) * self.company.share
+            self.stage.sampler.divisor(self.n, round.t), part_of_error(self._parts + 1, last) / self.group.size
         )
 
     def _drop(self) -> None:
@@ -499,8 +508,8 @@ class TorchDriver:
         groups = None if self._ticket is None else self._ticket.groups
         if not self.arrivals or self._gathered or groups is not None:
             return self._message(round, groups)
-        key = (self._rounding(round), self._factor, self._batch, self._parts > 0, tuple(self._left_out))
-        message = self.arrivals.message(round, key, lambda: self._message(round, None))
+        depends = (self._rounding(round), self._factor, self._batch, self._parts > 0, tuple(self._left_out))
+        message = self.arrivals.message(round, depends, lambda: self._message(round, None))
         self._left_out = self.arrivals.idle(self._left_out)
         self.layers.later = self.arrivals.keep if self.arrivals.replay.on else None
         return message

@@ -24,7 +24,7 @@ from isthmus.engine import checkpoint, options
 from isthmus.engine.accountant import Accountant
 from isthmus.engine.claims import FIXED, UNSEEN, claims
 from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
-from isthmus.engine.group import SHARED, company_of, met, shard_of
+from isthmus.engine.group import SHARED, met, ranks_of
 from isthmus.engine.loader import Draws, PrivateLoader, check_draws, check_loader, check_physical, collates
 from isthmus.engine.optimizer import (
     check_fresh,
@@ -195,18 +195,18 @@ class PrivacyEngine:
         )
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = _stage(sampler, filling.releases(noise_multiplier, layers.space), layers)
-        company = company_of(group, n, poisson_sampling)
-        noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, company.leads)
+        ranks = ranks_of(group, n, poisson_sampling)
+        noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, not ranks.rank)
         options.check_budget(noise_multiplier, ledger.budget)
         if ledger.budget is not None and self._limit is None:
             warn_of_large_delta(ledger.budget[1], n)
         looked = public is not None or looks_at_public(sketch)
         rests = {"mean": loss_reduction == "mean", "public": looked, "collated": collates(data_loader)}
         assumptions = claims(seeded=noise.seeded or bare, **rests)
-        assumptions = (*assumptions, SHARED) if company.share < 1 else assumptions
+        assumptions = (*assumptions, SHARED) if ranks.size > 1 else assumptions
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions)
         own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": None if bare else noise}
-        own |= {"fast": precision == "network", "company": company}
+        own |= {"fast": precision == "network", "group": ranks}
         driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
         driver.loss_scale, free = scale, fix_scale(grad_scaler, optimizer)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
@@ -216,7 +216,7 @@ class PrivacyEngine:
         order = data_loader.batch_sampler if bare and not poisson_sampling else None
         words = sampler.describe() if order is None else "the batches of the user's own loader"
         secret = noise if noise.seeded else SecretSource()
-        draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order, shard_of(company))
+        draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order, (ranks.rank, ranks.size))
         loud = f"{noise_multiplier} {noise.seeded} {bare}"
         agreed = f"{batch} {normaliser} {words} {numbers} {loud} {terms['sketch']}"
         self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
@@ -399,12 +399,12 @@ class PrivacyEngine:
         Of several ranks rank 0 writes it, with its ledger; the others wait until it is there.
         """
         own = self._training_of(module)
-        company, seeded = own.driver.company, self._seeded
+        seeded = self._seeded
 
         def write() -> None:
             checkpoint.save(path, own.driver, self.ledger, own.terms, module, optimizer, checkpoint_dict, seeded)
 
-        company.lead(write)
+        own.driver.group.on_leader(write)
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
@@ -421,8 +421,8 @@ class PrivacyEngine:
             extra = checkpoint.load(path, own.driver, self.ledger, own.terms, module, optimizer)
         except Exception as failed:
             error = failed
-        own.driver.company.meet(error)
-        self._unseen = own.driver.company.lead(lambda: checkpoint.went_on_unseen(self.ledger))
+        own.driver.group.agree("meet", error=error)
+        self._unseen = own.driver.group.on_leader(lambda: checkpoint.went_on_unseen(self.ledger))
         return extra
 
     # ------------------------------------------------------------ helpers
@@ -439,7 +439,7 @@ class PrivacyEngine:
         """The driver of a training; only batches of the private loader go through the module from now on."""
         pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
         seeded = own["noise"] is not None and own["noise"].seeded
-        limit = self._limit if own["company"].leads else None  # a copy of the ledger refuses nothing
+        limit = None if own["group"].rank else self._limit  # a copy of the ledger refuses nothing
         charged = ledger.run({stage.name: stage.event(promise.adjacency)}, seeded=seeded, limit=limit)
         same: dict[str, Any] = {"n": promise.n, "seed": self.seed, "ledger": charged, "layers": layers}
         self.driver = TorchDriver(pipe, layers.module, optimizer, **same, **own)

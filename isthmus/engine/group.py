@@ -12,12 +12,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import torch.distributed as dist
+import torch
+from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import key
-from isthmus.core.ranks import Ranks
-from isthmus.core.together import Company, Single, Together
+from isthmus.core.group import ALONE, Group, group_of
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 SHARED = (
@@ -26,22 +26,13 @@ SHARED = (
 )
 
 
-def company_of(group: Any, n: int, poisson: bool) -> Company:
-    """Whom a training is made with: nobody, or the ranks of a process group (True: the default one)."""
-    if group is None or group is False:
-        return Single()
-    is_group = group is True or isinstance(group, dist.ProcessGroup)
-    validate.check(is_group, "group", group, "give a torch.distributed process group, or True for the default one")
+def ranks_of(group: Any, n: int, poisson: bool) -> Group:
+    """Whom a training is made with: this process, or the ranks of a process group (True: the default one)."""
+    ranks = group_of(group)
     remedy = "leave it out: a subset of a fixed size is one draw from all records, and every rank draws its own"
-    validate.check(poisson, "poisson_sampling", poisson, remedy)
-    ranks = Ranks(None if group is True else group)
+    validate.check(poisson or ranks is ALONE, "poisson_sampling", poisson, remedy)
     validate.at_most(n, "the number of records", group=ranks.size)
-    return Together(ranks, len(range(ranks.rank, n, ranks.size)), n)
-
-
-def shard_of(company: Company) -> tuple[int, int]:
-    """(rank, number of ranks)."""
-    return (company.ranks.rank, company.ranks.size) if isinstance(company, Together) else (0, 1)
+    return ranks
 
 
 def met(make: Make) -> Make:
@@ -49,9 +40,9 @@ def met(make: Make) -> Make:
 
     @functools.wraps(make)
     def together(engine: Any, *, group: Any = None, **options: Any) -> Any:
-        if group is None or group is False:
+        ranks, before, error, same = group_of(group), len(engine._trainings), None, 0
+        if ranks is ALONE:
             return make(engine, **options)
-        ranks, before, error, same = Ranks(None if group is True else group), len(engine._trainings), None, 0
         result = None
         try:
             result = make(engine, group=group, **options)
@@ -60,14 +51,18 @@ def met(make: Make) -> Make:
         except Exception as failed:
             error = failed
         try:
-            ranks.agree("make_private", [same, 0, 0, 0, 0, 0], error, ("make_private",))
+            ranks.agree("make_private", [same], error, ("make_private",))
         except Exception:
             for training in engine._trainings[before:]:
                 engine.take_apart(training)
             del engine._trainings[before:]
             raise
-        company = engine._trainings[-1].driver.company
-        company.same_start(engine._trainings[-1].driver.module)
+        module = engine._trainings[-1].driver.module
+        state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+        shared = ranks.on_leader(lambda: state)
+        with torch.no_grad():  # every rank begins with the parameters and buffers of rank 0
+            for name, tensor in state.items():
+                tensor.copy_(shared[name].to(tensor.device))
         return result
 
     return cast(Make, together)

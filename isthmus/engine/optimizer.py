@@ -90,7 +90,7 @@ def make_steps_private(
         _refuse_raw(self, private)
         self._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it, also while pieces are to come
         if driver.step():
-            with driver.company.alike():
+            with driver.group.alike():
                 project(driver.layers, sets)
         return loss
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-import torch.distributed as dist
 
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
 from isthmus.base.streamed import dense_parts
-from isthmus.core.aggregators import Aggregator, Local
-from isthmus.core.ranks import AllReduce, Ranks
+from isthmus.core.aggregators import Aggregator, AllReduce, Local
+from isthmus.core.group import ALONE as ONE
+from isthmus.core.group import Group, Ranks, group_of
 from isthmus.core.state import State
 from isthmus.objectives.spectrum import top_eigenvalue
 from isthmus.privacy import PrivacyStatement
@@ -44,56 +44,50 @@ class RankGroup:
     ([3], 4, [0, 1])
     """
 
-    ranks: Ranks | None = None
+    ranks: Group = ONE
     whole: int | None = None
     """How many rows all ranks have, once it is known."""
 
     @staticmethod
     def of(group: Any) -> RankGroup:
         """None or False: this process; True: all ranks of the default group; or a process group."""
-        if group is None or group is False:
-            return RankGroup()
-        is_group = group is True or isinstance(group, dist.ProcessGroup)
-        validate.check(is_group, "group", group, "give a torch.distributed process group, or True for the default one")
-        return RankGroup(Ranks(None if group is True else group))
+        return RankGroup(group_of(group))
 
     @property
     def group(self) -> Any:
         """What `fit(group=)` takes."""
-        if self.ranks is None:
-            return None
-        return self.ranks.group or True
+        return self.ranks if self.several else None
 
     @property
     def leads(self) -> bool:
         """Whether the ledger, the checkpoint and the noise are in this process."""
-        return self.ranks is None or self.ranks.rank == 0
+        return self.ranks.rank == 0
 
     @property
     def place(self) -> tuple[int, int]:
         """(number of this process, number of processes)."""
-        return (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
+        return self.ranks.rank, self.ranks.size
 
     @property
     def several(self) -> bool:
-        """Whether there are other processes."""
-        return self.ranks is not None
+        """Whether there may be other processes."""
+        return isinstance(self.ranks, Ranks)
 
     def joined(self, place: str) -> AbstractContextManager[None]:
         """What all do together; an error on one rank is one on all."""
-        return nullcontext() if self.ranks is None else self.ranks.joined(place)
+        return self.ranks.joined(place)
 
     def lead(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on rank 0, on every rank: plain values and tensors."""
-        return make() if self.ranks is None else self.ranks.lead(make)
+        return self.ranks.on_leader(make)
 
     def all(self, mine: Any) -> list[Any]:
         """Everybody's value, in the order of the ranks: plain values and tensors."""
-        return [mine] if self.ranks is None else self.ranks.values(mine)
+        return self.ranks.all(mine)
 
     def holding(self, problem: Any) -> Aggregator:
         """The holders of records of a run: this process has those of `problem`."""
-        return Local(problem) if self.ranks is None else AllReduce(problem, ranks=self.ranks)
+        return AllReduce(problem, self.ranks) if self.several else Local(problem)
 
     # ------------------------------------------------------------ of all rows together
 
@@ -103,7 +97,7 @@ class RankGroup:
 
     def rows(self, X: Any, names: list[str] | None) -> tuple[Any, RankGroup]:
         """Rows of one kind on all ranks, and the group that knows how many they are; a rank may have none."""
-        if self.ranks is None:
+        if not self.several:
             return X, self
         layouts = self.all([*X.shape, is_sparse(X), str(X.dtype), names])
         n, kinds = sum(layout[0] for layout in layouts), [layout[1:] for layout in layouts if layout[0]]
@@ -120,7 +114,7 @@ class RankGroup:
         n, zero = X.shape[0], torch.zeros(X.shape[1], dtype=torch.float64)
         mine = sum((part.sum(0) for part in dense_parts(X)), zero) / max(n, 1)
         var = sum(((part - mine).square().sum(0) for part in dense_parts(X)), zero) / max(n, 1)
-        if self.ranks is None:
+        if not self.several:
             return mine, var.sqrt()
         moments = self.all([n, mine, var])
         whole = sum(moment[0] for moment in moments)
@@ -139,7 +133,7 @@ class RankGroup:
     def labels(self, y: Any) -> np.ndarray:
         """The labels that occur on any rank."""
         own = np.unique(y)
-        if self.ranks is None:
+        if not self.several:
             return own
         parts = [part for part in self.all({"kind": own.dtype.kind, "labels": own.tolist()}) if part["labels"]]
         kinds = {part["kind"] for part in parts}
@@ -154,16 +148,16 @@ class RankGroup:
 
     def top_eigenvalue(self, X: Any) -> float:
         """lambda_max(X'X) of all rows as they are: of fits that are not private."""
-        if self.ranks is None:
+        if not self.several:
             return top_eigenvalue(X)
-        eigenvalue = AllReduce(ranks=self.ranks).joint(_Plain(X))
+        eigenvalue = self.ranks.answer(_Plain(X))
         return float(self.lead(lambda: eigenvalue))
 
     # ------------------------------------------------------------ what rank 0 keeps
 
     def state(self, load: Callable[[], State | None]) -> State | None:
         """The checkpoint that rank 0 has, on every rank."""
-        if self.ranks is None:
+        if not self.several:
             return load()
         own_state = load() if self.leads else None
         validate.check(own_state is None or not own_state.memory, "checkpoint", "with error feedback", EACH)
@@ -175,7 +169,7 @@ class RankGroup:
 
     def file(self, path: Path) -> Path | None:
         """A file that rank 0 has, written to this path on every other rank; None where rank 0 has none."""
-        if self.ranks is None:
+        if not self.several:
             return path if path.exists() else None
 
         def read() -> torch.Tensor | None:
@@ -188,7 +182,7 @@ class RankGroup:
 
     def statement(self, make: Callable[[], PrivacyStatement]) -> PrivacyStatement:
         """The statement of rank 0, whose ledger knows what was charged, on every rank."""
-        if self.ranks is None:
+        if not self.several:
             return make()
         return PrivacyStatement.from_json(self.lead(lambda: make().to_json()), recompute=False)
 

@@ -112,7 +112,7 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
     plain, private = Plain(given.batch, rank, size), Private(given.batch, size, given.refresh)
     for run in (plain, private):
         timed(run, 2)
-    ranks = private.engine.driver.company.ranks  # type: ignore[union-attr]
+    ranks = private.engine.driver.group
     ranks.sent.clear(), ranks.received.clear()
     times: dict[str, list[float]] = {"plain": [], "private": []}
     for _ in range(given.steps // BLOCK):

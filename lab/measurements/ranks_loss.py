@@ -78,7 +78,7 @@ class Codes:
     @property
     def ranks(self) -> Any:
         """The collectives of this rank."""
-        return self.engine.driver.company.ranks  # type: ignore[union-attr]
+        return self.engine.driver.group
 
 
 def _stacked(rows: list[Any]) -> Any:

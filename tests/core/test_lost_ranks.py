@@ -14,7 +14,7 @@ import torch.distributed as dist
 from gloo import FORKS
 
 from isthmus import Logistic, algorithms, minimize
-from isthmus.core.ranks import RankFailed
+from isthmus.core.group import RankFailed
 from isthmus.parts import AllReduce
 from isthmus.privacy import Ledger
 

@@ -14,8 +14,8 @@ import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
 from isthmus.algorithms.purchases import Lambda, Ranges, buying
 from isthmus.base.randomness import key
+from isthmus.core.group import RankFailed
 from isthmus.core.pipeline import Pipeline, Release, Stage
-from isthmus.core.ranks import RankFailed
 from isthmus.gradients.rounding import gamma
 from isthmus.parts import AllReduce, Clients, Full, Shuffle
 from isthmus.privacy import Clip, FixedSize, Ledger
@@ -98,7 +98,7 @@ def scenario(rank: int) -> dict[str, Any]:
         steps=5,
         clients=mine,
     )
-    found["secret"] = {"x": secret.x, "sent": dict(mine.ranks.sent)}
+    found["secret"] = {"x": secret.x, "sent": dict(mine.group.sent)}
 
     small = Ledger(budget=(0.5, 1e-5))
     found["planned"] = _caught(lambda: minimize(logistic(rank), gd(), steps=5, clients=AllReduce(), ledger=small))

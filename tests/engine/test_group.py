@@ -92,7 +92,7 @@ def scenario(rank: int) -> dict[str, Any]:
     engine = PrivacyEngine()
     triple = made(engine, mlp(rank), 4, group=True, sketch=Kronecker(3, 3, refresh=4), optimizer=_adam)
     by_name["secret"], by_name["epsilon"] = train(triple, 12), engine.get_epsilon(1e-5)
-    by_name["sent"] = dict(engine.driver.company.ranks.sent)
+    by_name["sent"] = dict(engine.driver.group.sent)
     by_name["said"], by_name["steps"] = engine.statement(1e-5).assumptions, engine.ledger.rounds()
 
     by_name["noise"] = _noise()

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from isthmus.base import storage, validate
 from isthmus.base.space import Space, as_space
+from isthmus.core.group import for_wire
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Stage
-from isthmus.core.ranks import Reach, for_wire
 from isthmus.core.samplers import Shuffle
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower.records import ANOTHER
@@ -332,7 +332,7 @@ NOTHING = 2.0**-30
 # ---------------------------------------------------------------- lengths
 
 
-def reach_of(plan: Federation, sampler: Sampler) -> Reach:
+def reach_of(plan: Federation, sampler: Sampler) -> tuple[float, float]:
     """How long the sums of clients may be, in bounds of one term; the same for every client, whatever it has.
 
     A client that is one term has one bound.  One that adds up records may have all of them: twice what the plan
@@ -340,7 +340,7 @@ def reach_of(plan: Federation, sampler: Sampler) -> Reach:
     """
     rate = float(getattr(sampler, "rate", 1.0))
     own = 1.0 if plan.unit == "client" else 16 + 2 * rate * plan.terms
-    return Reach(own, plan.clients * own)
+    return own, plan.clients * own
 
 
 def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
@@ -349,21 +349,21 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     Neighbours differ in what one client sends: its cast to float32 (`Bounded.narrowed`, where that adds at most 1 %)
     counts once.  The server adds in float64, where the rounding of all clients' numbers counts (`room`).
     """
-    reach = reach_of(plan, sampler)
-    sent = for_wire(message, Reach(reach.own, reach.own), 1)
+    own, total = reach_of(plan, sampler)
+    sent = for_wire(message, own, own, 1)
     values = {}
     for name, clipped in sent.values.items():
         same = clipped.dtype is None or clipped.dtype.itemsize >= plan.dtype.itemsize  # the server's bound is for these
         validate.check(same, "dtype", plan.dtype, f"give {clipped.dtype}, which this client's gradients are")
-        more = room(clipped, reach, plan.clients)
-        remedy = f"give a lower rate or fewer clients: to add sums of up to {reach.own:g} bounds would round too much"
+        more = room(clipped, own, total, plan.clients)
+        remedy = f"give a lower rate or fewer clients: to add sums of up to {own:g} bounds would round too much"
         validate.check(more < 0.5, "n", plan.terms, remedy)
         # R is counted in the larger bound, hence the quotient
         values[name] = replace(clipped, bound=clipped.bound / (1 - more)) if more > NOTHING else clipped
     return replace(sent, values=values)
 
 
-def room(share: Bounded, reach: Reach, clients: int) -> float:
+def room(share: Bounded, own: float, total: float, clients: int) -> float:
     """What shortening and adding at the server, in float64, add to the bound at most, relative.
 
     `clients` vectors whose length is at most R are added with an error below gamma times the sum of lengths; clamped
@@ -372,8 +372,8 @@ def room(share: Bounded, reach: Reach, clients: int) -> float:
     if not math.isfinite(share.bound):
         return 0.0
     m, ball = share.value.numel(), share.ord == 2
-    added = reach.total * (1.0 if ball else m ** (1 / share.ord)) * gamma(clients + 1, torch.float64)
-    return float(2 * (added + (reach.own * (m + 64) * 2.0**-50 if ball else 0.0)))
+    added = total * (1.0 if ball else m ** (1 / share.ord)) * gamma(clients + 1, torch.float64)
+    return float(2 * (added + (own * (m + 64) * 2.0**-50 if ball else 0.0)))
 
 
 def shortened(share: Bounded, own: float) -> Bounded:

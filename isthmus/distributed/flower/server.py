@@ -227,7 +227,7 @@ class FlowerClients(Aggregator):
         """A private sum is no longer than a public length: one that is longer is shortened here too."""
         if not self.plan.private:
             return message
-        own = reach_of(self.plan, stage_of(self.plan.at_clients, order.stage).sampler).own
+        own = reach_of(self.plan, stage_of(self.plan.at_clients, order.stage).sampler)[0]
         return replace(message, values={name: shortened(bounded, own) for name, bounded in message.values.items()})
 
     def _secured(self, order: Order, site: Any, stage: Stage, empty: Message) -> Message:
