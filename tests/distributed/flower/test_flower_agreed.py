@@ -76,9 +76,9 @@ def test_lengths_follow_from_public_numbers_and_the_bound_has_room_for_them() ->
     assert 1 + 2 * reach[0] * 2.0**-24 < bound < 1.01
     long = narrowed(Message({"g": Bounded(torch.ones(4), 2, 1.0, dtype=torch.float32)}, 1.0), plan_of(n=10**6), sampler)
     assert long.values["g"].value.dtype == torch.float64  # a cast would cost more than 1 %
-    assert long.values["g"].bound == 1 / (1 - room(long.values["g"], reach_of(plan_of(n=10**6), sampler), 3)) > 1
+    assert long.values["g"].bound == 1 / (1 - room(long.values["g"], *reach_of(plan_of(n=10**6), sampler), 3)) > 1
     one = reach_of(plan_of(unit="client", n=None, linear=False), FullBatch())
-    assert (one.own, one.total) == (1.0, 3.0)
+    assert one == (1.0, 3.0)
     with pytest.raises(InvalidInput, match="lower rate"):
         narrowed(Message({"g": Bounded(torch.ones(4), 2, 1.0)}, 1.0), plan_of(n=10**16), sampler)
     coarse = Message({"g": Bounded(torch.ones(4), 2, 1.0, dtype=torch.float32)}, 1.0)
