@@ -76,11 +76,9 @@ class Mechanism(ABC):
     def number(self) -> float:
         """How much noise: the multiplier, or the epsilon of a selection."""
         value = getattr(self, self.noise_parameter, None)
-        remedy = (
-            f"give it a field {self.noise_parameter!r}, or `number` and `with_number`, by which a plan sets its noise"
-        )
         if value is None:
-            validate.refuse("mechanism", self, remedy)
+            remedy = f"give it a field {self.noise_parameter!r}, or `number` and `with_number`"
+            validate.refuse("mechanism", self, f"{remedy}, by which a plan sets its noise")
         return float(value)
 
     def with_number(self, number: float) -> Self:

@@ -47,10 +47,10 @@ def test_every_damaged_byte_shows() -> None:
 
 def test_forged_answers_are_refused_with_a_right_seal_too() -> None:
     """Whoever makes the seal right still has to send as many finite numbers as are due."""
-    right, wrong = sent(), torch.tensor([torch.nan])
+    right, wrong, five = sent(), torch.tensor([torch.nan]), ClippedSum(torch.ones(5), 2, 1.0)
     cases = {
         "belongs to another order": answer(right, b"an earlier order", True),
-        "bytes": answer(replace(right, values={**right.values, "count": ClippedSum(torch.ones(5), 2, 1.0)}), ASKED, True),
+        "bytes": answer(replace(right, values=right.values | {"count": five}), ASKED, True),
         "not finite": answer(replace(right, values={**right.values, "count": ClippedSum(wrong, 2, 1.0)}), ASKED, True),
         "records=0": answer(Message(right.values, 7.0), ASKED, True),
         "send .* bytes|too early": answer(Message({"gradient": right.values["gradient"]}, 7.0, records=7), ASKED, True),
