@@ -121,7 +121,7 @@ SAME: dict[str, str] = {
     "privacy/bounded:weighted_sum: * in blind = *": _MASKED,
     "privacy/bounded:weighted_sum: * in rows = rows.without*": _MASKED,
     "privacy/bounded:weighted_sum: weights > 0 -> weights >= 0 in return *": "a finite row of weight 0 adds 0",
-    "privacy/bounded:Bounded._low: 32 -> 33 *": "there are no types of 33 bits",
+    "privacy/bounded:ClippedSum._low: 32 -> 33 *": "there are no types of 33 bits",
     "sets/balls:LpBall.linearised: * in top = *": "a scale that cancels",
     "sets/polytopes:ConvexHull._extreme_scale: * <= tolerance(x) * -> * < tolerance(x) *": _ROUNDING,
     "sets/structured:GroupBall.linearised.totals: False -> True *": "a copy is as good",

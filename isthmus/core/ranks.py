@@ -30,7 +30,7 @@ from isthmus.base.randomness import key
 from isthmus.core.aggregators import Aggregator, Asks, Client, check_samplers
 from isthmus.core.opened import Round
 from isthmus.core.wire import Message
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.bounded import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
 from isthmus.privacy.sampling import Sampler
 from isthmus.problems.queries import Query
@@ -389,7 +389,7 @@ def for_wire(message: Message, reach: Reach, size: int) -> Message:
 
 def summed(ranks: Ranks, message: Message) -> Message:
     """The sums of all ranks, one collective for all values of a dtype."""
-    totals: dict[str, Bounded] = {}
+    totals: dict[str, ClippedSum] = {}
     for dtype in dict.fromkeys(bounded.value.dtype for bounded in message.values.values()):
         names = [name for name, bounded in message.values.items() if bounded.value.dtype == dtype]
         flat = [message.values[name].value.reshape(-1) for name in names]

@@ -17,7 +17,7 @@ from isthmus.engine.embedding import GradientEmbedding
 from isthmus.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.bounded import ClippedSum
 from isthmus.privacy.budget import split
 from isthmus.privacy.clips import GroupClip
 from isthmus.privacy.library import DpEvent, dpa
@@ -37,7 +37,7 @@ class Unnoised(Mechanism):
     Everything else of a private round stays, so that what is tried is what will run: tickets, clips, guards, ledger.
 
     >>> import torch
-    >>> Unnoised().release(Bounded(torch.ones(2), 2, 1.0), None).tolist(), Unnoised().event()
+    >>> Unnoised().release(ClippedSum(torch.ones(2), 2, 1.0), None).tolist(), Unnoised().event()
     ([1.0, 1.0], NonPrivateDpEvent())
     """
 
@@ -45,7 +45,7 @@ class Unnoised(Mechanism):
     source = "nowhere, for none was added (noise_multiplier=0, to look for mistakes with)"
     guarantee = "nothing: no noise was added (noise_multiplier=0)"
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The clipped sum itself."""
         return bounded.value
 

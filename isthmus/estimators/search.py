@@ -400,7 +400,7 @@ class BestOf(NoisyMax):
     signed: bool = field(init=False, default=False)
     multiplier: float
     adjacency: str = Adjacency.ADD_REMOVE.value
-    dial: ClassVar[str] = "multiplier"
+    noise_parameter: ClassVar[str] = "multiplier"
     selects: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""`Bounded`: a clipped sum that carries its bound, the only thing a mechanism accepts.
+"""`ClippedSum`: a clipped sum that carries its bound, the only thing a mechanism accepts.
 
 A clip yields weights; the one function that reads per-example values (`isthmus.core.pipeline.measure`) turns
-them into a `Bounded`.  Whatever stands between the clip and the noise states how it grows the norm.
+them into a `ClippedSum`.  Whatever stands between the clip and the noise states how it grows the norm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isthmus.sketches.base import ChangesSum, Sketch
 
 
 @dataclass(frozen=True)
-class Bounded:
+class ClippedSum:
     """`value = sum_i c_i v_i` as it was computed: one record more or less moves it by at most `bound`, in norm `ord`.
 
     The bound holds what rounding can add (see `isthmus.gradients.adding`); it is infinite when nothing was clipped.
@@ -30,7 +30,7 @@ class Bounded:
     the sum may need more digits than what is made of it.
 
     >>> import torch
-    >>> a, b = Bounded(torch.ones(2), 2, 1.0), Bounded(torch.ones(2), 2, 1.0)
+    >>> a, b = ClippedSum(torch.ones(2), 2, 1.0), ClippedSum(torch.ones(2), 2, 1.0)
     >>> (a + b).value.tolist(), (a + b).bound
     ([2.0, 2.0], 1.0)
     """
@@ -41,7 +41,7 @@ class Bounded:
     spare: bool = False
     dtype: torch.dtype | None = None
 
-    def __add__(self, other: Bounded) -> Bounded:
+    def __add__(self, other: ClippedSum) -> ClippedSum:
         """The sum over two disjoint sets of records: a record is in one of them, so the bound stays.
 
         Clipped sums are added in float64, where what the addition rounds is nothing beside the bound.
@@ -50,11 +50,11 @@ class Bounded:
         validate.check(other.bound == self.bound, "bound", other.bound, f"add sums of one bound, here {self.bound}")
         return replace(self, value=self.precise().value + other.value)
 
-    def precise(self) -> Bounded:
+    def precise(self) -> ClippedSum:
         """The same, ready to be added to others."""
         return replace(self, value=self.value.to(torch.float64)) if math.isfinite(self.bound) else self
 
-    def narrowed(self, own: float, total: float, terms: int, most: float) -> Bounded:
+    def narrowed(self, own: float, total: float, terms: int, most: float) -> ClippedSum:
         """The same, as one of `terms` sums over disjoint records that are sent and added: in float32 where that may be.
 
         own, total  what this sum, and all of them together, are shortened to, in bounds of one record: public numbers
@@ -67,7 +67,7 @@ class Bounded:
         gets.  Nothing of it looks at the data, so neither does the length of a message.
 
         >>> import torch
-        >>> sent = Bounded(torch.full((4,), 3.0), 2, 1.0, dtype=torch.float32).narrowed(2.0, 4.0, 2, 0.01)
+        >>> sent = ClippedSum(torch.full((4,), 3.0), 2, 1.0, dtype=torch.float32).narrowed(2.0, 4.0, 2, 0.01)
         >>> sent.value, 0 < sent.bound - 1 < 1e-5
         (tensor([1., 1., 1., 1.]), True)
         """
@@ -90,12 +90,12 @@ class Bounded:
         """The bytes of what is released of it, a public number: the data decide in which dtype a sum is added up.
 
         >>> import torch
-        >>> Bounded(torch.ones(3, dtype=torch.float64), 2, 1.0, dtype=torch.float32).size
+        >>> ClippedSum(torch.ones(3, dtype=torch.float64), 2, 1.0, dtype=torch.float32).size
         12
         """
         return self.value.numel() * (self.dtype or self.value.dtype).itemsize
 
-    def settled(self, sketch: Sketch) -> Bounded:
+    def settled(self, sketch: Sketch) -> ClippedSum:
         """What the map makes of the whole sum: nothing, for maps of single records."""
         if not isinstance(sketch, ChangesSum):
             return self

@@ -70,7 +70,7 @@ from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
 from isthmus.privacy.library import DpEvent
 from isthmus.privacy.meter import Meter, plus
 
-__all__ = ["BudgetExceeded", "Budgeted", "Ledger", "LedgerCorrupt", "Limit", "Purse", "RunLedger"]
+__all__ = ["BudgetExceeded", "Budgeted", "Ledger", "LedgerCorrupt", "Limit", "Chargeable", "RunLedger"]
 
 Event: TypeAlias = "DpEvent | Mapping[str, Any]"
 """An event of `dp_accounting`, or its JSON form."""
@@ -90,7 +90,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-class Purse(Protocol):
+class Chargeable(Protocol):
     """What a pipeline needs: it is charged before anything private is released."""
 
     def charge(self, stage: Any, t: int) -> None: ...

@@ -79,7 +79,7 @@ class Charge:
         needed = "grid" not in options or self.grid is not None
         validate.check(needed, "grid", self.grid, "give the grid, which a discrete Gaussian needs")
         own = {name: value for name, value in (("k", self.k), ("grid", self.grid)) if name in options}
-        return kind(**{kind.dial: 1.0, **own})
+        return kind(**{kind.noise_parameter: 1.0, **own})
 
     @property
     def selects(self) -> bool:

@@ -41,7 +41,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.privacy import event_json
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.bounded import ClippedSum
 from isthmus.privacy.library import DpEvent, SkellamDpEvent
 from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import Noise
@@ -138,7 +138,7 @@ class Skellam(Mechanism):
     shares.
 
     >>> from isthmus.privacy import SeededSource
-    >>> released = Skellam(2.0, grid=0.25).release(Bounded(torch.zeros(3), 2, 1.0), SeededSource(0))
+    >>> released = Skellam(2.0, grid=0.25).release(ClippedSum(torch.zeros(3), 2, 1.0), SeededSource(0))
     >>> bool((released * 4 == (released * 4).round()).all())
     True
     >>> Skellam(2.0, grid=0.25).event()
@@ -152,7 +152,7 @@ class Skellam(Mechanism):
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
         noise = self.check(bounded, noise)
         steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
