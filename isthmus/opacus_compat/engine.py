@@ -106,16 +106,16 @@ class OpacusEngine(PrivacyEngine):
     def save_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> None:
         """To a path or a file that is open for writing; without pickle, and whole or not at all at a path."""
         with tempfile.TemporaryDirectory() as folder:
-            own = path if isinstance(path, (str, Path)) else Path(folder) / "checkpoint"
+            own = Path(path) if isinstance(path, (str, Path)) else Path(folder) / "checkpoint"
             super().save_checkpoint(path=own, module=module, **_without_schedulers(rest))
-            if own is not path:
+            if not isinstance(path, (str, Path)):
                 path.write(own.read_bytes())
 
     def load_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> dict[str, Any]:
         """From a path or a file that is open for reading, on the terms it was written with."""
         with tempfile.TemporaryDirectory() as folder:
-            own = path if isinstance(path, (str, Path)) else Path(folder) / "checkpoint"
-            if own is not path:
+            own = Path(path) if isinstance(path, (str, Path)) else Path(folder) / "checkpoint"
+            if not isinstance(path, (str, Path)):
                 own.write_bytes(path.read())
             return super().load_checkpoint(path=own, module=module, **_without_schedulers(rest))
 

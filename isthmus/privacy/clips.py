@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.gradients import Rows, fused, rounding
+from isthmus.gradients import Dense, Rows, fused, rounding
+from isthmus.sketches import Context, Encoder, Sketch
 
 SPAN = 1e6
 """An adaptive bound stays within this factor of its start."""
@@ -167,7 +168,7 @@ class AdaptiveClip(Clipping):
     """A bound that follows a quantile of the norms, from a count that was paid for (Andrew et al. 2021).
 
     The release named `release` is the noisy mean of `1{||v_i|| <= C} - 1/2` (near C it falls in a straight line, see
-    `algorithms.adaptive`); with b = that + 1/2, the share of records below the bound, the next bound is
+    `ClipCountEncoder`); with b = that + 1/2, the share of records below the bound, the next bound is
     `C exp(-rate (b - quantile))`.  It reads released values only, so it costs nothing beyond the count.
 
     >>> import torch
@@ -206,6 +207,59 @@ class AdaptiveClip(Clipping):
         moved = bound * math.exp(min(700.0, max(-700.0, -self.rate * (below - self.quantile))))
         low, high = max(self.initial / SPAN, SMALLEST), min(self.initial * SPAN, LARGEST)
         return min(high, max(low, moved))
+
+
+COUNT_SHARE = 0.05
+"""The share of the budget that buys the count."""
+
+_WIDTH = 2.0**-6
+"""How far below and above the bound, relative, a record passes from one side of the count to the other."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClipCountEncoder(Encoder):
+    """One number a record, 1/2 where the norm of its code is within this round's bound and -1/2 where it is not.
+
+    Near the bound it falls from one to the other in a straight line: the last digit of a norm, in which other records
+    may have a part, would else decide where a record counts, and many on the border would move the count together.
+
+    encoder  the map whose codes are clipped (shared with the release that clips them)
+    clip     the adaptive clip
+    slot     where the bound is kept: "stage/release"
+    """
+
+    encoder: Encoder
+    clip: AdaptiveClip
+    slot: str
+
+    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+        """The count against the bound of this round."""
+        bound = context.bounds[self.slot]  # type: ignore[attr-defined]
+        return _CountMap(context.bind(self.encoder), self.clip.ord, bound, self.clip.before), None
+
+
+class _CountMap(Sketch):
+    """Not linear: it only encodes rows, and its values are at most 1/2."""
+
+    leafwise = False
+
+    def __init__(self, inner: Sketch, ord: float, bound: float, before: bool) -> None:
+        self.inner, self.ord, self.bound, self.before = inner, ord, bound, before
+        self.space, self.d, self.m = inner.space, inner.d, 1
+
+    def encode(self, rows: Any) -> Any:
+        """One number a record."""
+        norms = (rows if self.before else self.inner.encode(rows)).norms(self.ord).to(torch.float64)
+        inside = ((self.bound - norms) / (2 * _WIDTH * self.bound)).clamp(-0.5, 0.5)
+        return Dense(inside.nan_to_num(-0.5)[:, None])
+
+    def rows(self, x: Any, lo: int = 0) -> NoReturn:
+        """Refused: a count is not a linear map."""
+        raise TypeError("A count of norms is not a linear map: encode whole rows with it")
+
+    def adjoint(self, y: Tensor) -> NoReturn:
+        """Refused: a count is not a linear map."""
+        raise TypeError("A count of norms is not a linear map, and has no lift: use lift=discard")
 
 
 def _weights(rows: Rows, ord: float, bound: float) -> Tensor:
