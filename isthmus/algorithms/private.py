@@ -65,8 +65,8 @@ from isthmus.objectives.spectrum import GRAM_LIMIT
 from isthmus.parts import Step, Tail
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, GroupClip, Poisson, PrivacyPlan
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.budget import default_delta
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.plan import default_delta
 from isthmus.sets import Whole
 from isthmus.sketches import Context, CountSketch, Encoder, GaussianSketch, Identity, Sketch
 from isthmus.sketches.base import Size
