@@ -61,9 +61,9 @@ from isthmus.objectives.spectrum import GRAM_LIMIT
 from isthmus.parts import Step, Tail
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, GroupClip, Poisson, PrivacyPlan
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.budget import default_delta
+from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder
+from isthmus.privacy.plan import default_delta
 from isthmus.sets import Whole
 from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Identity
 from isthmus.sketches.base import Size

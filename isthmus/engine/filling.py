@@ -15,12 +15,11 @@ from isthmus.core.pipeline import Release
 from isthmus.engine.embedding import GradientEmbedding
 from isthmus.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import ClippedSum
-from isthmus.privacy.budget import split
-from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder, GroupClip
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder, ClippedSum, GroupClip
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Noise
+from isthmus.privacy.plan import split
 from isthmus.sets import ConvexSet
 from isthmus.sketches import Encoder, Identity, Residual, Sketch
 from isthmus.sketches.selection import SelectionMap

@@ -10,8 +10,8 @@ from isthmus.engine import checkpoint
 from isthmus.engine.accountant import Accountant
 from isthmus.opacus_compat.refused import refused
 from isthmus.privacy import Ledger, Poisson
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.library import dpa
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.event_json import dpa
 
 
 class IAccountant(Accountant):
