@@ -20,7 +20,7 @@ from isthmus.base import validate
 from isthmus.base.space import as_space
 from isthmus.core.pipeline import Pipeline, Release, Stage, slots
 from isthmus.privacy.accounting import epsilon_of
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import SecretSource
 
@@ -216,7 +216,7 @@ class _Game:
         differs = (values != values[0]).any(0)
         differs[0] |= ~differs.any()
         for case, value in zip(cases, values, strict=True):
-            case[slot] = Bounded(value[differs], case[slot].ord, case[slot].bound)
+            case[slot] = ClippedSum(value[differs], case[slot].ord, case[slot].bound)
 
     def scores(self, side: int, draws: int, noise: Any) -> Tensor:
         """The log-likelihood ratio (left over right) of `draws` releases under one of the datasets."""
@@ -254,16 +254,16 @@ def _adds_noise(release: Release) -> bool:
     return isinstance(inner(release.mechanism), Gaussian | Laplace)
 
 
-def _draw(release: Release, inside: Bounded, outside: Bounded, member: Tensor, noise: Any) -> Tensor:
+def _draw(release: Release, inside: ClippedSum, outside: ClippedSum, member: Tensor, noise: Any) -> Tensor:
     """One release a row, from the mechanism itself."""
     if _adds_noise(release) and inside.bound == outside.bound:
         stacked = torch.where(member[:, None], inside.value.double(), outside.value.double())
-        return release.mechanism.release(Bounded(stacked, inside.ord, inside.bound), noise)
+        return release.mechanism.release(ClippedSum(stacked, inside.ord, inside.bound), noise)
     cases = [inside if chosen else outside for chosen in member.tolist()]
     return torch.stack([release.mechanism.release(case, noise).reshape(-1) for case in cases])
 
 
-def _log_likelihood(release: Release, case: Bounded, drawn: Tensor) -> Tensor:
+def _log_likelihood(release: Release, case: ClippedSum, drawn: Tensor) -> Tensor:
     """The stated log-likelihood of each row, up to a constant; as a statistic it is valid whatever the noise is."""
     mechanism = inner(release.mechanism)
     if isinstance(mechanism, NoisyMax):

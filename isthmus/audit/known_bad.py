@@ -13,8 +13,8 @@ from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline
 from isthmus.penalties import NoPenalty
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
 from isthmus.sets import Whole
 
 __all__ = ["Halved", "halved", "published_privsgd"]
@@ -41,7 +41,7 @@ class Halved:
         """As stated."""
         return tuple(self.inner.ords)
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Any) -> Tensor:
         """Noise is relative to the bound: half the bound is half the noise."""
         return self.inner.release(replace(bounded, bound=bounded.bound / 2), noise)
 

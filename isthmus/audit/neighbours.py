@@ -15,8 +15,8 @@ from isthmus.audit.records import Pair
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
 from isthmus.core.pipeline import Pipeline, Release, slots
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import NoisyMax, TopK
 from isthmus.sketches import Sketch
 
@@ -111,7 +111,7 @@ def inner(mechanism: Any) -> Any:
     return mechanism
 
 
-def law(mechanism: NoisyMax | TopK, bounded: Bounded) -> Tensor:
+def law(mechanism: NoisyMax | TopK, bounded: ClippedSum) -> Tensor:
     """Logarithms of a selection's probabilities: of its outcomes (NoisyMax) or of its first choice (TopK)."""
     scores = bounded.value.double().reshape(-1)
     if isinstance(mechanism, TopK):
@@ -154,14 +154,14 @@ def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
     return worst, (round(worst.ratio, 6), round(total, 6), sharp)
 
 
-def _compare(pair: Pair, adjacency: Adjacency, slot: str, ours: Bounded, theirs: Bounded) -> Movement:
+def _compare(pair: Pair, adjacency: Adjacency, slot: str, ours: ClippedSum, theirs: ClippedSum) -> Movement:
     moved = float(torch.linalg.vector_norm((ours.value - theirs.value).double(), ours.ord))
     bound = adjacency.sensitivity(min(ours.bound, theirs.bound))
     ratio = moved / bound if ours.bound == theirs.bound else math.inf  # a bound that looks at the data bounds nothing
     return Movement(pair, moved, bound, ratio, slot)
 
 
-def _sharpness(mechanism: Any, ours: Bounded, theirs: Bounded) -> float:
+def _sharpness(mechanism: Any, ours: ClippedSum, theirs: ClippedSum) -> float:
     """How visible a movement is, among movements of one length."""
     mechanism = inner(mechanism)
     if isinstance(mechanism, NoisyMax | TopK):

@@ -17,13 +17,13 @@ from isthmus.core.step import bind_stage, close_stage, fragment, open_round, sta
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
 from isthmus.lifts import discard
-from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.library import dpa
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import dpa
 from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import SeededSource
 from isthmus.sketches import Sketch
 
-Values = dict[str, Bounded]
+Values = dict[str, ClippedSum]
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Intercept(Mechanism):
     """A mechanism that keeps what it is handed and adds no noise.  For audits: nothing here is private.
 
     >>> tap = Intercept()
-    >>> _ = tap.release(Bounded(torch.ones(2), 2, 1.0), None)
+    >>> _ = tap.release(ClippedSum(torch.ones(2), 2, 1.0), None)
     >>> tap.handed[0].bound
     1.0
     """
 
-    handed: list[Bounded] = field(default_factory=list)
+    handed: list[ClippedSum] = field(default_factory=list)
     private: ClassVar[bool] = False
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Any) -> Tensor:
         """The value itself."""
         self.handed.append(bounded)
         return bounded.value

@@ -21,7 +21,7 @@ from isthmus.gradients.base import Rows
 from isthmus.gradients.computed import Computed
 from isthmus.gradients.stack import Stack
 from isthmus.objectives.module import merged
-from isthmus.privacy.bounded import Bounded, Rounding
+from isthmus.privacy.clips import ClippedSum, Rounding
 from isthmus.sketches.base import Sketch, join_codes, leaf_code
 
 
@@ -36,7 +36,7 @@ class Gathering:
     fast: bool
     rows: dict[str, list[Rows]] = field(default_factory=dict)
     codes: dict[str, dict[str, list[Rows | None]]] = field(default_factory=dict)
-    sums: dict[str, dict[str, Bounded]] = field(default_factory=dict)
+    sums: dict[str, dict[str, ClippedSum]] = field(default_factory=dict)
     _watched: str | None = ""
     """The leaf whose two passes are compared in this round; all of them are (None) in what is recorded."""
 

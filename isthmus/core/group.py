@@ -29,7 +29,7 @@ from torch import Tensor
 from isthmus.base import storage, validate
 from isthmus.base.randomness import key
 from isthmus.core.wire import Message
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
 from isthmus.privacy.sampling import Sampler
 from isthmus.problems.queries import Query
@@ -293,7 +293,7 @@ class Ranks(Group):
         headers = self.agree("round", header, error, ("message", "order", "maps", "iterate"))
         assert message is not None
         message = self._bounds_of_others(message, [entry[0] == 0 for entry in headers])
-        totals: dict[str, Bounded] = {}
+        totals: dict[str, ClippedSum] = {}
         for dtype in dict.fromkeys(
             bounded.value.dtype for bounded in message.values.values()
         ):  # one collective for each

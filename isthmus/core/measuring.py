@@ -22,8 +22,7 @@ from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import kappa
 from isthmus.gradients.layers.passes import private_records
-from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
-from isthmus.privacy.clips import Clipping
+from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.queries import Answered, Query
 from isthmus.sketches import Sketch
 
@@ -35,7 +34,7 @@ def measure(
     rows: Rows | Query | None,
     codes: Rows | None = None,
     rounding: Rounding | None = None,
-) -> Bounded:
+) -> ClippedSum:
     """The only code that reads per-example values: the clipped sum of codes, with its bound.
 
     With no clip, or a clip before the sketch, the sum is encoded and never the rows (the map is linear).  What is no
@@ -57,38 +56,38 @@ def measure(
             clip,
             f"give a clip in the norm 2 of at least {rows.bound}, by which one record can move {type(rows).__name__}",
         )
-        return Bounded(rows.value(), clip.ord, clip.total(bound))
+        return ClippedSum(rows.value(), clip.ord, clip.total(bound))
     whole = codes if rows is None else rows
     assert whole is not None
     if clip is None:
-        return Bounded(sketch.forward(whole.sum()), 2, math.inf)
+        return ClippedSum(sketch.forward(whole.sum()), 2, math.inf)
     with exact_products(whole.device):  # a bound means nothing in reduced precision
         if not clip.before:
             whole = sketch.encode(whole) if codes is None else codes
         return _clipped(clip, sketch, bound, whole, rounding or Rounding())
 
 
-def _clipped(clip: Clipping, sketch: Sketch, bound: float, rows: Rows, rounding: Rounding) -> Bounded:
+def _clipped(clip: Clipping, sketch: Sketch, bound: float, rows: Rows, rounding: Rounding) -> ClippedSum:
     exact = rows.exact and not clip.before  # counts are, and what a map makes of their sum is not
     extra = 0.0 if exact else rounding.kappa(rows, encoded=rows.d < sketch.d)
     share, weights = clip.total(bound) * (1 + extra), clip.weights(rows, bound)
     if clip.before:
         value = encoded_sum(sketch, rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
-        return Bounded(value, clip.ord, share * sketch.gain(clip.ord), dtype=rows.dtype)
+        return ClippedSum(value, clip.ord, share * sketch.gain(clip.ord), dtype=rows.dtype)
     value = weighted_sum(rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
-    return Bounded(value, clip.ord, share, dtype=rows.dtype)
+    return ClippedSum(value, clip.ord, share, dtype=rows.dtype)
 
 
-def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> Bounded:
+def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
     """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
     extra = rounding.kappa(rows, encoded=False)
     with exact_products(rows.device):
         weights, own = clip.leaf_weights(name, rows, bound)
         value = weighted_sum(rows, weights, own, extra * rounding.share, clip.ord, wait=False)
-    return Bounded(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
+    return ClippedSum(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
 
 
-def measured_leaves(clip: Clipping, bound: float, sums: Sequence[Bounded], rounding: Rounding) -> Bounded:
+def measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], rounding: Rounding) -> ClippedSum:
     """The sums of all leaves, in their order, as one that is bounded as `measure` says.
 
     The dtype is that of the rows: in what dtype they were added up depends on how many there are, and must not tell.
@@ -96,7 +95,7 @@ def measured_leaves(clip: Clipping, bound: float, sums: Sequence[Bounded], round
     dtype = min((leaf.dtype for leaf in sums if leaf.dtype is not None), key=lambda kind: kind.itemsize)
     extra = kappa(rounding.batch, dtype, encoded=False)
     value = torch.cat([leaf.value for leaf in sums])
-    return Bounded(value, clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
+    return ClippedSum(value, clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
 
 
 def contribute(
@@ -143,7 +142,7 @@ def fragment(
     rows: Rows | Query | None,
     codes: Mapping[str, Rows] | None = None,
     rounding: Rounding | None = None,
-    ready: Mapping[str, Bounded] | None = None,
+    ready: Mapping[str, ClippedSum] | None = None,
 ) -> Message:
     """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
     values = {}
@@ -152,7 +151,7 @@ def fragment(
             values[release.name] = ready[release.name]
         elif round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
-            values[release.name] = Bounded(rows.sum(), 2, math.inf)
+            values[release.name] = ClippedSum(rows.sum(), 2, math.inf)
         else:
             own_codes = None if codes is None else codes.get(release.name)
             bound = round.bounds.get(slot, math.inf)

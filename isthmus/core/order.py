@@ -27,7 +27,7 @@ from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.core.state import Held, State
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
-from isthmus.privacy.ledger import Purse
+from isthmus.privacy.ledger import Chargeable
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ class DataSite:
     read: Callable[[], Tensor] | None = None
     round: Round | None = None
     whole: int | None = None
-    purse: Purse | None = None
+    purse: Chargeable | None = None
 
     def stage(self, order: Order) -> Stage:
         """What an order asks for."""

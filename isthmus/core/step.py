@@ -21,8 +21,8 @@ from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, slots
 from isthmus.core.state import Held, State
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
-from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.ledger import Purse
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import check_bounded
 from isthmus.privacy.noise import Noise
 
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def close_stage(
-    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Purse | None = None
+    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round.
 
@@ -76,12 +76,12 @@ def close_stage(
     return released
 
 
-def _noised(release: Release, name: str, bounded: Bounded, noise: Noise | None) -> Tensor:
+def _noised(release: Release, name: str, bounded: ClippedSum, noise: Noise | None) -> Tensor:
     """What a mechanism makes of a bounded value: the only place where it is asked to."""
     return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 
 
-def _needed(ledger: Purse | None, stage: Stage) -> Purse:
+def _needed(ledger: Chargeable | None, stage: Stage) -> Chargeable:
     if ledger is None:
         validate.refuse(
             "ledger", None, f"give a ledger: stage {stage.name!r} is private, and nothing is released without one"
@@ -142,7 +142,7 @@ class Setting:
     public_rows: Callable[[Tensor, Any], Rows] = no_public
     per_epoch: int = 1
     physical: int | None = None
-    ledger: Purse | None = None
+    ledger: Chargeable | None = None
     maps: Kept = field(default_factory=dict)
     whole: int | None = None
     """How many records all holders of data have together; None where this process has them all."""
@@ -228,7 +228,7 @@ def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: 
 class _OncePaid:
     """The purse of one stage of one round: charged at its release, or before where sums come with their noise."""
 
-    def __init__(self, purse: Purse) -> None:
+    def __init__(self, purse: Chargeable) -> None:
         self.purse, self.paid = purse, False
 
     def charge(self, stage: Any, t: int) -> None:

@@ -47,8 +47,8 @@ from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.stack import Stack
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, unused
-from isthmus.privacy.bounded import Rounding, part_of_error
-from isthmus.privacy.ledger import Purse
+from isthmus.privacy.clips import Rounding, part_of_error
+from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.noise import Noise
 from isthmus.sketches.base import without_memo
 
@@ -112,7 +112,7 @@ class TorchDriver:
         reduction: str = "mean",
         seed: int = 0,
         noise: Noise | None = None,
-        ledger: Purse | None = None,
+        ledger: Chargeable | None = None,
         layers: Layers | None = None,
         fast: bool = True,
         group: Group = ALONE,

@@ -13,7 +13,7 @@ from torch import Tensor
 from isthmus.base import storage, validate
 from isthmus.codecs import Codec, named
 from isthmus.lifts import unbiased
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import Noise
 from isthmus.sketches import Sketch
 from isthmus.sketches.base import leave_pinv
@@ -42,7 +42,7 @@ class Message:
     `coded` has the bytes of values that a codec made, by name: they travel in place of the numbers.
 
     >>> import torch
-    >>> sent = Message({"gradient": Bounded(torch.ones(3), 2, 1.0)}, 4.0, dims=3, bytes=12)
+    >>> sent = Message({"gradient": ClippedSum(torch.ones(3), 2, 1.0)}, 4.0, dims=3, bytes=12)
     >>> again = Message.from_bytes(sent.to_bytes())
     >>> again.values["gradient"].value.tolist(), again.values["gradient"].bound, again.divisor
     ([1.0, 1.0, 1.0], 1.0, 4.0)
@@ -51,7 +51,7 @@ class Message:
     isthmus.base.validate.InvalidInput: data=... give what was packed as a message: what does not fit is its length
     """
 
-    values: Mapping[str, Bounded]
+    values: Mapping[str, ClippedSum]
     divisor: float
     dims: int = 0
     bytes: int = 0
@@ -77,7 +77,7 @@ class Message:
             return self
         return replace(self, values=self._over(self.divisor / self.records), divisor=float(self.records))
 
-    def _over(self, scale: float) -> dict[str, Bounded]:
+    def _over(self, scale: float) -> dict[str, ClippedSum]:
         return {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
 
     def fresh(self) -> Message:
@@ -156,7 +156,7 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
             "send a bound above 0 and the order 1, 2 or infinity",
         )
         dtype = None if header["dtype"] is None else storage.DTYPES[header["dtype"]]
-        values[name] = Bounded(value, order, bound, dtype=dtype)
+        values[name] = ClippedSum(value, order, bound, dtype=dtype)
     validate.check(
         sizes is None or values.keys() == sizes.keys(), "values", sorted(values), f"send {sorted(sizes or ())}"
     )

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.privacy import event_json
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Noise, check_scale, pieces
 
 _ADD = Adjacency.ADD_REMOVE
@@ -36,7 +36,7 @@ class Mechanism(ABC):
     ords       the norms in which it takes sums clipped
     private    whether it hides its data behind noise
     kind       a short name for it in a `Charge`
-    dial       the field with the one number that says how much noise
+    noise_parameter       the field with the one number that says how much noise
     selects    whether it chooses coordinates: its number is then an epsilon, larger for less noise
     source     where its noise comes from, if not from the run's own source
     guarantee  for a mechanism run as it was published: what it really gives
@@ -55,13 +55,13 @@ class Mechanism(ABC):
     ords: ClassVar[tuple[float, ...]] = (2.0,)
     private: ClassVar[bool] = True
     kind: ClassVar[str] = ""
-    dial: ClassVar[str] = "multiplier"
+    noise_parameter: ClassVar[str] = "multiplier"
     selects: ClassVar[bool] = False
     source: str | None = None
     guarantee: str = ""
 
     @abstractmethod
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The value the world may see; `noise` is the run's secret source of randomness."""
 
     @abstractmethod
@@ -75,10 +75,10 @@ class Mechanism(ABC):
     @property
     def number(self) -> float:
         """How much noise: the multiplier, or the epsilon of a selection."""
-        value = getattr(self, self.dial, None)
-        remedy = f"give it a field {self.dial!r}, or `number` and `with_number`, by which a plan sets its noise"
+        value = getattr(self, self.noise_parameter, None)
         if value is None:
-            validate.refuse("mechanism", self, remedy)
+            remedy = f"give it a field {self.noise_parameter!r}, or `number` and `with_number`"
+            validate.refuse("mechanism", self, f"{remedy}, by which a plan sets its noise")
         return float(value)
 
     def with_number(self, number: float) -> Self:
@@ -86,14 +86,14 @@ class Mechanism(ABC):
         mechanism: Any = self
         remedy = "make it a frozen dataclass, or override `with_number`, by which a plan sets its noise"
         validate.check(is_dataclass(mechanism), "mechanism", self, remedy)
-        changed: Self = replace(mechanism, **{self.dial: number})
+        changed: Self = replace(mechanism, **{self.noise_parameter: number})
         return changed
 
     def spending(self, mu: float, rate: float = 1.0) -> Self:
         """The same mechanism with the noise at which a round at sampling rate `rate` spends mu^2, to first order."""
         return self.with_number(rate / mu)
 
-    def check(self, bounded: Bounded, noise: Noise | None) -> Noise:
+    def check(self, bounded: ClippedSum, noise: Noise | None) -> Noise:
         """Refuse a value without a bound, a bound in another norm, and a missing source of noise; the source."""
         check_bounded(self, bounded)
         if noise is None:
@@ -109,7 +109,7 @@ class Mechanism(ABC):
             yield from kind.known()
 
 
-def check_bounded(mechanism: Mechanism, bounded: Bounded) -> None:
+def check_bounded(mechanism: Mechanism, bounded: ClippedSum) -> None:
     """Refuse a value without a bound, or with one in a norm that a mechanism does not take, whoever wrote it."""
     name, positive = type(mechanism).__name__, math.isfinite(bounded.bound) and bounded.bound > 0
     validate.check(positive, "bound", bounded.bound, f"give a clipped sum: {name} adds noise to nothing else")
@@ -144,14 +144,14 @@ class Exact(Mechanism):
     """No noise: the sum as it is.  Not private.
 
     >>> import torch
-    >>> Exact().release(Bounded(torch.ones(2), 2, 1.0), None).tolist()
+    >>> Exact().release(ClippedSum(torch.ones(2), 2, 1.0), None).tolist()
     [1.0, 1.0]
     """
 
     private: ClassVar[bool] = False
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The value itself."""
         return bounded.value
 
@@ -169,7 +169,7 @@ class Gaussian(Mechanism):
 
     >>> import torch
     >>> from isthmus.privacy import SeededSource
-    >>> Gaussian(2.0).release(Bounded(torch.zeros(3), 2, 1.0), SeededSource(0)).shape
+    >>> Gaussian(2.0).release(ClippedSum(torch.zeros(3), 2, 1.0), SeededSource(0)).shape
     torch.Size([3])
     """
 
@@ -179,7 +179,7 @@ class Gaussian(Mechanism):
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         noise = self.check(bounded, noise)
         check_scale(self.multiplier * bounded.bound, bounded.dtype or bounded.value.dtype)
@@ -212,7 +212,7 @@ class Laplace(Mechanism):
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         noise = self.check(bounded, noise)
         return _noisy(bounded.value, self.multiplier * bounded.bound, noise.laplace)
@@ -233,21 +233,21 @@ class NoisyMax(Mechanism):
 
     >>> import torch
     >>> from isthmus.privacy import SeededSource
-    >>> NoisyMax(1.0).release(Bounded(torch.tensor([0.0, -99.0]), math.inf, 1.0), SeededSource(0)).tolist()
+    >>> NoisyMax(1.0).release(ClippedSum(torch.tensor([0.0, -99.0]), math.inf, 1.0), SeededSource(0)).tolist()
     [0.0, -1.0]
     """
 
     epsilon: float
     signed: bool = True
     kind: ClassVar[str] = "noisy-max"
-    dial: ClassVar[str] = "epsilon"
+    noise_parameter: ClassVar[str] = "epsilon"
     selects: ClassVar[bool] = True
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
     def __post_init__(self) -> None:
         validate.positive(epsilon=self.epsilon)
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """A signed one-hot tensor of the value's shape."""
         noise = self.check(bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1)
@@ -280,14 +280,14 @@ class TopK(Mechanism):
 
     >>> import torch
     >>> from isthmus.privacy import SeededSource
-    >>> TopK(2, 1.0).release(Bounded(torch.tensor([99.0, 0.0, -99.0]), math.inf, 1.0), SeededSource(0)).tolist()
+    >>> TopK(2, 1.0).release(ClippedSum(torch.tensor([99.0, 0.0, -99.0]), math.inf, 1.0), SeededSource(0)).tolist()
     [1.0, 0.0, 1.0]
     """
 
     k: int
     epsilon: float
     kind: ClassVar[str] = "top-k"
-    dial: ClassVar[str] = "epsilon"
+    noise_parameter: ClassVar[str] = "epsilon"
     selects: ClassVar[bool] = True
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
@@ -295,7 +295,7 @@ class TopK(Mechanism):
         validate.positive_int(k=self.k)
         validate.positive(epsilon=self.epsilon)
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """A 0/1 tensor of the value's shape with k ones."""
         noise = self.check(bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1).abs()
@@ -339,7 +339,7 @@ class DiscreteGaussian(Mechanism):
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
         noise = self.check(bounded, noise)
         steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()

@@ -15,7 +15,7 @@ from attack.cases import Case, draw, replay
 from attack.probes import Arrays, Membership, Seen, compare, observe
 from attack.search import LIMIT, Search
 from isthmus.privacy import Gaussian, SeededSource
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 
 SEEDS, CASES = range(2), 150
 
@@ -36,7 +36,7 @@ def single_precision(arrays: Arrays) -> None:
     total = np.float32(0)
     for value in arrays["x"].astype(np.float32):
         total += value
-    Gaussian(1.0).release(Bounded(torch.tensor([total]), 2, 1.0), SeededSource(0))
+    Gaussian(1.0).release(ClippedSum(torch.tensor([total]), 2, 1.0), SeededSource(0))
 
 
 def crossing() -> Case:
@@ -54,7 +54,7 @@ def test_a_sum_that_rounds_is_found() -> None:
 def test_a_bound_that_is_too_small_is_found() -> None:
     def train(arrays: Arrays) -> None:
         value = torch.from_numpy(np.clip(arrays["x"], -1, 1)).sum()[None]
-        Gaussian(1.0).release(Bounded(value, 2, 0.5), SeededSource(0))
+        Gaussian(1.0).release(ClippedSum(value, 2, 0.5), SeededSource(0))
 
     moved = Case("test", "", {"x": np.array([0.2, 1.0, -0.4])}, 1, train, (), 0).moved()
     assert moved is not None and moved.ratio == pytest.approx(2.0)
@@ -89,7 +89,7 @@ def test_the_second_training_is_given_what_the_first_released() -> None:
 
     def train(arrays: Arrays) -> None:
         value = torch.from_numpy(arrays["x"]).sum()[None]
-        released.append(Gaussian(1.0).release(Bounded(value, 2, 1.0), SeededSource(0)))
+        released.append(Gaussian(1.0).release(ClippedSum(value, 2, 1.0), SeededSource(0)))
 
     observed = observe(train, {"x": np.ones(3)}, Membership(0, 1))
     observe(train, {"x": np.ones(2)}, Membership(0, None), observed.released)
@@ -103,7 +103,7 @@ def test_the_others_do_not_notice_the_record_in_secret_draws() -> None:
         source = SeededSource(0)
         mask = source.mask(len(arrays["x"]), 0.5)
         drawn.append((mask, source.integers(7, int(mask.sum()))))
-        Gaussian(1.0).release(Bounded(torch.zeros(1), 2, 1.0), source)
+        Gaussian(1.0).release(ClippedSum(torch.zeros(1), 2, 1.0), source)
 
     observe(train, {"x": np.ones(41)}, Membership(3, 5, 0.7))
     observe(train, {"x": np.ones(40)}, Membership(3, None, 0.7))

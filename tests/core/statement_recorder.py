@@ -28,7 +28,7 @@ from isthmus.privacy import (
     event_json,
     joint,
 )
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 
 MECHANISMS = (Exact, Gaussian, Laplace, NoisyMax, TopK, DiscreteGaussian)
 SAMPLERS = (FullBatch, Poisson, FixedSize)
@@ -52,7 +52,7 @@ class Recorder:
     drew: set[str] = field(default_factory=set)
     open: list[Any] | None = None
 
-    def heard(self, mechanism: Any, bounded: Bounded, before: torch.Tensor, after: torch.Tensor) -> None:
+    def heard(self, mechanism: Any, bounded: ClippedSum, before: torch.Tensor, after: torch.Tensor) -> None:
         self.made.append(mechanism)
         event = mechanism.event()
         if self.open is None:
@@ -114,7 +114,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 
 def _heard(release: Any, found: Recorder) -> Any:
-    def heard(self: Any, bounded: Bounded, noise: Any) -> torch.Tensor:
+    def heard(self: Any, bounded: ClippedSum, noise: Any) -> torch.Tensor:
         before = bounded.value.detach().double().clone()
         after = release(self, bounded, noise)
         found.heard(self, bounded, before, after.detach())

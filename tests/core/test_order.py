@@ -20,7 +20,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.parts import AgainstAnchor, Clients, Full, Restart, Shuffle, Uniform
 from isthmus.privacy import Clip, Ledger
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.sketches import CountSketch, Identity, PublicSubspace, Residual, Sketch
 
 
@@ -142,7 +142,7 @@ def test_an_order_is_a_value() -> None:
         replace(order, stage="other")(Client("0", data, site=knows))
 
 
-MESSAGE = Message({"a": Bounded(torch.arange(9.0), 2, 1.0, dtype=torch.float32)}, 4.0, 9, 36)
+MESSAGE = Message({"a": ClippedSum(torch.arange(9.0), 2, 1.0, dtype=torch.float32)}, 4.0, 9, 36)
 ORDER = Order("main", 3, 1, 7, 0.5, {"main/gradient": 1.0}, torch.arange(4.0), released={"x": {"y": torch.ones(2)}})
 
 
@@ -219,7 +219,7 @@ def test_messages_hold_what_the_maps_say_and_are_finite() -> None:
             Message.from_bytes(data, sizes=sizes)
     for bad in (torch.tensor([1.0, torch.nan]), torch.tensor([torch.inf, 0.0]), torch.ones(2, 2)):
         with pytest.raises(isthmus.InvalidInput):
-            Message.from_bytes(Message({"a": Bounded(bad, 2, 1.0)}, 1.0).to_bytes())
+            Message.from_bytes(Message({"a": ClippedSum(bad, 2, 1.0)}, 1.0).to_bytes())
 
 
 class Sign:
@@ -237,7 +237,7 @@ class Sign:
 
 def test_coded_messages_travel_as_the_bytes_of_their_codec() -> None:
     value = torch.randn(1000, dtype=torch.float64)
-    coded = Message({"a": Bounded(value.sign(), 2, float("inf"))}, 1.0, coded={"a": Sign().encode(value, 0)})
+    coded = Message({"a": ClippedSum(value.sign(), 2, float("inf"))}, 1.0, coded={"a": Sign().encode(value, 0)})
     data = coded.to_bytes()
     assert len(data) < 1400
     again = Message.from_bytes(data, Sign(), {"a": 1000})

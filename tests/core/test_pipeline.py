@@ -32,7 +32,7 @@ from isthmus.parts import (
     Weighted,
 )
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.sketches import Coordinates, CountSketch, GaussianSketch, Identity, Sketch
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import OfTheSum
@@ -65,7 +65,7 @@ class Shift:
     private: ClassVar[bool] = True
     ords: ClassVar[tuple[float, ...]] = (2,)
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Any) -> Tensor:
         return bounded.value + self.multiple * bounded.bound
 
     def event(self, adjacency: object = None) -> Any:
@@ -126,7 +126,7 @@ def test_clients_drawn_with_replacement_are_unbiased_and_draw_twice() -> None:
         def __call__(self, client: Any) -> Message:
             seen.append((client.role, client.visit))
             value = torch.tensor([float(client.name)], dtype=torch.float64)
-            return Message({"g": Bounded(value, 2, 1.0)}, 1.0)
+            return Message({"g": ClippedSum(value, 2, 1.0)}, 1.0)
 
     clients = Clients([0, 1, 2, 3], per_round=3, uniform=True)
     means = [float(m.values["g"].value / m.divisor) for m in (clients.collect(Asked(t), None) for t in range(4000))]
@@ -414,7 +414,7 @@ def test_the_digits_of_a_release_do_not_tell_how_its_sum_was_added_up() -> None:
     pipe = Pipeline([Stage(Full(), [release])], lambda t: 0.1, promise=Promise(1.0, 1e-5))
     for dtype in (torch.float32, torch.float64):
         value = torch.linspace(-1, 1, 64, dtype=torch.float32).to(dtype)
-        message = Message({"gradient": Bounded(value, 2, 1.0, dtype=torch.float32)}, 7.0)
+        message = Message({"gradient": ClippedSum(value, 2, 1.0, dtype=torch.float32)}, 7.0)
         state = start(pipe, w)
         public = {"read": lambda: w, "public_rows": lambda w, data: None}
         round = open_round(pipe, state, space=space, seed=0, epoch=0, **public)

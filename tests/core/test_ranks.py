@@ -19,7 +19,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.gradients.rounding import gamma
 from isthmus.parts import AllReduce, Clients, Full, Shuffle
 from isthmus.privacy import Clip, FixedSize, Ledger
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
 from isthmus.sketches import CountSketch, Kronecker, PublicSubspace
 
@@ -204,7 +204,7 @@ def test_sums_on_the_wire_stay_within_their_bound() -> None:
         step = torch.randn(m, dtype=torch.float64)
         other = [sums[0] + bound * step / step.norm(), *sums[1:]]
         sent = [
-            [Bounded(x, 2, bound, dtype=torch.float32).narrowed(300, 1200, terms, 0.01) for x in each]
+            [ClippedSum(x, 2, bound, dtype=torch.float32).narrowed(300, 1200, terms, 0.01) for x in each]
             for each in (sums, other)
         ]
         totals = [torch.stack([x.value for x in each]).sum(0, dtype=torch.float32).double() for each in sent]
@@ -214,14 +214,18 @@ def test_sums_on_the_wire_stay_within_their_bound() -> None:
 
 
 def test_float32_is_sent_only_where_its_error_is_small_and_public() -> None:
-    bounded = Bounded(torch.ones(3, dtype=torch.float64), 2, 1.0, dtype=torch.float32)
+    bounded = ClippedSum(torch.ones(3, dtype=torch.float64), 2, 1.0, dtype=torch.float32)
     narrow = bounded.narrowed(100, 200, 2, 0.01)
     assert narrow.value.dtype == torch.float32
     assert narrow.bound - 1 >= 2 * 200 * gamma(2, torch.float32)
     assert bounded.narrowed(1e6, 2e6, 2, 0.01).value.dtype == torch.float64
-    assert Bounded(bounded.value, 1, 1.0, dtype=torch.float32).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
-    assert Bounded(bounded.value, 2, 1.0, dtype=torch.float64).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
-    data = [Bounded(torch.full((3,), size).double(), 2, 1.0, dtype=torch.float32) for size in (1e-9, 1e9)]
+    assert (
+        ClippedSum(bounded.value, 1, 1.0, dtype=torch.float32).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
+    )
+    assert (
+        ClippedSum(bounded.value, 2, 1.0, dtype=torch.float64).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
+    )
+    data = [ClippedSum(torch.full((3,), size).double(), 2, 1.0, dtype=torch.float32) for size in (1e-9, 1e9)]
     assert len({(x.narrowed(9, 18, 2, 0.01).bound, x.narrowed(9, 18, 2, 0.01).value.dtype) for x in data}) == 1
 
 

@@ -43,7 +43,7 @@ from isthmus.privacy import (
     event_json,
     joint,
 )
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.sets import L1Ball, L2Ball, Simplex
 from isthmus.sketches import CountSketch, PublicSubspace, TensorSketch
 
@@ -189,7 +189,7 @@ def checkpointed(recorder: Recorder, folder: Path) -> PrivacyStatement:
     heard = Gaussian.release
     calls: list[int] = []
 
-    def dying(self: Any, bounded: Bounded, noise: Any) -> torch.Tensor:
+    def dying(self: Any, bounded: ClippedSum, noise: Any) -> torch.Tensor:
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
@@ -417,7 +417,7 @@ class Quiet:
 
     def apply(self, prepared: Any, bought: Any) -> Any:
         rows = self.item.item.rows(prepared.objective)
-        value = Bounded(rows.sum(), 2, self.item.item.bound(prepared.objective))
+        value = ClippedSum(rows.sum(), 2, self.item.item.bound(prepared.objective))
         return self.item.apply(prepared, self.item.mechanism.release(value, SecretSource()))
 
 
@@ -448,7 +448,7 @@ def test_half_the_noise_is_found(recorder: Recorder) -> None:
     found = Recorder()
     honest = Gaussian.release
 
-    def half(self: Any, bounded: Bounded, noise: Any) -> torch.Tensor:
+    def half(self: Any, bounded: ClippedSum, noise: Any) -> torch.Tensor:
         before = bounded.value.detach().double().clone()
         after = honest(self, replace(bounded, bound=bounded.bound / 2), noise)
         found.heard(self, bounded, before, after)
@@ -466,7 +466,7 @@ def test_half_the_noise_is_found(recorder: Recorder) -> None:
 
 def test_a_release_without_noise_is_found(recorder: Recorder) -> None:
     statement = minimize(logistic(), RECIPES["dp_gd"][0], steps=2).privacy
-    Exact().release(Bounded(torch.ones(2), 2, 1.0), None)
+    Exact().release(ClippedSum(torch.ones(2), 2, 1.0), None)
     with pytest.raises(AssertionError, match="without noise"):
         recorder.check(statement)
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from isthmus import Kronecker, PrivacyEngine
 from isthmus.core.torch_loop import Ticket
 from isthmus.modules import GRU, LSTM, RNN
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
@@ -91,7 +91,7 @@ MODULES: dict[str, tuple[Any, tuple[int, ...] | None]] = {
 }
 
 
-def summed(name: str, device: str, dtype: torch.dtype, options: dict[str, Any], keep: slice) -> dict[str, Bounded]:
+def summed(name: str, device: str, dtype: torch.dtype, options: dict[str, Any], keep: slice) -> dict[str, ClippedSum]:
     """The bounded sums of one batch, as they would be handed to the mechanisms."""
     torch.manual_seed(0)
     build, shape = MODULES[name]

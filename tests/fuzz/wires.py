@@ -21,7 +21,7 @@ from isthmus.distributed.secagg.plan import SecurePlan
 from isthmus.distributed.secagg.server import RoundRefused, SecureServer
 from isthmus.distributed.secagg.wire import BadMessage
 from isthmus.privacy import Ledger
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 
 CODECS: list[Codec] = [
     QSGD(),
@@ -105,8 +105,8 @@ READERS = [_message, _coded, _order]
 
 @cache
 def _wires() -> list[bytes]:
-    plain = Message({"gradient": Bounded(torch.ones(3), 2, 1.0)}, 4.0, dims=3, bytes=12)
-    value = Bounded(torch.ones(40), 2, 1.0)
+    plain = Message({"gradient": ClippedSum(torch.ones(3), 2, 1.0)}, 4.0, dims=3, bytes=12)
+    value = ClippedSum(torch.ones(40), 2, 1.0)
     coded = Message({"gradient": value}, 4.0, coded={"gradient": QSGD().encode(torch.ones(40), 0)})
     order = Order("main", 3, 0, 7, 0.5, {"main/gradient": 1.0}, torch.zeros(2), anchors={"a": torch.ones(1)})
     return [b"\0" + plain.to_bytes(), b"\1" + coded.to_bytes(), b"\2" + order.to_bytes()]

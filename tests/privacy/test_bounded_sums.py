@@ -1,4 +1,4 @@
-"""`Bounded` sums: what they may lose, how they are shortened before they are sent, and what is never added."""
+"""`ClippedSum` sums: what they may lose, how they are shortened before they are sent, and what is never added."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import torch
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer, Stack, adding, rounding
 from isthmus.gradients.adding import RATIO
-from isthmus.privacy.bounded import Bounded, Rounding, _shortened, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.clips import ClippedSum, Rounding, _shortened, encoded_sum, part_of_error, weighted_sum
 from isthmus.sketches import CountSketch
 
 F32, F64 = torch.float32, torch.float64
 UNIT = 2.0**-24
 
 
-def bounded(length: float, d: int = 4, **given: object) -> Bounded:
+def bounded(length: float, d: int = 4, **given: object) -> ClippedSum:
     """A float64 sum of that length, whose release will be float32."""
     fields = {"ord": 2, "bound": 0.5, "dtype": F32} | given
-    return Bounded(torch.full((d,), length / math.sqrt(d), dtype=F64), **fields)
+    return ClippedSum(torch.full((d,), length / math.sqrt(d), dtype=F64), **fields)
 
 
 def test_sums_of_one_norm_and_one_bound_add_up() -> None:
-    one = Bounded(torch.ones(2, dtype=F32), 2, 1.0)
-    total = one + Bounded(torch.full((2,), 2.0**-30, dtype=F32), 2, 1.0)
+    one = ClippedSum(torch.ones(2, dtype=F32), 2, 1.0)
+    total = one + ClippedSum(torch.full((2,), 2.0**-30, dtype=F32), 2, 1.0)
     assert total.value.dtype == F64 and total.value.tolist() == [1 + 2.0**-30] * 2 and total.bound == 1.0
-    free = Bounded(torch.ones(2, dtype=F32), 2, math.inf)
+    free = ClippedSum(torch.ones(2, dtype=F32), 2, math.inf)
     assert free.precise() is free and one.precise().value.dtype == F64
     with pytest.raises(InvalidInput, match="ord"):
-        one + Bounded(torch.ones(2), 1, 1.0)
+        one + ClippedSum(torch.ones(2), 1, 1.0)
     with pytest.raises(InvalidInput, match="bound"):
-        one + Bounded(torch.ones(2), 2, 2.0)
+        one + ClippedSum(torch.ones(2), 2, 2.0)
 
 
 @pytest.mark.parametrize("length", [0.0, 0.7, 1.5, 40.0])

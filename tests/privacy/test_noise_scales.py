@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isthmus import InvalidInput
 from isthmus.privacy import FastSource, Gaussian, GeneratorSource, Laplace, SecretSource, SeededSource
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import NoisyMax, TopK
 
 SOURCES = {
@@ -28,7 +28,7 @@ each_source = pytest.mark.parametrize("source", list(SOURCES))
 
 def drawn(mechanism: Any, ord: float, source: str, dtype: torch.dtype, bound: float) -> Tensor:
     value = torch.zeros(N, dtype=dtype)
-    return mechanism.release(Bounded(value, ord, bound), SOURCES[source]())
+    return mechanism.release(ClippedSum(value, ord, bound), SOURCES[source]())
 
 
 @pytest.mark.parametrize(("mechanism", "ord", "law"), [(Gaussian(0.5), 2, "norm"), (Laplace(0.5), 1, "laplace")])
@@ -81,7 +81,7 @@ def test_a_scale_that_the_numbers_cannot_hold_is_refused(
 def test_selections_are_as_random_at_every_scale(source: str, bound: float) -> None:
     """Two candidates that differ by C: the better one wins with probability e / (1 + e) at epsilon = 2."""
     made, times = SOURCES[source](), 400
-    value = Bounded(torch.tensor([0.0, bound], dtype=torch.float64), math.inf, bound)
+    value = ClippedSum(torch.tensor([0.0, bound], dtype=torch.float64), math.inf, bound)
     for mechanism in (NoisyMax(2.0, signed=False), TopK(1, 2.0)):
         wins = sum(float(mechanism.release(value, made)[1]) for _ in range(times))
         assert stats.binomtest(int(wins), times, math.e / (1 + math.e)).pvalue > 1e-7
@@ -91,7 +91,7 @@ def test_selections_are_as_random_at_every_scale(source: str, bound: float) -> N
 @each_source
 def test_selections_of_a_scale_out_of_range_are_refused(source: str) -> None:
     for bound in (1e-310, 1e307):
-        value = Bounded(torch.tensor([0.0, bound], dtype=torch.float64), math.inf, bound)
+        value = ClippedSum(torch.tensor([0.0, bound], dtype=torch.float64), math.inf, bound)
         for mechanism in (NoisyMax(2.0), TopK(1, 2.0)):
             with pytest.raises(InvalidInput, match="noise scale"):
                 mechanism.release(value, SOURCES[source]())

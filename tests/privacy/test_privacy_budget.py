@@ -32,9 +32,9 @@ from isthmus.privacy import (
     epsilon_of,
     joint,
 )
-from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.budget import default_delta, mu_of, split
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import words_of
+from isthmus.privacy.plan import default_delta, mu_of, split
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Twice(Mechanism):
     note: str = ""
     source = "noise of its own"
 
-    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+    def release(self, bounded: ClippedSum, noise: Any) -> torch.Tensor:
         return Gaussian(2 * self.multiplier).release(bounded, noise)
 
     def event(self, adjacency: Any = None) -> Any:
@@ -58,11 +58,11 @@ class Best(Mechanism):
 
     epsilon: float
     kind: ClassVar[str] = "best-of-tests"
-    dial: ClassVar[str] = "epsilon"
+    noise_parameter: ClassVar[str] = "epsilon"
     selects: ClassVar[bool] = True
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
-    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+    def release(self, bounded: ClippedSum, noise: Any) -> torch.Tensor:
         return NoisyMax(self.epsilon).release(bounded, noise)
 
     def event(self, adjacency: Any = None) -> Any:
@@ -127,7 +127,7 @@ class Wrapped(Mechanism):
     def with_number(self, number: float) -> Wrapped:
         return Wrapped(self.inner.with_number(number), self.marks)
 
-    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+    def release(self, bounded: ClippedSum, noise: Any) -> torch.Tensor:
         return self.inner.release(bounded, noise)
 
     def event(self, adjacency: Any = None) -> Any:
@@ -169,7 +169,7 @@ def test_short_names_are_looked_up_and_shown() -> None:
 class Fixed(Mechanism):
     """No number that a plan could set."""
 
-    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+    def release(self, bounded: ClippedSum, noise: Any) -> torch.Tensor:
         return bounded.value
 
     def event(self, adjacency: Any = None) -> Any:
@@ -214,7 +214,7 @@ class Hidden(Mechanism):
     multiplier: float
     part: float = field(default=1.0, compare=False)
 
-    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+    def release(self, bounded: ClippedSum, noise: Any) -> torch.Tensor:
         return Gaussian(self.multiplier * self.part).release(bounded, noise)
 
     def event(self, adjacency: Any = None) -> Any:

@@ -16,8 +16,8 @@ from scipy import stats
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import FastSource, Gaussian
 from isthmus.privacy import noise as noise_module
-from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.chacha import LANES, PER_BLOCK, triton
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import CHUNK, KNOWN_KEY, KNOWN_NORMALS, _add_there, _sfc64
 
 WORD = np.uint32
@@ -181,7 +181,7 @@ def test_the_gpu_draws_what_the_reference_draws(size: int, dtype: torch.dtype) -
 @gpu
 def test_releases_on_the_gpu_share_nothing_and_have_the_scale() -> None:
     size, given = 4_000_003, Gaussian(2.0)
-    outs = [given.release(Bounded(torch.zeros(size, device="cuda"), 2, 1.5), FastSource()) for _ in range(3)]
+    outs = [given.release(ClippedSum(torch.zeros(size, device="cuda"), 2, 1.5), FastSource()) for _ in range(3)]
     for out in outs:
         assert abs(float(out.double().std()) / 3.0 - 1) < 6 / math.sqrt(2 * size)
         assert abs(float(out.double().mean()) / 3.0) < 6 / math.sqrt(size)

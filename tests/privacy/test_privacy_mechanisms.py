@@ -26,7 +26,7 @@ from isthmus.privacy import (
     Skellam,
     TopK,
 )
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 
 N = 20000
 
@@ -35,7 +35,7 @@ N = 20000
 @pytest.mark.parametrize(("mechanism", "ord", "law"), [(Gaussian(1.7), 2, "norm"), (Laplace(1.7), 1, "laplace")])
 def test_noise_has_the_multiplier_times_the_bound(mechanism: Any, ord: float, law: str, bound: float) -> None:
     value = torch.linspace(-50, 50, N, dtype=torch.float64)
-    noise = (mechanism.release(Bounded(value, ord, bound), SeededSource(3)) - value).numpy()
+    noise = (mechanism.release(ClippedSum(value, ord, bound), SeededSource(3)) - value).numpy()
     scale = 1.7 * bound
     assert stats.kstest(noise / scale, law).pvalue > 1e-3
     for factor in (2 / 3, 3 / 2):
@@ -45,7 +45,7 @@ def test_noise_has_the_multiplier_times_the_bound(mechanism: Any, ord: float, la
 def frequencies(mechanism: Any, scores: torch.Tensor, bound: float, draws: int) -> dict[tuple[float, ...], int]:
     source, seen = SeededSource(11), {}
     for _ in range(draws):
-        chosen = tuple(mechanism.release(Bounded(scores, math.inf, bound), source).tolist())
+        chosen = tuple(mechanism.release(ClippedSum(scores, math.inf, bound), source).tolist())
         seen[chosen] = seen.get(chosen, 0) + 1
     return seen
 
@@ -98,7 +98,7 @@ def test_top_k_is_k_exponential_mechanisms_in_a_row() -> None:
 def test_selections_never_release_values() -> None:
     value = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     for mechanism, count in ((NoisyMax(1.0), 1), (TopK(3, 1.0), 3)):
-        out = mechanism.release(Bounded(value, math.inf, 1.0), SecretSource())
+        out = mechanism.release(ClippedSum(value, math.inf, 1.0), SecretSource())
         assert out.shape == value.shape and out.dtype == value.dtype
         assert int((out.abs() == 1).sum()) == count == int((out != 0).sum())
 
@@ -108,7 +108,7 @@ def test_discrete_gaussian_law_and_grid() -> None:
     pytest.importorskip("opendp")
     mechanism, bound = DiscreteGaussian(2.0, grid=1e-3), 1.0
     value = torch.full((4000,), 0.3337, dtype=torch.float64)
-    out = mechanism.release(Bounded(value, 2, bound), SecretSource())
+    out = mechanism.release(ClippedSum(value, 2, bound), SecretSource())
     assert torch.allclose((out / 1e-3).round() * 1e-3, out, atol=1e-12)
     scale = mechanism.scale(bound, 4000)
     assert scale == pytest.approx(2.0 * (1 + math.sqrt(4000) * 1e-3))
@@ -121,17 +121,17 @@ def test_discrete_gaussian_law_and_grid() -> None:
 def test_discrete_gaussian_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     with pytest.raises(ImportError, match=r"\[secure\]"):
-        DiscreteGaussian(1.0, grid=0.1).release(Bounded(torch.ones(2), 2, 1.0), SecretSource())
+        DiscreteGaussian(1.0, grid=0.1).release(ClippedSum(torch.ones(2), 2, 1.0), SecretSource())
 
 
 def test_a_grid_too_fine_for_integers_is_refused() -> None:
     with pytest.raises(InvalidInput, match="grid"):
-        DiscreteGaussian(1.0, grid=1e-30).release(Bounded(torch.ones(2), 2, 1.0), SecretSource())
+        DiscreteGaussian(1.0, grid=1e-30).release(ClippedSum(torch.ones(2), 2, 1.0), SecretSource())
 
 
 def test_noise_is_added_in_float64_and_rounded_once() -> None:
     value = torch.rand(1000, generator=torch.Generator().manual_seed(1))
-    released = Gaussian(1.0).release(Bounded(value, 2, 1.0), SeededSource(2))
+    released = Gaussian(1.0).release(ClippedSum(value, 2, 1.0), SeededSource(2))
     slow = (value.numpy().astype(np.float64) + SeededSource(2).normal(1000).numpy()).astype(np.float32)
     assert released.dtype == torch.float32 and np.array_equal(released.numpy(), slow)
 
@@ -159,7 +159,7 @@ PRIVATE = [
 def test_selections_are_told_by_their_epsilon_and_noise_by_its_multiplier() -> None:
     for mechanism in PRIVATE:
         chooses = isinstance(mechanism, NoisyMax | TopK)
-        assert mechanism.selects is chooses and mechanism.dial == ("epsilon" if chooses else "multiplier")
+        assert mechanism.selects is chooses and mechanism.noise_parameter == ("epsilon" if chooses else "multiplier")
         assert mechanism.number == 1.0 and mechanism.with_number(3.0).number == 3.0
         spent = mechanism.spending(0.5, 0.1).number
         assert spent == pytest.approx(1.0 if chooses else 0.2)
@@ -172,12 +172,12 @@ def test_unprotected_values_are_refused(mechanism: Any) -> None:
     value, ord = torch.ones(3), mechanism.ords[0]
     for bound in (math.inf, math.nan, 0.0):
         with pytest.raises(InvalidInput, match="bound"):
-            mechanism.release(Bounded(value, ord, bound), SecretSource())
+            mechanism.release(ClippedSum(value, ord, bound), SecretSource())
     for other in {1.0, 2.0, math.inf} - set(mechanism.ords):
         with pytest.raises(InvalidInput, match="ord"):
-            mechanism.release(Bounded(value, other, 1.0), SecretSource())
+            mechanism.release(ClippedSum(value, other, 1.0), SecretSource())
     with pytest.raises(InvalidInput, match="SecretSource"):
-        mechanism.release(Bounded(value, ord, 1.0), None)
+        mechanism.release(ClippedSum(value, ord, 1.0), None)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, "1"])
@@ -201,4 +201,4 @@ def test_top_k_needs_enough_coordinates() -> None:
     with pytest.raises(InvalidInput, match="k=0"):
         TopK(0, 1.0)
     with pytest.raises(InvalidInput, match="k=4"):
-        TopK(4, 1.0).release(Bounded(torch.ones(3), math.inf, 1.0), SecretSource())
+        TopK(4, 1.0).release(ClippedSum(torch.ones(3), math.inf, 1.0), SecretSource())

@@ -24,7 +24,7 @@ from isthmus.privacy import (
     TopK,
     noise,
 )
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import _CHUNK as PIECE
 from isthmus.privacy.noise import Source
 
@@ -39,7 +39,7 @@ def test_noise_has_the_multiplier_times_the_bound(source: Source, dtype: torch.d
     """Fresh noise: the acceptance fails by chance once in 10^6."""
     value = torch.linspace(-5, 5, 40000, dtype=dtype)
     for bound in (0.25, 4.0):
-        released = Gaussian(1.7).release(Bounded(value, 2, bound), source)
+        released = Gaussian(1.7).release(ClippedSum(value, 2, bound), source)
         assert released.dtype == dtype
         noise = (released.double() - value.double()).numpy() / (1.7 * bound)
         assert stats.kstest(noise, "norm").pvalue > 1e-6
@@ -55,7 +55,7 @@ def test_any_chunking_is_value_plus_scaled_noise(
 ) -> None:
     monkeypatch.setattr(noise, "CHUNK", PIECE)
     value = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype)
-    released = kind(1.3).release(Bounded(value, ord, 0.7), SeededSource(2))
+    released = kind(1.3).release(ClippedSum(value, ord, 0.7), SeededSource(2))
     slow = (value.double() + getattr(SeededSource(2), method)(size) * (1.3 * 0.7)).to(dtype)
     assert released.dtype == dtype and torch.equal(released, slow)
 
@@ -64,9 +64,9 @@ def test_any_chunking_is_value_plus_scaled_noise(
 def test_the_edges_of_the_chunks_in_use(extra: int) -> None:
     size = noise.CHUNK + extra
     assert noise.CHUNK % PIECE == 0  # so that a seeded release does not depend on the chunk
-    released = Gaussian(2.0).release(Bounded(torch.ones(size), 2, 1.0), SeededSource(3))
+    released = Gaussian(2.0).release(ClippedSum(torch.ones(size), 2, 1.0), SeededSource(3))
     assert torch.equal(released, (1.0 + SeededSource(3).normal(size) * 2.0).float())
-    fast = Gaussian(2.0).release(Bounded(torch.zeros(size, dtype=torch.float64), 2, 1.0), FastSource())
+    fast = Gaussian(2.0).release(ClippedSum(torch.zeros(size, dtype=torch.float64), 2, 1.0), FastSource())
     assert len(fast.unique()) == size  # every place has noise of its own
 
 
@@ -82,7 +82,7 @@ def test_the_edges_of_the_chunks_in_use(extra: int) -> None:
     ids=["scalar", "empty", "3d", "transposed", "expanded"],
 )
 def test_shapes_and_strides(value: torch.Tensor) -> None:
-    released = Gaussian(1.0).release(Bounded(value, 2, 1.0), SeededSource(4))
+    released = Gaussian(1.0).release(ClippedSum(value, 2, 1.0), SeededSource(4))
     slow = value.double() + SeededSource(4).normal(tuple(value.shape))
     assert released.shape == value.shape and torch.equal(released, slow.float())
 
@@ -93,13 +93,13 @@ def test_shapes_and_strides(value: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_value_is_left_alone(mechanism: Any, ord: float, dtype: torch.dtype) -> None:
     value = torch.arange(8.0, dtype=dtype, requires_grad=True)
-    released = mechanism.release(Bounded(value, ord, 1.0), FastSource())
+    released = mechanism.release(ClippedSum(value, ord, 1.0), FastSource())
     assert torch.equal(value.detach(), torch.arange(8.0, dtype=dtype)) and not released.requires_grad
     assert released.data_ptr() != value.data_ptr()
 
 
 def test_the_generator_decides_the_release() -> None:
-    value = Bounded(torch.zeros(100, dtype=torch.float64), 2, 0.5)
+    value = ClippedSum(torch.zeros(100, dtype=torch.float64), 2, 0.5)
     slow = torch.randn(100, generator=torch.Generator().manual_seed(7), dtype=torch.float64) * 1.5
     assert torch.equal(Gaussian(3.0).release(value, of_generator(7)), slow)
     source = of_generator(7)
@@ -119,22 +119,22 @@ def test_statements_say_what_the_noise_was(source: Source) -> None:
 
 def test_fast_noise_still_needs_a_bound() -> None:
     with pytest.raises(InvalidInput, match="bound"):
-        Gaussian(1.0).release(Bounded(torch.ones(2), 2, torch.inf), FastSource())
+        Gaussian(1.0).release(ClippedSum(torch.ones(2), 2, torch.inf), FastSource())
 
 
 PEAK = """
 import torch
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy import FastSource, Gaussian, Laplace, SeededSource
 
 def memory(kind):
     return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(kind))
 
 value = torch.ones({size})
-{mechanism}.release(Bounded(torch.ones(3), {ord}, 1.0), {source})
+{mechanism}.release(ClippedSum(torch.ones(3), {ord}, 1.0), {source})
 open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here on
 before = memory("VmRSS")
-released = {mechanism}.release(Bounded(value, {ord}, 1.0), {source})
+released = {mechanism}.release(ClippedSum(value, {ord}, 1.0), {source})
 print(memory("VmHWM") - before - released.numel() * released.element_size())
 """
 

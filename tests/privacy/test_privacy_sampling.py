@@ -16,7 +16,7 @@ from isthmus.core.pipeline import Release, Stage
 from isthmus.core.samplers import Sampler
 from isthmus.gradients import Dense
 from isthmus.privacy import AdaptiveClip, Adjacency, Clip, FixedSize, FullBatch, Gaussian, Poisson, SeededSource
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 
 GAUSS = Gaussian(2.0).event()
 
@@ -115,7 +115,7 @@ def test_they_fill_the_pipelines_slot(sampler: Sampler) -> None:
 def test_released_mean_has_the_planned_noise() -> None:
     """Standard deviation z C / (q n), whatever batch was drawn; five standard errors each way, 2/3 and 3/2 outside."""
     sampler, m = Poisson(0.1), 4000
-    noise = Gaussian(2.0).release(Bounded(torch.zeros(m, dtype=torch.float64), 2, 3.0), SeededSource(1))
+    noise = Gaussian(2.0).release(ClippedSum(torch.zeros(m, dtype=torch.float64), 2, 3.0), SeededSource(1))
     ratio = float((noise / sampler.divisor(500)).std()) / (2.0 * 3.0 / 50)
     assert abs(ratio - 1) < 5 / math.sqrt(2 * m) < 1 / 3
 

@@ -31,10 +31,18 @@ from isthmus.privacy import (
     epsilon_of,
     event_json,
 )
-from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.library import SkellamDpEvent
-from isthmus.privacy.poisson_exact import _thresholds, poisson, skellam
-from isthmus.privacy.skellam import _log_masses, gaussian_scale, renyi, renyi_bound, variance_for
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import SkellamDpEvent
+from isthmus.privacy.skellam import (
+    _log_masses,
+    _thresholds,
+    gaussian_scale,
+    poisson,
+    renyi,
+    renyi_bound,
+    skellam,
+    variance_for,
+)
 
 VARIANCES = [1.0, 1.7, 4.0, 30.0, 400.0]
 
@@ -295,7 +303,7 @@ def test_the_statement_says_what_it_is() -> None:
 
 def test_the_mechanism_releases_the_stated_variance_on_its_grid() -> None:
     value, mechanism = torch.linspace(-3, 3, 20000, dtype=torch.float64), Skellam(1.5, grid=0.05)
-    noise = mechanism.release(Bounded(value, 2, 20.0), SeededSource(2)) - (value / 0.05).round() * 0.05
+    noise = mechanism.release(ClippedSum(value, 2, 20.0), SeededSource(2)) - (value / 0.05).round() * 0.05
     steps = noise / 0.05
     assert bool(((steps - steps.round()).abs() < 1e-6).all())
     variance = mechanism.variance(20.0, len(value))
@@ -306,10 +314,10 @@ def test_the_mechanism_releases_the_stated_variance_on_its_grid() -> None:
 def test_a_grid_that_the_noise_cannot_live_on_is_refused() -> None:
     for grid in (1e-9, 1e9):
         with pytest.raises(InvalidInput, match="grid"):
-            Skellam(0.5, grid=grid).release(Bounded(torch.ones(1), 2, 1.0), SeededSource(0))
+            Skellam(0.5, grid=grid).release(ClippedSum(torch.ones(1), 2, 1.0), SeededSource(0))
 
 
 def test_values_that_are_not_numbers_count_as_zero_and_huge_ones_saturate() -> None:
     value = torch.tensor([math.nan, math.inf, -math.inf], dtype=torch.float64)
-    found = Skellam(1.0, grid=1.0).release(Bounded(value, 2, 1.0), SeededSource(0))
+    found = Skellam(1.0, grid=1.0).release(ClippedSum(value, 2, 1.0), SeededSource(0))
     assert abs(float(found[0])) < 100 and float(found[1]) > 1e11 and float(found[2]) < -1e11

@@ -21,7 +21,7 @@ from isthmus.base import secret
 from isthmus.base.validate import InvalidInput
 from isthmus.engine.loader import DataLoader
 from isthmus.privacy import Gaussian, Laplace, NoisyMax, SecretSource
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from replay.doors import DOORS
 from replay.search import Table, attempt, gc
 
@@ -50,7 +50,7 @@ def rows(n: int = 12) -> np.ndarray:
 
 def released(value: Any, bound: float = 1.0, ord: float = 2) -> torch.Tensor:
     """One release of numbers, as a loop makes it."""
-    bounded = Bounded(torch.as_tensor(value, dtype=torch.float64).reshape(-1), ord, bound)
+    bounded = ClippedSum(torch.as_tensor(value, dtype=torch.float64).reshape(-1), ord, bound)
     mechanism = {1: Laplace(1.0), 2: Gaussian(1.0), np.inf: NoisyMax(1.0)}[ord]
     return secret.released("test", bounded, lambda: mechanism.release(bounded, SecretSource()))
 

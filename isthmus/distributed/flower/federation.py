@@ -34,7 +34,7 @@ from isthmus.gradients.layers.passes import MEAN, MIXING, RANDOM, SHAPES
 from isthmus.gradients.rounding import gamma
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.accounting import joint
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.sampling import FullBatch, Poisson, Sampler
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.sets import ConvexSet, Whole
@@ -346,7 +346,7 @@ def reach_of(plan: Federation, sampler: Sampler) -> tuple[float, float]:
 def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     """Clipped sums in the dtype that is sent, with the bound that their sum at the server has.
 
-    Neighbours differ in what one client sends: its cast to float32 (`Bounded.narrowed`, where that adds at most 1 %)
+    Neighbours differ in what one client sends: its cast to float32 (`ClippedSum.narrowed`, where that adds at most 1 %)
     counts once.  The server adds in float64, where the rounding of all clients' numbers counts (`room`).
     """
     own, total = reach_of(plan, sampler)
@@ -363,7 +363,7 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     return replace(sent, values=values)
 
 
-def room(share: Bounded, own: float, total: float, clients: int) -> float:
+def room(share: ClippedSum, own: float, total: float, clients: int) -> float:
     """What shortening and adding at the server, in float64, add to the bound at most, relative.
 
     `clients` vectors whose length is at most R are added with an error below gamma times the sum of lengths; clamped
@@ -376,13 +376,13 @@ def room(share: Bounded, own: float, total: float, clients: int) -> float:
     return float(2 * (added + (own * (m + 64) * 2.0**-50 if ball else 0.0)))
 
 
-def shortened(share: Bounded, own: float) -> Bounded:
+def shortened(share: ClippedSum, own: float) -> ClippedSum:
     """A client's sum, no longer than `own` bounds: whoever sends more cannot round the sums of others away.
 
     In the l2 norm that is a projection onto a ball.  In other norms scaling may move two points further apart, so
     every number is clamped, which does not in any norm.  A sum of one term is scaled: it has one bound in its norm.
 
-    >>> shortened(Bounded(torch.tensor([3.0, 4.0]) * 2**60, 2, 1.0), 10.0).value.round(decimals=9).tolist()
+    >>> shortened(ClippedSum(torch.tensor([3.0, 4.0]) * 2**60, 2, 1.0), 10.0).value.round(decimals=9).tolist()
     [6.0, 8.0]
     """
     value, most = share.value.to(torch.float64), own * share.bound

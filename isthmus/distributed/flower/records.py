@@ -33,7 +33,7 @@ from isthmus.base.space import Space
 from isthmus.codecs import Codec
 from isthmus.core.order import Order, digest_of
 from isthmus.core.wire import Message
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 
 
 @lru_cache(maxsize=1)
@@ -178,7 +178,7 @@ def read_answer(
     return replace(like, values=values, dims=sum(b.value.numel() for b in values.values()), bytes=sent)
 
 
-def _value(name: str, like: Bounded, data: bytes, codec: Codec | None) -> Bounded:
+def _value(name: str, like: ClippedSum, data: bytes, codec: Codec | None) -> ClippedSum:
     due = like.value.numel() * like.value.element_size()
     if codec is not None:
         value = codec.decode(data, like.value)

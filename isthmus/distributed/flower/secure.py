@@ -19,10 +19,10 @@ from isthmus.core.pipeline import Release, Stage
 from isthmus.distributed.flower.records import RECORD, content_of, flower
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
 from isthmus.distributed.secagg.wire import Kind, read
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.ledger import Purse
-from isthmus.privacy.library import DpEvent, SkellamDpEvent
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
+from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Gaussian, Mechanism
 from isthmus.privacy.noise import Noise
 
@@ -30,7 +30,7 @@ SECURE = "isthmus.secure"
 STEPS = ("keys", "letters", "vector", "shares")
 
 
-class NoisedSum(Bounded):
+class NoisedSum(ClippedSum):
     """A sum that came with its noise, from clients whose vectors nobody saw."""
 
 
@@ -44,7 +44,7 @@ class AtClients(Mechanism):
     multiplier: float
     source: str = "exact whole-number noise, which every client draws from its operating system's generator"
 
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The sum as it came."""
         noised = isinstance(bounded, NoisedSum)
         remedy = "run it over FlowerClients: noise of clients comes with secure aggregation only"
@@ -80,7 +80,7 @@ def secure_plan(clients: int, dropouts: float, m: int, bound: float, release: Re
 class ForStage:
     """The loop's purse, as what a round of secure aggregation is paid from."""
 
-    purse: Purse
+    purse: Chargeable
     stage: Stage
     t: int
 

@@ -38,9 +38,9 @@ from isthmus.distributed.secagg.wire import (
     to_field,
     write,
 )
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import Noise, SecretSource
-from isthmus.privacy.poisson_exact import skellam
+from isthmus.privacy.skellam import skellam
 
 
 class SecureClient:
@@ -113,7 +113,7 @@ class SecureClient:
         self._step(Kind.VECTOR)
         self._due = Kind.SURVIVORS
         own = self.integers(vectors)
-        handed = Bounded(torch.from_numpy(own).double(), 2, self.plan.sensitivity)
+        handed = ClippedSum(torch.from_numpy(own).double(), 2, self.plan.sensitivity)
         total = released(f"vector of client {self.index}", handed, lambda: self._noised(own)).numpy()
         words = to_field(total, self.plan.bits) + crypto.stream(self._seed, self.plan.m, self.plan.bits)
         for peer in self._held:

@@ -32,7 +32,7 @@ from isthmus.distributed.flower.records import RECORD, answer
 from isthmus.gradients.layers.passes import MIXING, RANDOM, SHAPES
 from isthmus.lifts import ProjectAndLift
 from isthmus.privacy import AdaptiveClip, BudgetExceeded, Clip, Gaussian, Ledger, Poisson
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import SeededSource
 
 D, ROUNDS = 30, 4
@@ -205,7 +205,7 @@ def test_a_client_moves_the_sum_by_its_bound_whatever_it_sends(draws: torch.Gene
     def lying(message: Any, context: Any) -> Any:
         reply = app(message, context)
         value = torch.frombuffer(bytearray(reply.content[RECORD]["answer"][12:]), dtype=torch.float64)
-        forged = Message({"gradient": Bounded(1000 * value, 2, 1.0)}, 1.0)
+        forged = Message({"gradient": ClippedSum(1000 * value, 2, 1.0)}, 1.0)
         if context.node_config["partition-id"] == 0:
             reply.content[RECORD]["answer"] = answer(forged, message.content[RECORD]["order"], False)
         return reply

@@ -17,15 +17,15 @@ from isthmus.core.order import Order
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import from_arrays, space_of, to_arrays
 from isthmus.distributed.flower.records import SEAL, answer, ask, flower, read_answer, read_ask
-from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.clips import ClippedSum
 
 ASKED = b"the order"
-LIKE = Message({"gradient": Bounded(torch.zeros(8), 2, 1.0), "count": Bounded(torch.zeros(1), 2, 0.5)}, 4.0)
+LIKE = Message({"gradient": ClippedSum(torch.zeros(8), 2, 1.0), "count": ClippedSum(torch.zeros(1), 2, 0.5)}, 4.0)
 
 
 def sent() -> Message:
     values = {"gradient": torch.arange(8.0), "count": torch.ones(1)}
-    return Message({name: Bounded(value, 2, 99.0) for name, value in values.items()}, 7.0, records=7)
+    return Message({name: ClippedSum(value, 2, 99.0) for name, value in values.items()}, 7.0, records=7)
 
 
 def test_an_answer_comes_back_with_the_servers_own_bounds() -> None:
@@ -47,11 +47,11 @@ def test_every_damaged_byte_shows() -> None:
 
 def test_forged_answers_are_refused_with_a_right_seal_too() -> None:
     """Whoever makes the seal right still has to send as many finite numbers as are due."""
-    right, wrong = sent(), torch.tensor([torch.nan])
+    right, wrong, five = sent(), torch.tensor([torch.nan]), ClippedSum(torch.ones(5), 2, 1.0)
     cases = {
         "belongs to another order": answer(right, b"an earlier order", True),
-        "bytes": answer(replace(right, values={**right.values, "count": Bounded(torch.ones(5), 2, 1.0)}), ASKED, True),
-        "not finite": answer(replace(right, values={**right.values, "count": Bounded(wrong, 2, 1.0)}), ASKED, True),
+        "bytes": answer(replace(right, values=right.values | {"count": five}), ASKED, True),
+        "not finite": answer(replace(right, values={**right.values, "count": ClippedSum(wrong, 2, 1.0)}), ASKED, True),
         "records=0": answer(Message(right.values, 7.0), ASKED, True),
         "send .* bytes|too early": answer(Message({"gradient": right.values["gradient"]}, 7.0, records=7), ASKED, True),
         "damaged": None,
