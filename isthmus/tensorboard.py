@@ -30,7 +30,11 @@ class TensorBoardWriter:
 
     def __init__(self, logdir: str | Path, prefix: str = "diagnostics") -> None:
         self.logdir, self.prefix = Path(logdir), prefix
-        self._writer = _summary_writer()(log_dir=str(logdir))
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(f"TensorBoardWriter needs TensorBoard; {validate.extra('tensorboard')}") from error
+        self._writer: Any = SummaryWriter(log_dir=str(logdir))
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """One point on each curve; None (not measured), NaN and infinity are left out, for they draw nothing."""
@@ -44,14 +48,10 @@ class TensorBoardWriter:
         validate.check(isinstance(spectrum, Spectrum), "spectrum", spectrum, "give what spectrum(public) returned")
         validate.positive_int(top=top)
         table = spectrum.table()
-        named: dict[str, float | None] = {
-            "spectrum/effective_rank": spectrum.effective_rank,
-            "spectrum/stable_rank": spectrum.stable_rank,
-        }
+        named = {"effective_rank": spectrum.effective_rank, "stable_rank": spectrum.stable_rank}
         for k, value, share in list(zip(table["k"], table["eigenvalue"], table["share"], strict=True))[:top]:
-            named[f"spectrum/eigenvalue_{k:03d}"] = value
-            named[f"spectrum/share_{k:03d}"] = share
-        self.scalars(step, named)
+            named |= {f"eigenvalue_{k:03d}": value, f"share_{k:03d}": share}
+        self.scalars(step, {f"spectrum/{name}": value for name, value in named.items()})
 
     def flush(self) -> None:
         """Put everything on disk."""
@@ -66,11 +66,3 @@ class TensorBoardWriter:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-
-def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError(f"TensorBoardWriter needs TensorBoard; {validate.extra('tensorboard')}") from error
-    return SummaryWriter

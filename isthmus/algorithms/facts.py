@@ -17,8 +17,8 @@ import numpy as np
 from isthmus.base import validate
 from isthmus.objectives.linear import Loss, known_losses, loss_of, name_of
 from isthmus.privacy import Charge, Poisson, PrivacyPlan
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.budget import default_delta, mu_of
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.plan import default_delta, mu_of
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from isthmus.lifts import discard
 from isthmus.objectives.linear import LinearModel
 from isthmus.objectives.targets import CountTargets
 from isthmus.privacy import Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
 from isthmus.problems.features import Distribution, bins_of, distribution, grid, smooth_map
 from isthmus.problems.moments import Products, Squares
 from isthmus.problems.queries import Query, TopEigenvalue

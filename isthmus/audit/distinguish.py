@@ -20,7 +20,7 @@ from isthmus.base import validate
 from isthmus.base.space import as_space
 from isthmus.core.pipeline import Pipeline, Release, Stage, slots
 from isthmus.privacy.accounting import epsilon_of
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import SecretSource
 

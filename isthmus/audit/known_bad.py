@@ -13,8 +13,8 @@ from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline
 from isthmus.penalties import NoPenalty
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
 from isthmus.sets import Whole
 
 __all__ = ["Halved", "halved", "published_privsgd"]

@@ -15,8 +15,8 @@ from isthmus.audit.records import Pair
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
 from isthmus.core.pipeline import Pipeline, Release, slots
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import NoisyMax, TopK
 from isthmus.sketches import Sketch
 

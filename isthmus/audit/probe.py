@@ -17,8 +17,8 @@ from isthmus.core.step import bind_stage, close_stage, fragment, open_round, sta
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
 from isthmus.lifts import discard
-from isthmus.privacy.bounded import ClippedSum
-from isthmus.privacy.library import dpa
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import dpa
 from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import SeededSource
 from isthmus.sketches import Sketch

@@ -12,7 +12,7 @@ from isthmus.base import validate
 from isthmus.base.space import Space, as_space
 from isthmus.gradients import Dense, Lookup, Rows
 from isthmus.objectives.base import Objective, as_index
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
 
 
 class LinearRecords(Objective):

@@ -21,7 +21,7 @@ from isthmus.gradients.base import Rows
 from isthmus.gradients.computed import Computed
 from isthmus.gradients.stack import Stack
 from isthmus.objectives.module import merged
-from isthmus.privacy.bounded import ClippedSum, Rounding
+from isthmus.privacy.clips import ClippedSum, Rounding
 from isthmus.sketches.base import Sketch, join_codes, leaf_code
 
 

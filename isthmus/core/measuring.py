@@ -22,8 +22,7 @@ from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import kappa
 from isthmus.gradients.layers.passes import private_records
-from isthmus.privacy.bounded import ClippedSum, Rounding, encoded_sum, part_of_error, weighted_sum
-from isthmus.privacy.clips import Clipping
+from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.queries import Answered, Query
 from isthmus.sketches import Sketch
 

@@ -38,10 +38,9 @@ from isthmus.core.state import State
 from isthmus.core.updates import Step, Update
 from isthmus.core.wire import Wire
 from isthmus.lifts import Lift, pinv
-from isthmus.privacy.accounting import joint
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import Clipping
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.mechanisms import Exact, Mechanism
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.sketches import Encoder, Identity

@@ -30,7 +30,7 @@ from isthmus.base.randomness import key
 from isthmus.core.aggregators import Aggregator, Asks, Client, check_samplers
 from isthmus.core.opened import Round
 from isthmus.core.wire import Message
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
 from isthmus.privacy.sampling import Sampler
 from isthmus.problems.queries import Query

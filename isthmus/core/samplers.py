@@ -16,7 +16,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import generator, key
-from isthmus.privacy.library import DpEvent
+from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.sampling import FullBatch, Keyring, Sampler
 
 __all__ = ["Full", "Sampler", "Shuffle", "Uniform", "WithoutReplacement"]

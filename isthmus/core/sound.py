@@ -9,9 +9,9 @@ from isthmus.base import validate
 from isthmus.core.frank_wolfe import FrankWolfe
 from isthmus.core.stops import GapBelow
 from isthmus.privacy import accounting
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import GroupClip
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, words_of
 
 if TYPE_CHECKING:

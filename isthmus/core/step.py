@@ -21,7 +21,7 @@ from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, slots
 from isthmus.core.state import Held, State
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import check_bounded
 from isthmus.privacy.noise import Noise

@@ -46,7 +46,7 @@ from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.stack import Stack
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, unused
-from isthmus.privacy.bounded import Rounding, part_of_error
+from isthmus.privacy.clips import Rounding, part_of_error
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.noise import Noise
 from isthmus.sketches.base import without_memo

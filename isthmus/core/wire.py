@@ -13,7 +13,7 @@ from torch import Tensor
 from isthmus.base import storage, validate
 from isthmus.codecs import Codec, named
 from isthmus.lifts import unbiased
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import Noise
 from isthmus.sketches import Sketch
 from isthmus.sketches.base import leave_pinv

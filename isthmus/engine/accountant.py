@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from isthmus.base import validate
 from isthmus.privacy import Charge, FixedSize, FullBatch, Poisson, PrivacyPlan, accounting, event_json
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.calibrate import solve
+from isthmus.privacy.accounting import Adjacency, solve
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.ledger import Ledger, Limit
-from isthmus.privacy.library import DpEvent, dpa
 
 ACCOUNTANTS = ("pld", "prv", "rdp")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.base import validate
-from isthmus.privacy.budget import split
+from isthmus.privacy.plan import split
 from isthmus.sketches import Encoder
 
 

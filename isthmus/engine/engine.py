@@ -39,10 +39,10 @@ from isthmus.engine.scaler import fix_scale, scale_of
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.passes import KEPT, PIECES
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.event_json import dpa
 from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.ledger import Limit
-from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import Account, PrivacyStatement
 

@@ -9,19 +9,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from isthmus.algorithms.private import COUNT_SHARE, Below
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Release
 from isthmus.engine.embedding import GradientEmbedding
 from isthmus.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import ClippedSum
-from isthmus.privacy.budget import split
-from isthmus.privacy.clips import GroupClip
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder, ClippedSum, GroupClip
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Noise
+from isthmus.privacy.plan import split
 from isthmus.sets import ConvexSet
 from isthmus.sketches import Encoder, Identity, Residual, Sketch
 from isthmus.sketches.selection import SelectionMap
@@ -153,7 +151,7 @@ class Filling:
     def _adaptive(self, encode: Encoder, z: float, lift: Any) -> list[Release]:
         """The gradient, and the count of norms within the bound that moves the bound; both are paid for."""
         clip = AdaptiveClip(float(self.max_grad_norm), self.quantile, self.rate, before=encode.clips_before)  # type: ignore[arg-type]
-        count = Below(encode, clip, "main/gradient")
+        count = ClipCountEncoder(encode, clip, "main/gradient")
         first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
         return [
             Release(encode=encode, clip=clip, mechanism=noise_of(first), lift=lift),

@@ -49,10 +49,10 @@ from isthmus.objectives.linear import LinearModel, Loss, loss_of
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
-from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.ledger import opened as opened_ledger
 from isthmus.privacy.noise import SEEDED
+from isthmus.privacy.plan import default_delta, mu_of
 from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.tables.encode import is_frame

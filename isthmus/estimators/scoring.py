@@ -46,10 +46,10 @@ from isthmus.privacy import (
     joint,
     noise_multiplier,
 )
-from isthmus.privacy.budget import default_delta
+from isthmus.privacy.event_json import dpa
 from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.ledger import opened
-from isthmus.privacy.library import dpa
+from isthmus.privacy.plan import default_delta
 from isthmus.privacy.statement import Account
 
 RANGES, FIGURES = "test ranges", "test figures"

@@ -61,9 +61,9 @@ from isthmus.privacy import (
     event_json,
     joint,
 )
-from isthmus.privacy.budget import mu_of, split
+from isthmus.privacy.event_json import dpa
 from isthmus.privacy.ledger import opened
-from isthmus.privacy.library import dpa
+from isthmus.privacy.plan import mu_of, split
 from isthmus.privacy.statement import Account
 
 FIXED = {

@@ -18,7 +18,7 @@ from isthmus.engine.optimizer import unwrapped
 from isthmus.gradients.layers import Layers
 from isthmus.opacus_compat.accountants import IAccountant
 from isthmus.opacus_compat.grad_sample import put_on, take_off
-from isthmus.opacus_compat.optimizers import answer, show_sums
+from isthmus.opacus_compat.optimizers import answer
 from isthmus.opacus_compat.validators import ModuleValidator
 
 
@@ -47,8 +47,6 @@ class OpacusEngine(PrivacyEngine):
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data_loader: Any,
-        criterion: Any = None,
         noise_multiplier: float,
         max_grad_norm: Any,
         batch_first: bool = True,
@@ -69,19 +67,13 @@ class OpacusEngine(PrivacyEngine):
         made = super().make_private(
             module=module,
             optimizer=optimizer,
-            data_loader=data_loader,
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
-            criterion=criterion,
             batch_first=batch_first,
             clipping=clipping,
             **rest,
         )
-        assert self.driver is not None
-        inner = unwrapped(optimizer)
-        answer(inner, self.driver)
-        if noise_multiplier == 0:
-            show_sums(inner)
+        answer(unwrapped(optimizer), self._require_driver(), sums=noise_multiplier == 0)
         if wrap_model:
             put_on(module)
         return made
@@ -113,22 +105,19 @@ class OpacusEngine(PrivacyEngine):
 
     def save_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> None:
         """To a path or a file that is open for writing; without pickle, and whole or not at all at a path."""
-        rest = _without_schedulers(rest)
-        if not hasattr(path, "write"):
-            super().save_checkpoint(path=path, module=module, **rest)
-            return
         with tempfile.TemporaryDirectory() as folder:
-            super().save_checkpoint(path=Path(folder) / "checkpoint", module=module, **rest)
-            path.write((Path(folder) / "checkpoint").read_bytes())
+            own = Path(path) if isinstance(path, (str, Path)) else Path(folder) / "checkpoint"
+            super().save_checkpoint(path=own, module=module, **_without_schedulers(rest))
+            if not isinstance(path, (str, Path)):
+                path.write(own.read_bytes())
 
     def load_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> dict[str, Any]:
         """From a path or a file that is open for reading, on the terms it was written with."""
-        rest = _without_schedulers(rest)
-        if not hasattr(path, "read"):
-            return super().load_checkpoint(path=path, module=module, **rest)
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "checkpoint").write_bytes(path.read())
-            return super().load_checkpoint(path=Path(folder) / "checkpoint", module=module, **rest)
+            own = Path(path) if isinstance(path, (str, Path)) else Path(folder) / "checkpoint"
+            if not isinstance(path, (str, Path)):
+                own.write_bytes(path.read())
+            return super().load_checkpoint(path=own, module=module, **_without_schedulers(rest))
 
 
 def by_layer(module: nn.Module, bounds: Sequence[float], batch_first: bool = True) -> dict[str, float]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
-from isthmus.opacus_compat.refused import refuse
+from isthmus.opacus_compat.refused import methods, refuse
 
 RAW = (
     "call make_private, which clips and sums gradients from their factors, or engine.public_rows for public "
@@ -31,17 +31,8 @@ class GradSampleModule:
     def _module(self) -> GradSampleModule:
         return self
 
-    def to_standard_module(self) -> NoReturn:
-        """Refused: the engine takes training apart."""
-        refuse("to_standard_module", END)
-
-    def remove_hooks(self) -> NoReturn:
-        """Refused: a private module without taps would train on nothing."""
-        refuse("remove_hooks", END)
-
-    def disable_hooks(self) -> NoReturn:
-        """Refused: passes that are not private data's are made in eval mode."""
-        refuse("disable_hooks", "call module.eval() for passes of other data")
+    to_standard_module, remove_hooks = methods(END, "to_standard_module", "remove_hooks")
+    (disable_hooks,) = methods("call module.eval() for passes of other data", "disable_hooks")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the module's own class."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
 from isthmus.core.torch_loop import TorchDriver
-from isthmus.opacus_compat.refused import refuse
+from isthmus.opacus_compat.refused import methods, refuse
 
 ONE = "call step(): it clips, sums, adds noise and charges the ledger in one go, and there is no way to do a part of it"
 SKIP = (
@@ -52,40 +52,25 @@ class DPOptimizer:
         """Call `fn(optimizer)` at every release: what it sees was released and charged."""
         self._driver.observers.append(lambda round: fn(self))
 
-    def signal_skip_step(self, do_skip: bool = True) -> NoReturn:
-        """Refused: see `SKIP`."""
-        refuse("signal_skip_step", SKIP)
-
-    def clip_and_accumulate(self) -> NoReturn:
-        """Refused: there is one way out."""
-        refuse("clip_and_accumulate", ONE)
-
-    def add_noise(self) -> NoReturn:
-        """Refused: there is one way out."""
-        refuse("add_noise", ONE)
-
-    def scale_grad(self) -> NoReturn:
-        """Refused: there is one way out."""
-        refuse("scale_grad", ONE)
-
-    def pre_step(self, closure: Any = None) -> NoReturn:
-        """Refused: there is one way out."""
-        refuse("pre_step", ONE)
+    (signal_skip_step,) = methods(SKIP, "signal_skip_step")
+    clip_and_accumulate, add_noise, scale_grad, pre_step = methods(
+        ONE, "clip_and_accumulate", "add_noise", "scale_grad", "pre_step"
+    )
 
 
-def answer(optimizer: torch.optim.Optimizer, driver: TorchDriver) -> None:
-    """Let a private optimiser answer to Opacus' names too; `engine.detach()` makes it plain again."""
+def answer(optimizer: torch.optim.Optimizer, driver: TorchDriver, sums: bool = False) -> None:
+    """Let a private optimiser answer to Opacus' names too; `engine.detach()` makes it plain again.
+
+    sums  give every parameter the sum it moves by as `summed_grad`: only where that was released without noise
+    """
     kind = type(optimizer)
     own = {"_driver": driver, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     optimizer.__class__ = type(kind.__name__, (DPOptimizer, kind), own)
 
-
-def show_sums(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter the sum it moves by as `summed_grad`, where that sum was released without noise."""
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for parameter in optimizer.params:
+    def show(private: Any, args: Any, kwargs: Any) -> None:
+        for parameter in private.params:
             if parameter.grad is not None:
-                parameter.summed_grad = parameter.grad * optimizer.expected_batch_size
+                parameter.summed_grad = parameter.grad * private.expected_batch_size
 
-    optimizer.register_step_pre_hook(after)
+    if sums:
+        optimizer.register_step_pre_hook(show)

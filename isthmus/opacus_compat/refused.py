@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from isthmus.base import validate
@@ -24,6 +25,19 @@ class Refused:
 def refused(name: str, why: str) -> type[Refused]:
     """A class of that name that says why it cannot be used."""
     return type(name, (Refused,), {"why": why})
+
+
+def methods(why: str, *names: str) -> list[Callable[..., NoReturn]]:
+    """Methods of these names that say why they cannot be called."""
+
+    def method(name: str) -> Callable[..., NoReturn]:
+        def refusing(self: object, *args: object, **kwargs: object) -> NoReturn:
+            """Refused: see docs/migrating/opacus.md."""
+            refuse(name, why)
+
+        return refusing
+
+    return [method(name) for name in names]
 
 
 def refuse(name: str, why: str) -> NoReturn:

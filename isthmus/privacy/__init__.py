@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from isthmus.privacy.accounting import (
+    Adjacency,
     UnsupportedEvent,
     calibrate,
     check,
@@ -16,7 +17,6 @@ from isthmus.privacy.accounting import (
     noise_multiplier,
     supports,
 )
-from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.clips import AdaptiveClip, Clip, GroupClip, PerLeafClip
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
 from isthmus.privacy.mechanisms import DiscreteGaussian, Exact, Gaussian, Laplace, Mechanism, NoisyMax, TopK

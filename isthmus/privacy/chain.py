@@ -30,7 +30,7 @@ from typing import TypedDict
 
 from isthmus.base.atomic import sync, writing
 from isthmus.base.validate import UNREADABLE, refuse
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import Json, Keyed, canonical, keyed
 
 _FORMAT = 1

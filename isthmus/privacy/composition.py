@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq, minimize_scalar
 
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.event_json import DpEvent, dpa
 
 RELATIVE = 1e-14
 """What the rounding of masses of one round may hide of delta, relative to it."""

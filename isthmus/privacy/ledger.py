@@ -53,8 +53,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 from isthmus.base import secret
 from isthmus.base.validate import refuse
 from isthmus.privacy import event_json
-from isthmus.privacy.accounting import compose
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency, compose
 from isthmus.privacy.book import Book, FileBook, MemoryBook
 from isthmus.privacy.chain import (
     Agreed,
@@ -65,9 +64,8 @@ from isthmus.privacy.chain import (
     checked_budget,
     opening,
 )
-from isthmus.privacy.event_json import Json
+from isthmus.privacy.event_json import DpEvent, Json
 from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
-from isthmus.privacy.library import DpEvent
 from isthmus.privacy.meter import Meter, plus
 
 __all__ = ["BudgetExceeded", "Budgeted", "Ledger", "LedgerCorrupt", "Limit", "Chargeable", "RunLedger"]

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.privacy import event_json
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import ClippedSum
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Noise, check_scale, pieces
 
 _ADD = Adjacency.ADD_REMOVE

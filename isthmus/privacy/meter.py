@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from isthmus.base.validate import refuse
 from isthmus.privacy import accounting, event_json
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import Json, Keyed
 
 Totals = Mapping[str, int]

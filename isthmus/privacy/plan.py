@@ -15,11 +15,43 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.privacy import accounting
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.budget import default_delta, mu_of
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.accounting import Adjacency, noise_multiplier
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, named
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
+
+
+def default_delta(n: int) -> float:
+    """`min(1e-5, n^-1.1)`: below 1/n for any public number n of records, and never generous.
+
+    >>> default_delta(100), f"{default_delta(10**6):.3g}"
+    (1e-05, '2.51e-07')
+    """
+    validate.positive_int(n=n)
+    return min(1e-5, math.pow(n, -1.1))
+
+
+def mu_of(epsilon: float, delta: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE) -> float:
+    """The Gaussian-DP parameter mu of a budget: one release of multiplier 1 / mu spends all of it.
+
+    >>> round(1 / mu_of(1.0, 1e-5), 4), round(1 / mu_of(1.0, 1e-5, Adjacency.REPLACE_ONE), 4)
+    (3.7306, 7.4613)
+    """
+    return 1 / noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency)
+
+
+def split(z: float, *shares: float) -> tuple[float, ...]:
+    """`z / sqrt(share)` for each share: releases of one sample that together cost what one of multiplier z costs.
+
+    >>> split(3.0, 0.25, 0.75)[0]
+    6.0
+    """
+    total = math.fsum(shares)
+    validate.check(abs(total - 1) < 1e-9, "shares", shares, "give shares that add up to 1")
+    for share in shares:
+        validate.probability(share=share)
+    return tuple(z / math.sqrt(share) for share in shares)
+
 
 FORMAT = "isthmus-privacy-plan-1"
 """What a plan's JSON says that it is; one without a format was written before formats had names."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.privacy.accounting import sampled
-from isthmus.privacy.library import DpEvent, SkellamDpEvent, dpa
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, dpa
 from isthmus.privacy.noise import Noise
 
 

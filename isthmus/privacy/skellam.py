@@ -26,6 +26,7 @@ epsilon.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -40,12 +41,107 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.privacy import event_json
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import ClippedSum
-from isthmus.privacy.library import DpEvent, SkellamDpEvent
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
 from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import Noise
-from isthmus.privacy.poisson_exact import skellam
+
+MOST = 2.0**30
+"""The largest variance of a Skellam draw: its table has some 10^6 entries."""
+_WORD = 64
+_CHUNK = 1 << 18
+Integers = NDArray[np.int64]
+
+
+def skellam(variance: float | Fraction, size: int, noise: Noise) -> Integers:
+    """`size` independent Skellam integers: each the difference of two Poisson numbers of mean variance / 2."""
+    rate = Fraction(variance) / 2
+    return poisson(rate, size, noise) - poisson(rate, size, noise)
+
+
+def poisson(rate: float | Fraction, size: int, noise: Noise, word: int = _WORD) -> Integers:
+    """`size` independent Poisson integers of this mean, by inversion; `word` is how many digits are drawn at a time."""
+    validate.positive(rate=float(rate))
+    validate.at_most(MOST / 2, "half the largest variance: take a coarser grid", rate=float(rate))
+    validate.non_negative_int(size=size)
+    table, out = _cells(Fraction(rate), word), np.empty(size, np.int64)
+    for start in range(0, size, _CHUNK):
+        part = out[start : start + _CHUNK]
+        digits = _digits(noise, len(part), word)
+        place = np.searchsorted(table.lower, digits, side="right")
+        part[:] = table.first + place
+        for index in np.flatnonzero((place == len(table.lower)) | (digits < table.before[place])):
+            part[index] = _decide(Fraction(rate), int(digits[index]), word, noise)
+    return out
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Integers first, first + 1, ... with lower[j] <= 2^word F(first + j) and before[j] >= 2^word F(first + j - 1)."""
+
+    first: int
+    lower: NDArray[np.uint64]
+    before: NDArray[np.uint64]
+
+
+@lru_cache(maxsize=8)
+def _cells(rate: Fraction, word: int) -> _Cells:
+    first, lower, before = _thresholds(rate, word)
+    most = (1 << word) - 1  # what needs more digits than a word is left to `_decide`
+    count = max(1, sum(bound <= most for bound in before))
+    lower, before = [min(bound, most) for bound in lower[:count]], [min(bound, most) for bound in before[:count]]
+    return _Cells(first, np.array(lower, np.uint64), np.array([*before, most], np.uint64))
+
+
+def _thresholds(rate: Fraction, digits: int) -> tuple[int, list[int], list[int]]:
+    """The first integer of a table, floor(2^digits F(k)) from below, and ceil(2^digits F(k - 1)) from above."""
+    first, low, high, tail_below, tail_above = _weights(rate, digits + 64)
+    below, above = list(accumulate(low)), list(accumulate(high, initial=tail_below))
+    most, least = above[-1] + tail_above, below[-1]
+    lower = [(bound << digits) // most for bound in below]
+    before = [-(-(bound << digits) // least) for bound in above[:-1]]
+    return first, lower, before
+
+
+def _weights(rate: Fraction, bits: int) -> tuple[int, list[int], list[int], int, int]:
+    """The first integer, lower and upper ends of 2^bits w_k, and bounds of all weights before and after the table."""
+    num, den, mode = rate.numerator, rate.denominator, int(rate)
+    up, down = [(1 << bits, 1 << bits)], [(1 << bits, 1 << bits)]
+    k = mode
+    while up[-1][0] > 0:
+        k += 1
+        (low, high), by = up[-1], den * k
+        up.append((low * num // by, -(-high * num // by)))
+    above = -(-up[-1][1] * num // (den * (k + 1) - num))  # w_k rho / (1 - rho) with rho = rate / (k + 1)
+    k = mode
+    while k > 0 and down[-1][0] > 0:
+        low, high = down[-1]
+        by = den * k
+        down.append((low * by // num, -(-high * by // num)))
+        k -= 1
+    below = -(-down[-1][1] * den * k // (num - den * k)) if k else 0  # rho = k / rate
+    ends = [*reversed(down), *up[1:]]
+    return k, [low for low, _ in ends], [high for _, high in ends], below, above
+
+
+def _decide(rate: Fraction, value: int, digits: int, noise: Noise) -> int:
+    """The draw whose first digits are `value`, with as many more as it takes."""
+    more = digits
+    while True:
+        value, digits = value << more | int(_digits(noise, 1, more)[0]), digits + more
+        first, lower, before = _thresholds(rate, digits)
+        place = bisect_right(lower, value)
+        if place < len(lower) and value >= before[place]:
+            return first + place
+
+
+def _digits(noise: Noise, size: int, word: int) -> NDArray[np.uint64]:
+    """Uniform integers of `word` <= 64 binary digits."""
+    halves = noise.integers(1 << 32, 2 * size).numpy().astype(np.uint64).reshape(2, size)
+    whole: NDArray[np.uint64] = halves[0] << np.uint64(32) | halves[1]
+    return whole >> np.uint64(_WORD - word)
+
 
 LARGEST = 2.0**34
 """The largest variance that the theorem is checked for."""
@@ -134,7 +230,7 @@ class Skellam(Mechanism):
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and
     noise of `variance_for(multiplier * (C / grid + sqrt(m)))` is added to the integers.  Guarantee: that of Gaussian
     noise of `multiplier` times the bound of one record, for every value and dimension.  The noise is drawn from the
-    run's source, exactly (`isthmus.privacy.poisson_exact`).  In `isthmus.distributed.secagg` clients draw it in
+    run's source, exactly (`isthmus.privacy.skellam`).  In `isthmus.distributed.secagg` clients draw it in
     shares.
 
     >>> from isthmus.privacy import SeededSource

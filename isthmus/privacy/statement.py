@@ -1,7 +1,7 @@
 """The privacy statement: what a run promises, in numbers and in words that can be handed to someone else.
 
 >>> from dp_accounting import dp_event
->>> from isthmus.privacy.adjacency import Adjacency
+>>> from isthmus.privacy.accounting import Adjacency
 >>> event = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.5)), 1000)
 >>> statement = PrivacyStatement.of(event, 1e-5, Adjacency.ADD_REMOVE, assumptions=["one record per person"])
 >>> print(statement)
@@ -16,19 +16,142 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from isthmus.base import notebook, secret, validate
 from isthmus.privacy import accounting, event_json
-from isthmus.privacy import releases as tables
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.event_json import Json
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.event_json import DpEvent, Json, dpa
 from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, words_of
 from isthmus.privacy.noise import SECRET, SEEDED
-from isthmus.privacy.releases import Released
+
+_HEAD = ("what", "how often", "noise")
+_SAMPLED = "over a random sample"
+_BY_CHANCE = ("PoissonSampled", "SampledWithoutReplacement", "MixtureOfGaussians")
+_WORDS = {
+    "gradient": "sum of gradients",
+    "anchor": "sum of gradients at an anchor",
+    "difference": "sum of gradients less those at the anchor",
+    "code": "sum of gradients within the public directions",
+    "rest": "sum of what gradients have outside the public directions",
+    "vertex": "corner of the set to move to",
+    "choose": "coordinates to update",
+    "below": "number of gradients shorter than the clip bound",
+    "ranges": "ranges of the columns",
+    "targets": "range of the target",
+    "classes": "number of records of each class",
+    "scale": "scales of the columns",
+    "lambda": "largest eigenvalue of X'X, for the step size",
+    "statistics": "X'X and X'y, for the start and the step",
+    "shapes": "histograms of the columns",
+    "target shape": "histogram of the target",
+    "directions": "main directions of the rows",
+    "choice": "choice of the best candidate",
+    "selection": "choice of the best candidate",
+    "main": "rounds of a training",
+    "test ranges": "figures of the test rows",
+    "test figures": "figures of the test rows",
+}
+
+
+@dataclass(frozen=True)
+class Released:
+    """One line of the table: what was released, how many times, and what hides it."""
+
+    what: str
+    times: int
+    noise: str
+
+    def __post_init__(self) -> None:
+        validate.positive_int(times=self.times)
+        for name in ("what", "noise"):
+            value = getattr(self, name)
+            validate.check(isinstance(value, str) and value != "", name, value, "give a text of a few words")
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The three cells as text."""
+        return self.what, "once" if self.times == 1 else f"{self.times:,} times", self.noise
+
+
+def _words_for(name: str, sampled: bool = False) -> str:
+    """A reader's words for the name of a release; one that is not known stays as it is.
+
+    >>> _words_for("gradient", sampled=True), _words_for("my own")
+    ('sum of gradients over a random sample', 'my own')
+    """
+    words = _WORDS.get(name, name)
+    return f"{words} {_SAMPLED}" if sampled else words
+
+
+def _charged_words(name: str) -> str:
+    """A reader's words for what a ledger was charged for; of several runs that share it, with the run's label.
+
+    >>> _charged_words("test figures"), _charged_words("census-1/main")
+    ('figures of the test rows', 'rounds of a training (census-1)')
+    """
+    label, _, what = name.rpartition("/")
+    words = _words_for(what)
+    return f"{words} ({label})" if label else words
+
+
+def _of_event(data: Json, times: int = 1) -> list[Released]:
+    """The releases of an event: it knows what they cost and how records were taken, not what they were.
+
+    >>> _of_event({"event": "Gaussian", "noise_multiplier": 2.0})[0].cells
+    ('value from all records', 'once', 'Gaussian noise of 2 times the most one record can add')
+    """
+    rows = []
+    for leaf, count in event_json.flatten(data):
+        what = "value from a random sample of the records" if _of_a_sample(leaf) else "value from all records"
+        rows.append(Released(what, count * times, event_json.words(leaf)))
+    return rows
+
+
+def _of_a_sample(data: Json) -> bool:
+    """Whether all that an event is made of saw a random sample; a rate of 1 is no chance.
+
+    >>> one = {"event": "Gaussian", "noise_multiplier": 2.0}
+    >>> _of_a_sample({"event": "SelfComposed", "inner": one, "count": 2})
+    False
+    >>> [_of_a_sample({"event": "PoissonSampled", "inner": one, "sampling_probability": p}) for p in (0.5, 1.0)]
+    [True, False]
+    """
+    leaves = [leaf for leaf, _ in event_json.flatten(data)]
+    chance = [leaf["event"] in _BY_CHANCE and leaf.get("sampling_probability") != 1 for leaf in leaves]
+    return bool(chance) and all(chance)
+
+
+def _together(rows: Iterable[Released]) -> tuple[Released, ...]:
+    """Equal releases counted together, in the order in which they first occur."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        counts[row.what, row.noise] += row.times
+    return tuple(Released(what, times, noise) for (what, noise), times in counts.items())
+
+
+def _as_text(rows: Sequence[Released]) -> str:
+    """The table in columns of text."""
+    lines = [_HEAD, *(row.cells for row in rows)]
+    wide = [max(len(line[i]) for line in lines) for i in (0, 1)]
+    return "\n".join(f"  {what:{wide[0]}}  {often:{wide[1]}}  {noise}" for what, often, noise in lines)
+
+
+def _rows_to_json(rows: Iterable[Released]) -> list[dict[str, Any]]:
+    """The table as JSON holds it."""
+    return [asdict(row) for row in rows]
+
+
+def _rows_from_json(data: Any) -> tuple[Released, ...]:
+    """The table that `to_json` wrote."""
+    fields = {"what", "times", "noise"}
+    good = isinstance(data, list) and all(isinstance(row, dict) and set(row) == fields for row in data)
+    validate.check(good, "releases", data, f"give a list of objects with the fields {sorted(fields)}")
+    return tuple(Released(**row) for row in data)
+
 
 FORMAT = "isthmus-statement-1"
 """What a statement's JSON says that it is; one without a format was written before formats had names."""
@@ -81,7 +204,7 @@ class PrivacyStatement:
         validate.open_unit(delta=self.delta)
         object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
         if not self.releases:
-            object.__setattr__(self, "releases", tables.together(tables.of_event(self.event)))
+            object.__setattr__(self, "releases", _together(_of_event(self.event)))
         listed = sum(row.times for row in self.releases)
         released = sum(count for _, count in event_json.flatten(self.event))
         validate.check(listed >= released, "releases", listed, f"list all {released} releases that the event has")
@@ -154,7 +277,7 @@ class PrivacyStatement:
             guarantee=guarantee,
             accountant=_accountant_words(built, adjacency) if math.isfinite(nominal) else "none",
             leaks=tuple(dict.fromkeys(leaks)),
-            releases=tables.together(releases),
+            releases=_together(releases),
         )
 
     def with_all_of(
@@ -206,7 +329,7 @@ class PrivacyStatement:
         account.samplers += [event_json.sampling_words(leaf) for leaf, _ in besides.values()]
         account.releases = [row for statement in statements for row in statement.releases]
         account.releases += [
-            Released(tables.charged(names.get(key, "value")), count, event_json.words(leaf))
+            Released(_charged_words(names.get(key, "value")), count, event_json.words(leaf))
             for key, (leaf, count) in besides.items()
         ]
         total = (stated | charged) + beyond
@@ -258,7 +381,7 @@ class PrivacyStatement:
         return ["\n".join([head, *(f"- {leak}" for leak in self.leaks)])]
 
     def _table(self) -> str:
-        return f"What was released:\n{tables.as_text(self.releases)}" if self.releases else "Nothing was released."
+        return f"What was released:\n{_as_text(self.releases)}" if self.releases else "Nothing was released."
 
     def _made_of(self) -> str:
         records = (
@@ -290,7 +413,7 @@ class PrivacyStatement:
             str(self)[:1].upper() + str(self)[1:],
             notebook.paragraph(self._promise()),
             leaked,
-            notebook.table(tables.HEAD, (row.cells for row in self.releases)),
+            notebook.table(_HEAD, (row.cells for row in self.releases)),
             notebook.paragraph(self._made_of()),
             assumed,
             tone="bad" if not self.private else "weak" if self.leaks or self._cautioned() else "good",
@@ -304,7 +427,7 @@ class PrivacyStatement:
         data = {"format": FORMAT, **{item.name: getattr(self, item.name) for item in fields(self)}}
         data |= {"adjacency": self.adjacency.value, "n_public": self.n_public}
         data |= {"assumptions": list(self.assumptions), "leaks": list(self.leaks)}
-        data |= {"releases": tables.to_json(self.releases)}
+        data |= {"releases": _rows_to_json(self.releases)}
         data |= {name: "inf" if math.isinf(data[name]) else data[name] for name in ("epsilon", "nominal")}
         return event_json.canonical(data)
 
@@ -342,7 +465,7 @@ class PrivacyStatement:
             validate.check(isinstance(value, str), name, value, "give text")
         data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
         data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
-        data |= {"releases": tables.from_json(data["releases"])}
+        data |= {"releases": _rows_from_json(data["releases"])}
         return cls(**data | {name: tuple(data[name]) for name in ("assumptions", "leaks")})
 
     def __str__(self) -> str:
@@ -407,11 +530,11 @@ class Account:
         self.samplers += [sampler] if sampler else []
         for name, mechanism in zip(names or ("value",) * len(mechanisms), mechanisms, strict=True):
             words, source, guarantee = words_of(mechanism)
-            self._rows += [Released(tables.named(name, tables.of_a_sample(data)), count, words)] if count else []
+            self._rows += [Released(_words_for(name, _of_a_sample(data)), count, words)] if count else []
             self.sources.append(source or noise)
             self.guarantees += [guarantee] if guarantee else []
         if not mechanisms:
-            self._rows += tables.of_event(data, count) if count else []
+            self._rows += _of_event(data, count) if count else []
             self.sources += [noise] if noise else []
 
     def event(self) -> DpEvent:

@@ -25,7 +25,7 @@ from isthmus.estimators.figures import Figure, exact_figures
 from isthmus.estimators.rank_group import RankGroup
 from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
-from isthmus.privacy.budget import mu_of
+from isthmus.privacy.plan import mu_of
 from isthmus.runs.config import Settings
 
 COVERED = (

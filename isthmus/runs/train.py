@@ -35,7 +35,7 @@ from isthmus.estimators.rank_group import RankGroup
 from isthmus.objectives.linear import loss_for
 from isthmus.planner import plan
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
-from isthmus.privacy.budget import default_delta
+from isthmus.privacy.plan import default_delta
 from isthmus.report import Record
 from isthmus.runs import folder as files
 from isthmus.runs import measure

@@ -24,10 +24,9 @@ from isthmus.base.matrix import Stored
 from isthmus.core.pipeline import Release
 from isthmus.lifts import Lift, Lifted
 from isthmus.privacy import Clip, Gaussian, Mechanism
-from isthmus.privacy.accounting import calibrate, epsilon_of, noise_multiplier
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import ClippedSum
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.accounting import Adjacency, calibrate, epsilon_of, noise_multiplier
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Noise
 from isthmus.sketches import Context, Encoder, Sketch
 from isthmus.sketches.base import ChangesSum

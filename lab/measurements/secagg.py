@@ -24,7 +24,7 @@ from isthmus.distributed.secagg import RoundRefused, SecureClient, SecurePlan, S
 from isthmus.distributed.secagg.plan import to_integers
 from isthmus.distributed.secagg.wire import pack, to_field, unpack, word
 from isthmus.privacy import Gaussian, Ledger, SecretSource, SeededSource, epsilon_of
-from isthmus.privacy.poisson_exact import skellam
+from isthmus.privacy.skellam import skellam
 from isthmus.sketches import SRHT
 
 DELTA = 1e-5

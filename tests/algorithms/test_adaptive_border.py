@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from isthmus import Logistic
-from isthmus.algorithms.private import WIDTH, _BelowMap
 from isthmus.gradients import Dense
+from isthmus.privacy.clips import _WIDTH, _CountMap
 from isthmus.sketches import SRHT, GaussianSketch, Identity
 
 SKETCHES = {"none": Identity(), "gaussian": GaussianSketch(8), "srht": SRHT(8)}
@@ -24,7 +24,7 @@ def test_records_on_the_border_stay_where_they_are(name: str) -> None:
             w = torch.randn(d, dtype=torch.float64, generator=g)
             rows, less = (Logistic(x, torch.ones(len(x)), classes=(-1, 1)).rows(w) for x in (X, X[1:]))
             for bound in {float(norm) for norm in sketch.encode(rows).norms(2)}:
-                count = _BelowMap(sketch, 2, bound, False)
+                count = _CountMap(sketch, 2, bound, False)
                 moved = count.encode(rows).sum() - count.encode(less).sum()
                 worst = max(worst, float(moved.abs()))
     assert worst <= 0.5 + 1e-9  # one record adds a half at most
@@ -32,7 +32,7 @@ def test_records_on_the_border_stay_where_they_are(name: str) -> None:
 
 def test_a_record_away_from_the_border_counts_as_below_or_above() -> None:
     sketch = Identity().draw(1)
-    norms = torch.tensor([0.0, 1 - 2 * WIDTH, 1.0, 1 + 2 * WIDTH, 1e30, float("inf"), float("nan")]).double()
-    counts = _BelowMap(sketch, 2, 1.0, False).encode(Dense(norms[:, None])).dense()[:, 0]
+    norms = torch.tensor([0.0, 1 - 2 * _WIDTH, 1.0, 1 + 2 * _WIDTH, 1e30, float("inf"), float("nan")]).double()
+    counts = _CountMap(sketch, 2, 1.0, False).encode(Dense(norms[:, None])).dense()[:, 0]
     assert counts[:2].tolist() == [0.5, 0.5] and abs(float(counts[2])) < 1e-9 and counts[3:].tolist() == [-0.5] * 4
     assert float(counts.abs().max()) <= 0.5

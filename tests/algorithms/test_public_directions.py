@@ -24,7 +24,7 @@ from isthmus.gradients import Dense, Outer
 from isthmus.parts import Client, Full
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, Poisson, SeededSource
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.mechanisms import Exact
 from isthmus.sketches import PublicSubspace
 from isthmus.sketches.public import SubspaceMap, learned, map_of, top_directions

@@ -44,7 +44,7 @@ from isthmus.core.spending import Spending
 from isthmus.core.step import measure
 from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
-from isthmus.privacy.bounded import Rounding
+from isthmus.privacy.clips import Rounding
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 from isthmus.sketches.compose import IdentityMap
 

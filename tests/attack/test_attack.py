@@ -15,7 +15,7 @@ from attack.cases import Case, draw, replay
 from attack.probes import Arrays, Membership, Seen, compare, observe
 from attack.search import LIMIT, Search
 from isthmus.privacy import Gaussian, SeededSource
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 
 SEEDS, CASES = range(2), 150
 

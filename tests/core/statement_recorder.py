@@ -28,7 +28,7 @@ from isthmus.privacy import (
     event_json,
     joint,
 )
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 
 MECHANISMS = (Exact, Gaussian, Laplace, NoisyMax, TopK, DiscreteGaussian)
 SAMPLERS = (FullBatch, Poisson, FixedSize)

@@ -20,7 +20,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.parts import AgainstAnchor, Clients, Full, Restart, Shuffle, Uniform
 from isthmus.privacy import Clip, Ledger
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.sketches import CountSketch, Identity, PublicSubspace, Residual, Sketch
 
 

@@ -32,7 +32,7 @@ from isthmus.parts import (
     Weighted,
 )
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.sketches import Coordinates, CountSketch, GaussianSketch, Identity, Sketch
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import OfTheSum

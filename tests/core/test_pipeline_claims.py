@@ -16,7 +16,7 @@ from isthmus.core.stops import FirstOrderStationary, GapBelow
 from isthmus.core.wire import Wire
 from isthmus.parts import FrankWolfe
 from isthmus.privacy import AdaptiveClip, Clip, Exact, FullBatch, Gaussian
-from isthmus.privacy.library import dpa
+from isthmus.privacy.event_json import dpa
 from isthmus.sets import L1Ball, L2Ball
 from isthmus.sketches import Encoder, Identity
 from isthmus.sketches.compose import IdentityMap

@@ -19,7 +19,7 @@ from isthmus.core.ranks import RankFailed
 from isthmus.gradients.rounding import gamma
 from isthmus.parts import AllReduce, Clients, Full, Shuffle
 from isthmus.privacy import Clip, FixedSize, Ledger
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
 from isthmus.sketches import CountSketch, Kronecker, PublicSubspace
 

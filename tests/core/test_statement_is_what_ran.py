@@ -43,7 +43,7 @@ from isthmus.privacy import (
     event_json,
     joint,
 )
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.sets import L1Ball, L2Ball, Simplex
 from isthmus.sketches import CountSketch, PublicSubspace, TensorSketch
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from isthmus import Kronecker, PrivacyEngine
 from isthmus.core.torch_loop import Ticket
 from isthmus.modules import GRU, LSTM, RNN
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),

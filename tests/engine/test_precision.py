@@ -18,7 +18,7 @@ from isthmus.core.torch_loop import Ticket
 from isthmus.gradients import Computed, Dense
 from isthmus.gradients.adding import kappa
 from isthmus.privacy import PerLeafClip
-from isthmus.privacy.bounded import Rounding
+from isthmus.privacy.clips import Rounding
 
 N, T, V, W = 4, 12, 30, 8
 

@@ -21,7 +21,7 @@ from isthmus.distributed.secagg.plan import SecurePlan
 from isthmus.distributed.secagg.server import RoundRefused, SecureServer
 from isthmus.distributed.secagg.wire import BadMessage
 from isthmus.privacy import Ledger
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 
 CODECS: list[Codec] = [
     QSGD(),

@@ -19,7 +19,7 @@ from isthmus.core.step import measure
 from isthmus.gradients import BlockOuter, Dense, Lazy, Lookup, Outer, Rows, Stack, adding
 from isthmus.gradients.tied import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip
-from isthmus.privacy.bounded import Rounding, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.clips import Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.scaling import RowMap
 from isthmus.sketches import CountSketch
 from isthmus.sketches.compose import IdentityMap

@@ -10,7 +10,7 @@ import torch
 from isthmus.gradients import Computed, Dense, Lookup, Outer, Stack, Sum
 from isthmus.gradients import computed as module
 from isthmus.privacy import Clip
-from isthmus.privacy.bounded import weighted_sum
+from isthmus.privacy.clips import weighted_sum
 
 N, T, P, Q = 6, 40, 33, 21
 

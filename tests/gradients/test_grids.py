@@ -9,7 +9,7 @@ from isthmus.gradients import Gridded, Outer
 from isthmus.gradients import grids as module
 from isthmus.gradients.grids import GRID, gridded, integer_sum
 from isthmus.privacy import Clip
-from isthmus.privacy.bounded import weighted_sum
+from isthmus.privacy.clips import weighted_sum
 
 N, P, Q = 900, 37, 21
 

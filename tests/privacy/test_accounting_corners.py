@@ -27,9 +27,8 @@ from isthmus.privacy import (
     joint,
     noise_multiplier,
 )
-from isthmus.privacy.accounting import NO_NOISE, _convert, _cost, _key, leaves_of, noiseless, route_of
-from isthmus.privacy.calibrate import solve
-from isthmus.privacy.library import SkellamDpEvent
+from isthmus.privacy.accounting import NO_NOISE, _convert, _cost, _key, leaves_of, noiseless, route_of, solve
+from isthmus.privacy.event_json import SkellamDpEvent
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 DELTA = 1e-5

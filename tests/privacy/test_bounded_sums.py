@@ -10,7 +10,7 @@ import torch
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer, Stack, adding, rounding
 from isthmus.gradients.adding import RATIO
-from isthmus.privacy.bounded import ClippedSum, Rounding, _shortened, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.clips import ClippedSum, Rounding, _shortened, encoded_sum, part_of_error, weighted_sum
 from isthmus.sketches import CountSketch
 
 F32, F64 = torch.float32, torch.float64

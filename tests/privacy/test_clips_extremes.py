@@ -16,7 +16,7 @@ from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.tied import Sum
 from isthmus.privacy import AdaptiveClip, Clip, GroupClip, PerLeafClip, clips
-from isthmus.privacy.bounded import weighted_sum
+from isthmus.privacy.clips import weighted_sum
 from isthmus.sketches import GaussianSketch
 
 N, P, Q, T = 4, 7, 3, 2

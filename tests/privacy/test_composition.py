@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from isthmus.privacy import composition, delta_of, epsilon, epsilon_of
-from isthmus.privacy.curves import exact
+from isthmus.privacy.accounting import exact
 
 Law = tuple[NDArray[np.float64], NDArray[np.float64]]
 

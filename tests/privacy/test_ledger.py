@@ -19,7 +19,7 @@ from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import accounting
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import canonical, to_json
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt, RunLedger
 

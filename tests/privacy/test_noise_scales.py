@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isthmus import InvalidInput
 from isthmus.privacy import FastSource, Gaussian, GeneratorSource, Laplace, SecretSource, SeededSource
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import NoisyMax, TopK
 
 SOURCES = {

@@ -32,9 +32,9 @@ from isthmus.privacy import (
     epsilon_of,
     joint,
 )
-from isthmus.privacy.bounded import ClippedSum
-from isthmus.privacy.budget import default_delta, mu_of, split
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import words_of
+from isthmus.privacy.plan import default_delta, mu_of, split
 
 
 @dataclass(frozen=True)

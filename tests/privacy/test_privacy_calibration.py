@@ -22,7 +22,7 @@ from isthmus.privacy import (
     epsilon_of,
     noise_multiplier,
 )
-from isthmus.privacy.calibrate import solve
+from isthmus.privacy.accounting import solve
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 

@@ -16,8 +16,8 @@ from scipy import stats
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import FastSource, Gaussian
 from isthmus.privacy import noise as noise_module
-from isthmus.privacy.bounded import ClippedSum
 from isthmus.privacy.chacha import LANES, PER_BLOCK, triton
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import CHUNK, KNOWN_KEY, KNOWN_NORMALS, _add_there, _sfc64
 
 WORD = np.uint32

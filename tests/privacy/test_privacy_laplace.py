@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isthmus.privacy import Laplace, epsilon_of
-from isthmus.privacy.library import dpa
+from isthmus.privacy.event_json import dpa
 
 STEP = 1e-3
 """Of the grid that logarithms of likelihood ratios are rounded to; the splits below are multiples of it."""

@@ -26,7 +26,7 @@ from isthmus.privacy import (
     Skellam,
     TopK,
 )
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 
 N = 20000
 

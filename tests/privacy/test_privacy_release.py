@@ -24,7 +24,7 @@ from isthmus.privacy import (
     TopK,
     noise,
 )
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import _CHUNK as PIECE
 from isthmus.privacy.noise import Source
 
@@ -124,7 +124,7 @@ def test_fast_noise_still_needs_a_bound() -> None:
 
 PEAK = """
 import torch
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy import FastSource, Gaussian, Laplace, SeededSource
 
 def memory(kind):

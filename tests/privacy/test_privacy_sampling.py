@@ -16,7 +16,7 @@ from isthmus.core.pipeline import Release, Stage
 from isthmus.core.samplers import Sampler
 from isthmus.gradients import Dense
 from isthmus.privacy import AdaptiveClip, Adjacency, Clip, FixedSize, FullBatch, Gaussian, Poisson, SeededSource
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 
 GAUSS = Gaussian(2.0).event()
 

@@ -31,10 +31,18 @@ from isthmus.privacy import (
     epsilon_of,
     event_json,
 )
-from isthmus.privacy.bounded import ClippedSum
-from isthmus.privacy.library import SkellamDpEvent
-from isthmus.privacy.poisson_exact import _thresholds, poisson, skellam
-from isthmus.privacy.skellam import _log_masses, gaussian_scale, renyi, renyi_bound, variance_for
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import SkellamDpEvent
+from isthmus.privacy.skellam import (
+    _log_masses,
+    _thresholds,
+    gaussian_scale,
+    poisson,
+    renyi,
+    renyi_bound,
+    skellam,
+    variance_for,
+)
 
 VARIANCES = [1.0, 1.7, 4.0, 30.0, 400.0]
 

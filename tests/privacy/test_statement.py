@@ -11,7 +11,7 @@ import pytest
 from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.statement import SEEDED, PrivacyStatement, _rounded_up
 

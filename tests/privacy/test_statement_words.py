@@ -39,8 +39,7 @@ from isthmus.privacy import (
     TopK,
     joint,
 )
-from isthmus.privacy.releases import Released
-from isthmus.privacy.statement import Account
+from isthmus.privacy.statement import Account, Released
 
 X = np.random.default_rng(0).uniform(-1, 1, (50, 3))
 NOISE = "secret noise from the operating system's generator"

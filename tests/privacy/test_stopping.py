@@ -20,7 +20,7 @@ from isthmus.core.stops import FirstOrderStationary
 from isthmus.engine import PrivacyEngine
 from isthmus.estimators import PrivateClassifier
 from isthmus.privacy import Clip, FullBatch, Gaussian, PrivacyStatement, epsilon_of
-from isthmus.privacy.library import dpa
+from isthmus.privacy.event_json import dpa
 from isthmus.sets import L2Ball
 
 DELTA = 1e-3

@@ -21,7 +21,7 @@ from isthmus.base import secret
 from isthmus.base.validate import InvalidInput
 from isthmus.engine.loader import DataLoader
 from isthmus.privacy import Gaussian, Laplace, NoisyMax, SecretSource
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from replay.doors import DOORS
 from replay.search import Table, attempt, gc
 

@@ -15,7 +15,7 @@ from isthmus.cli import main
 from isthmus.estimators import load
 from isthmus.estimators.scoring import FIGURES, RANGES, Looks
 from isthmus.privacy import Gaussian, Ledger, compose, epsilon_of
-from isthmus.privacy.budget import mu_of
+from isthmus.privacy.plan import mu_of
 from isthmus.runs.config import Settings
 from isthmus.runs.measure import COUNTED, Measured, training_epsilon
 

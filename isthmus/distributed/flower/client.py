@@ -26,8 +26,8 @@ from isthmus.distributed.flower.records import (
     to_arrays,
 )
 from isthmus.distributed.flower.secure import secure_step
+from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.library import DpEvent
 from isthmus.privacy.noise import Noise, SecretSource
 
 ITERATE, MEMORY = "isthmus.iterate", "isthmus.memory"

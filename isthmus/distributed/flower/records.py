@@ -33,7 +33,7 @@ from isthmus.base.space import Space
 from isthmus.codecs import Codec
 from isthmus.core.order import Order, digest_of
 from isthmus.core.wire import Message
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 
 
 @lru_cache(maxsize=1)

@@ -19,10 +19,10 @@ from isthmus.core.pipeline import Release, Stage
 from isthmus.distributed.flower.records import RECORD, content_of, flower
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
 from isthmus.distributed.secagg.wire import Kind, read
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
 from isthmus.privacy.ledger import Chargeable
-from isthmus.privacy.library import DpEvent, SkellamDpEvent
 from isthmus.privacy.mechanisms import Gaussian, Mechanism
 from isthmus.privacy.noise import Noise
 

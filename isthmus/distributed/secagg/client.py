@@ -38,9 +38,9 @@ from isthmus.distributed.secagg.wire import (
     to_field,
     write,
 )
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import Noise, SecretSource
-from isthmus.privacy.poisson_exact import skellam
+from isthmus.privacy.skellam import skellam
 
 
 class SecureClient:

@@ -38,12 +38,11 @@ from isthmus.base import validate
 from isthmus.distributed.secagg.crypto import digest
 from isthmus.distributed.secagg.shamir import CLIENTS, ELEMENTS, PACKINGS
 from isthmus.distributed.secagg.wire import WIDEST, packed_length
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.library import DpEvent, SkellamDpEvent
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
 from isthmus.privacy.noise import Noise
-from isthmus.privacy.poisson_exact import MOST
 from isthmus.privacy.sampling import Poisson
-from isthmus.privacy.skellam import variance_for
+from isthmus.privacy.skellam import MOST, variance_for
 from isthmus.privacy.statement import Account, PrivacyStatement
 
 LONGEST = 1 << 28

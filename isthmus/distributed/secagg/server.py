@@ -43,7 +43,7 @@ from isthmus.distributed.secagg.wire import (
     write_records,
     write_set,
 )
-from isthmus.privacy.library import DpEvent
+from isthmus.privacy.event_json import DpEvent
 
 
 class RoundRefused(RuntimeError):

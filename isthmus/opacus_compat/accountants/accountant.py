@@ -1,4 +1,4 @@
-"""Accountants with Opacus' methods.  What one of them was told, or an engine has released, is in its ledger."""
+"""Accountants under Opacus' names.  What one of them was told, or an engine has released, is in its ledger."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from isthmus.engine import checkpoint
 from isthmus.engine.accountant import Accountant
 from isthmus.opacus_compat.refused import refused
 from isthmus.privacy import Ledger, Poisson
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.event_json import dpa
 
 
 class IAccountant(Accountant):
@@ -68,15 +68,11 @@ class IAccountant(Accountant):
     def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[Any], None]:
         """What `optimizer.attach_step_hook` takes, for a second account of the same training."""
 
-        def hook(optimizer: Any) -> None:
-            self.step(noise_multiplier=optimizer.noise_multiplier, sample_rate=sample_rate)
-
-        return hook
+        return lambda optimizer: self.step(noise_multiplier=optimizer.noise_multiplier, sample_rate=sample_rate)
 
     def _charge(self, noise_multiplier: float, sample_rate: float, steps: int) -> None:
         validate.non_negative(noise_multiplier=noise_multiplier)
-        bare = noise_multiplier == 0
-        event = dpa.NonPrivateDpEvent() if bare else dpa.GaussianDpEvent(float(noise_multiplier))
+        event = dpa.GaussianDpEvent(float(noise_multiplier)) if noise_multiplier else dpa.NonPrivateDpEvent()
         self.ledger.pay("step", Poisson(sample_rate).event(event), steps)
 
     def _renyi(self, delta: float, alphas: Sequence[float] | None) -> tuple[float, float]:
@@ -84,33 +80,28 @@ class IAccountant(Accountant):
         remedy = "leave alphas out: orders are for add-or-remove neighbours"
         validate.check(self.ledger.adjacency is Adjacency.ADD_REMOVE, "alphas", alphas, remedy)
         accountant = dpa.rdp.RdpAccountant(None if alphas is None else [float(alpha) for alpha in alphas])
-        event: DpEvent = self.ledger.event()
-        epsilon, order = accountant.compose(event).get_epsilon_and_optimal_order(delta)
+        epsilon, order = accountant.compose(self.ledger.event()).get_epsilon_and_optimal_order(delta)
         return float(epsilon), float(order)
 
 
 class RDPAccountant(IAccountant):
     """Renyi differential privacy: looser."""
 
+    name = "rdp"
+
     def __init__(self) -> None:
-        super().__init__(Ledger(), "rdp")
+        super().__init__(Ledger(), self.name)
 
     @classmethod
     def mechanism(cls) -> str:
         """Its name."""
-        return "rdp"
+        return cls.name
 
 
-class PRVAccountant(IAccountant):
+class PRVAccountant(RDPAccountant):
     """Privacy-loss distributions: tight."""
 
-    def __init__(self) -> None:
-        super().__init__(Ledger(), "prv")
-
-    @classmethod
-    def mechanism(cls) -> str:
-        """Its name."""
-        return "prv"
+    name = "prv"
 
 
 GaussianAccountant = refused(

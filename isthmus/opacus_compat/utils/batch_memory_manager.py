@@ -32,18 +32,14 @@ class PhysicalBatches:
         return getattr(self.loader, name)
 
 
-class OpacusMemoryManager(Cutter):
+class BatchMemoryManager(Cutter):
     """Cuts the batches of a private loader to a physical size, within a `with` block."""
 
     def __enter__(self) -> PhysicalBatches:  # type: ignore[override]
         return PhysicalBatches(super().__enter__(), self.size)
 
 
-BatchMemoryManager = OpacusMemoryManager
-
-
 def wrap_data_loader(*, data_loader: PrivateLoader, max_batch_size: int, optimizer: Any) -> PhysicalBatches:
     """The loader's batches in pieces, from now on."""
-    return OpacusMemoryManager(
-        data_loader=data_loader, max_physical_batch_size=max_batch_size, optimizer=optimizer
-    ).__enter__()
+    options = {"data_loader": data_loader, "max_physical_batch_size": max_batch_size, "optimizer": optimizer}
+    return BatchMemoryManager(**options).__enter__()

@@ -29,7 +29,12 @@ class ModuleValidator:
         problems = [problem for problem in modules.validate(module) if problem.kind == "error"]
         if strict and problems:
             raise UnsupportedModuleError("\n".join(map(str, problems)))
-        return [_error(problem) for problem in problems]
+        return [
+            ShouldReplaceModuleError(str(problem))
+            if "get_compatible_module" in problem.remedy
+            else IllegalModuleConfigurationError(str(problem))
+            for problem in problems
+        ]
 
     @classmethod
     def is_valid(cls, module: nn.Module) -> bool:
@@ -52,9 +57,3 @@ class ModuleValidator:
         fixed = cls.fix(module, **kwargs)
         cls.validate(fixed, strict=True)
         return fixed
-
-
-def _error(problem: modules.Problem) -> UnsupportedModuleError:
-    replaced = "get_compatible_module" in problem.remedy
-    kind = ShouldReplaceModuleError if replaced else IllegalModuleConfigurationError
-    return kind(str(problem))

@@ -14,7 +14,7 @@ from isthmus.algorithms import compressive_dp_sgd, dp_gd
 from isthmus.core.minimize import Recipe, minimize
 from isthmus.objectives import LeastSquares
 from isthmus.privacy.accounting import epsilon_of, noise_multiplier
-from isthmus.privacy.library import dpa
+from isthmus.privacy.event_json import dpa
 from lab.reproduce import scaled
 from lab.reproduce.experiment import Curve
 

@@ -18,9 +18,8 @@ import torch
 from isthmus.algorithms import dp_skgd, dp_svrg
 from isthmus.core.minimize import Recipe, minimize
 from isthmus.objectives import Logistic
-from isthmus.privacy.accounting import epsilon_of
-from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.library import dpa
+from isthmus.privacy.accounting import Adjacency, epsilon_of
+from isthmus.privacy.event_json import dpa
 from isthmus.theory import (
     convex_block_loops,
     importance_probabilities,

@@ -19,7 +19,7 @@ from isthmus.distributed.flower import Federation, LocalGrid, LocalSteps, Nobody
 from isthmus.distributed.flower.federation import narrowed, reach_of, room, shortened
 from isthmus.distributed.flower.records import RECORD, answer
 from isthmus.privacy import Clip, Gaussian, Poisson
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.sampling import FullBatch
 
 D, N = 4, 60

@@ -32,7 +32,7 @@ from isthmus.distributed.flower.records import RECORD, answer
 from isthmus.gradients.layers.passes import MIXING, RANDOM, SHAPES
 from isthmus.lifts import ProjectAndLift
 from isthmus.privacy import AdaptiveClip, BudgetExceeded, Clip, Gaussian, Ledger, Poisson
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import SeededSource
 
 D, ROUNDS = 30, 4

@@ -17,7 +17,7 @@ from isthmus.core.order import Order
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import from_arrays, space_of, to_arrays
 from isthmus.distributed.flower.records import SEAL, answer, ask, flower, read_answer, read_ask
-from isthmus.privacy.bounded import ClippedSum
+from isthmus.privacy.clips import ClippedSum
 
 ASKED = b"the order"
 LIKE = Message({"gradient": ClippedSum(torch.zeros(8), 2, 1.0), "count": ClippedSum(torch.zeros(1), 2, 0.5)}, 4.0)

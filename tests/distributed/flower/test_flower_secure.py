@@ -22,7 +22,7 @@ from isthmus.distributed.flower.records import RECORD, flower
 from isthmus.distributed.flower.secure import AtClients, secure_step
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
 from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
-from isthmus.privacy.library import SkellamDpEvent
+from isthmus.privacy.event_json import SkellamDpEvent
 from isthmus.privacy.sampling import FullBatch
 
 pytest.importorskip("cryptography", reason="secure aggregation needs cryptography: pip install -e '.[secagg]'")

@@ -21,7 +21,7 @@ from isthmus.distributed.secagg.wire import (
     write_set,
 )
 from isthmus.privacy import Ledger, SeededSource
-from isthmus.privacy.poisson_exact import skellam
+from isthmus.privacy.skellam import skellam
 
 pytest.importorskip("cryptography", reason="secure aggregation needs the extra secagg")
 

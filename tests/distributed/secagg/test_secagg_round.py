@@ -21,7 +21,7 @@ from isthmus.distributed.secagg import (
 )
 from isthmus.distributed.secagg.wire import HEADER, from_field, to_field, unpack
 from isthmus.privacy import BudgetExceeded, Ledger, SeededSource
-from isthmus.privacy.poisson_exact import skellam
+from isthmus.privacy.skellam import skellam
 
 pytest.importorskip("cryptography", reason="secure aggregation needs the extra secagg")
 

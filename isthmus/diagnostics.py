@@ -1,29 +1,67 @@
-"""What public gradients look like: eigenvalues of their second moment, their mean, and the subspaces they span.
+"""What public gradients and released values say about a private run.
 
-Inner products <g_i, h_j> of two sets of rows come from their factors where they have them, in float64.
+Two kinds of input, and no third.  PUBLIC per-example gradients, as `isthmus.gradients.Rows` (the argument is called
+`public` or `public_...`): spectra, captured energy, subspaces.  RELEASED values, noised and paid for: noise to signal.
+Nothing here takes a loader, a model or private rows: the same figures of private data would leak.
+
+    function                                    answers
+    ------------------------------------------  ----------------------------------------------------------
+    spectrum -> Spectrum, Spectra               eigenvalues of the second moment, also along training
+    sorted_components -> Components             how fast the coordinates of the mean gradient fall
+    captured_energy -> EnergyCurve, choose_k    what a public subspace keeps of gradients it has not seen
+    eigen_gap                                   lambda_k - lambda_{k+1}
+    principal_angles -> Angles,
+      subspace_distance                         how far two subspaces are apart
+    principal_residual_ratio                    the mean gradient inside and outside a subspace
+    noise_to_signal -> NoiseToSignal, Tracker   how much of what was released is noise, also along training
+
+Records have `.table()`, plain columns, and `.plot(ax=None)`, which returns matplotlib axes.  Inner products of two
+sets of rows come from their factors where they have them, in float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import is_sparse, to_dense
 from isthmus.gradients import Outer, Rows
-from isthmus.gradients.base import row_spans
+from isthmus.gradients.base import Lazy, row_spans
 from isthmus.sketches.public import NEGLIGIBLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = [
+    "Angles",
+    "Components",
+    "EnergyCurve",
+    "NoiseToSignal",
+    "Sink",
+    "Spectra",
+    "Spectrum",
+    "Tracker",
+    "captured_energy",
+    "choose_k",
+    "eigen_gap",
+    "noise_to_signal",
+    "principal_angles",
+    "principal_residual_ratio",
+    "sorted_components",
+    "spectrum",
+    "subspace_distance",
+]
 
-def axes(ax: Axes | None, xlabel: str, ylabel: str) -> Axes:
+
+# ---------------------------------------------------------------- what they share
+
+
+def _axes(ax: Axes | None, xlabel: str, ylabel: str) -> Axes:
     """The given axes, or those of a new figure, labelled."""
     import matplotlib.pyplot as plt
 
@@ -34,78 +72,59 @@ def axes(ax: Axes | None, xlabel: str, ylabel: str) -> Axes:
     return ax
 
 
-BLOCK_BYTES = 1 << 26
+def _curve(ax: Axes | None, labels: tuple[str, str], values: Sequence[float], **style: Any) -> Axes:
+    """Values against 1, 2, ... on axes with these labels."""
+    ax = _axes(ax, *labels)
+    ax.plot(range(1, len(values) + 1), values, **style)
+    return ax
 
-SQUARES_AT_ONCE = 32
 
-
-def check_public(name: str, rows: Rows) -> None:
+def _check_public(name: str, rows: Rows) -> None:
     """Rows, with at least one of them; loaders, tuples and tensors are refused, without a word of what they hold."""
     remedy = "give the per-example gradients of public examples, as isthmus.gradients.Rows"
     validate.check(isinstance(rows, Rows), name, type(rows).__name__, remedy)
     validate.check(rows.n > 0, f"{name}.n", rows.n, "give at least one public example")
 
 
-def products(left: Rows, right: Rows) -> Tensor:
-    """The left.n x right.n matrix of <g_i, h_j>: leaf by leaf, n x d only where a kind has no factors, in blocks."""
+def _products(left: Rows, right: Rows) -> Tensor:
+    """The left.n x right.n matrix of <g_i, h_j> in float64, leaf by leaf."""
     ours, theirs = left.leaves(), right.leaves()
     if [piece.d for _, piece in ours] != [piece.d for _, piece in theirs]:
         ours, theirs = [("w", left)], [("w", right)]
     total = torch.zeros(left.n, right.n, dtype=torch.float64, device=left.device)
     for (_, first), (_, second) in zip(ours, theirs, strict=True):
-        total += _of_leaves(first, second).to(total.device)
+        total += first.inner(_double(second)).to(total.device)
     validate.finite(gradients=total)
     return total
 
 
-def squares(rows: Rows) -> Tensor:
+def _double(rows: Rows) -> Rows:
+    """The same rows in float64, which products with others are then done in."""
+    if isinstance(rows, Outer):
+        return Outer(rows.a, rows.b.double(), rows.ones)
+    return Lazy(
+        lambda lo, hi: rows.part(lo, hi).dense().double(), rows.n, rows.d, dtype=torch.float64, device=rows.device
+    )
+
+
+def _squares(rows: Rows) -> Tensor:
     """||g_i||^2 in float64, not rounded up: the diagonal of the products, a few rows at a time."""
-    spans = row_spans(rows.n, 1, SQUARES_AT_ONCE)
-    return torch.cat([products(part, part).diagonal() for part in (rows.part(*span) for span in spans)])
+    parts = [rows.part(lo, hi) for lo, hi in row_spans(rows.n, 1, 32)]
+    return torch.cat([_products(part, part).diagonal() for part in parts])
 
 
-def _of_leaves(first: Rows, second: Rows) -> Tensor:
-    if not (isinstance(first, Outer) and isinstance(second, Outer) and (first.p, first.q) == (second.p, second.q)):
-        return _in_blocks(first, second)
-    if is_sparse(first.a) != is_sparse(second.a) or first.ones != second.ones:
-        return _in_blocks(first, second)
-    if first.positions == second.positions == 1:
-        return _inputs(first, second).to(first.b.device) * (_flat(first.b) @ _flat(second.b).T)
-    # T^2 (p + q) numbers a pair against p q of the dense rows
-    if first.positions * second.positions * (first.p + first.q) > first.p * first.q:
-        return _in_blocks(first, second)
-    return _ghost(first, second)
+def _mean_of(public: Rows | Tensor) -> Tensor:
+    """The mean gradient of public rows, or a vector that is public or was released, in float64 on the CPU."""
+    if isinstance(public, Tensor):
+        vector = validate.as_tensor("public", public, ndim=1)
+    else:
+        _check_public("public", public)
+        vector = public.sum() / public.n
+        validate.finite(public=vector)
+    return vector.detach().double().cpu()
 
 
-def _ghost(first: Outer, second: Outer) -> Tensor:
-    """sum over positions t, s of <a_it, a_js> <b_it, b_js>, without the p q sums."""
-    out = torch.zeros(first.n, second.n, dtype=torch.float64, device=first.device)
-    for lo, hi in row_spans(first.n, 8 * first.positions * second.n * second.positions, BLOCK_BYTES):
-        part = first.part(lo, hi)
-        pairs = _inputs(part, second) * (_flat(part.b) @ _flat(second.b).T)
-        out[lo:hi] = pairs.view(hi - lo, first.positions, second.n, second.positions).sum((1, 3))
-    return out
-
-
-def _in_blocks(first: Rows, second: Rows) -> Tensor:
-    """Dense rows, a block of each side at a time."""
-    out = torch.zeros(first.n, second.n, dtype=torch.float64, device=first.device)
-    for lo, hi in row_spans(first.n, 8 * first.d, BLOCK_BYTES):
-        block = first.part(lo, hi).dense().double()
-        for start, stop in row_spans(second.n, 8 * second.d, BLOCK_BYTES):
-            out[lo:hi, start:stop] = block @ second.part(start, stop).dense().double().T
-    return out
-
-
-def _inputs(first: Outer, second: Outer) -> Tensor:
-    """<a_it, a_js> for every pair of positions; a column of ones that both leave out adds 1."""
-    return to_dense(_flat(first.a) @ _flat(second.a).T) + float(first.ones)
-
-
-def _flat(x: Any) -> Any:
-    if is_sparse(x):
-        return x.astype("float64")
-    return x.double().reshape(-1, x.shape[-1])
+# ---------------------------------------------------------------- public gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +148,7 @@ class Spectrum:
     @property
     def shares(self) -> Tensor:
         """The share of the trace in the first k eigenvalues, for every k (1 when all gradients are 0)."""
-        if self.total == 0:
-            return torch.ones_like(self.values)
-        return self.values.cumsum(0) / self.total
+        return self.values.cumsum(0) / self.total if self.total else torch.ones_like(self.values)
 
     @property
     def effective_rank(self) -> float:
@@ -161,8 +178,7 @@ class Spectrum:
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """Eigenvalues in descending order, on a log scale."""
-        ax = axes(ax, "k", "eigenvalue of the second moment")
-        ax.plot(range(1, len(self.values) + 1), self.values.tolist(), label=label)
+        ax = _curve(ax, ("k", "eigenvalue of the second moment"), self.values.tolist(), label=label)
         if self.total > 0:
             ax.set_yscale("log")
         return ax
@@ -204,7 +220,7 @@ class Spectra:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """One curve a step."""
-        ax = axes(ax, "k", "eigenvalue of the second moment")
+        ax = _axes(ax, "k", "eigenvalue of the second moment")
         for step, spectrum in zip(self.steps, self.spectra, strict=True):
             spectrum.plot(ax, label=f"step {step}")
         if self.steps:
@@ -235,8 +251,7 @@ class Components:
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """Components in descending order, both axes on a log scale."""
-        ax = axes(ax, "j", "|component| of the mean gradient")
-        ax.plot(range(1, len(self.values) + 1), self.values.tolist(), label=label)
+        ax = _curve(ax, ("j", "|component| of the mean gradient"), self.values.tolist(), label=label)
         if float(self.values[0]) > 0:
             ax.set_xscale("log")
             ax.set_yscale("log")
@@ -252,8 +267,8 @@ def spectrum(public: Rows) -> Spectrum:
     >>> spectrum(Dense(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))).values.tolist()
     [2.0, 0.5]
     """
-    check_public("public", public)
-    values = torch.linalg.eigvalsh(products(public, public) / public.n).flip(0).clamp(min=0)
+    _check_public("public", public)
+    values = torch.linalg.eigvalsh(_products(public, public) / public.n).flip(0).clamp(min=0)
     return Spectrum(values[: min(public.n, public.d)].cpu(), public.n, public.d)
 
 
@@ -274,14 +289,9 @@ def sorted_components(public: Rows | Tensor) -> Components:
     >>> sorted_components(Dense(torch.tensor([[1.0, -4.0], [1.0, -2.0]]))).values.tolist()
     [3.0, 1.0]
     """
-    if isinstance(public, Tensor):
-        vector = validate.as_tensor("public", public, ndim=1)
-        validate.check(vector.numel() > 0, "public.shape", tuple(vector.shape), "give at least one component")
-    else:
-        check_public("public", public)
-        vector = public.sum() / public.n
-        validate.finite(public=vector)
-    return Components(vector.detach().double().abs().sort(descending=True).values.cpu())
+    vector = _mean_of(public)
+    validate.check(vector.numel() > 0, "public.shape", tuple(vector.shape), "give at least one component")
+    return Components(vector.abs().sort(descending=True).values)
 
 
 @dataclass(frozen=True)
@@ -312,11 +322,8 @@ class EnergyCurve:
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """The share against k."""
-        ax = axes(ax, "k", "share of hold-out energy")
-        marker = None
-        if len(self.ks) < 50:
-            marker = "."
-        ax.plot(self.ks, self.shares, marker=marker, label=label)
+        ax = _axes(ax, "k", "share of hold-out energy")
+        ax.plot(self.ks, self.shares, marker=".", label=label)
         ax.set_ylim(0, 1.02)
         return ax
 
@@ -339,8 +346,8 @@ class Angles:
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """The angles in degrees."""
-        ax = axes(ax, "i", "principal angle (degrees)")
-        ax.plot(range(1, len(self.values) + 1), [math.degrees(v) for v in self.values], marker=".", label=label)
+        degrees = [math.degrees(value) for value in self.values]
+        ax = _curve(ax, ("i", "principal angle (degrees)"), degrees, marker=".", label=label)
         ax.set_ylim(0, 92)
         return ax
 
@@ -360,23 +367,21 @@ def captured_energy(public: Rows, public_holdout: Rows, ks: Iterable[int] | None
     >>> captured_energy(fit, Dense(torch.tensor([[3.0, 4.0, 5.0]]))).table()
     {'k': [1, 2], 'share': [0.18, 0.5]}
     """
-    check_public("public", public)
-    check_public("public_holdout", public_holdout)
+    _check_public("public", public)
+    _check_public("public_holdout", public_holdout)
     remedy = "give gradients of public examples that the subspace was not learned from"
     validate.check(not _shared(public, public_holdout), "public_holdout", public_holdout, remedy)
     validate.check(public_holdout.d == public.d, "public_holdout.d", public_holdout.d, f"give d = {public.d}")
-    whole = float(squares(public_holdout).sum())
+    whole = float(_squares(public_holdout).sum())
     validate.check(whole > 0, "public_holdout", public_holdout, "give gradients that are not all zero")
-    values, vectors = torch.linalg.eigh(products(public, public))
+    values, vectors = torch.linalg.eigh(_products(public, public))
     top = float(values[-1])
     validate.check(top > 0, "public", public, "give gradients that are not all zero")
     keep = (values > NEGLIGIBLE * top).nonzero().squeeze(1).flip(0)[: public.d]
     # V_k' h_i = lambda^(-1/2) U' (G h_i), and G h_i are inner products
-    codes = vectors[:, keep].T @ products(public, public_holdout).to(vectors.device) / values[keep].sqrt()[:, None]
+    codes = vectors[:, keep].T @ _products(public, public_holdout).to(vectors.device) / values[keep].sqrt()[:, None]
     shares = (codes.square().sum(1).cumsum(0) / whole).clamp(max=1.0).tolist()
-    sizes = list(range(1, len(shares) + 1))
-    if ks is not None:
-        sizes = list(ks)
+    sizes = list(range(1, len(shares) + 1) if ks is None else ks)
     validate.check(len(sizes) > 0, "ks", ks, "give at least one k")
     for k in sizes:
         validate.positive_int(k=k)
@@ -394,12 +399,8 @@ def choose_k(curve: EnergyCurve, share: float = 0.9) -> int:
     validate.probability(share=share)
     good = [k for k, captured in zip(curve.ks, curve.shares, strict=True) if captured >= share]
     best = max(curve.shares)
-    validate.check(
-        bool(good),
-        "share",
-        share,
-        f"ask for a smaller share, a larger k, or more public examples: the curve reaches {best:.3g}",
-    )
+    remedy = f"ask for a smaller share, a larger k, or more public examples: the curve reaches {best:.3g}"
+    validate.check(bool(good), "share", share, remedy)
     return min(good)
 
 
@@ -413,17 +414,14 @@ def principal_angles(V: Tensor, W: Tensor) -> Angles:
     >>> principal_angles(eye[:, :2], eye[:, 1:]).table()["angle"], principal_angles(eye[:, :2], eye[:, 1:]).distance
     ([0.0, 1.5707963267948966], 1.0)
     """
-    larger, smaller = _basis("V", V), _basis("W", W)
-    validate.check(len(smaller) == len(larger), "W.shape", tuple(W.shape), f"give {len(larger)} rows, as V has")
-    if smaller.shape[1] > larger.shape[1]:
-        larger, smaller = smaller, larger
+    bases = _basis("V", V), _basis("W", W)
+    validate.check(len(V) == len(W), "W.shape", tuple(W.shape), f"give {len(V)} rows, as V has")
+    smaller, larger = sorted(bases, key=lambda basis: basis.shape[1])
     inner = larger.T @ smaller
     cosines = torch.linalg.svdvals(inner)
     sines = torch.linalg.svdvals(smaller - larger @ inner).flip(0)
     angles = torch.atan2(sines, cosines)
-    distance = 1.0
-    if larger.shape[1] == smaller.shape[1]:
-        distance = min(1.0, float(sines[-1]))
+    distance = min(1.0, float(sines[-1])) if larger.shape == smaller.shape else 1.0
     return Angles(tuple(angles.tolist()), distance)
 
 
@@ -447,19 +445,12 @@ def principal_residual_ratio(public: Rows | Tensor, V: Tensor) -> float:
     >>> principal_residual_ratio(torch.tensor([3.0, 4.0]), torch.tensor([[0.0], [1.0]])) == 16 / 9
     True
     """
-    if isinstance(public, Tensor):
-        gradient = validate.as_tensor("public", public, ndim=1)
-    else:
-        check_public("public", public)
-        gradient = public.sum() / public.n
-    basis, g = _basis("V", V), gradient.detach().double().cpu()
+    basis, g = _basis("V", V), _mean_of(public)
     validate.shape((len(basis),), public=g)
     inside = basis @ (basis.T @ g)
     principal, residual = float(inside.square().sum()), float((g - inside).square().sum())
     validate.check(principal + residual > 0, "||public||", 0.0, "give a gradient that is not zero")
-    if residual == 0:
-        return math.inf
-    return principal / residual
+    return principal / residual if residual else math.inf
 
 
 def _shared(first: Rows, second: Rows) -> bool:
@@ -478,3 +469,149 @@ def _basis(name: str, columns: Tensor) -> Tensor:
     off = float((basis.T @ basis - torch.eye(k, dtype=torch.float64)).abs().max())
     validate.check(off <= tolerance, name, f"||{name}'{name} - I||_max = {off:.2g}", "give orthonormal columns")
     return torch.linalg.qr(basis)[0]  # the same subspace, orthonormal to the last digits
+
+
+# ---------------------------------------------------------------- released values
+
+
+class Sink(Protocol):
+    """Where a `Tracker` sends its numbers as they come: `isthmus.tensorboard.TensorBoardWriter`, say."""
+
+    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Take the named numbers of a step."""
+
+
+@dataclass(frozen=True)
+class NoiseToSignal:
+    """The sizes in a released y = s + N(0, sigma^2 I_m): the norm of y, of the noise (public), of s (estimated).
+
+    >>> NoiseToSignal(released=5.0, noise=4.0, m=16).table()
+    {'released': 5.0, 'noise': 4.0, 'signal': 3.0, 'noise_to_signal': 1.3333333333333333}
+    """
+
+    released: float
+    noise: float
+    m: int
+
+    @property
+    def signal(self) -> float:
+        """sqrt(max(0, ||y||^2 - m sigma^2)): its square is unbiased before it is cut at 0."""
+        return math.sqrt(max(0.0, (self.released - self.noise) * (self.released + self.noise)))
+
+    @property
+    def ratio(self) -> float:
+        """noise / signal, infinite when no signal is seen."""
+        return self.noise / self.signal if self.signal else math.inf
+
+    def table(self) -> dict[str, float]:
+        """released, noise, signal and noise_to_signal."""
+        return {
+            "released": self.released,
+            "noise": self.noise,
+            "signal": self.signal,
+            "noise_to_signal": self.ratio,
+        }
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The three norms as bars."""
+        ax = _axes(ax, "", "norm")
+        ax.bar(["released", "noise", "signal"], [self.released, self.noise, self.signal])
+        return ax
+
+
+def noise_to_signal(released: Tensor, sigma_per_coordinate: float) -> NoiseToSignal:
+    """Noise against signal in a RELEASED noisy value: sqrt(m) sigma against sqrt(max(0, ||y||^2 - m sigma^2)).
+
+    Post-processing: it costs nothing.  sigma = 0 is refused, for then the value was not noised.  One release at a low
+    signal says little: ||y||^2 varies by about sqrt(2 m) sigma^2.
+
+    released              the noisy value, in the space the noise was added in (R^m, before the lift)
+    sigma_per_coordinate  the standard deviation of its noise, in the same units
+
+    >>> round(noise_to_signal(torch.tensor([3.0, 4.0]), 2.0).signal ** 2, 12)
+    17.0
+    """
+    _check_released(released)
+    validate.positive(sigma_per_coordinate=sigma_per_coordinate)
+    validate.finite(released=released)
+    size = math.sqrt(float(_square(released)))
+    return NoiseToSignal(size, math.sqrt(released.numel()) * sigma_per_coordinate, released.numel())
+
+
+_Seen = tuple[int, Tensor, int, float, float | None]
+"""A round, ||y||^2, the number of coordinates, the noise of each, and the share of clipped records."""
+
+
+class Tracker:
+    """Collects released norms, noise to signal and paid-for clip fractions over training.
+
+    `observe` takes what was RELEASED and keeps one number of it; nothing is copied off an accelerator until `table` or
+    `plot` asks, unless there is a sink.  A pipeline with several releases a round takes a tracker for each.
+
+    sink  has `.scalars(step, mapping)`; gets every observation as it comes
+
+    >>> tracker = Tracker()
+    >>> tracker.observe(0, torch.tensor([3.0, 4.0]), noise_std=2.0)
+    >>> tracker.observe(1, torch.tensor([0.0, 1.0]), noise_std=2.0, clip_fraction=0.25)
+    >>> tracker.table()["noise_to_signal"][1], tracker.table()["clip_fraction"]
+    (inf, [None, 0.25])
+    """
+
+    def __init__(self, sink: Sink | None = None) -> None:
+        self.sink = sink
+        self._seen: list[_Seen] = []
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def observe(self, t: int, released: Tensor, noise_std: float, clip_fraction: float | None = None) -> None:
+        """Take in the release of round t.
+
+        released       the noisy value, in the space the noise was added in
+        noise_std      of each of its coordinates, > 0
+        clip_fraction  the share of clipped records where it was itself released with noise; None where it was not
+        """
+        validate.non_negative_int(t=t)
+        later = not self._seen or t > self._seen[-1][0]
+        validate.check(later, "t", t, "observe each round once, in the order of rounds")
+        _check_released(released)
+        validate.positive(noise_std=noise_std)
+        if clip_fraction is not None:  # noise may carry it out of [0, 1]
+            validate.check(math.isfinite(clip_fraction), "clip_fraction", clip_fraction, "give a number, or None")
+        self._seen.append((t, _square(released), released.numel(), noise_std, clip_fraction))
+        if self.sink is not None:
+            self.sink.scalars(t, self._record(self._seen[-1]))
+
+    def table(self) -> dict[str, list[Any]]:
+        """Columns step, released, noise, signal, noise_to_signal and clip_fraction (None where it was not paid for)."""
+        records = [{"step": entry[0], **self._record(entry)} for entry in self._seen]
+        names = ("step", "released", "noise", "signal", "noise_to_signal", "clip_fraction")
+        return {name: [record[name] for record in records] for name in names}
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The norms of what was released, of the noise and of the signal, over training."""
+        ax, table = _axes(ax, "round", "norm"), self.table()
+        for name in ("released", "noise", "signal"):
+            ax.plot(table["step"], table[name], label=name)
+        ax.legend()
+        return ax
+
+    @staticmethod
+    def _record(entry: _Seen) -> dict[str, float | None]:
+        _, square, m, noise_std, clip_fraction = entry
+        return {
+            **NoiseToSignal(math.sqrt(float(square)), math.sqrt(m) * noise_std, m).table(),
+            "clip_fraction": clip_fraction,
+        }
+
+
+def _square(released: Tensor) -> Tensor:
+    """||y||^2 as a tensor with no dimensions, where y is."""
+    return released.detach().double().square().sum()
+
+
+def _check_released(released: Tensor) -> None:
+    remedy = "give the released noisy value, a floating tensor that is not empty"
+    validate.check(isinstance(released, Tensor), "released", type(released).__name__, remedy)
+    good = released.is_floating_point() and released.numel() > 0
+    validate.check(good, "released", (released.dtype, tuple(released.shape)), remedy)
