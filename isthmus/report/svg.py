@@ -113,11 +113,11 @@ def lines(
             body += [_text(x - 6 if past else x + 6, foot - 8, marked, "note end" if past else "note")]
         for i, (_, points) in enumerate(drawn):
             pieces, pen, style = [], "M", f"s{i % _STYLES + 1}"
-            for x, y in points:
-                if y is None or (vertical.log and y <= 0):
+            for x, at in points:
+                if at is None or (vertical.log and at <= 0):
                     pen = "M"
                     continue
-                pieces.append(f"{pen}{across(x):.1f} {vertical(y):.1f}")
+                pieces.append(f"{pen}{across(x):.1f} {vertical(at):.1f}")
                 pen = "L"
             body += [_path(f"line {style}", "".join(pieces))]
             last = seen[i][-1]
