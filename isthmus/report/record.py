@@ -1,19 +1,14 @@
 """The record of a run: everything that its report may show, and nothing else.
 
-A record is one JSON object, the file `run.json`.  Reading one checks every field, and that its parts agree: words that
-promise what the figures do not, a figure of the training data of a private run, or a number of records that the
-privacy statement keeps to itself are refused.
+A record is one JSON object, the file `run.json`, of the shape that a JSON Schema states.  Reading one checks every
+field, and that its parts agree: words that promise what the figures do not, a figure of the training data of a private
+run, or a number of records that the privacy statement keeps to itself are refused.
 
-First come checkers for what was read from a file: each takes (where, value) and returns it, frozen, or refuses it.
+The schema's descriptions are what an error tells the reader to do:
 
->>> shape = fields({"name": text}, {"rows": maybe(count)})
->>> dict(shape("data", {"name": "census"}))
-{'name': 'census', 'rows': None}
->>> shape("data", {"rows": 3})
+>>> Record.from_dict({"format": "isthmus-run-1", "title": "t", "data": {}, "model": {}, "privacy": None, "words": ""})
 Traceback (most recent call last):
-isthmus.base.validate.InvalidInput: data={'rows': 3} is not allowed: give 'name' too, which is missing
-
-Last comes what a fitted estimator may show of itself: its attributes, as the parts of a record.
+isthmus.base.validate.InvalidInput: data={} is not allowed: give 'name' too, which is missing
 """
 
 from __future__ import annotations
@@ -24,284 +19,180 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from dataclasses import fields as fields_of
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from jsonschema import Draft202012Validator, validators
+
 import isthmus
 from isthmus.base.atomic import atomic_write
+from isthmus.base.validate import InvalidInput, present, refuse, unreadable
 from isthmus.base.validate import check as need
-from isthmus.base.validate import present, refuse, unreadable
 
-Checker = Callable[[str, Any], Any]
+Fields = Mapping[str, Any]
+_Schema = dict[str, Any]
 
+FORMAT = "isthmus-run-1"
+FILE = "run.json"
+
+# ---------------------------------------------------------------- the schema
+
+
+def _kind(names: str, remedy: str, **limits: object) -> _Schema:
+    return {"type": names.split(), "description": remedy, **limits}
+
+
+def _many(items: _Schema) -> _Schema:
+    """A list, empty unless given."""
+    return _kind("array null", "give a list", items=items, default=[])
+
+
+def _named(values: _Schema) -> _Schema:
+    """An object with names of the user's own, empty unless given."""
+    return _kind("object null", "give an object", additionalProperties=values, default={})
+
+
+def _object(required: Mapping[str, _Schema], **optional: _Schema) -> _Schema:
+    """An object with these fields; an optional one may be missing or null."""
+    unset = {name: part | {"type": [*part["type"], "null"]} for name, part in optional.items()}
+    return _kind("object", "give an object", required=[*required], properties={**required, **unset})
+
+
+_TEXT = _kind("string", "give text")
+_LABEL = _kind("string number", "give text or a number")
+_REAL = _kind("number", "give a finite number, or null where there is none")
+_COUNT = _kind("integer", "give a whole number of at least 0", minimum=0)
+_LIMIT = _kind("number infinity", 'give a number of at least 0, or "inf"', minimum=0)
+_SHARE = _kind("number", "give a share between 0 and 1", minimum=0, maximum=1 + 1e-9)
+_DELTA = _kind("number", "give a number strictly between 0 and 1", exclusiveMinimum=0, exclusiveMaximum=1)
+_FLAG = _kind("boolean", "give true or false")
+_ANY = _kind("null boolean number string array object", "give a JSON value")
+_TASK = _kind("string", "choose one of ['classification', 'regression']", enum=["classification", "regression"])
+_POINT = _kind("array", "give a list of two", items=_LIMIT, minItems=2, maxItems=2)
+
+_STATEMENT = _object(
+    {"epsilon": _LIMIT, "delta": _DELTA, "adjacency": _TEXT, "private": _FLAG},
+    **dict.fromkeys(("sampler", "noise", "guarantee", "accountant", "released"), _TEXT),
+    **{"n": _COUNT, "nominal": _LIMIT, "event": _ANY, "assumptions": _many(_TEXT), "leaks": _many(_TEXT)},
+    releases=_many(_object({"what": _TEXT, "times": _COUNT, "noise": _TEXT})),
+)
+_CHOICE = _object(
+    {"algorithm": _TEXT},
+    **dict.fromkeys(("noise_multiplier", "noise_norm", "margin_noise", "seconds", "passes"), _LIMIT),
+    **dict.fromkeys(("rounds", "dims", "bytes", "memory", "batch_size"), _COUNT),
+    **{"arguments": _named(_ANY), "name": _TEXT, "evidence": _TEXT, "why": _TEXT, "research": _FLAG},
+)
+_DATA = _object(
+    {"name": _TEXT},
+    **dict.fromkeys(("n", "d", "test_rows", "public_rows"), _COUNT),
+    **{"target": _TEXT, "features": _many(_LABEL), "classes": _many(_LABEL)},
+    fields=_many(_object({"name": _LABEL, "treatment": _TEXT})),
+)
+_MODEL = _object(
+    {"task": _TASK, "algorithm": _TEXT},
+    **dict.fromkeys(("loss", "how", "choice", "constraint", "penalty"), _TEXT),
+    **dict.fromkeys(("rounds", "dims", "bytes"), _COUNT),
+    **{"arguments": _named(_ANY), "seconds": _REAL, "strength": _REAL},
+)
+_BUDGET = _object(
+    {},
+    **{"epsilon": _LIMIT, "delta": _REAL, "curve": _many(_POINT)},
+    shared=_object({"epsilon": _LIMIT, "spent": _LIMIT}, file=_TEXT),
+)
+_METRIC = _object(
+    {"name": _TEXT, "value": _REAL | {"type": ["number", "null"]}, "on": _TEXT},
+    **{"noise": _REAL, "baseline": _REAL, "than": _TEXT, "note": _TEXT},
+)
+_LINE = _object({"name": _TEXT, "x": _many(_REAL), "y": _many(_REAL | {"type": ["number", "null"]})})
+_CURVE = _object(
+    {"title": _TEXT, "series": _many(_LINE)},
+    **{"x_label": _TEXT, "y_label": _TEXT, "note": _TEXT, "shares": _FLAG},
+)
+_OTHER_RUN = _object(
+    {"name": _TEXT},
+    **{"epsilon": _LIMIT, "score": _REAL, "seconds": _REAL, "dims": _COUNT, "metric": _TEXT, "note": _TEXT},
+)
+_PLAN = _object({"choices": _many(_CHOICE)}, facts=_named(_ANY), refused=_named(_TEXT), notes=_many(_TEXT))
+_SCHEMA = _object(
+    {"title": _TEXT, "data": _DATA, "model": _MODEL, "words": _TEXT},
+    **{"privacy": _STATEMENT, "purpose": _TEXT, "owner": _TEXT, "created": _TEXT},
+    **{"versions": _named(_TEXT), "warnings": _many(_TEXT), "budget": _BUDGET | {"default": {}}},
+    history=_many(_object({"t": _REAL}, moved=_REAL, noise=_REAL)),
+    metrics=_many(_METRIC),
+    curves=_many(_CURVE),
+    energy=_object({"k": _many(_REAL), "captured": _many(_SHARE)}, chosen=_COUNT, source=_TEXT),
+    comparison=_many(_OTHER_RUN),
+    plan=_PLAN,
+)
+
+
+def _is_number(value: object) -> bool:
+    """Whether a float can hold it: NaN and infinity are no numbers of a record."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+_TYPES = Draft202012Validator.TYPE_CHECKER.redefine_many(
+    {
+        "number": lambda _, value: _is_number(value),
+        "integer": lambda _, value: _is_number(value) and value == int(value),
+        "infinity": lambda _, value: value == "inf",
+    }
+)
+_VALIDATOR = validators.extend(Draft202012Validator, type_checker=_TYPES)(_SCHEMA)
 
 # Controls, lone surrogates, and marks that turn the direction of text: a column name could hide or reverse words.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def text(where: str, value: Any) -> str:
-    """A string, its unprintable characters replaced by U+FFFD."""
-    need(isinstance(value, str), where, value, "give text")
-    return _UNPRINTABLE.sub("\ufffd", value)
-
-
-def real(where: str, value: Any) -> float:
-    """A finite number."""
-    need(_is_number(value) and math.isfinite(value), where, value, "give a finite number, or null where there is none")
-    return value
-
-
-def unlimited(where: str, value: Any) -> float:
-    """A number >= 0 or infinity, which JSON writes as the text "inf"."""
-    value = math.inf if value == "inf" else value
-    need(_is_number(value) and value >= 0, where, value, 'give a number of at least 0, or "inf"')
-    return value
-
-
-def count(where: str, value: Any) -> int:
-    """An integer >= 0."""
-    whole = _is_number(value) and math.isfinite(value) and value >= 0 and value == int(value)
-    need(whole, where, value, "give a whole number of at least 0")
-    return int(value)
-
-
-def flag(where: str, value: Any) -> bool:
-    """True or false."""
-    need(isinstance(value, bool), where, value, "give true or false")
-    return value
-
-
-def plain(where: str, value: Any) -> Any:
-    """Any JSON value, frozen; numbers that are not finite become text."""
+def _thawed(value: object) -> Any:
+    """The value as JSON has it: dicts, lists, text that can be printed; numbers that are not finite are text."""
     if isinstance(value, Mapping):
-        return MappingProxyType({text(where, key): plain(f"{where}.{key}", item) for key, item in value.items()})
+        return {_thawed(str(key)): _thawed(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(plain(f"{where}[{i}]", item) for i, item in enumerate(value))
-    if isinstance(value, str):
-        return text(where, value)
-    need(value is None or isinstance(value, int | float), where, value, "give a JSON value")
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return [_thawed(item) for item in value]
+    if value is None or isinstance(value, int | float) and math.isfinite(value):
+        return value
+    return _UNPRINTABLE.sub("\ufffd", str(value))
 
 
-def label(where: str, value: Any) -> str:
-    """A class or a column: text, or a number as text."""
-    need(isinstance(value, str | int | float), where, value, "give text or a number")
-    return text(where, str(value))
+def _frozen(value: Any, schema: _Schema) -> Any:
+    """What fits the schema, with its defaults, without fields that it does not know, and so that nobody changes it."""
+    kinds = schema["type"]
+    if value is None:
+        value = schema.get("default")
+    if isinstance(value, dict):
+        parts = schema.get("properties", {})
+        inner = schema.get("additionalProperties", _ANY)
+        return MappingProxyType({name: _frozen(value.get(name), parts.get(name, inner)) for name in parts or value})
+    if isinstance(value, list):
+        return tuple(_frozen(item, schema.get("items", _ANY)) for item in value)
+    if value == "inf" and "infinity" in kinds:
+        return math.inf
+    if schema is _LABEL:
+        return str(value)
+    return int(value) if "integer" in kinds and value is not None else value
 
 
-def maybe(inner: Checker) -> Checker:
-    """What `inner` takes, or None."""
-    return lambda where, value: None if value is None else inner(where, value)
+def _checked(parts: Fields) -> Fields:
+    """The parts of a record as their schema has them; the first that does not fit is refused with its place."""
+    plain = _thawed(parts)
+    error = next(_VALIDATOR.iter_errors(plain), None)
+    if error is not None:
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path)
+        remedy = error.schema["description"]
+        if error.validator == "required":
+            missing = next(name for name in error.validator_value if name not in error.instance)
+            remedy = f"give {missing!r} too, which is missing"
+        refuse("".join(steps).removeprefix("."), error.instance, remedy)
+    return _frozen(plain, _SCHEMA)
 
 
-def many(inner: Checker) -> Checker:
-    """A list of what `inner` takes, as a tuple; an empty one in place of None."""
-
-    def check(where: str, value: Any) -> tuple[Any, ...]:
-        value = () if value is None else value
-        need(isinstance(value, list | tuple), where, value, "give a list")
-        return tuple(inner(f"{where}[{i}]", item) for i, item in enumerate(value))
-
-    return check
-
-
-def pair(first: Checker, second: Checker) -> Checker:
-    """A list of two."""
-
-    def check(where: str, value: Any) -> tuple[Any, Any]:
-        need(isinstance(value, list | tuple) and len(value) == 2, where, value, "give a list of two")
-        return first(f"{where}[0]", value[0]), second(f"{where}[1]", value[1])
-
-    return check
-
-
-def named(inner: Checker) -> Checker:
-    """An object whose values are all what `inner` takes; an empty one in place of None."""
-
-    def check(where: str, value: Any) -> Mapping[str, Any]:
-        value = {} if value is None else value
-        need(isinstance(value, Mapping), where, value, "give an object")
-        return MappingProxyType({text(where, key): inner(f"{where}.{key}", item) for key, item in value.items()})
-
-    return check
-
-
-def fields(required: Mapping[str, Checker], optional: Mapping[str, Checker] | None = None) -> Checker:
-    """An object with these fields; an optional one may be missing and is then given to its checker as None."""
-
-    def check(where: str, value: Any) -> Mapping[str, Any]:
-        need(isinstance(value, Mapping), where, value, "give an object")
-        for name in required:
-            need(name in value, where, value, f"give {name!r} too, which is missing")
-        checked = {name: inner(f"{where}.{name}", value[name]) for name, inner in required.items()}
-        checked |= {name: inner(f"{where}.{name}", value.get(name)) for name, inner in (optional or {}).items()}
-        return MappingProxyType(checked)
-
-    return check
-
-
-def thawed(value: Any) -> Any:
-    """The value as JSON writes it: dicts, lists, and "inf" for infinity."""
-    if isinstance(value, Mapping):
-        return {key: thawed(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [thawed(item) for item in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < 10**300  # what a float can hold
-    return isinstance(value, float) and not math.isnan(value)
-
-
-FORMAT = "isthmus-run-1"
-
-FILE = "run.json"
-
-
-def _task(where: str, value: Any) -> str:
-    need(value in ("classification", "regression"), where, value, "choose one of ['classification', 'regression']")
-    return value
-
-
-def _share(where: str, value: Any) -> float:
-    need(0 <= real(where, value) <= 1 + 1e-9, where, value, "give a share between 0 and 1")
-    return min(1.0, value)
-
-
-def _moment(where: str, value: Any) -> str:
-    try:
-        datetime.fromisoformat(text(where, value))
-    except ValueError:
-        refuse(where, value, "give an ISO date and time, such as 2026-05-04T10:30:00+00:00")
-    return value
-
-
-def _statement(where: str, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        value = _parsed(where, value)
-    need(isinstance(value, Mapping), where, type(value).__name__, "give the object of PrivacyStatement.to_json()")
-    statement = _PRIVACY(where, value)
-    need(0 < statement["delta"] < 1, f"{where}.delta", statement["delta"], "give a number strictly between 0 and 1")
-    honest = statement["private"] == math.isfinite(statement["epsilon"])
-    need(
-        honest,
-        f"{where}.private",
-        statement["private"],
-        "correct it or epsilon: it is true exactly where epsilon is finite",
-    )
-    return statement
-
-
-def _columns(first: str, second: str, inner: Checker) -> Checker:
-    """What `inner` takes, with two lists of one length."""
-
-    def check(where: str, value: Any) -> Mapping[str, Any]:
-        table = inner(where, value)
-        sizes = len(table[first]), len(table[second])
-        need(
-            sizes[0] == sizes[1], f"{where}.{second}", f"{sizes[1]} values", f"give one for each of {first}: {sizes[0]}"
-        )
-        return table
-
-    return check
-
-
-_TEXTS = maybe(text)
-
-_PRIVACY = fields(
-    {"epsilon": unlimited, "delta": real, "adjacency": text, "private": flag},
-    {
-        **dict.fromkeys(("sampler", "noise", "guarantee", "accountant", "released"), _TEXTS),
-        **{"n": maybe(count), "nominal": maybe(unlimited), "event": plain},
-        **dict.fromkeys(("assumptions", "leaks"), many(text)),
-        "releases": many(fields({"what": text, "times": count, "noise": text})),
-    },
-)
-
-_CHOICE = fields(
-    {"algorithm": text},
-    {
-        **dict.fromkeys(("noise_multiplier", "noise_norm", "margin_noise", "seconds", "passes"), maybe(unlimited)),
-        **dict.fromkeys(("rounds", "dims", "bytes", "memory", "batch_size"), maybe(count)),
-        **{"arguments": named(plain), "name": _TEXTS, "evidence": _TEXTS, "why": _TEXTS, "research": maybe(flag)},
-    },
-)
-
-_SHAPES: Mapping[str, Checker] = {
-    "title": text,
-    "purpose": _TEXTS,
-    "owner": _TEXTS,
-    "created": maybe(_moment),
-    "versions": named(text),
-    "data": fields(
-        {"name": text},
-        {
-            **dict.fromkeys(("n", "d", "test_rows", "public_rows"), maybe(count)),
-            **{"target": _TEXTS, "features": maybe(many(label)), "classes": maybe(many(label))},
-            "fields": maybe(many(fields({"name": label, "treatment": text}))),
-        },
-    ),
-    "model": fields(
-        {"task": _task, "algorithm": text},
-        {
-            **dict.fromkeys(("loss", "how", "choice", "constraint", "penalty"), _TEXTS),
-            **dict.fromkeys(("rounds", "dims", "bytes"), maybe(count)),
-            **{"arguments": named(plain), "seconds": maybe(real), "strength": maybe(real)},
-        },
-    ),
-    "privacy": maybe(_statement),
-    "words": text,
-    "warnings": many(text),
-    "budget": fields(
-        {},
-        {
-            **{"epsilon": maybe(unlimited), "delta": maybe(real), "curve": many(pair(real, unlimited))},
-            "shared": maybe(fields({"epsilon": unlimited, "spent": unlimited}, {"file": _TEXTS})),
-        },
-    ),
-    "history": many(fields({"t": real}, {"moved": maybe(real), "noise": maybe(real)})),
-    "metrics": many(
-        fields(
-            {"name": text, "value": maybe(real), "on": text},
-            {"noise": maybe(real), "baseline": maybe(real), "than": _TEXTS, "note": _TEXTS},
-        )
-    ),
-    "curves": many(
-        fields(
-            {
-                "title": text,
-                "series": many(_columns("x", "y", fields({"name": text, "x": many(real), "y": many(maybe(real))}))),
-            },
-            {**dict.fromkeys(("x_label", "y_label", "note"), _TEXTS), "shares": maybe(flag)},
-        )
-    ),
-    "energy": maybe(
-        _columns(
-            "k",
-            "captured",
-            fields({"k": many(real), "captured": many(_share)}, {"chosen": maybe(count), "source": _TEXTS}),
-        )
-    ),
-    "comparison": many(
-        fields(
-            {"name": text},
-            {
-                **{"epsilon": maybe(unlimited), "score": maybe(real), "seconds": maybe(real), "dims": maybe(count)},
-                **dict.fromkeys(("metric", "note"), _TEXTS),
-            },
-        )
-    ),
-    "plan": maybe(
-        fields({"choices": many(_CHOICE)}, {"facts": named(plain), "refused": named(text), "notes": many(text)})
-    ),
-}
+# ---------------------------------------------------------------- the record
 
 
 @dataclass(frozen=True)
@@ -333,26 +224,25 @@ class Record:
     """
 
     title: str
-    data: Mapping[str, Any]
-    model: Mapping[str, Any]
-    privacy: Mapping[str, Any] | None
+    data: Fields
+    model: Fields
+    privacy: Fields | None
     words: str
     created: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    budget: Mapping[str, Any] = field(default_factory=dict)
-    history: tuple[Mapping[str, Any], ...] = ()
-    metrics: tuple[Mapping[str, Any], ...] = ()
-    curves: tuple[Mapping[str, Any], ...] = ()
-    energy: Mapping[str, Any] | None = None
-    comparison: tuple[Mapping[str, Any], ...] = ()
-    plan: Mapping[str, Any] | None = None
+    budget: Fields = field(default_factory=dict)
+    history: tuple[Fields, ...] = ()
+    metrics: tuple[Fields, ...] = ()
+    curves: tuple[Fields, ...] = ()
+    energy: Fields | None = None
+    comparison: tuple[Fields, ...] = ()
+    plan: Fields | None = None
     purpose: str | None = None
     owner: str | None = None
 
     def __post_init__(self) -> None:
-        for name, shape in _SHAPES.items():
-            object.__setattr__(self, name, shape(name, getattr(self, name)))
+        vars(self).update(_checked(vars(self)))
         _agree(self)
 
     @property
@@ -366,10 +256,10 @@ class Record:
         estimator: Any,
         *,
         title: str,
-        data: Mapping[str, Any],
+        data: Fields,
         metrics: Any = (),
         ledger: Any = None,
-        comparison: Iterable[Mapping[str, Any]] = (),
+        comparison: Iterable[Fields] = (),
         curves: Iterable[Any] = (),
         warnings: Iterable[str] = (),
         purpose: str | None = None,
@@ -386,30 +276,71 @@ class Record:
         estimator), of the fit, and of `metrics` that say what they cost.  Noisy figures whose cost is in none of
         these are named in a warning.
         """
-        figures, scores = told(metrics)
-        parts: dict[str, Any] = {"metrics": figures, "comparison": tuple(comparison), "curves": told(curves)[0]}
-        parts |= {"purpose": purpose, "owner": owner}
-        noisy = scores is None and any(figure.get("noise") for figure in figures)
-        return cls(title=title, **parts | described(estimator, data, tuple(warnings), ledger, scores, noisy))
+        fitted = isinstance(estimator, isthmus.PrivateClassifier | isthmus.PrivateRegressor)
+        fitted = fitted and "history_" in vars(estimator)
+        need(fitted, "estimator", type(estimator).__name__, "give an isthmus estimator, and fit it first")
+        need("name" in data, "data", dict(data), "give at least its public name: data={'name': ...}")
+        ledger, file = estimator.ledger if ledger is None else ledger, None
+        if isinstance(ledger, str | os.PathLike):
+            ledger, file = isthmus.privacy.Ledger.open(ledger), Path(ledger).name
+        if not isinstance(ledger, isthmus.privacy.Ledger):  # none, or one of the user's own, which cannot be read
+            ledger = None
+        told, scores = list(warnings), None
+        if isinstance(metrics, isthmus.estimators.Scores):
+            scores, metrics = metrics, metrics.figures
+        figures, drawn = (
+            [part if isinstance(part, Mapping) else part.to_dict() for part in parts] for parts in (metrics, curves)
+        )
+        statement, plan, choice, shared = estimator.privacy_, estimator.plan_, estimator.choice_, None
+        if statement is not None:
+            paid_here = set(isthmus.estimators.partial_fit_claims.identities(ledger))
+            costs = [(statement, vars(estimator).get("_paid", ()))]
+            if scores is not None and scores.privacy is not None:
+                costs.append((scores.privacy, scores.paid))
+            elif any(figure.get("noise") for figure in figures):
+                charged = [] if ledger is None else ledger.rounds()
+                if not any(name.endswith(isthmus.estimators.scoring.FIGURES) for name in charged):
+                    told.append(UNCOUNTED)
+            apart = [cost for cost, paid in costs if not paid_here & set(paid)]  # or nobody knows which ledger paid
+            statement = statement.with_all_of(ledger, *(cost for cost, _ in costs[1:]), apart=apart)
+            if ledger is not None and ledger.budget is not None:
+                shared = {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}
+        budget = {
+            "epsilon": float(estimator.epsilon),
+            "delta": None if statement is None else statement.delta,
+            "curve": [] if statement is None else estimator.budget_curve(_POINTS),
+            "shared": shared,
+        }
+        return cls(
+            title=title,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=_versions(),
+            data=_facts_of_data(estimator, data),
+            model=_facts_of_model(estimator),
+            privacy=None if statement is None else json.loads(statement.to_json()),
+            words="" if statement is None else statement.words(),
+            warnings=tuple(told),
+            budget=budget,
+            history=tuple(_history(estimator.history_, choice)),
+            metrics=tuple(figures),
+            curves=tuple(drawn),
+            energy=_energy(plan, choice, estimator.options),
+            comparison=tuple(comparison),
+            plan=plan.to_dict(),
+            purpose=purpose,
+            owner=owner,
+        )
 
     @classmethod
     def from_dict(cls, value: Any) -> Record:
         """The record from the object that `to_dict` gives; refused, with the place, where a field is wrong."""
         need(isinstance(value, Mapping), "record", type(value).__name__, "give the JSON object of a run")
         form = value.get("format")
-        need(
-            form == FORMAT,
-            "format",
-            form,
-            f"give a record of the format {FORMAT!r}: this is of another version, or something else",
-        )
-        needed = ("title", "data", "model", "privacy", "words")
-        for name in needed:
+        remedy = f"give a record of the format {FORMAT!r}: this is of another version, or something else"
+        need(form == FORMAT, "format", form, remedy)
+        for name in ("title", "data", "model", "privacy", "words"):
             need(name in value, "record", sorted(map(str, value)), f"give {name!r} too, which is missing")
-        names = {member.name for member in fields_of(cls)}
-        return cls(
-            **{name: part for name, part in value.items() if name in names and part is not None or name in needed}
-        )
+        return cls(**{name: value.get(name) for name in _SCHEMA["properties"]})
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Record:
@@ -418,14 +349,19 @@ class Record:
         where = where / FILE if os.path.isdir(where) else where
         present(os.path.isfile(where), where, f"give a run's folder, or its {FILE}")
         try:
-            content = where.read_text(encoding="utf-8")
+            return cls.from_dict(json.loads(where.read_text(encoding="utf-8")))
+        except InvalidInput:
+            raise
         except UnicodeDecodeError:
             unreadable(where, "it is not UTF-8 text; give the JSON record of a run")
-        return cls.from_dict(_parsed(str(where), content))
+        except RecursionError:
+            unreadable(where, "it is nested too deeply; give the JSON record of a run")
+        except ValueError as error:
+            unreadable(where, f"it is not JSON ({error}); give the run.json of a run that was not cut or altered")
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON writes it."""
-        return {"format": FORMAT, **{member.name: thawed(getattr(self, member.name)) for member in fields_of(self)}}
+        return {"format": FORMAT, **_thawed(vars(self))}
 
     def to_json(self) -> str:
         """The record as JSON text; infinity is written as the text "inf"."""
@@ -465,21 +401,23 @@ def _four_digits(value: float, rounding: Callable[[float], int]) -> str:
     return f"{rounding(value / unit) * unit:.4g}"
 
 
-def _parsed(where: str, content: str) -> Any:
-    try:
-        return json.loads(content)
-    except RecursionError:
-        unreadable(where, "it is nested too deeply; give the JSON record of a run")
-    except ValueError as error:
-        unreadable(where, f"it is not JSON ({error}); give the run.json of a run that was not cut or altered")
-
-
 def _agree(record: Record) -> None:
     """Refuse a record whose parts contradict each other, or that shows what the statement keeps private."""
     privacy, words = record.privacy, record.words
+    try:
+        datetime.fromisoformat(record.created or "2026-05-04")
+    except ValueError:
+        refuse("created", record.created, "give an ISO date and time, such as 2026-05-04T10:30:00+00:00")
+    pairs = [(line["x"], line["y"], "curves.series.y") for curve in record.curves for line in curve["series"]]
+    if record.energy is not None:
+        pairs.append((record.energy["k"], record.energy["captured"], "energy.captured"))
+    for x, y, where in pairs:
+        need(len(x) == len(y), where, f"{len(y)} values", f"give one for each place: {len(x)}")
     if privacy is None:
         need(words == "", "words", words, "leave them empty: there is no privacy statement that they belong to")
         return
+    remedy = "correct it or epsilon: it is true exactly where epsilon is finite"
+    need(privacy["private"] == math.isfinite(privacy["epsilon"]), "privacy.private", privacy["private"], remedy)
     stated = rounded_up(privacy["epsilon"])
     same = ("NOT private" in words) != privacy["private"] and f"epsilon = {stated}" in words
     remedy = f"give PrivacyStatement.words() of this statement: private={privacy['private']}, epsilon = {stated}"
@@ -488,153 +426,66 @@ def _agree(record: Record) -> None:
     need(not silent, "words", words, f"give PrivacyStatement.words() of this statement: it names {silent} as leaked")
     nominal = privacy["epsilon"] if privacy["private"] else privacy["nominal"] or math.inf
     spent = max((epsilon for _, epsilon in record.budget["curve"]), default=0.0)
-    # accountants round up on grids that depend on the number of rounds
-    need(
-        spent <= 1.01 * nominal,
-        "budget.curve",
-        spent,
-        f"give at most {rounded_up(nominal)}, which is what the statement says in all",
-    )
+    remedy = f"give at most {rounded_up(nominal)}, which is what the statement says in all"
+    need(spent <= 1.01 * nominal, "budget.curve", spent, remedy)  # grids of accountants depend on the rounds
     n = record.data["n"]
     remedy = "leave it out: the privacy statement keeps the number of records private"
     need(n is None or privacy["n"] is not None, "data.n", n, remedy)
     for metric in record.metrics:
         held_out = not metric["on"].strip().lower().startswith("train")
-        need(
-            held_out,
-            "metrics.on",
-            metric["on"],
-            "leave it out: a figure of the training data is not covered by epsilon",
-        )
+        remedy = "leave it out: a figure of the training data is not covered by epsilon"
+        need(held_out, "metrics.on", metric["on"], remedy)
 
 
-PACKAGES = ("isthmus", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
+# ---------------------------------------------------------------- what a fitted estimator may show of itself
 
+_PACKAGES = ("isthmus", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
 _POINTS = 10
 """Points of the budget's curve: each asks the accountant."""
-
 UNCOUNTED = (
     "Some figures have noise, and the statement may not count what they cost: it is not known where that was paid. "
     "Give metrics=scores as private_score returned them, or the ledger that they were charged to"
 )
 
 
-def told(entries: Any) -> tuple[list[Any], Any]:
-    """Figures or curves as a record holds them, and the scores that they are of where those say what they cost."""
-    if isinstance(entries, isthmus.estimators.Scores):
-        return [figure.to_dict() for figure in entries.figures], entries if entries.privacy is not None else None
-    return [entry.to_dict() if hasattr(entry, "to_dict") else entry for entry in entries], None
-
-
-def described(
-    estimator: Any,
-    data: Mapping[str, Any],
-    warnings: tuple[str, ...],
-    ledger: Any = None,
-    scores: Any = None,
-    noisy: bool = False,
-) -> dict[str, Any]:
-    """All parts of a record that the estimator, the ledger and the statement of its scores know.
-
-    `noisy` says that there are figures with noise which bring no statement.
-    """
-    fitted = all(hasattr(estimator, name) for name in ("result_", "privacy_", "plan_", "choice_", "history_"))
-    need(fitted, "estimator", type(estimator).__name__, "give an isthmus estimator, and fit it first")
-    need("name" in data, "data", dict(data), "give at least its public name: data={'name': ...}")
-    statement, plan = estimator.privacy_, estimator.plan_
-    given = estimator.ledger if ledger is None else ledger
-    file = Path(given).name if isinstance(given, str | os.PathLike) else None
-    ledger = isthmus.privacy.Ledger.open(given) if file is not None else given
-    if not isinstance(ledger, isthmus.privacy.Ledger):  # none, or one of the user's own, which cannot be read
-        ledger = None
-    if statement is not None:
-        own = set() if ledger is None else set(isthmus.estimators.partial_fit_claims.identities(ledger))
-        costs = [(statement, getattr(estimator, "_paid", ()))]
-        if scores is not None:
-            costs.append((scores.privacy, scores.paid))
-        apart = [cost for cost, paid in costs if not own & set(paid)]  # or nobody knows which ledger paid
-        statement = statement.with_all_of(ledger, *(cost for cost, _ in costs[1:]), apart=apart)
-        charged = [] if ledger is None else ledger.rounds()
-        if noisy and not any(name.endswith(isthmus.estimators.scoring.FIGURES) for name in charged):
-            warnings = (*warnings, UNCOUNTED)
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": _versions(),
-        "data": _facts_of_data(estimator, data),
-        "model": _facts_of_model(estimator),
-        "privacy": None if statement is None else json.loads(statement.to_json()),
-        "words": "" if statement is None else statement.words(),
-        "warnings": warnings,
-        "budget": _budget_of(estimator, ledger, file),
-        "history": _history(estimator.history_, estimator.choice_),
-        "energy": _energy(plan, estimator.choice_, estimator.options),
-        "plan": plan.to_dict(),
-    }
-
-
 def _versions() -> dict[str, str]:
     """The versions of the packages that a result depends on."""
     installed = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):  # used from a folder, not installed
             installed[name] = version(name)
-        except PackageNotFoundError:  # used from a folder, not installed
-            continue
     return installed
 
 
-def _facts_of_data(estimator: Any, declared: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_of_data(estimator: Any, declared: Fields) -> dict[str, Any]:
     """What was said of the data, with the number of records only where it is public."""
-    names = getattr(estimator, "feature_names_in_", None)
-    classes = getattr(estimator, "classes_", None)
-    fitted = {
+    fitted = vars(estimator)
+    facts = {
         "d": int(estimator.n_features_in_),
-        "features": None if names is None else [str(name) for name in names],
-        "classes": None if classes is None else [str(label) for label in classes],
+        "features": [str(name) for name in fitted.get("feature_names_in_", ())],
+        "classes": [str(label) for label in fitted.get("classes_", ())],
+        **declared,
     }
-    facts = {**fitted, **declared}
     if estimator.privacy_ is not None:
         facts["n"] = estimator.privacy_.n
     return facts
 
 
-def _history(rows: Sequence[Mapping[str, Any]], choice: Any) -> list[dict[str, Any]]:
-    """How far each round moved and the expected length of its noise, where that is the step times the release's."""
-    scaled = not choice.arguments.get(
-        "precondition"
-    )  # else the noise goes through a matrix that the round does not tell
-    return [
-        {"t": row["t"], "moved": _finite(row.get("moved")), "noise": _finite(row.get("noise")) if scaled else None}
-        for row in rows
-    ]
-
-
-def _energy(plan: Any, choice: Any, options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """The energy curve of public rows, and the number of directions where the run kept only so many."""
-    public = plan.facts.public
-    if public is None or public.curve is None:
-        return None
-    chosen = (options or {}).get("k", choice.arguments["k"]) if "data" in choice.of.parameters else None
-    source = f"{public.rows:,} public records, half of them to learn from and half to judge"
-    return {"k": public.curve.ks, "captured": public.curve.shares, "chosen": chosen, "source": source}
-
-
 def _facts_of_model(estimator: Any) -> dict[str, Any]:
-    result, choice = estimator.result_, estimator.choice_
-    fixed = dict(estimator.options or {}) | ({"as_published": True} if estimator.as_published else {})
+    result, choice, facts = estimator.result_, estimator.choice_, estimator.plan_.facts
+    given = dict(estimator.options or {}) | ({"as_published": True} if estimator.as_published else {})
     if estimator.clip is not None:
-        fixed["clip"] = estimator.clip
+        given["clip"] = estimator.clip
     penalties = {"l1": estimator.l1, "l2": estimator.l2}
-    constraint, facts = estimator.constraint, estimator.plan_.facts
     return {
-        "task": "classification" if hasattr(estimator, "classes_") else "regression",
-        "loss": estimator.plan_.facts.loss_name,
+        "task": "classification" if "classes_" in vars(estimator) else "regression",
+        "loss": facts.loss_name,
         "algorithm": choice.algorithm,
         "how": choice.of.words or None,
         "choice": choice.name,
-        "arguments": choice.to_dict()["arguments"] | json.loads(json.dumps(fixed, default=str)),
+        "arguments": choice.to_dict()["arguments"] | json.loads(json.dumps(given, default=str)),
         "rounds": int(estimator.n_iter_),
-        "constraint": None if constraint is None else str(constraint),
+        "constraint": None if estimator.constraint is None else str(estimator.constraint),
         "penalty": " + ".join(f"{name} {value:g}" for name, value in penalties.items() if value) or None,
         "seconds": float(estimator.seconds_),
         "strength": float(facts.b) if facts.private else None,
@@ -643,18 +494,20 @@ def _facts_of_model(estimator: Any) -> dict[str, Any]:
     }
 
 
-def _budget_of(estimator: Any, ledger: Any, file: str | None) -> dict[str, Any]:
-    """What was asked for, the curve of the fit, and the budget that it drew on together with others."""
-    statement, shared = estimator.privacy_, None
-    if statement is not None and ledger is not None and ledger.budget is not None:
-        shared = {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}
-    return {
-        "epsilon": float(estimator.epsilon),
-        "delta": None if statement is None else statement.delta,
-        "curve": [] if statement is None else estimator.budget_curve(_POINTS),
-        "shared": shared,
-    }
+def _history(rows: Sequence[Fields], choice: Any) -> list[dict[str, Any]]:
+    """How far each round moved and the expected length of its noise, where that is the step times the release's."""
+    shown = ["moved"] if choice.arguments.get("precondition") else ["moved", "noise"]  # else through a matrix
+    return [
+        {"t": row["t"], **{name: row[name] for name in shown if math.isfinite(row.get(name) or 0.0) and name in row}}
+        for row in rows
+    ]
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
+def _energy(plan: Any, choice: Any, options: Fields | None = None) -> dict[str, Any] | None:
+    """The energy curve of public rows, and the number of directions where the run kept only so many."""
+    public = plan.facts.public
+    if public is None or public.curve is None:
+        return None
+    chosen = (options or {}).get("k", choice.arguments["k"]) if "data" in choice.of.parameters else None
+    source = f"{public.rows:,} public records, half of them to learn from and half to judge"
+    return {"k": public.curve.ks, "captured": public.curve.shares, "chosen": chosen, "source": source}

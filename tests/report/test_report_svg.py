@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from isthmus.report.svg import Frame, Part, Series, bars, lines, meter, short
+from isthmus.report.svg import bars, lines, meter, short
 
 NASTY = '<b>&"name"</b>'
 
@@ -40,7 +40,7 @@ def ticks(chart: ElementTree.Element) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e7])
 def test_a_line_stands_where_its_axis_says(scale: float, rng: np.random.Generator) -> None:
     y = scale * rng.uniform(0.3, 0.9, 50)
-    for chart in drawn(lines("a", "t", [Series("one", range(50), list(y))], Frame("round", "loss"))):
+    for chart in drawn(lines("a", "t", [("one", list(enumerate(y)))], "round", "loss")):
         (low_pixel, low), (high_pixel, high) = ticks(chart)[0], ticks(chart)[-1]
         read = low + (path(chart, "s1")[:, 1] - low_pixel) / (high_pixel - low_pixel) * (high - low)
         assert np.abs(read - y).max() < 2e-3 * scale  # a tenth of a pixel
@@ -48,18 +48,18 @@ def test_a_line_stands_where_its_axis_says(scale: float, rng: np.random.Generato
 
 def test_a_logarithmic_axis_says_so_and_is_true() -> None:
     y = np.geomspace(1e-3, 10.0, 9)
-    for chart in drawn(lines("a", "t", [Series("one", range(9), list(y))], Frame("round", "loss"))):
+    for chart in drawn(lines("a", "t", [("one", list(enumerate(y)))], "round", "loss")):
         assert any("log scale" in (element.text or "") for element in chart.iter("text"))
         steps = np.diff(path(chart, "s1")[:, 1])
         assert np.ptp(steps) < 0.25 and (steps < 0).all()
-    for chart in drawn(lines("a", "t", [Series("one", range(9), list(y))], Frame("round", "loss", zero=True))):
+    for chart in drawn(lines("a", "t", [("one", list(enumerate(y)))], "round", "loss", zero=True)):
         assert not any("log scale" in (element.text or "") for element in chart.iter("text"))
 
 
 def test_thinning_keeps_the_peaks() -> None:
     y = np.zeros(100_000)
     y[70_001], y[20_003] = 1.0, -1.0
-    text = lines("a", "t", [Series("one", range(100_000), list(y))], Frame("round", "v"))
+    text = lines("a", "t", [("one", list(enumerate(y)))], "round", "v")
     for chart in drawn(text):
         points = path(chart, "s1")
         assert len(points) <= 302 and np.ptp(points[:, 1]) == pytest.approx(
@@ -69,35 +69,34 @@ def test_thinning_keeps_the_peaks() -> None:
 
 
 def test_gaps_break_the_line_and_single_points_are_dots() -> None:
-    chart = drawn(lines("a", "t", [Series("one", range(5), [1.0, 2.0, None, 3.0, 4.0])], Frame("x", "y")))[0]
+    chart = drawn(lines("a", "t", [("one", list(enumerate([1.0, 2.0, None, 3.0, 4.0])))], "x", "y"))[0]
     line = next(element for element in chart.iter("path") if element.get("class") == "line s1")
     assert line.get("d", "").count("M") == 2
     for y in (0.0, 5.0):
-        assert drawn(lines("a", "t", [Series("one", [3], [y])], Frame("x", "y")))[0].find("circle") is not None
+        assert drawn(lines("a", "t", [("one", [(3, y)])], "x", "y"))[0].find("circle") is not None
 
 
 def test_charts_are_told_in_words_and_escaped() -> None:
-    series = [Series(NASTY, [1, 2, 3], [5.0, 1.0, 4.0]), Series("flat", [1, 3], [2.0, 2.0])]
-    text = lines("a", NASTY, series, Frame("round", NASTY, levels=[(3.0, NASTY)], marks=[(2, NASTY)]))
+    series = [(NASTY, [(1, 5.0), (2, 1.0), (3, 4.0)]), ("flat", [(1, 2.0), (3, 2.0)])]
+    text = lines("a", NASTY, series, "round", NASTY, levels=[(3.0, NASTY)], marks=[(2, NASTY)])
     assert "<b>" not in text
     for chart in drawn(text):
         told = chart.findtext("desc") or ""
         assert f"{NASTY}: 5 at round 1, 4 at round 3, between 1 and 5" in told and "flat: 2 at round 1, 2" in told
         assert chart.findtext("title") == NASTY
-    assert "<b>" not in bars("b", NASTY, [(NASTY, 1.0, True)]) + meter("m", "t", [Part(1, NASTY)], 2, (NASTY, NASTY))
+    assert "<b>" not in bars("b", NASTY, [(NASTY, 1.0, True)]) + meter(
+        "m", "t", [(1, NASTY, "strong")], 2, (NASTY, NASTY)
+    )
 
 
 def test_lines_differ_by_more_than_colour() -> None:
-    text = lines("a", "t", [Series(f"line {i}", [0, 1], [i, i + 1]) for i in range(4)], Frame("x", "y"))
-    names = [
-        [element.text for element in chart.iter("text") if "name" in element.get("class", "")] for chart in drawn(text)
-    ]
-    assert sorted(map(str, names[0])) == [f"line {i}" for i in range(4)] and names[1] == []
-    assert 'class="legend spare"' in text  # what the lines of the phone's chart are called
-    heights = sorted(
-        float(element.get("y", 0)) for element in drawn(text)[0].iter("text") if "name" in element.get("class", "")
-    )
-    assert np.diff(heights).min() >= 16.9
+    text = lines("a", "t", [(f"line {i}", [(0, i), (1, i + 1)]) for i in range(4)], "x", "y")
+    legend = ElementTree.fromstring(text[: text.index("</ul>") + len("</ul>")])
+    assert ["".join(item.itertext()) for item in legend] == [f"line {i}" for i in range(4)]
+    styles = [item.find("svg/path").get("class") for item in legend]  # type: ignore[union-attr]
+    assert styles == [f"line s{i}" for i in range(1, 5)]  # the style sheet gives each its own dashes
+    assert all(len(path(chart, "s4")) == 2 for chart in drawn(text))
+    assert "legend" not in lines("a", "t", [("one", [(0, 1.0), (1, 2.0)])], "x", "y")
 
 
 def test_bars_start_at_zero_and_keep_their_proportions() -> None:
@@ -114,7 +113,7 @@ def test_bars_start_at_zero_and_keep_their_proportions() -> None:
 
 def test_a_meter_is_filled_by_its_parts_and_never_over_full() -> None:
     for spent, filled in ((1.5, 360.0), (9.0, 720.0)):
-        chart = drawn(meter("m", "t", [Part(spent, "spent")], 3.0, ("0", "3")))[0]
+        chart = drawn(meter("m", "t", [(spent, "spent", "strong")], 3.0, ("0", "3")))[0]
         assert next(float(e.get("width", 0)) for e in chart.iter("rect") if e.get("class") == "strong") == filled
 
 
