@@ -19,7 +19,6 @@ from isthmus.privacy import (
     accounting,
     calibrate,
     compose,
-    curves,
     delta,
     delta_of,
     epsilon,
@@ -100,8 +99,8 @@ def test_hardly_any_noise_is_none(wrap: Any) -> None:
         silent = compose([wrap(kind(NO_NOISE / 2)), GAUSS])
         assert epsilon_of(silent, DELTA) == math.inf and delta_of(silent, 5.0) == 1.0
     assert NO_NOISE == 1e-9 and not noiseless(ZC)
-    assert curves.exact(0.0, "delta", 1.0) == 1.0
-    assert curves.exact(math.inf, "delta", 0.0) == curves.exact(math.inf, "epsilon", DELTA) == 0.0
+    assert accounting.exact(0.0, "delta", 1.0) == 1.0
+    assert accounting.exact(math.inf, "delta", 0.0) == accounting.exact(math.inf, "epsilon", DELTA) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -251,5 +250,5 @@ def test_an_epsilon_that_falls_to_nothing_at_once_is_found(target: float) -> Non
 def test_samples_of_fixed_size_are_accounted_with_a_little_less_noise() -> None:
     for z, less in ((1.0, 1 - 1e-15), (1e3, 1e3 * (1 - 1e-9))):
         leaf = dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(z))
-        assert curves._with_less_noise(leaf).event.noise_multiplier == pytest.approx(less, rel=1e-16, abs=0.0)
-    assert curves._with_less_noise(GAUSS) is GAUSS
+        assert accounting._with_less_noise(leaf).event.noise_multiplier == pytest.approx(less, rel=1e-16, abs=0.0)
+    assert accounting._with_less_noise(GAUSS) is GAUSS
