@@ -1,12 +1,29 @@
 """The small frozen parts that fill a pipeline's slots beside sketches, clips and lifts."""
 
-from isthmus.core.aggregators import AllReduce, Client, Clients, Local
-from isthmus.core.averages import Last, Restart, Suffix, Tail, UniformRandom, Weighted
-from isthmus.core.frank_wolfe import FrankWolfe
-from isthmus.core.samplers import Full, Shuffle, Uniform, WithoutReplacement
-from isthmus.core.sources import AgainstAnchor, current
-from isthmus.core.stops import FirstOrderStationary, GapBelow, MappingBelow
-from isthmus.core.updates import Delegate, Mirror, Shifted, Step
+from isthmus.core.aggregators import AllReduce, Clients, Local
+from isthmus.core.measuring import Client
+from isthmus.core.parts import (
+    AgainstAnchor,
+    Delegate,
+    FirstOrderStationary,
+    FrankWolfe,
+    Full,
+    GapBelow,
+    Last,
+    MappingBelow,
+    Mirror,
+    Restart,
+    Shifted,
+    Shuffle,
+    Step,
+    Suffix,
+    Tail,
+    Uniform,
+    UniformRandom,
+    Weighted,
+    WithoutReplacement,
+    current,
+)
 
 __all__ = [
     "AgainstAnchor",

@@ -17,8 +17,8 @@ from isthmus.algorithms.filling import Choice, Refusal, Run, algorithm, allowed_
 from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Budget, Relation, published_budget, rounds_of
 from isthmus.base import validate
-from isthmus.core.averages import average_of
 from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.parts import average_of
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.lifts import CoSaMP, discard, pinv
 from isthmus.parts import Step

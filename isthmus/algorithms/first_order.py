@@ -16,13 +16,13 @@ from isthmus.algorithms.facts import CONSTANTS, Facts
 from isthmus.algorithms.filling import Choice, Run, algorithm, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
-from isthmus.core.averages import average_of
 from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.parts import average_of
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
-from isthmus.core.samplers import Sampler
 from isthmus.core.wire import Wire
 from isthmus.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unbiased
 from isthmus.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
+from isthmus.privacy.sampling import Sampler
 from isthmus.sets import ConvexSet, Whole
 from isthmus.sketches import CountSketch, Encoder, Identity, SparseJL
 from isthmus.sketches.base import Random, Size, resolve

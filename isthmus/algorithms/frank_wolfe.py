@@ -24,10 +24,10 @@ from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
-from isthmus.core.samplers import Sampler
 from isthmus.lifts import Lifted, adjoint
 from isthmus.parts import FrankWolfe, Full, GapBelow, Uniform, WithoutReplacement
 from isthmus.privacy import Charge, Clip, NoisyMax
+from isthmus.privacy.sampling import Sampler
 from isthmus.sets import ConvexSet, VertexForm
 from isthmus.sketches import Context, CountSketch, Encoder, Identity, Sketch
 from isthmus.sketches.base import Size

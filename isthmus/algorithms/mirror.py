@@ -13,8 +13,8 @@ from isthmus.algorithms.filling import algorithm
 from isthmus.algorithms.first_order import Family, StepRule, WidthRule, bound_size, scheduled_size, step_rule
 from isthmus.algorithms.private import Budget, Relation, _Private
 from isthmus.base import validate
-from isthmus.core.averages import average_of
 from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.parts import average_of
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import pinv, unbiased
 from isthmus.parts import Full, Mirror, Shuffle

@@ -52,10 +52,9 @@ from isthmus.algorithms.purchases import (
     paid,
 )
 from isthmus.base import validate
-from isthmus.core.averages import average_of
 from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.parts import Update, average_of
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, StepSize
-from isthmus.core.updates import Update
 from isthmus.lifts import ProjectAndLift, discard, pinv
 from isthmus.objectives.spectrum import GRAM_LIMIT
 from isthmus.parts import Step, Tail

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from isthmus.algorithms.purchases import ShrunkStatistics, scaled_targets
 from isthmus.base import validate
-from isthmus.core.before import Prepared
-from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.minimize import Binding, Prepared, Recipe
+from isthmus.core.parts import Preconditioned
 from isthmus.core.pipeline import Before, Pipeline, StepSize
-from isthmus.core.updates import Preconditioned
 from isthmus.objectives.linear import LinearModel
 from isthmus.problems.public_fit import PublicFit, fit_public
 from isthmus.problems.scaling import Scaled

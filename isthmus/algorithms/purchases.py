@@ -30,10 +30,9 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy, is_sparse
 from isthmus.base.space import Space
-from isthmus.core.before import Prepared
-from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.minimize import Binding, Prepared, Recipe
+from isthmus.core.parts import Preconditioned
 from isthmus.core.pipeline import Before, Pipeline, Release, Stage
-from isthmus.core.updates import Preconditioned
 from isthmus.gradients import Counts, Glm, Rows, Stack
 from isthmus.gradients.adding import KAPPA
 from isthmus.lifts import discard

@@ -27,8 +27,7 @@ from isthmus.algorithms.private import Budget, Relation, _Private
 from isthmus.algorithms.purchases import Lambda, Purchase, Terms, unit
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
-from isthmus.core.before import Prepared
-from isthmus.core.minimize import Recipe
+from isthmus.core.minimize import Prepared, Recipe
 from isthmus.gradients import Outer
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows

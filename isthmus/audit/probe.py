@@ -12,8 +12,8 @@ from torch import Tensor
 from isthmus.audit.records import LinearRecords
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
-from isthmus.core.pipeline import Pipeline, Release, Stage, slots
-from isthmus.core.step import bind_stage, close_stage, fragment, open_round, start
+from isthmus.core.measuring import fragment
+from isthmus.core.pipeline import Pipeline, Release, Stage, bind_stage, close_stage, open_round, slots, start
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
 from isthmus.lifts import discard
@@ -96,7 +96,7 @@ class Probe:
         )
         nobody = LinearRecords(torch.zeros(1, self.space.d, dtype=torch.float64), self.space)
         for stage in self.round.active:
-            bind_stage(self.round, stage, state)
+            bind_stage(self.round, stage)
             silent = [replace(release, lift=discard) for release in stage.releases]
             keys = Keys(noise=SeededSource(seed))
             close_stage(self.round, replace(stage, releases=silent), self._message(stage, nobody), keys, _Free())

@@ -6,97 +6,57 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from isthmus.base import storage, validate
 from isthmus.base.randomness import generator
 from isthmus.core.group import ALONE, Group, group_of
-from isthmus.core.sources import Records
+from isthmus.core.measuring import Client, contribute
 from isthmus.core.wire import Message
 from isthmus.privacy.sampling import FixedSize, Sampler
 
-
-@dataclass(frozen=True)
-class Client:
-    """One holder of records: its name, its problem, and how often it was asked in this round before.
-
-    site    the place that answers: it knows the pipeline (`isthmus.core.order.DataSite`)
-    whole   how many records all holders have together; its own where it is the only one
-    share   what it may use of the error that rounding may give the sum of all holders
-    joint   finds what is no sum, together with the other holders: its value at one of them, 0 at the others
-    """
-
-    name: str
-    problem: Records
-    visit: int = 0
-    site: Any = None
-    whole: int | None = None
-    share: float = 1.0
-    joint: Callable[[Any], Tensor] | None = None
-
-    @property
-    def role(self) -> str:
-        """What its draws are keyed by: a client asked twice draws twice."""
-        return f"{self.name}/{self.visit}" if self.visit else self.name
-
-
-class Asks(Protocol):
-    """What a client is asked: an `isthmus.core.order.Order`."""
-
-    @property
-    def t(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    def __call__(self, client: Client) -> Message: ...
+if TYPE_CHECKING:
+    from isthmus.core.pipeline import Round, RunContext, Stage
 
 
 class Aggregator(ABC):
     """Collects one message from wherever the data is.
 
-    `problems` are the holders of records that this process knows of.
+    `problems` are the holders of records that this process knows of, `group` the processes that run the loop.
     """
 
     problems: Sequence[Any]
-
     group: Group = ALONE
-    """The processes that run the loop."""
 
     @abstractmethod
     def holding(self, problems: Sequence[Any]) -> Self:
         """The same holders with other problems, as after something was bought."""
 
     @abstractmethod
-    def collect(self, order: Asks, site: Any) -> Message:
-        """The added message; holders in this process answer by `site`.
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
+        """The added message of one stage of a round, whose maps are bound here.
 
-        Sums that come with the noise of their stage are paid for (`site.purse`) before they leave their holders.
+        Holders elsewhere are asked by an `isthmus.distributed.order.Order`.  Sums that come with the noise of their
+        stage are paid for (`isthmus.core.pipeline.pay`) before they leave their holders.
         """
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
         """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
 
 
-@dataclass(frozen=True)
 class Local(Aggregator):
     """All the data is here."""
 
-    problem: Any
-
-    @property
-    def problems(self) -> Sequence[Any]:  # type: ignore[override]
-        """The one problem."""
-        return (self.problem,)
+    def __init__(self, problem: Any) -> None:
+        self.problems = (problem,)
 
     def holding(self, problems: Sequence[Any]) -> Local:
         """Another problem."""
-        (problem,) = problems
-        return Local(problem)
+        return Local(*problems)
 
-    def collect(self, order: Asks, site: Any) -> Message:
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The one contribution."""
-        return order(Client("0", self.problem, site=site))
+        return contribute(round, stage, Client("0", self.problems[0]), context.keys, context.physical)
 
 
 @dataclass(frozen=True)
@@ -127,33 +87,30 @@ class Clients(Aggregator):
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
         """All clients, once, their sums added; no client twice, and records that add up to n."""
-        argument, names = "clients", f"{len(self.problems)} clients"
         remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
         remedy = "leave it out: a private run adds sums over records, and divides them by a public number"
         validate.check(not self.uniform, "uniform", self.uniform, remedy)
-        twice = any(first is second for k, first in enumerate(self.problems) for second in self.problems[:k])
-        validate.check(not twice, argument, names, "give each of them once: a record belongs to one client")
+        names, different = f"{len(self.problems)} clients", {id(problem) for problem in self.problems}
+        remedy = "give each of them once: a record belongs to one client"
+        validate.check(len(different) == len(self.problems), "clients", names, remedy)
         total = sum(problem.n for problem in self.problems)
-        validate.check(
-            total == n, argument, f"{total} records", f"give an objective of all the clients' records: this one has {n}"
-        )
-        check_samplers(samplers, argument)
+        remedy = f"give an objective of all the clients' records: this one has {n}"
+        validate.check(total == n, "clients", f"{total} records", remedy)
+        check_samplers(samplers, "clients")
 
-    def collect(self, order: Asks, site: Any) -> Message:
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of the drawn clients' messages."""
         chosen: Sequence[int] = range(len(self.problems))
         if self.per_round is not None:
-            count = self.per_round(order.t) if callable(self.per_round) else self.per_round
-            validate.positive_int(**{f"per_round({order.t})": count})
-            chosen = generator(order.seed, order.t, "clients").integers(0, len(self.problems), count).tolist()
+            count = self.per_round(round.t) if callable(self.per_round) else self.per_round
+            validate.positive_int(**{f"per_round({round.t})": count})
+            chosen = generator(round.seed, round.t, "clients").integers(0, len(self.problems), count).tolist()
         total, visits = None, Counter[int]()
-        whole = None
-        if not self.uniform:
-            whole = sum(problem.n for problem in self.problems)
+        whole = None if self.uniform else sum(problem.n for problem in self.problems)
         for number in chosen:
-            client = Client(str(number), self.problems[number], visits[number], site, whole, 1 / len(chosen))
-            message = order(client)
+            client = Client(str(number), self.problems[number], visits[number], whole, 1 / len(chosen))
+            message = contribute(round, stage, client, context.keys, context.physical)
             visits[number] += 1
             if whole is None:
                 message = message.normalised()
@@ -168,8 +125,8 @@ class Clients(Aggregator):
 
 def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
     """Refuse samplers that draw from all records together where each holder draws its own."""
+    remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
     for sampler in samplers:
-        remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
         validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)
 
 
@@ -181,12 +138,7 @@ class AllReduce(Aggregator):
     """
 
     def __init__(self, problem: Any = None, group: Any = None) -> None:
-        self.problem, self.group = problem, group_of(True if group is None else group)
-
-    @property
-    def problems(self) -> Sequence[Any]:  # type: ignore[override]
-        """This rank's records."""
-        return (self.problem,)
+        self.problems, self.group = (problem,), group_of(True if group is None else group)
 
     def holding(self, problems: Sequence[Any]) -> AllReduce:
         """The same ranks, this one with another problem."""
@@ -197,15 +149,12 @@ class AllReduce(Aggregator):
         """Each rank draws its own records."""
         check_samplers(samplers, "group")
 
-    def collect(self, order: Asks, site: Any) -> Message:
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """This rank's message plus everybody else's, on rank 0."""
-        group, n = self.group, self.problem.n
-        client = Client(str(group.rank), self.problem, 0, site, site.whole, 1 / group.size, group.answer)
-        return group.add(
-            site.round,
-            site.stage(order),
-            lambda: order(client),
-            lambda: storage.checksum(site.round.w),
-            n,
-            site.whole or n,
-        )
+        group, problem = self.group, self.problems[0]
+        client = Client(str(group.rank), problem, 0, context.whole, 1 / group.size, group.answer)
+
+        def mine() -> Message:
+            return contribute(round, stage, client, context.keys, context.physical)
+
+        return group.add(round, stage, mine, lambda: storage.checksum(round.w), problem.n, context.whole or problem.n)

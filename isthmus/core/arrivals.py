@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base.recording import Replay
-from isthmus.core.opened import Round
+from isthmus.core.pipeline import Round
 from isthmus.core.wire import Message
 from isthmus.sketches.base import Movable, Sketch
 

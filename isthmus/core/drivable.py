@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from isthmus.base import validate
-from isthmus.core.averages import Last
+from isthmus.core.parts import Last, current
 from isthmus.core.pipeline import Pipeline, slots
-from isthmus.core.sources import current
 from isthmus.core.wire import Message
 from isthmus.privacy.clips import SPAN
 

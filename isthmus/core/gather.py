@@ -14,8 +14,8 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.recording import recording_now
-from isthmus.core.pipeline import Release, Stage, slots
-from isthmus.core.step import Round, fragment, measure_leaf, measured_leaves
+from isthmus.core.measuring import fragment, measure_leaf, measured_leaves
+from isthmus.core.pipeline import Release, Round, Stage, slots
 from isthmus.core.wire import Message
 from isthmus.gradients.base import Rows
 from isthmus.gradients.computed import Computed

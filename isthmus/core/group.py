@@ -35,8 +35,7 @@ from isthmus.privacy.sampling import Sampler
 from isthmus.problems.queries import Query
 
 if TYPE_CHECKING:
-    from isthmus.core.opened import Round
-    from isthmus.core.pipeline import Stage
+    from isthmus.core.pipeline import Round, Stage
 
 T = TypeVar("T")
 _HEADER = struct.Struct("<8q")

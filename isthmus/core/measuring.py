@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.base.parallel import in_order
 from isthmus.base.randomness import key
-from isthmus.core.aggregators import Client
-from isthmus.core.opened import Round
-from isthmus.core.pipeline import Release, Stage, slots
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import kappa
@@ -25,6 +22,32 @@ from isthmus.gradients.layers.passes import private_records
 from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.queries import Answered, Query
 from isthmus.sketches import Sketch
+
+if TYPE_CHECKING:
+    from isthmus.core.parts import Records
+    from isthmus.core.pipeline import Release, Round, Stage
+
+
+@dataclass(frozen=True)
+class Client:
+    """One holder of records: its name, its problem, and how often it was asked in this round before.
+
+    whole   how many records all holders have together; its own where it is the only one
+    share   what it may use of the error that rounding may give the sum of all holders
+    joint   finds what is no sum, together with the other holders: its value at one of them, 0 at the others
+    """
+
+    name: str
+    problem: Records
+    visit: int = 0
+    whole: int | None = None
+    share: float = 1.0
+    joint: Callable[[Query], Tensor] | None = None
+
+    @property
+    def role(self) -> str:
+        """What its draws are keyed by: a client asked twice draws twice."""
+        return f"{self.name}/{self.visit}" if self.visit else self.name
 
 
 def measure(
@@ -40,22 +63,12 @@ def measure(
     With no clip, or a clip before the sketch, the sum is encoded and never the rows (the map is linear).  What is no
     sum over records is a `Query`, whose proven bound must be within that of the clip.
     """
-    clip = release.clip
+    clip, rounding = release.clip, rounding or Rounding()
     if isinstance(rows, Query):
-        validate.check(
-            clip is not None,
-            "clip",
-            clip,
-            f"give the clip {rows.bound}: {type(rows).__name__} is released with its bound only",
-        )
-        assert clip is not None
-        proven = clip.ord == 2 and rows.bound <= clip.total(bound)
-        validate.check(
-            proven,
-            "clip",
-            clip,
-            f"give a clip in the norm 2 of at least {rows.bound}, by which one record can move {type(rows).__name__}",
-        )
+        proven = clip is not None and clip.ord == 2 and rows.bound <= clip.total(bound)
+        if clip is None or not proven:
+            remedy = f"give a clip in the norm 2 of at least {rows.bound}, by which one record can move it"
+            validate.refuse("clip", clip, f"{remedy}: {type(rows).__name__} is released with its bound only")
         return ClippedSum(rows.value(), clip.ord, clip.total(bound))
     whole = codes if rows is None else rows
     assert whole is not None
@@ -64,18 +77,14 @@ def measure(
     with exact_products(whole.device):  # a bound means nothing in reduced precision
         if not clip.before:
             whole = sketch.encode(whole) if codes is None else codes
-        return _clipped(clip, sketch, bound, whole, rounding or Rounding())
-
-
-def _clipped(clip: Clipping, sketch: Sketch, bound: float, rows: Rows, rounding: Rounding) -> ClippedSum:
-    exact = rows.exact and not clip.before  # counts are, and what a map makes of their sum is not
-    extra = 0.0 if exact else rounding.kappa(rows, encoded=rows.d < sketch.d)
-    share, weights = clip.total(bound) * (1 + extra), clip.weights(rows, bound)
-    if clip.before:
-        value = encoded_sum(sketch, rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
-        return ClippedSum(value, clip.ord, share * sketch.gain(clip.ord), dtype=rows.dtype)
-    value = weighted_sum(rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
-    return ClippedSum(value, clip.ord, share, dtype=rows.dtype)
+        exact = whole.exact and not clip.before  # counts are, and what a map makes of their sum is not
+        extra = 0.0 if exact else rounding.kappa(whole, encoded=whole.d < sketch.d)
+        total, weights = clip.total(bound) * (1 + extra), clip.weights(whole, bound)
+        each, error = clip.each(bound), extra * rounding.share
+        if clip.before:
+            value = encoded_sum(sketch, whole, weights, each, error, clip.ord)
+            return ClippedSum(value, clip.ord, total * sketch.gain(clip.ord), dtype=whole.dtype)
+        return ClippedSum(weighted_sum(whole, weights, each, error, clip.ord), clip.ord, total, dtype=whole.dtype)
 
 
 def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
@@ -98,44 +107,6 @@ def measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], ro
     return ClippedSum(value, clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
 
 
-def contribute(
-    round: Round, stage: Stage, client: Client, keys: Keys, memory: dict[str, Tensor], physical: int | None = None
-) -> Message:
-    """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
-    n, whole = client.problem.n, client.problem.n if client.whole is None else client.whole
-    clipped = any(release.clip is not None for release in stage.releases)
-    index, times = _drawn(stage.sampler.draw(n, round.t, keys, client.role), n, clipped)
-    divisor = stage.sampler.divisor(n, round.t)
-    batch = None if getattr(client.problem, "linear", False) else stage.sampler.divisor(whole, round.t)
-    parts = _batches(client.problem, stage, index, physical)
-
-    def one(number: int) -> Message:
-        part = parts[number - 1]
-        rows = stage.source(client.problem, round.w, part, round.held)
-        if times is not None and isinstance(part, Tensor) and isinstance(rows, Rows):
-            rows = rows.take(torch.arange(len(part)), times[part])
-        split = physical is not None and isinstance(rows, Query)  # whatever the number of records: it may be private
-        rows = jointly(rows, client)
-        if stage.groups is not None:
-            rows = _grouped(rows, stage.groups, client, keys, physical)
-        remedy = f"leave it out: {type(rows).__name__} is no sum, and one record more would shift every batch after it"
-        validate.check(not split, "physical_batch_size", physical, remedy)
-        share = part_of_error(number, number == len(parts))
-        return fragment(round, stage, rows, rounding=Rounding(batch, share * client.share))
-
-    total, numbers = None, range(1, len(parts) + 1)
-    several = hasattr(client.problem, "spans")  # batches of a linear model do not touch each other
-    linear = bool(getattr(client.problem, "linear", False))  # draws nothing and keeps nothing
-    with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(parts) > 1):
-        for message in in_order(one, numbers) if several else map(one, numbers):
-            total = message if total is None else total + message
-    assert total is not None
-    total = replace(total, divisor=divisor, fixed=getattr(stage.sampler, "expected", None) is not None)
-    if not stage.private:
-        total = replace(total, records=n)
-    return _send(round, stage, total, client, memory)
-
-
 def fragment(
     round: Round,
     stage: Stage,
@@ -146,7 +117,7 @@ def fragment(
 ) -> Message:
     """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
     values = {}
-    for _, release, slot in slots([stage]):
+    for release, slot in stage.slots:
         if ready is not None and release.name in ready:
             values[release.name] = ready[release.name]
         elif round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
@@ -159,39 +130,103 @@ def fragment(
     return Message(values, 0.0)
 
 
-def jointly(rows: Rows | Query, client: Client) -> Rows | Query:
-    """What is no sum over records is no sum over their holders either: they answer together, where they can."""
-    alone = client.joint is None and client.whole in (None, client.problem.n)  # ranks answer together, an empty one too
-    if not isinstance(rows, Query) or alone:
+def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical: int | None = None) -> Message:
+    """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
+    problem, sampler = client.problem, stage.sampler
+    n, linear = problem.n, bool(getattr(problem, "linear", False))  # a linear model draws nothing and keeps nothing
+    index, times = sampler.draw(n, round.t, keys, client.role), None
+    if index is not None and len(index) > n and not any(release.clip is not None for release in stage.releases):
+        # more draws than records: how often each was drawn.  Copies that are clipped one by one stay apart
+        times = torch.bincount(index, minlength=n)
+        index = times.nonzero().reshape(-1)
+    divisor = batch = sampler.divisor(n, round.t)
+    if client.whole not in (None, n):
+        batch = sampler.divisor(client.whole, round.t)
+    parts, apart = _batches(problem, stage, index, physical)
+
+    def measured(number: int) -> Message:
+        rows = _rows(round, stage, client, parts[number], times, keys, physical)
+        share = part_of_error(number + 1, number + 1 == len(parts)) * client.share
+        return fragment(round, stage, rows, rounding=Rounding(None if linear else batch, share))
+
+    with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(parts) > 1):
+        total = None
+        messages: Iterable[Message] = map(measured, range(len(parts)))
+        if apart and len(parts) > 1:  # batches that do not touch each other, several at a time
+            messages = in_order(measured, range(len(parts)))
+        for message in messages:
+            total = message if total is None else total + message
+    assert total is not None
+    fixed = getattr(sampler, "expected", None) is not None
+    total = replace(total, divisor=divisor, fixed=fixed, records=0 if stage.private else n)
+    return _sent(round, stage, total, client)
+
+
+def _rows(
+    round: Round,
+    stage: Stage,
+    client: Client,
+    part: Tensor | slice | None,
+    times: Tensor | None,
+    keys: Keys,
+    physical: int | None,
+) -> Rows | Query:
+    """The rows of one physical batch: of what is no sum over records, the query; of micro-batches, their means."""
+    rows, whole = stage.source(client.problem, round.w, part, round.held), client.whole in (None, client.problem.n)
+    if isinstance(rows, Query):
+        name = type(rows).__name__
+        remedy = f"leave it out: {name} is no sum, and one record more would shift every batch after it"
+        validate.check(physical is None, "physical_batch_size", physical, remedy)
+        if client.joint is not None or not whole:  # ranks answer together, an empty one too
+            remedy = f"give what follows from it (step=), or use ranks: {name} is no sum of several holders'"
+            if client.joint is None or not rows.adds_up:
+                validate.refuse("clients", client.name, remedy)
+            rows = Answered(client.joint(rows), rows.bound)
+    elif times is not None and isinstance(part, Tensor):
+        rows = rows.take(torch.arange(len(part)), times[part])
+    if stage.groups is None:
         return rows
-    name = type(rows).__name__
-    remedy = (
-        f"give what follows from it (step=), or use ranks: {name} is no sum over records, and several holders have them"
-    )
-    validate.check(client.joint is not None and rows.adds_up, "clients", client.name, remedy)
-    assert client.joint is not None
-    return Answered(client.joint(rows), rows.bound)
-
-
-def _grouped(rows: Rows | Query, groups: int, client: Client, keys: Keys, physical: int | None) -> Rows:
-    """The means of micro-batches: a record's own is drawn for it alone, so that it moves no other."""
-    whole = physical is None and client.whole in (None, client.problem.n)
     remedy = "leave out physical_batch_size, and let one process hold the records: a micro-batch is clipped whole"
-    validate.check(whole and isinstance(rows, Rows), "micro_batch", groups, remedy)
+    validate.check(physical is None and whole and isinstance(rows, Rows), "micro_batch", stage.groups, remedy)
     if keys.noise is None:
         validate.refuse("noise", None, "give a SecretSource as keys.noise: micro-batches are drawn secretly")
     assert isinstance(rows, Rows)
-    return rows.regrouped(keys.noise.integers(groups, rows.n))
+    return rows.regrouped(keys.noise.integers(stage.groups, rows.n))  # a record's own is drawn for it alone
 
 
-def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Tensor]) -> Message:
+def _batches(
+    problem: Any, stage: Stage, index: Tensor | None, physical: int | None
+) -> tuple[Sequence[Tensor | slice | None], bool]:
+    """The records in batches of at most `physical`, or as many as the problem looks at together.
+
+    Says besides whether batches of the problem can be measured at the same time.
+    """
+    of_its_own, whole = getattr(stage.source, "own_records", False), getattr(stage.source, "whole", False)
+    spans, count, most = None, problem.n if index is None else len(index), physical
+    if hasattr(problem, "spans"):
+        if of_its_own and not whole and stage.groups is None:  # a micro-batch is clipped whole
+            spans = problem.spans() or None
+        if spans is not None:
+            widest = max(hi - lo for lo, hi in spans)
+            if index is None and (physical is None or physical >= widest):
+                return [slice(lo, hi) for lo, hi in spans], True
+            most = min(physical or count, widest)
+    apart = hasattr(problem, "spans")
+    if most is None or count <= most:
+        return [index], apart
+    if index is None and spans is not None:
+        return [slice(lo, min(lo + most, count)) for lo in range(0, count, most)], apart
+    return (torch.arange(count) if index is None else index).split(most), apart
+
+
+def _sent(round: Round, stage: Stage, message: Message, client: Client) -> Message:
     """Feedback and codec, and the count of what goes over the wire."""
     wire, values, dims, size = round.pipe.wire, dict(message.values), 0, 0
     coded: dict[str, bytes] = {}
-    for _, release, slot in slots([stage]):
+    for release, slot in stage.slots:
         sketch, bounded = round.sketches[slot], values[release.name]
         value, name = bounded.value, f"{client.name}/{slot}"
-        error, corrected = memory.get(name), value
+        error, corrected = round.memory.get(name), value
         if wire.remembers:
             corrected = wire.corrected(value, error, message.divisor, round.eta)
             value = sketch.forward(corrected)
@@ -206,33 +241,6 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
             coded[release.name] = data
             value = wire.codec.decode(data, value)
         if wire.remembers:
-            memory[name] = wire.remembered(corrected, value, sketch, error, message.divisor, round.eta)
+            round.memory[name] = wire.remembered(corrected, value, sketch, error, message.divisor, round.eta)
         values[release.name] = replace(bounded, value=value)
     return replace(message, values=values, dims=dims, bytes=size, coded=coded)
-
-
-def _drawn(index: Tensor | None, n: int, clipped: bool) -> tuple[Tensor | None, Tensor | None]:
-    """The records that were drawn and, where there are more draws than records, how often each one was.
-
-    Copies that are clipped one by one are not a row of so many times the length: they stay apart.
-    """
-    if index is None or len(index) <= n or clipped:
-        return index, None
-    times = torch.bincount(index, minlength=n)
-    return times.nonzero().reshape(-1), times
-
-
-def _batches(problem: Any, stage: Stage, index: Tensor | None, physical: int | None) -> list[Tensor | slice | None]:
-    """The records in batches of at most `physical`, or as many as the problem looks at together."""
-    alone = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
-    apart = alone and stage.groups is None  # a micro-batch is clipped whole
-    count = problem.n if index is None else len(index)
-    spans = (problem.spans() or None) if apart and hasattr(problem, "spans") else None
-    if spans is not None and index is None and (physical is None or physical >= max(hi - lo for lo, hi in spans)):
-        return [slice(lo, hi) for lo, hi in spans]
-    most = physical if spans is None else min(physical or count, max(hi - lo for lo, hi in spans))
-    if most is None or count <= most:
-        return [index]
-    if index is None and spans is not None:
-        return [slice(lo, min(lo + most, count)) for lo in range(0, count, most)]
-    return list((torch.arange(count) if index is None else index).split(most))

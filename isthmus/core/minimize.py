@@ -11,22 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.base import validate
-from isthmus.base.notebook import bar
+from isthmus.base import notebook, validate
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.core.aggregators import Aggregator, Clients, Local
-from isthmus.core.before import Prepared, prepare
-from isthmus.core.pipeline import Pipeline, Stage
-from isthmus.core.result import Result
+from isthmus.core.parts import Update
+from isthmus.core.pipeline import Pipeline, RunContext, StepSize, opened_again, run, start
 from isthmus.core.sound import claims
 from isthmus.core.spending import Spending, same_terms
 from isthmus.core.state import State
-from isthmus.core.step import Setting, opened_again, run, start
 from isthmus.core.wire import Keys
 from isthmus.penalties import NoPenalty, Penalty
+from isthmus.privacy.clips import Clip
 from isthmus.privacy.plan import Charge
+from isthmus.privacy.statement import PrivacyStatement
+from isthmus.problems.scaling import RowMaps
 from isthmus.sets import ConvexSet, Whole
+from isthmus.sketches import Encoder, Identity
 
 Callback = Callable[[dict[str, Any], State], bool | None]
 
@@ -46,7 +47,7 @@ class Binding:
     gradient: Callable[[Tensor], Tensor] | None = None
     """Its full gradient, for stop rules of runs that are not private."""
     before: tuple[Charge, ...] = ()
-    """Charges of releases before the loop that share a private recipe's budget (see `algorithms.before`)."""
+    """Charges of releases before the loop that share a private recipe's budget (see `algorithms.purchases`)."""
 
     @property
     def d(self) -> int:
@@ -64,6 +65,146 @@ class Recipe:
     def bind(self, binding: Binding) -> Pipeline:
         """The pipeline for these public facts."""
         return self.build(binding)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of `minimize`.
+
+    x         the point found; None when a stop rule was asked for and never fired
+    average   the averaged point of the pipeline's average slot
+    status    "finished", "stopped" (a stop rule fired), "none found", or "interrupted" (a callback asked)
+    history   one record for each time the run was looked at
+    privacy   the privacy statement of a private run, else None
+    dims      gradient numbers used: the narrow dimension, added over rounds and senders
+    bytes     what those numbers weigh on the wire
+    seconds   time in the loop, records not counted
+    certificate  for a stop rule: what it promised, checked on one full gradient
+    transform  for a run that scaled its columns first: the public map from given rows to those x belongs to
+    target    for a run that bought the range of its targets: that range
+    centre    for a run that bought how they are distributed: (shift, width), learned was (y - shift) / width
+    state     everything needed to go on: `minimize(..., resume=result.state)`
+    """
+
+    x: Tensor | None
+    average: Tensor
+    status: str
+    history: Sequence[dict[str, Any]]
+    privacy: PrivacyStatement | None
+    dims: int
+    bytes: int
+    seconds: float
+    state: State
+    certificate: Mapping[str, float] = field(default_factory=dict)
+    transform: RowMaps | None = None
+    target: tuple[float, float] | None = None
+    centre: tuple[float, float] | None = None
+
+    def _repr_html_(self) -> str:
+        """The run as a card of a notebook: what came out, what it took, and what it guarantees."""
+        losses = self.curve()[1]
+        rows = [
+            ("outcome", self.status),
+            ("rounds", f"{self.state.t:,}"),
+            ("parameters", f"{len(self.average):,}"),
+            ("last loss", f"{losses[-1]:.6g}" if losses else None),
+            ("gradient numbers used", f"{self.dims:,}"),
+            ("bytes sent", f"{self.bytes:,}"),
+            ("seconds", f"{self.seconds:.3g}"),
+        ]
+        if self.privacy is not None:
+            return notebook.card("Result of a run", notebook.facts(rows)) + self.privacy._repr_html_()
+        return notebook.card("Result of a run without privacy: nothing is guaranteed", notebook.facts(rows))
+
+    def curve(self, name: str = "loss", against: str = "t") -> tuple[list[float], list[float]]:
+        """Two columns of the history, for plotting."""
+        rows = [record for record in self.history if name in record]
+        return [record[against] for record in rows], [record[name] for record in rows]
+
+    def plot(self, name: str = "loss", against: str = "dims", ax: Any = None, label: str | None = None) -> Any:
+        """Draw a column of the history with matplotlib; returns the axes."""
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots()[1] if ax is None else ax
+        ax.plot(*self.curve(name, against), label=label)
+        ax.set_xlabel({"dims": "gradient numbers used", "bytes": "bytes sent", "t": "round"}.get(against, against))
+        ax.set_ylabel(name)
+        return ax
+
+
+# ---------------------------------------------------------------- what is bought before the loop
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What follows from purchases: another problem, a step, a start, an update, a map for new rows.
+
+    target  the range that targets were clipped to, where it was bought
+    centre  (shift, width): targets that were mapped into [-1, 1] are learned as (y - shift) / width
+    clip    of the gradients, in place of the pipeline's own: what was bought is public, and so is what follows from it
+    spread  the usual size of a margin, where it is known
+    encode  of the gradients, in place of the pipeline's own: directions that were bought
+    """
+
+    objective: Any
+    step: StepSize | None = None
+    start: Tensor | None = None
+    update: Update | None = None
+    transform: RowMaps | None = None
+    target: tuple[float, float] | None = None
+    centre: tuple[float, float] | None = None
+    clip: float | None = None
+    spread: float | None = None
+    encode: Encoder | None = None
+
+    def fill(self, pipe: Pipeline) -> Pipeline:
+        """The pipeline with what was bought in its slots; a clip that follows the norms keeps its own bound."""
+        stages = []
+        for stage in pipe.stages:
+            releases = list(stage.releases)
+            for k, release in enumerate(releases):
+                if self.clip is not None and type(release.clip) is Clip:
+                    release = replace(release, clip=replace(release.clip, bound=self.clip))
+                if self.encode is not None and isinstance(release.encode, Identity):
+                    release = replace(release, encode=self.encode)
+                releases[k] = release
+            stages.append(replace(stage, releases=releases))
+        return replace(pipe, stages=stages, step=self.step or pipe.step, update=self.update or pipe.update)
+
+
+def prepare(
+    pipe: Pipeline, objective: Any, spending: Spending | None, resume: State | None, aggregator: Aggregator
+) -> tuple[Prepared, dict[str, Any], Aggregator]:
+    """Take every purchase of the pipeline, or what an interrupted run has bought, and what follows from it.
+
+    Gives what follows here, the released values by name for the state, and the holders of records: what was released
+    is public, and every holder sees its own records through the same maps.
+    """
+    if spending is None or not pipe.before:
+        return Prepared(objective), {}, aggregator
+    earlier: dict[str, Tensor] | None = None if resume is None else resume.parts["prepare"]
+    for item in pipe.before:
+        item.check(objective)
+    prepared, bought = Prepared(objective), {}
+    holders = [prepared if problem is objective else Prepared(problem) for problem in aggregator.problems]
+    for item in pipe.before:
+        purchase, value = item.stage(prepared.objective), None
+        if purchase is not None:
+            stage, space = purchase
+            if earlier is None:
+                value = spending.look(stage, aggregator, space)
+            else:
+                value = earlier[stage.name]
+                spending.recall(stage)
+            bought[item.name] = value
+        with aggregator.group.alike():
+            before, prepared = prepared, item.apply(prepared, value)
+            holders = [prepared if holder is before else item.apply(holder, value) for holder in holders]
+        aggregator = aggregator.holding([holder.objective for holder in holders])
+    return prepared, {"prepare": bought if earlier is None else earlier}, aggregator
+
+
+# ---------------------------------------------------------------- the front door
 
 
 def minimize(
@@ -109,111 +250,112 @@ def minimize(
     >>> [round(v, 3) for v in result.x.tolist()]
     [0.5, 0.0, 0.0, 0.0]
     """
-    aggregator = _aggregator(objective, clients)
-    request = _Request(steps, epochs, seed, x0, resume, tuple(callbacks), record, progress, physical_batch_size)
-    with aggregator.group.joined("minimize"):
-        return _minimized(objective, recipe, constraint, request, aggregator, clients, ledger, noise_seed)
+    aggregator = _holders(objective, clients)
+    group = aggregator.group
+    with group.joined("minimize"):
+        constraint = Whole() if constraint is None else constraint
+        _check_arguments(constraint, steps, epochs, record, physical_batch_size, objective.space.d)
+        for problem in (objective, *aggregator.problems):
+            getattr(problem, "forget", int)()  # rows may have been written to since the last run
+        n = sum(header[0] for header in group.agree("records", [objective.n]))
+        validate.check(n > 0, "objective.n", n, "give at least one record")
+        view, penalty = _View(objective, aggregator), getattr(objective, "penalty", None) or NoPenalty()
+        binding = Binding(constraint, penalty, objective.space, n, steps, epochs, view.loss, view.gradient)
+        pipe = _bound(recipe, binding)
+        if clients is not None and not isinstance(clients, Aggregator):
+            aggregator = Clients(list(clients), pipe.wire.per_round)
+        if claims(pipe):
+            view.close(recipe)
+        per_epoch = pipe.stages[-1].sampler.rounds(n)
+        rounds = _rounds(pipe, steps, epochs, per_epoch)
+        validate.check(x0 is None or not pipe.before, "x0", x0, "leave it out: this recipe finds its own start")
+        spending = _spending(pipe, objective, ledger, noise_seed, aggregator, n)
+        if spending is not None:
+            spending.check_same(group, pipe, rounds)
+            if resume is None:
+                group.on_leader(lambda: spending.require(pipe, rounds))
+        prepared, bought, aggregator = prepare(pipe, objective, spending, resume, aggregator)
+        pipe, objective = prepared.fill(pipe), prepared.objective
+        terms = _terms(spending, pipe, resume, rounds)
+        if resume is None:
+            first = prepared.start if x0 is None else None
+            first = _start_point(objective, constraint, x0) if first is None else first
+            state = start(pipe, first, seed).replace(parts={**bought, **terms})
+        else:
+            state = _on_terms(resume, terms, objective.space.d)
+        watch = _Watch(_View(objective, aggregator), pipe, rounds, per_epoch, record, tuple(callbacks))
+        watch.begin(state, False if group.rank else progress, spending)
+        with watch, nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds) as book:
+            context = RunContext(
+                aggregator=aggregator,
+                space=objective.space,
+                keys=Keys(seed, None if spending is None else spending.noise),
+                public_rows=lambda w, data: _public(objective, data).rows(w),
+                per_epoch=per_epoch,
+                physical=physical_batch_size,
+                ledger=book,
+                whole=n,
+            )
+            state, x, status = run(pipe, state, rounds, context, watch)
+        with group.alike():
+            average = pipe.average.output(state.average, state.w)
+        certificate, certify = {}, getattr(pipe.stop, "certify", None)
+        if x is not None and certify is not None and not pipe.private and not view.elsewhere:
+            certificate = certify(view.mean(view.slope(x)), x, opened_again(pipe, state, x, context))
+        privacy = None
+        if spending is not None:
+            resumed = None if resume is None else resume.t
+            privacy = spending.statement(pipe, rounds, state.t, resumed, physical_batch_size is not None)
+        bought_facts = prepared.transform, prepared.target, prepared.centre
+        counts = state.dims, state.bytes, watch.seconds
+        return Result(x, average, status, tuple(watch.history), privacy, *counts, state, certificate, *bought_facts)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """How long a run is, where it starts and who watches it."""
-
-    steps: int | None
-    epochs: float | None
-    seed: int
-    x0: Any
-    resume: State | None
-    callbacks: tuple[Callback, ...]
-    record: int | str | None
-    progress: bool | None
-    physical: int | None
+def _holders(objective: Any, clients: Any) -> Aggregator:
+    """Who holds the records: this process, several objectives in it, or whoever an aggregator says."""
+    if clients is None:
+        return Local(objective)
+    if isinstance(clients, Aggregator):
+        return clients.holding([objective if problem is None else problem for problem in clients.problems])
+    remedy = "give a list of objectives, isthmus.Clients(...), or AllReduce()"
+    validate.check(isinstance(clients, Sequence), "clients", clients, remedy)
+    return Clients(list(clients))
 
 
-def _minimized(
-    objective: Any,
-    recipe: Recipe | Pipeline,
-    constraint: ConvexSet | None,
-    request: _Request,
-    aggregator: Aggregator,
-    clients: Any,
-    ledger: Any,
-    noise_seed: int | None,
-) -> Result:
-    constraint = Whole() if constraint is None else constraint
-    space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
-    steps, epochs, seed, x0, resume = request.steps, request.epochs, request.seed, request.x0, request.resume
-    _check_arguments(constraint, steps, epochs, request.record, request.physical, space.d)
-    elsewhere = getattr(objective, "elsewhere", False)
-    value, slope, mine, group = objective.loss, _gradient(objective), objective.n, aggregator.group
-    loss, gradient = _Look(lambda w: group.mean(value(w), mine)), _Look(lambda w: group.mean(slope(w), mine))
-    for problem in (objective, *aggregator.problems):
-        getattr(problem, "forget", int)()  # rows may have been written to since the last run
-    n = sum(header[0] for header in group.agree("records", [mine]))
-    validate.check(n > 0, "objective.n", n, "give at least one record")
-    pipe = _bound(recipe, Binding(constraint, penalty, space, n, steps, epochs, loss, gradient))
-    aggregator = _aggregator_of(aggregator, clients, pipe)
-    if claims(pipe):
-        loss.close(recipe)
-        gradient.close(recipe)
-    per_epoch = pipe.stages[-1].sampler.rounds(n)
-    rounds = _rounds(pipe, steps, epochs, per_epoch)
-    validate.check(x0 is None or not pipe.before, "x0", x0, "leave it out: this recipe finds its own start")
-    spending = _spending(pipe, objective, ledger, noise_seed, aggregator, n)
-    if spending is not None:
-        spending.check_same(aggregator, pipe, rounds)
-    if spending is not None and resume is None:
-        group.on_leader(lambda: spending.require(pipe, rounds))
-    prepared, bought, aggregator = _prepare(pipe, objective, spending, resume, aggregator)
-    pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
-    state = _first_state(pipe, prepared, constraint, request, bought, _terms(spending, pipe, resume, rounds))
-    spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
-    watch = _Watch(objective, pipe, rounds, per_epoch, request, state, spent, aggregator)
-    hold = nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds)
-    with watch, hold as book:
-        setting = Setting(
-            aggregator=aggregator,
-            space=space,
-            keys=Keys(seed, None if spending is None else spending.noise),
-            public_rows=lambda w, data: _public(objective, data).rows(w),
-            per_epoch=per_epoch,
-            physical=request.physical,
-            ledger=book,
-            whole=n,
-        )
-        state, x, status = run(pipe, state, rounds, setting, watch)
-    with group.alike():
-        average = pipe.average.output(state.average, state.w)
-    resumed = None if resume is None else resume.t
-    return Result(
-        x=x,
-        average=average,
-        status=status,
-        history=tuple(watch.history),
-        privacy=None
-        if spending is None
-        else spending.statement(pipe, rounds, state.t, resumed, request.physical is not None),
-        dims=state.dims,
-        bytes=state.bytes,
-        seconds=watch.seconds,
-        state=state,
-        certificate=_certificate(pipe, None if elsewhere else lambda w: group.mean(slope(w), mine), x, state, setting),
-        transform=prepared.transform,
-        target=prepared.target,
-        centre=prepared.centre,
-    )
+def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
+    """The pipeline of a recipe, or the one that was given."""
+    if isinstance(recipe, Recipe):
+        return recipe.bind(binding)
+    if not isinstance(recipe, Pipeline):
+        validate.refuse("recipe", recipe, "give a recipe, isthmus.algorithms.<name>(...), or a Pipeline")
+    return recipe
 
 
-def _first_state(
-    pipe: Pipeline, prepared: Prepared, constraint: ConvexSet, request: _Request, bought: Any, terms: Any
-) -> State:
-    """Where the loop begins: at the start that was found or given, or where an earlier run was stopped."""
-    begun = request.resume
-    if begun is None:
-        own = prepared.start if request.x0 is None else None
-        first = _start_point(prepared.objective, constraint, request.x0) if own is None else own
-        begun = start(pipe, first, request.seed).replace(parts={**bought, **terms})
-    return _on_terms(begun, terms, prepared.objective.space.d)
+def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: int) -> int:
+    """How many rounds: as asked, else as many as the algorithm's own schedule says."""
+    if steps is not None:
+        return steps
+    if epochs is not None:
+        return max(1, round(epochs * per_epoch))
+    if pipe.rounds is None:
+        validate.refuse("steps, epochs", (None, None), "give one of the two: the recipe does not say how long it runs")
+    return pipe.rounds
+
+
+def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, physical: Any, d: int) -> None:
+    validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
+    if steps is not None:
+        validate.positive_int(steps=steps)
+    if epochs is not None:
+        validate.positive(epochs=epochs)
+    if physical is not None:
+        validate.positive_int(physical_batch_size=physical)
+    if record not in (None, "epoch"):
+        validate.positive_int(record=record)
+    validate.check(hasattr(constraint, "project"), "constraint", constraint, "give a set from isthmus.sets")
+    dim = getattr(constraint, "dim", None)
+    remedy = f"give a set of dimension {d}, which is that of the objective: this one has {dim}"
+    validate.check(dim in (None, d), "constraint", constraint, remedy)
 
 
 def _spending(
@@ -224,10 +366,9 @@ def _spending(
         return None
     aggregator.check_private(n, [stage.sampler for stage in pipe.stages])
     rank = aggregator.group.rank
-    own, seed = None if rank else ledger, noise_seed
     if noise_seed is not None and rank:  # other coins for other records
-        seed = key(noise_seed, rank)
-    spending = Spending(pipe.promise, own, seed, whole=n, leads=not rank)
+        noise_seed = key(noise_seed, rank)
+    spending = Spending(pipe.promise, None if rank else ledger, noise_seed, whole=n, leads=not rank)
     spending.warn(objective, *aggregator.problems)
     return spending
 
@@ -245,57 +386,23 @@ def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, roun
 def _on_terms(state: State, terms: dict[str, Any], d: int) -> State:
     """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
     same = same_terms(state.parts.get("terms"), terms.get("terms"))
-    validate.check(
-        same,
-        "resume",
-        f"round {state.t}",
-        "continue with the recipe and the number of rounds that the run was begun with",
-    )
+    remedy = "continue with the recipe and the number of rounds that the run was begun with"
+    validate.check(same, "resume", f"round {state.t}", remedy)
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")
     validate.non_negative_int(**{"resume.t": state.t})
     return state.replace(parts={**state.parts, **terms})
 
 
-def _prepare(
-    pipe: Pipeline, objective: Any, spending: Spending | None, resume: State | None, aggregator: Aggregator
-) -> tuple[Prepared, dict[str, Any], Aggregator]:
-    """Buy what the pipeline needs to know before its loop, or take what an interrupted run has bought."""
-    if spending is None or not pipe.before:
-        return Prepared(objective), {}, aggregator
-    if resume is None:
-        prepared, bought, aggregator = prepare(pipe, objective, spending.look, aggregator)
-        return prepared, {"prepare": bought}, aggregator
-    earlier = resume.parts["prepare"]
-
-    def recall(stage: Stage, holders: Aggregator, space: Space) -> Tensor:
-        spending.recall(stage)
-        value: Tensor = earlier[stage.name]
-        return value
-
-    prepared, _, aggregator = prepare(pipe, objective, recall, aggregator)
-    return prepared, {"prepare": earlier}, aggregator
-
-
-class _Look:
-    """A look at the objective itself, for recipes that are not private; closed as soon as one turns out to be."""
-
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        self.function, self.used, self.closed = function, False, False
-
-    def __call__(self, w: Tensor) -> Any:
-        remedy = "use what the pipeline releases: a private one may not read the loss or a gradient without noise"
-        validate.check(not self.closed, "recipe", "a look at the objective", remedy)
-        self.used = True
-        return self.function(w)
-
-    def close(self, recipe: Any) -> None:
-        """No look from now on; one that was taken while the recipe was bound is refused."""
-        name, self.closed = getattr(recipe, "name", type(recipe).__name__), True
-        remedy = (
-            "use public facts only: the recipe claims to be private, and read the loss or a gradient while it was "
-            "set up"
-        )
-        validate.check(not self.used, "recipe", name, remedy)
+def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
+    d = objective.space.d
+    if x0 is None:
+        zero = torch.zeros(d, dtype=getattr(objective, "dtype", torch.float64))
+        return constraint.project(zero)
+    w = validate.as_tensor("x0", x0, ndim=1)
+    validate.shape((d,), x0=w)
+    remedy = f"start inside {constraint}, at `constraint.project(x0)` for instance"
+    validate.check(bool(constraint.contains(w)), "x0", w, remedy)
+    return w.clone()
 
 
 def _public(objective: Any, data: Any) -> Any:
@@ -306,33 +413,45 @@ def _public(objective: Any, data: Any) -> Any:
     return public
 
 
-def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:
-    """The mean gradient of any objective, from its rows where it has no method of its own."""
-    return getattr(objective, "gradient", None) or (lambda w: objective.rows(w).sum() / objective.n)
+class _View:
+    """Looks at the objective itself, for recipes that are not private; closed as soon as one turns out to be."""
 
+    def __init__(self, objective: Any, aggregator: Aggregator) -> None:
+        self.objective, self.group, self.used, self.closed = objective, aggregator.group, False, False
+        self.elsewhere = bool(getattr(objective, "elsewhere", False))
 
-def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
-    """The pipeline of a recipe, or the one that was given."""
-    if isinstance(recipe, Recipe):
-        return recipe.bind(binding)
-    if not isinstance(recipe, Pipeline):
-        validate.refuse("recipe", recipe, "give a recipe, isthmus.algorithms.<name>(...), or a Pipeline")
-    return recipe
+    def mean(self, value: Any) -> Any:
+        """Of all holders, weighted by their records."""
+        return self.group.mean(value, self.objective.n)
 
+    def slope(self, w: Tensor) -> Tensor:
+        """The mean gradient of any objective, from its rows where it has no method of its own."""
+        if hasattr(self.objective, "gradient"):
+            gradient: Tensor = self.objective.gradient(w)
+            return gradient
+        rows: Tensor = self.objective.rows(w).sum()
+        return rows / self.objective.n
 
-def _certificate(
-    pipe: Pipeline,
-    gradient: Callable[[Tensor], Tensor] | None,
-    x: Tensor | None,
-    state: State,
-    setting: Setting,
-) -> dict[str, float]:
-    """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
-    certify = getattr(pipe.stop, "certify", None)
-    if x is None or certify is None or gradient is None or pipe.private:
-        return {}
-    figures: dict[str, float] = certify(gradient(x), x, opened_again(pipe, state, x, setting))
-    return figures
+    def loss(self, w: Tensor) -> Any:
+        """What a line search asks."""
+        self._open()
+        return self.mean(self.objective.loss(w))
+
+    def gradient(self, w: Tensor) -> Any:
+        """What a stop rule asks."""
+        self._open()
+        return self.mean(self.slope(w))
+
+    def _open(self) -> None:
+        remedy = "use what the pipeline releases: a private one may not read the loss or a gradient without noise"
+        validate.check(not self.closed, "recipe", "a look at the objective", remedy)
+        self.used = True
+
+    def close(self, recipe: Any) -> None:
+        """No look from now on; one that was taken while the recipe was bound is refused."""
+        name, self.closed = getattr(recipe, "name", type(recipe).__name__), True
+        remedy = "use public facts only: the recipe claims to be private, and read the loss or a gradient when set up"
+        validate.check(not self.used, "recipe", name, remedy)
 
 
 class EarlyStop:
@@ -365,37 +484,37 @@ class _Watch:
 
     def __init__(
         self,
-        objective: Any,
+        view: _View,
         pipe: Pipeline,
         rounds: int,
         per_epoch: int,
-        request: _Request,
-        state: State,
-        spent: Callable[[int], float] | None,
-        aggregator: Aggregator,
+        record: int | str | None,
+        callbacks: tuple[Callback, ...],
     ) -> None:
-        self.group, progress = aggregator.group, request.progress
-        self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
-        self.every: Any = per_epoch if request.record == "epoch" else request.record
-        self.callbacks, self.aside, self.spent = request.callbacks, 0.0, spent
+        self.view, self.pipe, self.rounds, self.per_epoch, self.callbacks = view, pipe, rounds, per_epoch, callbacks
+        self.every: Any = per_epoch if record == "epoch" else record
         self.history: list[dict[str, Any]] = []
-        self.seconds = 0.0
-        self.bar = bar(rounds, False if self.group.rank else progress, initial=state.t, leave=False, unit="round")
+        self.seconds = self.aside = 0.0
+
+    def begin(self, state: State, progress: bool | None, spending: Spending | None) -> None:
+        """The first record."""
+        self.spending = spending
+        self.bar = notebook.bar(self.rounds, progress, initial=state.t, leave=False, unit="round")
         if self.every is not None and state.t == 0:
             self.history.append(self._record(state))
 
     def __enter__(self) -> _Watch:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bar.close()
 
     def __call__(self, state: State, seconds: float) -> bool:
         self.seconds = seconds - self.aside
         self.bar.update(1)
-        if self.spent is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
-            spent = f"{self.spent(state.t):.4g} of {self.spent(self.rounds):.4g}"
-            self.bar.set_postfix(epsilon=spent, refresh=False)
+        if self.spending is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
+            spent, promised = (self.spending.epsilon(self.pipe, t) for t in (state.t, self.rounds))
+            self.bar.set_postfix(epsilon=f"{spent:.4g} of {promised:.4g}", refresh=False)
         if self.every is None or (state.t % self.every and state.t != self.rounds):
             return False
         began = time.perf_counter()
@@ -408,77 +527,10 @@ class _Watch:
         return any(answers)
 
     def _record(self, state: State) -> dict[str, Any]:
-        record = {
-            "t": state.t,
-            "epoch": state.t / self.per_epoch,
-            "seconds": self.seconds,
-            "dims": state.dims,
-            "bytes": state.bytes,
-        }
+        record = {"t": state.t, "epoch": state.t / self.per_epoch, "seconds": self.seconds}
+        record |= {"dims": state.dims, "bytes": state.bytes}
         if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
             record["eta"] = float(eta)
-        if not self.pipe.private and not getattr(self.objective, "elsewhere", False):
-            record["loss"] = float(self.group.mean(float(self.objective.loss(state.w)), self.objective.n))
+        if not self.pipe.private and not self.view.elsewhere:
+            record["loss"] = float(self.view.mean(float(self.view.objective.loss(state.w))))
         return record
-
-
-def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
-    d = objective.space.d
-    if x0 is None:
-        zero = torch.zeros(d, dtype=getattr(objective, "dtype", torch.float64))
-        return constraint.project(zero)
-    w = validate.as_tensor("x0", x0, ndim=1)
-    validate.shape((d,), x0=w)
-    validate.check(
-        bool(constraint.contains(w)), "x0", w, f"start inside {constraint}, at `constraint.project(x0)` for instance"
-    )
-    return w.clone()
-
-
-def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: int) -> int:
-    """How many rounds: as asked, else as many as the algorithm's own schedule says."""
-    if steps is not None:
-        return steps
-    if epochs is not None:
-        return max(1, round(epochs * per_epoch))
-    if pipe.rounds is None:
-        validate.refuse("steps, epochs", (None, None), "give one of the two: the recipe does not say how long it runs")
-    return pipe.rounds
-
-
-def _aggregator(objective: Any, clients: Any) -> Aggregator:
-    """Who holds the records: this process, several objectives in it, or whoever an aggregator says."""
-    if clients is None:
-        return Local(objective)
-    if isinstance(clients, Aggregator):
-        return clients.holding([objective if problem is None else problem for problem in clients.problems])
-    remedy = "give a list of objectives, isthmus.Clients(...), or AllReduce()"
-    validate.check(isinstance(clients, Sequence), "clients", clients, remedy)
-    return Clients(list(clients))
-
-
-def _aggregator_of(aggregator: Aggregator, clients: Any, pipe: Pipeline) -> Aggregator:
-    """How clients that were given as a list are asked: as many as the pipeline says."""
-    if isinstance(clients, Aggregator) or not isinstance(aggregator, Clients):
-        return aggregator
-    return replace(aggregator, per_round=pipe.wire.per_round)
-
-
-def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, physical: Any, d: int) -> None:
-    validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
-    if steps is not None:
-        validate.positive_int(steps=steps)
-    if epochs is not None:
-        validate.positive(epochs=epochs)
-    if physical is not None:
-        validate.positive_int(physical_batch_size=physical)
-    if record not in (None, "epoch"):
-        validate.positive_int(record=record)
-    validate.check(hasattr(constraint, "project"), "constraint", constraint, "give a set from isthmus.sets")
-    dim = getattr(constraint, "dim", None)
-    validate.check(
-        dim is None or dim == d,
-        "constraint",
-        constraint,
-        f"give a set of dimension {d}, which is that of the objective: this one has {dim}",
-    )

@@ -9,9 +9,9 @@ Every algorithm is one filling of these slots; the plain case is the general cas
 A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a stage a list of `Release`s
 (each one encode, clip, mechanism and lift).  A step of the algorithm is a **round**:
 
-    open_round   the step size and the round's context: public things only
+    open_round   the step size, and what encoders may look at: public things only
     bind_stage   this round's maps and clip bounds
-    contribute   sample, take per-example rows, `measure` them: where the data is
+    contribute   sample, take per-example rows, `measure` them: where the data is (`isthmus.core.measuring`)
     (add)        messages are a monoid: physical batches, ranks and clients add up
     close_stage  charge the ledger, release, lift: where the noise is
     advance      update, average, adapt: post-processing of what was released
@@ -21,35 +21,42 @@ A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
-from isthmus.core.averages import Average, Last
-from isthmus.core.samplers import Sampler
+from isthmus.core.group import ALONE, Group
+from isthmus.core.parts import Average, Last, RowSource, Step, Update, current
 from isthmus.core.sound import check_sound
-from isthmus.core.sources import RowSource, current
-from isthmus.core.state import State
-from isthmus.core.updates import Step, Update
-from isthmus.core.wire import Wire
-from isthmus.lifts import Lift, pinv
+from isthmus.core.state import StageOutput, State
+from isthmus.core.wire import Keys, Message, Wire
+from isthmus.gradients import Rows
+from isthmus.lifts import Lift, Lifted, pinv
 from isthmus.privacy.accounting import Adjacency, joint
-from isthmus.privacy.clips import Clipping
+from isthmus.privacy.clips import ClippedSum, Clipping
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.mechanisms import Exact, Mechanism
+from isthmus.privacy.ledger import Chargeable
+from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
+from isthmus.privacy.noise import Noise
 from isthmus.privacy.plan import PrivacyPlan
-from isthmus.sketches import Encoder, Identity
+from isthmus.privacy.sampling import Sampler
+from isthmus.sketches import Encoder, Identity, Sketch
 
 if TYPE_CHECKING:
-    from isthmus.core.before import Prepared
-    from isthmus.core.step import Round
+    from isthmus.core.aggregators import Aggregator
+    from isthmus.core.minimize import Prepared
 
 StepSize = Callable[[int], float | Tensor]
+Maps = dict[str, tuple[Hashable, Sketch]]
+"""The maps a run holds between rounds, by slot: a convenience that any machine can rebuild, never part of the state."""
 
 
 # ---------------------------------------------------------------- what fills the slots
@@ -91,9 +98,15 @@ class Stage:
     def __post_init__(self) -> None:
         object.__setattr__(self, "releases", tuple(self.releases))  # what was checked stays as it was
 
-    @property
+    @cached_property
     def private(self) -> bool:
+        """Whether any release hides its data behind noise."""
         return any(release.mechanism.private for release in self.releases)
+
+    @cached_property
+    def slots(self) -> tuple[tuple[Release, str], ...]:
+        """Every release with its slot `stage/release`."""
+        return tuple((release, f"{self.name}/{release.name}") for release in self.releases)
 
     def event(self, adjacency: Adjacency) -> DpEvent:
         """What one round of the stage releases, for the accountant: its releases together, seen through its sampler."""
@@ -123,7 +136,7 @@ class Promise:
 
 
 class Before(Protocol):
-    """One look at the data before the loop, and what follows from what it released (see `isthmus.core.before`)."""
+    """One purchase: a look at the data before the loop, and what follows from what it released (`core.minimize`)."""
 
     @property
     def name(self) -> str:
@@ -169,8 +182,8 @@ class Pipeline:
     before: Sequence[Before] = ()
 
     def __post_init__(self) -> None:
-        for name in ("stages", "before"):  # what was checked stays as it was
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "stages", tuple(self.stages))  # what was checked stays as it was
+        object.__setattr__(self, "before", tuple(self.before))
         check_sound(self)
 
     @property
@@ -181,29 +194,330 @@ class Pipeline:
     @cached_property
     def encoders(self) -> tuple[tuple[str, Encoder], ...]:
         """Every encoder, nested ones included, with the slot where its state is kept: the first that holds it."""
-        return tuple(
-            encoder
-            for stage in self.stages
-            for release in stage.releases
-            for encoder in _nested(release.encode, f"{stage.name}/{release.name}")
+        found: list[tuple[str, Encoder]] = []
+
+        def visit(encoder: Encoder, path: str) -> None:
+            found.append((path, encoder))
+            if is_dataclass(encoder):
+                for item in fields(encoder):
+                    inner = getattr(encoder, item.name)
+                    if isinstance(inner, Encoder):
+                        visit(inner, f"{path}.{item.name}")
+
+        for _, release, slot in slots(self.stages):
+            visit(release.encode, slot)
+        return tuple(found)
+
+
+def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
+    """Every release with its stage and its slot `stage/release`."""
+    return [(stage, release, slot) for stage in stages for release, slot in stage.slots]
+
+
+# ---------------------------------------------------------------- a round
+
+
+@dataclass(eq=False)
+class Round:
+    """Everything that is fixed while a round lasts, public things only: what an encoder may look at when it is bound.
+
+    eta, read   the step size; the iterate, which is read at most once
+    held        what stages that do not run every round last released
+    parts       what encoders, clips and lifts remember of earlier rounds, by slot; `changed` what this one adds
+    memory      what senders keep of what a sketch lost, by client and slot (runs without noise only)
+    maps        what is held between rounds; `place` puts a new map where a driver holds memory for it
+    sketches, bounds   this round's maps and clip bounds, by slot: public, given or paid for
+    released, paid     what its stages released, by stage and release; which of them were charged
+    """
+
+    pipe: Pipeline
+    space: Space
+    t: int
+    epoch: int
+    seed: int
+    eta: float | Tensor
+    read: Callable[[], Tensor]
+    public_rows: Callable[[Tensor, Any], Rows]
+    held: dict[str, StageOutput]
+    parts: Mapping[str, Any]
+    memory: dict[str, Tensor]
+    maps: Maps
+    group: Group = ALONE
+    device: torch.device | None = None
+    place: Callable[[str, Sketch], Sketch] | None = None
+    changed: dict[str, Any] = field(default_factory=dict)
+    sketches: dict[str, Sketch] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
+    released: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    paid: set[str] = field(default_factory=set)
+    _bound: dict[str, Sketch] = field(default_factory=dict)
+
+    @cached_property
+    def w(self) -> Tensor:
+        """The iterate."""
+        return self.read()
+
+    @cached_property
+    def active(self) -> list[Stage]:
+        """The stages of this round."""
+        return [stage for stage in self.pipe.stages if self.t % stage.every == 0]
+
+    def rows(self, data: Any) -> Rows:
+        """Per-example gradients at the iterate on public data."""
+        return self.public_rows(self.w, data)
+
+    def state_of(self, slot: str) -> Any:
+        """What the encoder of a slot remembers after it was bound; None where it remembers nothing."""
+        return self.changed.get(slot, self.parts.get(slot))
+
+    def bind(self, encoder: Encoder) -> Sketch:
+        """The map of this round: one for all slots that share an encoder, bound once however often it is asked for."""
+        slot = ""
+        for slot, candidate in self.pipe.encoders:  # noqa: B007
+            if candidate is encoder:
+                break
+        if slot in self._bound:
+            return self._bound[slot]
+        token = encoder.token(self)
+        kept, sketch = self.maps.get(slot), None
+        if token is not None and kept is not None and kept[0] == token:
+            sketch = kept[1]
+        else:
+            before = self.parts.get(slot)
+            if self.group.size > 1 and encoder.public:  # no two machines need learn the same bits: one does
+                before = self._learned(encoder, before)
+            sketch, state = encoder.bind(self, before)
+            if self.place is not None:
+                sketch = self.place(slot, sketch)
+            self.maps[slot] = (token, sketch)
+            if state is not None:
+                self.changed[slot] = state
+        self._bound[slot] = sketch
+        return sketch
+
+    def _learned(self, encoder: Encoder, state: Any) -> Any:
+        """What one machine learned, for all of them; sent only in rounds in which it learned something."""
+
+        def learn() -> Any:
+            following = encoder.bind(self, state)[1]
+            return None if following is state else following
+
+        learned = self.group.on_leader(learn)
+        return state if learned is None else learned
+
+
+def no_public(w: Tensor, data: Any) -> NoReturn:
+    """Refuse a sketch that asks for public examples where there are none."""
+    validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")
+
+
+def open_round(
+    pipe: Pipeline,
+    state: State,
+    *,
+    space: Space,
+    seed: int,
+    epoch: int = 0,
+    read: Callable[[], Tensor] | None = None,
+    public_rows: Callable[[Tensor, Any], Rows] = no_public,
+    eta: float | Tensor | None = None,
+    maps: Maps | None = None,
+    group: Group = ALONE,
+    device: torch.device | None = None,
+    place: Callable[[str, Sketch], Sketch] | None = None,
+) -> Round:
+    """A new round: its step size and what its encoders may look at.  Public things only."""
+    step = pipe.step(state.t) if eta is None else eta
+    read, maps = read or (lambda: state.w), {} if maps is None else maps
+    held, parts, memory = dict(state.held), state.parts, dict(state.memory)
+    given = (pipe, space, state.t, epoch, seed, step, read, public_rows, held, parts, memory, maps)
+    return Round(*given, group, device, place)
+
+
+def bind_stage(round: Round, stage: Stage) -> None:
+    """Look up the clip bounds of a stage and bind its encoders, which may look at what earlier stages released."""
+    for release, slot in stage.slots:
+        if release.clip is not None:
+            bound = round.parts.get(f"{slot}/clip")
+            round.bounds[slot] = release.clip.init() if bound is None else bound
+    for release, slot in stage.slots:
+        round.sketches[slot] = round.bind(release.encode)
+
+
+def pay(round: Round, stage: Stage, ledger: Chargeable | None) -> None:
+    """Charge a private stage of a round, once: at its release, or before where sums come with their noise."""
+    if not stage.private or stage.name in round.paid:
+        return
+    if ledger is None:
+        remedy = f"give a ledger: stage {stage.name!r} is private, and nothing is released without one"
+        validate.refuse("ledger", None, remedy)
+    ledger.charge(stage, round.t)
+    round.paid.add(stage.name)
+
+
+def close_stage(
+    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
+) -> dict[str, Tensor]:
+    """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round.
+
+    What has no bound, or one in a norm that its mechanism does not take, is refused before anything is charged.
+    """
+    settled = {}
+    for release, slot in stage.slots:
+        settled[release.name] = message.values[release.name].settled(round.sketches[slot])
+        if release.mechanism.private:
+            check_bounded(release.mechanism, settled[release.name])
+    pay(round, stage, ledger)
+    released = {}
+    for release, slot in stage.slots:
+        bounded = settled.pop(release.name)
+        value = _noised(release, f"{slot} of round {round.t}", bounded, keys.noise)
+        fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
+        # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up
+        value = value.to(bounded.dtype or value.dtype)
+        released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
+    take_stage(round, stage, released)
+    return released
+
+
+def _noised(release: Release, name: str, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    """What a mechanism makes of a bounded value: the only place where it is asked to."""
+    return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
+
+
+def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> None:
+    """What was released, here or elsewhere, lifted to R^d and held in the round."""
+    lifted: list[Lifted] = []
+    for release, slot in stage.slots:
+        w = round.w if getattr(release.lift, "reads_w", True) else None  # lifts may be plain functions
+        inputs = round.sketches[slot], released[release.name], w, round.eta
+        remember = getattr(release.lift, "remember", None)
+        if remember is None:
+            result = release.lift(*inputs)
+        else:  # a lift with a memory of codes: post-processing of what was released, kept with the state
+            result, round.changed[f"{slot}/lift"] = remember(*inputs, round.state_of(f"{slot}/lift"))
+        if result is not None:
+            lifted.append(result)
+    anchor = round.w if stage.every > 1 else None
+    round.held[stage.name], round.released[stage.name] = StageOutput(anchor, tuple(lifted)), dict(released)
+
+
+def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
+    """Post-processing of what was released: update, average, the next clip bounds."""
+    pipe, held = round.pipe, {}
+    lifted: list[Lifted] = []
+    for stage in pipe.stages:
+        if stage.name in round.held:
+            lifted += round.held[stage.name].lifted
+            if stage.every > 1:
+                held[stage.name] = round.held[stage.name]
+    update, w = pipe.update.apply(state.update, state.w, lifted, round.eta)
+    average, w = pipe.average.observe(state.average, w, round.eta, round.t)
+    parts = {**state.parts, **round.changed}
+    for stage in round.active:
+        for release, slot in stage.slots:
+            if release.clip is not None:
+                parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
+    dims, size = state.dims, state.bytes
+    for message in sent:
+        dims, size = dims + message.dims, size + message.bytes
+    return State(w, round.t + 1, update, average, parts, round.memory, held, dims, size)
+
+
+# ---------------------------------------------------------------- the loop
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run needs beside its pipeline: where the data is, its space, and how long an epoch is."""
+
+    aggregator: Aggregator
+    space: Space
+    keys: Keys
+    public_rows: Callable[[Tensor, Any], Rows] = no_public
+    per_epoch: int = 1
+    physical: int | None = None
+    ledger: Chargeable | None = None
+    maps: Maps = field(default_factory=dict)
+    whole: int | None = None
+    """How many records all holders of data have together; None where this process has them all."""
+
+    def open(self, pipe: Pipeline, state: State) -> Round:
+        """The round that follows a state."""
+        return open_round(
+            pipe,
+            state,
+            space=self.space,
+            seed=self.keys.seed,
+            epoch=state.t // self.per_epoch,
+            public_rows=self.public_rows,
+            maps=self.maps,
+            group=self.aggregator.group,
         )
 
 
-# ---------------------------------------------------------------- small helpers
+def start(pipe: Pipeline, w: Tensor, seed: int = 0) -> State:
+    """The state before the first round."""
+    return State(w=w, update=pipe.update.init(w), average=pipe.average.init(w, seed))
 
 
-def slots(stages: Sequence[Stage]) -> Iterator[tuple[Stage, Release, str]]:
-    """Every release with its slot `stage/release`."""
-    for stage in stages:
-        for release in stage.releases:
-            yield stage, release, f"{stage.name}/{release.name}"
+def step(pipe: Pipeline, state: State, context: RunContext) -> tuple[Round, State]:
+    """One round."""
+    round = context.open(pipe, state)
+    sent = [_through(round, stage, context) for stage in round.active]
+    with round.group.alike():
+        return round, advance(round, state, sent)
 
 
-def _nested(encoder: Encoder, path: str) -> Iterator[tuple[str, Encoder]]:
-    """An encoder and the encoders among its fields."""
-    yield path, encoder
-    if is_dataclass(encoder):
-        for item in fields(encoder):
-            value = getattr(encoder, item.name)
-            if isinstance(value, Encoder):
-                yield from _nested(value, f"{path}.{item.name}")
+def _through(round: Round, stage: Stage, context: RunContext) -> Message:
+    """One stage of a round: its maps, everybody's contributions, its release."""
+    bind_stage(round, stage)
+    message = context.aggregator.collect(round, stage, context)
+    with round.group.alike():
+        released = round.group.on_leader(
+            lambda: close_stage(round, stage, message, context.keys, context.ledger), met=True
+        )
+        if stage.name not in round.released:  # it was released elsewhere
+            take_stage(round, stage, released)
+    return message
+
+
+def look(stage: Stage, context: RunContext, promise: Promise | None = None) -> dict[str, Tensor]:
+    """One look at the data outside the loop, through the same functions as a round: what it released, by name."""
+    round = context.open(Pipeline([stage], lambda t: 1.0, promise=promise), State(w=torch.empty(0)))
+    _through(round, stage, context)
+    return round.released[stage.name]
+
+
+def run(
+    pipe: Pipeline,
+    state: State,
+    steps: int,
+    context: RunContext,
+    observe: Callable[[State, float], bool] = lambda state, seconds: False,
+) -> tuple[State, Tensor | None, str]:
+    """The only loop: rounds until `state.t == steps`, a stop rule fires, or an observer asks to stop.
+
+    Returns the final state, the point found and a status.  A pipeline with a stop rule that never fired
+    found no point: None, never silently the last iterate.
+    """
+    began, status = time.perf_counter(), "finished" if pipe.stop is None else "none found"
+    while state.t < steps:
+        round, new = step(pipe, state, context)
+        if pipe.stop is not None and pipe.stop(round, state, new):
+            return new, state.w, "stopped"  # the point before the step, but the round that told us was released
+        state = new
+        if observe(state, time.perf_counter() - began):
+            status = "interrupted"
+            break
+    if pipe.stop is not None:
+        return state, None, status
+    return state, state.w if pipe.output == "last" else pipe.average.output(state.average, state.w), status
+
+
+def opened_again(pipe: Pipeline, state: State, x: Tensor, context: RunContext) -> Round:
+    """The round that led to a state, at the point x that it started from, with its maps bound: public things only."""
+    round = context.open(pipe, replace(state, w=x, t=state.t - 1))
+    for stage in round.active:
+        bind_stage(round, stage)
+    return round

@@ -13,9 +13,9 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.aggregators import Aggregator
-from isthmus.core.pipeline import Pipeline, Promise, Stage
+from isthmus.core.group import Group
+from isthmus.core.pipeline import Pipeline, Promise, RunContext, Stage, look
 from isthmus.core.sound import assumed
-from isthmus.core.step import Setting, look
 from isthmus.core.wire import Keys
 from isthmus.gradients.layers.passes import KEPT, MIXING, PIECES, RANDOM
 from isthmus.privacy import event_json
@@ -91,8 +91,8 @@ class Spending:
         """One look at the data outside the loop: charged, then released."""
         event = stage.event(self.promise.adjacency)
         with self._run({stage.name: event}) as run:
-            setting = Setting(holders, space, Keys(0, self.noise), ledger=run, whole=self.whole)
-            (value,) = look(stage, setting, self.promise).values()
+            context = RunContext(holders, space, Keys(0, self.noise), ledger=run, whole=self.whole)
+            (value,) = look(stage, context, self.promise).values()
         self.recall(stage)
         return value
 
@@ -119,10 +119,10 @@ class Spending:
         terms = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
         return event_json.canonical({**terms, "n": self.promise.n})
 
-    def check_same(self, aggregator: Aggregator, pipe: Pipeline, planned: int) -> None:
+    def check_same(self, group: Group, pipe: Pipeline, planned: int) -> None:
         """Refuse processes that promise something else than the one that pays: each states what it was told."""
         promised, terms = [self.promise.epsilon, self.promise.delta, self.seeded], self.terms(pipe, planned)
-        theirs, agreed = aggregator.group.on_leader(lambda: (promised, terms))
+        theirs, agreed = group.on_leader(lambda: (promised, terms))
         remedy = f"give all ranks the same budget, rounds and seeds: rank 0 pays for {theirs[:2]}"
         same = _near(theirs, promised) and _near(json.loads(agreed), json.loads(terms))
         validate.check(same, "epsilon, delta", promised[:2], remedy)
@@ -156,17 +156,14 @@ class Spending:
         promise, noise = self.promise, self.noise.describe()
         account = Account(promise.delta, promise.adjacency, promise.n, self.seeded, leaks=self.leaks)
         looks = [(stage, 1, "") for stage in self._before]
-        looks += [
-            (stage, -(-rounds // stage.every), stage.sampler.describe()) for stage in pipe.stages if stage.private
-        ]
+        for stage in pipe.stages:
+            if stage.private:
+                looks.append((stage, -(-rounds // stage.every), stage.sampler.describe()))
         for stage, count, sampler in looks:
-            mechanisms, names = (
-                [release.mechanism for release in stage.releases],
-                [release.name for release in stage.releases],
-            )
-            account.add(
-                stage.event(promise.adjacency), *mechanisms, names=names, count=count, sampler=sampler, noise=noise
-            )
+            mechanisms = [release.mechanism for release in stage.releases]
+            names = [release.name for release in stage.releases]
+            event = stage.event(promise.adjacency)
+            account.add(event, *mechanisms, names=names, count=count, sampler=sampler, noise=noise)
         return account
 
     def _run(self, events: dict[str, Any], **reserve: Any) -> Any:

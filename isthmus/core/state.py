@@ -15,23 +15,23 @@ FORMAT = storage.Format("isthmus-state-2", "State.save", unsealed=("isthmus-stat
 
 
 @dataclass(frozen=True)
-class Held:
+class StageOutput:
     """What a stage last released, lifted, and the point it looked at."""
 
     w: Tensor | None
     lifted: tuple[Lifted, ...]
 
 
-def _fields_of(held: Held) -> tuple[None, storage.Fields]:
+def _fields_of(held: StageOutput) -> tuple[None, storage.Fields]:
     lifted = [{"direction": x.direction, "point": x.point, "stretch": x.stretch} for x in held.lifted]
     return None, {"w": held.w, "lifted": lifted}
 
 
-def _held_of(_: str | None, fields: storage.Fields) -> Held:
-    return Held(fields["w"], tuple(Lifted(**item) for item in fields["lifted"]))
+def _output_of(_: str | None, fields: storage.Fields) -> StageOutput:
+    return StageOutput(fields["w"], tuple(Lifted(**item) for item in fields["lifted"]))
 
 
-storage.register("held", Held, _fields_of, _held_of)
+storage.register("held", StageOutput, _fields_of, _output_of)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class State:
     average: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, StageOutput] = field(default_factory=dict)
     dims: int = 0
     bytes: int = 0
 
@@ -76,20 +76,10 @@ class State:
 
 def _checked(tree: storage.Fields) -> State:
     """The state of a tree whose parts are of the kinds that they should be."""
-    state = State(**tree)
-    validate.check(
-        isinstance(state.w, Tensor),
-        "path: w",
-        type(state.w).__name__,
-        "give a file as it was written: an iterate belongs here",
-    )
+    state, remedy = State(**tree), "give a file as it was written: something else belongs here"
     validate.non_negative_int(t=state.t, dims=state.dims, bytes=state.bytes)
-    for name in ("update", "average", "parts", "memory", "held"):
+    kinds = {"w": Tensor} | dict.fromkeys(("update", "average", "parts", "memory", "held"), dict)
+    for name, kind in kinds.items():
         part = getattr(state, name)
-        validate.check(
-            isinstance(part, dict),
-            f"path: {name}",
-            type(part).__name__,
-            "give a file as it was written: a table belongs here",
-        )
+        validate.check(isinstance(part, kind), f"path: {name}", type(part).__name__, remedy)
     return state

@@ -35,9 +35,9 @@ from isthmus.core.gather import Gathering
 from isthmus.core.group import ALONE, Group
 from isthmus.core.losses import Losses
 from isthmus.core.means import Undo, reduced
-from isthmus.core.pipeline import Pipeline
-from isthmus.core.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start, take_stage
-from isthmus.core.updates import Delegate
+from isthmus.core.measuring import fragment
+from isthmus.core.parts import Delegate
+from isthmus.core.pipeline import Maps, Pipeline, Round, advance, bind_stage, close_stage, open_round, start, take_stage
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import passes
@@ -158,7 +158,7 @@ class TorchDriver:
         self._unused: set[str] = set()
         self._left_out: list[str] = []
         self._directions: list[Sequence[Lifted]] = []
-        self._kept: Kept = {}
+        self._kept: Maps = {}
         self._gathered = Gathering(self.stage, fast and least_bound(pipe) >= LEAST)
         self.arrivals, self._take = Arrivals(), Taking(self.layers, optimizer)
         self._awaiting = Awaiting(self.layers.parameters() if pipe.private else ())
@@ -319,7 +319,7 @@ class TorchDriver:
                     place=None if self._directions or self.observers else self.arrivals.placed,
                     group=self.group,
                 )
-                bind_stage(self._round, self.stage, self.state)
+                bind_stage(self._round, self.stage)
             finally:
                 self._busy = False
         return self._round

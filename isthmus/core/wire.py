@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,16 +68,17 @@ class Message:
 
     def normalised(self) -> Message:
         """Means instead of sums: every sender counts the same."""
-        return replace(self, values=self._over(self.divisor), divisor=1.0, fixed=False)
+        return self._over(self.divisor, 1.0)
 
     def by_records(self) -> Message:
         """The sum of a batch as one of all the sender's records: every record of every sender counts the same."""
         if self.fixed or self.records in (0, self.divisor):
             return self
-        return replace(self, values=self._over(self.divisor / self.records), divisor=float(self.records))
+        return self._over(self.divisor / self.records, float(self.records))
 
-    def _over(self, scale: float) -> dict[str, ClippedSum]:
-        return {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
+    def _over(self, scale: float, divisor: float) -> Message:
+        values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
+        return replace(self, values=values, divisor=divisor, fixed=False)
 
     def fresh(self) -> Message:
         """The same in memory of its own."""
@@ -87,30 +87,26 @@ class Message:
 
     def near(self, other: Message) -> bool:
         """Whether two messages say the same, up to the order in which numbers were added."""
-        pairs = [(b, other.values[name]) for name, b in self.values.items()]
-        return all(mine.bound == theirs.bound and mine.dtype == theirs.dtype for mine, theirs in pairs) and all(
-            bool((mine.value - theirs.value).norm() <= 1e-3 * mine.bound + 1e-5 * theirs.value.norm())
-            for mine, theirs in pairs
-        )
+        for name, mine in self.values.items():
+            theirs = other.values[name]
+            if mine.bound != theirs.bound or mine.dtype != theirs.dtype:
+                return False
+            if not (mine.value - theirs.value).norm() <= 1e-3 * mine.bound + 1e-5 * theirs.value.norm():
+                return False
+        return True
 
     def to_bytes(self) -> Raw:
         """The message as bytes, without pickle (`isthmus.base.storage`)."""
-        values = {}
+        values: dict[str, storage.Fields] = {}
         for name, bounded in self.values.items():
-            header = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
+            values[name] = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
             if name in self.coded:
                 coded = torch.frombuffer(bytearray(self.coded[name]), dtype=torch.uint8)
-                values[name] = {
-                    **header,
-                    "coded": coded,
-                    "size": bounded.value.numel(),
-                    "kind": _word(bounded.value.dtype),
-                }
+                values[name] |= {"coded": coded, "size": bounded.value.numel(), "kind": _word(bounded.value.dtype)}
             else:
-                values[name] = {**header, "value": bounded.value}
+                values[name]["value"] = bounded.value
         tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
-        tree |= {"fixed": self.fixed, "records": self.records}
-        return storage.pack("message", tree)
+        return storage.pack("message", tree | {"fixed": self.fixed, "records": self.records})
 
     @staticmethod
     def from_bytes(data: Raw, codec: Codec | None = None, sizes: Mapping[str, int] | None = None) -> Message:
@@ -121,55 +117,47 @@ class Message:
         """
         tree = storage.unpack(data, "message")
         try:
-            return _message(tree, codec, sizes)
+            validate.positive(divisor=tree["divisor"])
+            validate.non_negative_int(dims=tree["dims"], bytes=tree["bytes"], records=tree["records"])
+            validate.one_of((False, True), fixed=tree["fixed"])
+            values, coded = {}, {}
+            for name, header in tree["values"].items():
+                if "value" not in header:
+                    coded[name] = header["coded"].numpy().tobytes()
+                values[name] = _bounded(name, header, coded.get(name), codec, None if sizes is None else sizes[name])
+            remedy = f"send {sorted(sizes or ())}"
+            validate.check(sizes is None or values.keys() == sizes.keys(), "values", sorted(values), remedy)
+            counts = tree["dims"], tree["bytes"]
+            return Message(values, float(tree["divisor"]), *counts, coded, bool(tree["fixed"]), tree["records"])
         except validate.InvalidInput:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
+        except (*validate.UNREADABLE, RuntimeError) as error:
             validate.refuse("data", f"{len(data)} bytes", f"send a message of a round: this is not one ({error})")
 
 
-def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) -> Message:
-    values, coded = {}, {}
-    for name, header in tree["values"].items():
-        value, expected = header.get("value"), None if sizes is None else sizes[name]
-        if value is None:
-            size, like = header["size"], storage.DTYPES[header["kind"]]
-            validate.check(codec is not None, "codec", None, "give the codec of the pipeline: this message is coded")
-            validate.check(
-                type(size) is int and expected == size,
-                "sizes",
-                expected,
-                f"send a message whose coded numbers are as many as the release has: this one says {size!r}",
-            )
-            assert codec is not None
-            coded[name] = header["coded"].numpy().tobytes()
-            value = codec.decode(coded[name], torch.empty(size, dtype=like))
-        flat = value.ndim == 1 and value.is_floating_point() and expected in (None, len(value))
-        validate.check(flat, f"values[{name!r}]", tuple(value.shape), f"send {expected or 'some'} real numbers")
-        finite = bool(value.isfinite().all())
-        validate.check(finite, f"values[{name!r}]", "not finite", "send finite numbers, as a sum of clipped records is")
-        order, bound = float(header["ord"]), float(header["bound"])
-        validate.check(
-            bound > 0 and order in (1, 2, math.inf),
-            f"values[{name!r}]",
-            (order, bound),
-            "send a bound above 0 and the order 1, 2 or infinity",
-        )
-        dtype = None if header["dtype"] is None else storage.DTYPES[header["dtype"]]
-        values[name] = ClippedSum(value, order, bound, dtype=dtype)
-    validate.check(
-        sizes is None or values.keys() == sizes.keys(), "values", sorted(values), f"send {sorted(sizes or ())}"
-    )
-    validate.positive(divisor=tree["divisor"])
-    validate.non_negative_int(dims=tree["dims"], bytes=tree["bytes"], records=tree["records"])
-    validate.one_of((False, True), fixed=tree["fixed"])
-    counts = tree["dims"], tree["bytes"]
-    return Message(values, float(tree["divisor"]), *counts, coded, bool(tree["fixed"]), tree["records"])
-
-
-def _plus(value: Tensor, factor: float | Tensor, other: Tensor) -> Tensor:
-    """value + factor * other, in one pass where the factor is a number."""
-    return value + factor * other if isinstance(factor, Tensor) else torch.add(value, other, alpha=factor)
+def _bounded(
+    name: str, header: storage.Fields, coded: Raw | None, codec: Codec | None, expected: int | None
+) -> ClippedSum:
+    """One value of a message, as its header says."""
+    where = f"values[{name!r}]"
+    if coded is None:
+        value = header["value"]
+    else:
+        size = header["size"]
+        remedy = f"send a message whose coded numbers are as many as the release has: this one says {size!r}"
+        validate.check(type(size) is int and expected == size, "sizes", expected, remedy)
+        if codec is None:
+            validate.refuse("codec", None, "give the codec of the pipeline: this message is coded")
+        value = codec.decode(coded, torch.empty(size, dtype=storage.DTYPES[header["kind"]]))
+    flat = value.ndim == 1 and value.is_floating_point() and expected in (None, len(value))
+    validate.check(flat, where, tuple(value.shape), f"send {expected or 'some'} real numbers")
+    remedy = "send finite numbers, as a sum of clipped records is"
+    validate.check(bool(value.isfinite().all()), where, "not finite", remedy)
+    order, bound = float(header["ord"]), float(header["bound"])
+    remedy = "send a bound above 0 and the order 1, 2 or infinity"
+    validate.check(bound > 0 and order in (1, 2, math.inf), where, (order, bound), remedy)
+    dtype = None if header["dtype"] is None else storage.DTYPES[header["dtype"]]
+    return ClippedSum(value, order, bound, dtype=dtype)
 
 
 def _word(dtype: torch.dtype | None) -> str | None:
@@ -183,7 +171,7 @@ class Wire:
     codec      one of `isthmus.codecs`, or its name
     feedback   error feedback: what was lost is added to the next gradient
     shift      rate of a learned shift h (DIANA): sent is the code of g - h, and h moves by so much of what was sent.
-               The receiver keeps the mean of all shifts (`updates.Shifted`)
+               The receiver keeps the mean of all shifts (`parts.Shifted`)
     per_round  clients that are asked in a round, drawn with replacement: a number, or a rule t -> number; None asks all
     """
 
@@ -197,16 +185,9 @@ class Wire:
         if self.shift is None:
             return
         validate.probability(shift=self.shift)
-        validate.check(
-            not self.feedback,
-            "feedback",
-            self.feedback,
-            "leave it out with shifts: a sender keeps a shift or an error, not both",
-        )
-        remedy = (
-            "leave it out with shifts: every sender has to answer every round, because the receiver knows the mean "
-            "of all shifts"
-        )
+        remedy = "leave it out with shifts: a sender keeps a shift or an error, not both"
+        validate.check(not self.feedback, "feedback", self.feedback, remedy)
+        remedy = "leave it out with shifts: every sender answers every round, as the receiver knows the mean of shifts"
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
 
     @property
@@ -218,7 +199,8 @@ class Wire:
         """What a sender encodes: its sum with the error of earlier rounds, or without its shift."""
         if memory is None:
             return value
-        return _plus(value, divisor / eta, memory) if self.feedback else _plus(value, -divisor, memory)
+        factor = divisor / eta if self.feedback else -divisor
+        return value + factor * memory if isinstance(factor, Tensor) else torch.add(value, memory, alpha=factor)
 
     def remembered(
         self,
@@ -232,7 +214,8 @@ class Wire:
         """What a sender keeps after it has sent the `code` of `value`."""
         if self.feedback:
             back = leave_pinv(sketch, code / divisor)  # what the receiver lifts, too
-            return _plus(value * (eta / divisor), -eta, back)
+            mine = value * (eta / divisor)
+            return mine - eta * back if isinstance(eta, Tensor) else torch.sub(mine, back, alpha=eta)
         assert self.shift is not None
         moved = unbiased(sketch, code, None, eta).direction.mul(self.shift / divisor)
         return moved if memory is None else moved.add_(memory)

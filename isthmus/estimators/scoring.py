@@ -24,9 +24,8 @@ import torch
 from scipy.special import expit
 
 from isthmus.base import validate
-from isthmus.core.pipeline import Promise, Release, Stage
-from isthmus.core.sources import Sheet
-from isthmus.core.step import Setting, look
+from isthmus.core.parts import Sheet
+from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
 from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
@@ -277,7 +276,7 @@ class Looks:
         release = Release("sums", clip=Clip(length), mechanism=self._gaussian(share), lift=discard)
         stage, sheet = Stage(FullBatch(1.0), [release], name), Sheet(rows)
         holders = self.ranks.holding(sheet)
-        setting = Setting(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
+        setting = RunContext(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
         sums = look(stage, setting, self.promise)["sums"].numpy()
         self.taken.append(stage)
         return sums, self.noise(length, share)

@@ -35,9 +35,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from isthmus.base import validate
 from isthmus.core.aggregators import Local
-from isthmus.core.pipeline import Promise, Release, Stage
-from isthmus.core.sources import Sheet
-from isthmus.core.step import Setting, look
+from isthmus.core.parts import Sheet
+from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators.base import PrivateEstimator, PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
@@ -437,7 +436,7 @@ def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
     stage, sheet = Stage(FullBatch(1.0), [release], "selection"), Sheet(scores)
     promise = Promise(split.epsilon, split.delta, split.adjacency)
     with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=noise.seeded) as run:
-        setting = Setting(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
+        setting = RunContext(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
         return int(look(stage, setting, promise)["choice"].argmax())
 
 

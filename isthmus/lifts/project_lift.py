@@ -142,7 +142,7 @@ def compressed_gradient_mapping(
 
     w is an alpha-compressed gradient mapping where its norm is at most alpha.  With Phi = I it is Nesterov's gradient
     mapping (w - Pi_C(w - eta g)) / eta.  Without a constraint the paper says ||.|| ~ ||g||; the nearest w+ gives
-    Phi^+ Phi g, which is about sqrt(m/d) ||g||: multiply by sqrt(d/m) to compare (`isthmus.core.stops.MappingBelow`).
+    Phi^+ Phi g, which is about sqrt(m/d) ||g||: multiply by sqrt(d/m) to compare (`isthmus.core.parts.MappingBelow`).
 
     code  Phi g, g the gradient at w
 

@@ -12,9 +12,9 @@ import scipy.sparse as sp
 import torch
 
 from isthmus import Logistic
-from isthmus.core.minimize import Binding, _gradient
-from isthmus.core.pipeline import Pipeline
-from isthmus.core.step import bind_stage, close_stage, contribute, open_round, start
+from isthmus.core.measuring import contribute
+from isthmus.core.minimize import Binding
+from isthmus.core.pipeline import Pipeline, bind_stage, close_stage, open_round, start
 from isthmus.core.wire import Keys
 from isthmus.parts import Client
 
@@ -31,7 +31,7 @@ COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.5, "step": 1.
 
 def build(recipe: Any, objective: Any, constraint: Any, steps: int) -> Pipeline:
     facts = (constraint, objective.penalty, objective.space, objective.n, steps, None)
-    return recipe.bind(Binding(*facts, objective.loss, _gradient(objective)))
+    return recipe.bind(Binding(*facts, objective.loss, objective.gradient))
 
 
 def one_release(pipe: Pipeline, objective: Any, noise: Any, w: torch.Tensor | None = None) -> tuple[Any, Any]:
@@ -46,10 +46,10 @@ def releases(pipe: Pipeline, objective: Any, noises: Iterable[Any], w: torch.Ten
         pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
     )
     stage, message = pipe.stages[0], None
-    bind_stage(round, stage, state)
+    bind_stage(round, stage)
     for noise in noises:
         keys = Keys(0, noise)
-        message = contribute(round, stage, Client("0", objective), keys, {}) if message is None else message
+        message = contribute(round, stage, Client("0", objective), keys) if message is None else message
         yield message, close_stage(round, stage, copy.deepcopy(message), keys, Free())
 
 

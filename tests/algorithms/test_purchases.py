@@ -38,10 +38,10 @@ from isthmus.algorithms.purchases import (
 from isthmus.base.matrix import to_dense
 from isthmus.base.space import Space
 from isthmus.core.aggregators import Local
-from isthmus.core.before import Prepared
+from isthmus.core.measuring import measure
+from isthmus.core.minimize import Prepared
 from isthmus.core.pipeline import Promise, Release
 from isthmus.core.spending import Spending
-from isthmus.core.step import measure
 from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
 from isthmus.privacy.clips import Rounding

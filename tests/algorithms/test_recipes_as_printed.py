@@ -14,9 +14,8 @@ from isthmus import InvalidInput, LeastSquares, algorithms, minimize, theory
 from isthmus.algorithms import WidthRule
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
+from isthmus.core.parts import GapBelow, Uniform
 from isthmus.core.pipeline import Pipeline, Release, Stage
-from isthmus.core.samplers import Uniform
-from isthmus.core.stops import GapBelow
 from isthmus.core.wire import Keys
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import Adjacency, Charge, Clip, PrivacyPlan, delta, epsilon, noise_multiplier

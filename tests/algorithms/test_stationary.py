@@ -10,7 +10,7 @@ import torch
 
 import isthmus
 from isthmus import L1Ball, LeastSquares, NuclearBall, algorithms, minimize, theory
-from isthmus.core.samplers import Uniform
+from isthmus.core.parts import Uniform
 from isthmus.core.wire import Keys
 from isthmus.lifts import compressed_gradient_mapping
 from isthmus.parts import GapBelow, MappingBelow

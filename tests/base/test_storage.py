@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from isthmus import InvalidInput
 from isthmus.base import class_registry, storage
 from isthmus.base.atomic import atomic_write
-from isthmus.core.state import Held, State
+from isthmus.core.state import StageOutput, State
 from isthmus.lifts import Lifted
 from isthmus.sets import ConvexSet, L1Ball
 
@@ -170,10 +170,10 @@ def test_states_of_the_first_format_are_read(tmp_path: Path) -> None:
     state = State.load(tmp_path / "a")
     assert (state.t, state.update, state.w.tolist()) == (4, {"v": [1]}, [1.0, 1.0])
     assert torch.equal(state.held["a"].lifted[0].direction, tensors["d"])
-    again = State(w=torch.ones(1), held={"b": Held(torch.ones(1), (Lifted(torch.ones(1), torch.zeros(1)),))})
+    again = State(w=torch.ones(1), held={"b": StageOutput(torch.ones(1), (Lifted(torch.ones(1), torch.zeros(1)),))})
     again.save(tmp_path / "b")
     read = State.load(tmp_path / "b").held["b"]
-    assert isinstance(read, Held) and torch.equal(read.lifted[0].point, torch.zeros(1))
+    assert isinstance(read, StageOutput) and torch.equal(read.lifted[0].point, torch.zeros(1))
 
 
 @pytest.mark.parametrize("dtype", ["<U2", "<M8[s]", "<U0"])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from isthmus import Identity, LeastSquares, Pipeline, Release, Stage, algorithms, minimize
-from isthmus.core.aggregators import Client
-from isthmus.core.step import Setting, start, step
+from isthmus.core.measuring import Client, contribute
+from isthmus.core.pipeline import RunContext, start, step
 from isthmus.core.wire import Keys, Message
 from isthmus.parts import Clients, Full, Shuffle, Uniform
 
@@ -49,11 +49,11 @@ def test_a_private_message_does_not_say_how_many_records_its_sender_has() -> Non
     told: dict[str, int] = {}
 
     class Watched(Clients):
-        def collect(self, order: Any, site: Any) -> Message:
+        def collect(self, round: Any, stage: Any, context: Any) -> Message:
             for number, part in enumerate(self.problems):
-                message = order(Client(str(number), part, site=site))
-                told[f"{len(order.bounds)}/{number}"] = Message.from_bytes(message.to_bytes()).records
-            return super().collect(order, site)
+                message = contribute(round, stage, Client(str(number), part), context.keys)
+                told[f"{len(round.bounds)}/{number}"] = Message.from_bytes(message.to_bytes()).records
+            return super().collect(round, stage, context)
 
     private = algorithms.dp_sgd(epsilon=1.0, delta=1e-3, clip=1.0, step=0.1, batch_size=10, n=50)
     for recipe in (algorithms.comp_dist_sgd(m=2, step=0.1), private):
@@ -66,7 +66,7 @@ def test_the_mean_step_is_the_gradient_of_the_whole(sampler: object, per_round: 
     """Batches of one size from clients of different sizes, and clients that are drawn: unbiased (paper 001, App. D)."""
     whole, parts = holders()
     pipe = Pipeline([Stage(sampler, [Release()])], lambda t: 1.0)  # type: ignore[arg-type]
-    setting, zero = Setting(Clients(parts, per_round), whole.space, Keys(1)), torch.zeros(D, dtype=torch.float64)
+    setting, zero = RunContext(Clients(parts, per_round), whole.space, Keys(1)), torch.zeros(D, dtype=torch.float64)
     steps = torch.stack([-step(pipe, start(pipe, zero).replace(t=t), setting)[1].w for t in range(700)])
     off = (steps.mean(0) - whole.gradient(zero)) / (steps.std(0) / len(steps) ** 0.5)
     assert off.abs().max() < 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import dp_accounting
@@ -14,8 +15,9 @@ from torch import Tensor
 import isthmus
 from isthmus import LeastSquares, Logistic, minimize
 from isthmus.base.space import Space
-from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.core.step import bind_stage, close_stage, contribute, measure, open_round, start
+from isthmus.core import aggregators
+from isthmus.core.measuring import contribute, measure
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, bind_stage, close_stage, open_round, start
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
@@ -115,21 +117,17 @@ def test_remote_sums_equal_one_process() -> None:
     torch.testing.assert_close(whole.x, summed.x, rtol=0, atol=1e-14)
 
 
-def test_clients_drawn_with_replacement_are_unbiased_and_draw_twice() -> None:
+def test_clients_drawn_with_replacement_are_unbiased_and_draw_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int]] = []
 
-    @dataclass
-    class Asked:
-        t: int
-        seed: int = 0
+    def contribute(round: Any, stage: Any, client: Any, *_: Any) -> Message:
+        seen.append((client.role, client.visit))
+        return Message({"g": ClippedSum(torch.tensor([float(client.name)], dtype=torch.float64), 2, 1.0)}, 1.0)
 
-        def __call__(self, client: Any) -> Message:
-            seen.append((client.role, client.visit))
-            value = torch.tensor([float(client.name)], dtype=torch.float64)
-            return Message({"g": ClippedSum(value, 2, 1.0)}, 1.0)
-
-    clients = Clients([0, 1, 2, 3], per_round=3, uniform=True)
-    means = [float(m.values["g"].value / m.divisor) for m in (clients.collect(Asked(t), None) for t in range(4000))]
+    monkeypatch.setattr(aggregators, "contribute", contribute)
+    clients, context = Clients([0, 1, 2, 3], per_round=3, uniform=True), SimpleNamespace(keys=None, physical=None)
+    sums = (clients.collect(SimpleNamespace(t=t, seed=0), None, context) for t in range(4000))
+    means = [float(m.values["g"].value / m.divisor) for m in sums]
     assert abs(np.mean(means) - 1.5) < 4 * np.sqrt(1.25 / 3 / 4000)
     assert any(visit == 1 for _, visit in seen) and len({role for role, _ in seen}) > 4
 
@@ -293,8 +291,8 @@ def test_a_map_of_the_sum_acts_when_the_whole_sum_is_there(physical: int | None)
     round = open_round(
         pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
     )
-    bind_stage(round, pipe.stages[0], state)
-    message = contribute(round, pipe.stages[0], Client("0", objective), Keys(0), {}, physical)
+    bind_stage(round, pipe.stages[0])
+    message = contribute(round, pipe.stages[0], Client("0", objective), Keys(0), physical)
     bounded = message.values["gradient"]
     assert bounded.value.shape == (12,)
     sketch = round.sketches["main/gradient"].inner
@@ -418,7 +416,7 @@ def test_the_digits_of_a_release_do_not_tell_how_its_sum_was_added_up() -> None:
         state = start(pipe, w)
         public = {"read": lambda: w, "public_rows": lambda w, data: None}
         round = open_round(pipe, state, space=space, seed=0, epoch=0, **public)
-        bind_stage(round, pipe.stages[0], state)
+        bind_stage(round, pipe.stages[0])
         ledger = Ledger().run({"main": pipe.stages[0].event(Adjacency.ADD_REMOVE)})
         found = close_stage(round, pipe.stages[0], message, Keys(0, SeededSource(3)), ledger)
         released.append(found["gradient"])

@@ -11,8 +11,8 @@ import torch
 from isthmus import LeastSquares, algorithms, minimize
 from isthmus.base.validate import InvalidInput
 from isthmus.core.minimize import Recipe
+from isthmus.core.parts import FirstOrderStationary, GapBelow
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.core.stops import FirstOrderStationary, GapBelow
 from isthmus.core.wire import Wire
 from isthmus.parts import FrankWolfe
 from isthmus.privacy import AdaptiveClip, Clip, Exact, FullBatch, Gaussian
@@ -164,7 +164,7 @@ def test_an_adaptive_clip_follows_a_release_of_its_stage() -> None:
 
 def test_what_is_bought_before_the_loop_needs_a_promise_and_a_cost() -> None:
     from isthmus.base.space import Space
-    from isthmus.core.sources import Sheet
+    from isthmus.core.parts import Sheet
     from isthmus.core.spending import Spending
     from isthmus.gradients import Dense
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import isthmus
 from isthmus.base.validate import InvalidInput
 from isthmus.core import gather
-from isthmus.core.step import measure_leaf, measured_leaves
+from isthmus.core.measuring import measure_leaf, measured_leaves
 from isthmus.core.torch_loop import Ticket
 from isthmus.gradients import Computed, Dense
 from isthmus.gradients.adding import kappa

@@ -13,8 +13,8 @@ from fuzz.edits import SCRIPT, scripts, text_of
 from fuzz.target import Target, check
 from isthmus.base import storage
 from isthmus.codecs import QSGD, VQSGD, Codec, PackedBits, RandomK, named
-from isthmus.core.order import Order
 from isthmus.core.wire import Message
+from isthmus.distributed.order import Order
 from isthmus.distributed.secagg import wire as messages
 from isthmus.distributed.secagg.client import SecureClient
 from isthmus.distributed.secagg.plan import SecurePlan

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from isthmus.base.matrix import Total
 from isthmus.base.space import Space
+from isthmus.core.measuring import measure
 from isthmus.core.pipeline import Release
-from isthmus.core.step import measure
 from isthmus.gradients import BlockOuter, Dense, Lazy, Lookup, Outer, Rows, Stack, adding
 from isthmus.gradients.tied import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip

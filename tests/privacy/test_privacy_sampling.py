@@ -13,10 +13,10 @@ from scipy import stats
 
 from isthmus.base.validate import InvalidInput
 from isthmus.core.pipeline import Release, Stage
-from isthmus.core.samplers import Sampler
 from isthmus.gradients import Dense
 from isthmus.privacy import AdaptiveClip, Adjacency, Clip, FixedSize, FullBatch, Gaussian, Poisson, SeededSource
 from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.sampling import Sampler
 
 GAUSS = Gaussian(2.0).event()
 

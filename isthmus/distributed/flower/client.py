@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.core.aggregators import Client
-from isthmus.core.order import DataSite, stage_of
+from isthmus.core.measuring import Client
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower.federation import Federation, OneTerm, check_linear, check_plan, narrowed
 from isthmus.distributed.flower.records import (
@@ -26,6 +25,7 @@ from isthmus.distributed.flower.records import (
     to_arrays,
 )
 from isthmus.distributed.flower.secure import secure_step
+from isthmus.distributed.order import DataSite, stage_of
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.noise import Noise, SecretSource
@@ -166,10 +166,8 @@ def contribution(
     """What this client adds to a sum: sampled, encoded, clipped, coded."""
     pipe, order, name = plan.at_clients, asked.order, name_of(context)
     keys = Keys(order.seed, (SecretSource() if noise is None else noise) if plan.private else None)
-    site = DataSite(
-        pipe, plan.whole, keys, physical=physical, memory=kept_vectors(context.state, MEMORY), whole=plan.terms
-    )
-    site.read = lambda: asked.w
+    memory = kept_vectors(context.state, MEMORY)
+    site = DataSite(pipe, plan.whole, keys, physical=physical, memory=memory, read=lambda: asked.w)
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
         read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
@@ -178,12 +176,12 @@ def contribution(
         )
         validate.check(not read_off, "data", read_off, remedy)
         check_linear(plan, problem)
-    client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)
-    message = replace(order, w=None)(client)
+    client = Client(name, problem, asked.visit, plan.terms, 1 / plan.clients)
+    message = site.answer(replace(order, w=None), client)
     if pipe.wire.remembers:
         keep(context.state, MEMORY, site.memory)
     central = plan.private and plan.dropouts is None
-    return narrowed(message, plan, site.stage(order).sampler) if central else message
+    return narrowed(message, plan, stage_of(pipe, order.stage).sampler) if central else message
 
 
 def _secured(

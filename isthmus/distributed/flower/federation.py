@@ -23,8 +23,8 @@ from isthmus.base import storage, validate
 from isthmus.base.space import Space, as_space
 from isthmus.core.group import for_wire
 from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.parts import Shuffle
 from isthmus.core.pipeline import Pipeline, Stage
-from isthmus.core.samplers import Shuffle
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower.records import ANOTHER
 from isthmus.distributed.flower.secure import secure_plan, with_noise_at_clients

@@ -31,8 +31,8 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.codecs import Codec
-from isthmus.core.order import Order, digest_of
 from isthmus.core.wire import Message
+from isthmus.distributed.order import Order, digest_of
 from isthmus.privacy.clips import ClippedSum
 
 

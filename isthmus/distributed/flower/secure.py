@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.core.pipeline import Release, Stage
+from isthmus.core.pipeline import Release, Round, Stage, pay
 from isthmus.distributed.flower.records import RECORD, content_of, flower
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
 from isthmus.distributed.secagg.wire import Kind, read
@@ -78,18 +78,18 @@ def secure_plan(clients: int, dropouts: float, m: int, bound: float, release: Re
 
 @dataclass(frozen=True)
 class ForStage:
-    """The loop's purse, as what a round of secure aggregation is paid from."""
+    """The loop's ledger, as what a round of secure aggregation is paid from."""
 
-    purse: Chargeable
+    round: Round
     stage: Stage
-    t: int
+    ledger: Chargeable | None
 
     def require(self, event: DpEvent, what: str) -> None:
         """Nothing: the loop has asked for all its rounds before the first."""
 
     def pay(self, what: str, event: DpEvent, rounds: int = 1, *, seeded: bool = False) -> None:
         """Charge the stage."""
-        self.purse.charge(self.stage, self.t)
+        pay(self.round, self.stage, self.ledger)
 
 
 def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, link: Any, payer: ForStage) -> Tensor:

@@ -26,17 +26,16 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.randomness import generator
 from isthmus.codecs import CodecError
-from isthmus.core.aggregators import Aggregator, Client, check_samplers
-from isthmus.core.measuring import contribute
-from isthmus.core.minimize import minimize
-from isthmus.core.order import Order, stage_of
-from isthmus.core.pipeline import Stage
-from isthmus.core.result import Result
+from isthmus.core.aggregators import Aggregator, check_samplers
+from isthmus.core.measuring import Client, contribute
+from isthmus.core.minimize import Result, minimize
+from isthmus.core.pipeline import Round, RunContext, Stage
 from isthmus.core.state import State
 from isthmus.core.wire import Message
 from isthmus.distributed.flower.federation import Elsewhere, Federation, narrowed, reach_of, shortened
 from isthmus.distributed.flower.records import RECORD, ask, content_of, flower, from_arrays, read_answer, to_arrays
 from isthmus.distributed.flower.secure import ForStage, NoisedSum, secure_total
+from isthmus.distributed.order import Order, order_of, stage_of
 from isthmus.distributed.secagg import RoundRefused, SecurePlan
 from isthmus.privacy.sampling import Sampler
 from isthmus.privacy.statement import PrivacyStatement
@@ -136,36 +135,37 @@ class FlowerClients(Aggregator):
 
     # ------------------------------------------------------------ one stage of a round
 
-    def collect(self, order: Order, site: Any) -> Message:  # type: ignore[override]
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of the answers of this stage."""
-        stage = stage_of(self.plan.at_clients, order.stage)
-        empty = self.nothing(order, site, stage)
+        order, there = order_of(round, stage), stage_of(self.plan.at_clients, stage.name)
+        empty = self.nothing(round, there, context)
         if self.plan.dropouts is not None:
-            return self._secured(order, site, stage, empty)
-        visits = self.asked(order, site)
+            return self._secured(order, ForStage(round, stage, context.ledger), there, empty)
+        visits = self.asked(round, stage, context)
         messages = [self._letter(order, node, visit) for node, visit in visits]
         answers = self._answers(order, messages, empty) if messages else []
         self._patient(order, len(visits), len(answers))
-        return self._total(stage, empty, answers)
+        return self._total(there, empty, answers)
 
-    def nothing(self, order: Order, site: Any, stage: Stage) -> Message:
+    def nothing(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of no records: its sizes, dtypes and bounds are those that every answer must have."""
-        client = Client("server", self.plan.problem, 0, site, self.plan.terms, 1 / self.plan.clients)
-        message = contribute(site.opened(order), stage, client, site.keys, {})
+        client = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients)
+        message = contribute(replace(round, memory={}), stage, client, context.keys)
         message = replace(message, coded={}, dims=0, bytes=0)
         return narrowed(message, self.plan, stage.sampler) if stage.private else message
 
-    def asked(self, order: Order, site: Any) -> list[tuple[int, int]]:
+    def asked(self, round: Round, stage: Stage, context: RunContext) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
         nodes = self._connected()
-        stage, per_round = site.stage(order), self.plan.pipe.wire.per_round
+        per_round = self.plan.pipe.wire.per_round
         if stage.private and self.plan.unit == "client":
-            coins = site.keys.noise.mask(len(nodes), stage.sampler.rate)
+            assert context.keys.noise is not None
+            coins = context.keys.noise.mask(len(nodes), float(stage.sampler.rate))  # type: ignore[attr-defined]
             return [(node, 0) for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
         if stage.private or per_round is None or not nodes:
             return [(node, 0) for node in nodes]
-        count, visits, chosen = per_round(order.t) if callable(per_round) else per_round, Counter[int](), []
-        for place in generator(order.seed, order.t, "clients").integers(0, len(nodes), count).tolist():
+        count, visits, chosen = per_round(round.t) if callable(per_round) else per_round, Counter[int](), []
+        for place in generator(round.seed, round.t, "clients").integers(0, len(nodes), count).tolist():
             chosen.append((nodes[place], visits[nodes[place]]))
             visits[nodes[place]] += 1
         return chosen
@@ -230,11 +230,11 @@ class FlowerClients(Aggregator):
         own = reach_of(self.plan, stage_of(self.plan.at_clients, order.stage).sampler)[0]
         return replace(message, values={name: shortened(bounded, own) for name, bounded in message.values.items()})
 
-    def _secured(self, order: Order, site: Any, stage: Stage, empty: Message) -> Message:
+    def _secured(self, order: Order, payer: ForStage, stage: Stage, empty: Message) -> Message:
         """The noisy total of secure aggregation; where too few were left after the round was paid for, zero."""
         ((name, like),) = empty.values.items()
         plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
-        content, payer = ask(order, self.plan.whole, plan=self.plan.digest), ForStage(site.purse, stage, order.t)
+        content = ask(order, self.plan.whole, plan=self.plan.digest)
         total = None
         while total is None:
             nodes = self._connected(plan.needed)

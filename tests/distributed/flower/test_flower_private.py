@@ -24,8 +24,8 @@ from isthmus import (
     algorithms,
     minimize,
 )
+from isthmus.core.parts import Step
 from isthmus.core.pipeline import Promise
-from isthmus.core.updates import Step
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import Federation, LocalGrid, SketchStrategy, client_app
 from isthmus.distributed.flower.records import RECORD, answer

@@ -13,10 +13,10 @@ import torch
 from isthmus import InvalidInput, codecs
 from isthmus.base.space import Space
 from isthmus.codecs import CodecError
-from isthmus.core.order import Order
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import from_arrays, space_of, to_arrays
 from isthmus.distributed.flower.records import SEAL, answer, ask, flower, read_answer, read_ask
+from isthmus.distributed.order import Order
 from isthmus.privacy.clips import ClippedSum
 
 ASKED = b"the order"

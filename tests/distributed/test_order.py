@@ -15,9 +15,9 @@ import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
 from isthmus.base import storage
 from isthmus.core.aggregators import Aggregator, Client, Local
-from isthmus.core.order import DataSite, Order
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.wire import Keys, Message, Wire
+from isthmus.distributed.order import DataSite, Order, order_of
 from isthmus.parts import AgainstAnchor, Clients, Full, Restart, Shuffle, Uniform
 from isthmus.privacy import Clip, Ledger
 from isthmus.privacy.clips import ClippedSum
@@ -42,13 +42,13 @@ class Far(Aggregator):
     def holding(self, problems: Any) -> Far:
         return self
 
-    def collect(self, order: Any, site: Any) -> Message:
-        data = order.to_bytes()
+    def collect(self, round: Any, stage: Any, context: Any) -> Message:
+        data = order_of(round, stage).to_bytes()
         self.lengths.append(len(data))
         total = None
         for number, (holder, place) in enumerate(zip(self.problems, self.sites, strict=True)):
-            client = Client(str(number), holder, site=place, share=1 / len(self.problems))
-            message = Message.from_bytes(Order.from_bytes(data)(client).to_bytes())
+            client = Client(str(number), holder, share=1 / len(self.problems))
+            message = Message.from_bytes(place.answer(Order.from_bytes(data), client).to_bytes())
             total = message if total is None else total + message
         assert total is not None
         return total
@@ -131,15 +131,16 @@ def test_an_order_is_a_value() -> None:
     assert short.w is None and len(short.to_bytes()) < len(order.to_bytes())
     pipe = Pipeline([Stage(Full())], _half)
     data = LeastSquares(np.eye(4), np.ones(4))
+    client = Client("0", data)
     knows = DataSite(pipe, data.space, Keys(7), read=lambda: torch.arange(4.0))
     with pytest.raises(isthmus.InvalidInput, match="iterate here is another"):
-        DataSite(pipe, data.space, Keys(7), read=lambda: torch.ones(4))._rebuilt(short)
+        DataSite(pipe, data.space, Keys(7), read=lambda: torch.ones(4)).answer(short, client)
     with pytest.raises(isthmus.InvalidInput, match="send the iterate with the order: there is none here"):
-        DataSite(pipe, data.space, Keys(7))._rebuilt(short)
-    answered = [Order.from_bytes(each.to_bytes())(Client("0", data, site=knows)) for each in (order, short)]
+        DataSite(pipe, data.space, Keys(7)).answer(short, client)
+    answered = [knows.answer(Order.from_bytes(each.to_bytes()), client) for each in (order, short)]
     assert torch.equal(*(each.values["gradient"].value for each in answered))
     with pytest.raises(isthmus.InvalidInput, match="order.stage='other'"):
-        replace(order, stage="other")(Client("0", data, site=knows))
+        knows.answer(replace(order, stage="other"), client)
 
 
 MESSAGE = Message({"a": ClippedSum(torch.arange(9.0), 2, 1.0, dtype=torch.float32)}, 4.0, 9, 36)
