@@ -194,7 +194,9 @@ class TorchObjective(Objective):
         return (None, *(0 for _ in self.data))
 
     def _chosen(self, index: Index) -> Tensor:
-        return as_index(slice(None) if index is None else index, self.n, self.data[0].device)
+        chosen = as_index(slice(None) if index is None else index, self.n, self.data[0].device)
+        assert chosen is not None
+        return chosen
 
     def _batches(self, index: Index) -> Iterator[list[Tensor]]:
         chosen = self._chosen(index)

@@ -121,7 +121,7 @@ class LinearModel(Objective):
     ) -> None:
         self.penalty = choose_penalty(penalty, l1, l2)
         if targets is None and self.labelled():
-            targets = self.reads(classes)
+            targets = self.reads(classes)  # type: ignore[call-arg]
         else:
             validate.check(classes is None, "classes", classes, "leave it out: only a classifier has classes")
         self.targets: Targets = self.reads() if targets is None else targets
