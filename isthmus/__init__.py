@@ -79,7 +79,7 @@ _HOMES = {
     "core.minimize": ["EarlyStop", "Recipe", "minimize"],
     "core.pipeline": ["Pipeline", "Release", "Stage"],
     "core.aggregators": ["AllReduce", "Clients"],
-    "core.torch_loop": ["TorchDriver"],
+    "core.driver": ["TorchDriver"],
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],
     "privacy.leaks": ["PrivacyBudgetWarning", "PrivacyLeakWarning"],

@@ -1,5 +1,5 @@
 """A pipeline inside a training loop of one's own."""
 
-from isthmus.core.torch_loop import TorchDriver
+from isthmus.core.driver import TorchDriver
 
 __all__ = ["TorchDriver"]

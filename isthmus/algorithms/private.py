@@ -56,7 +56,7 @@ from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.parts import Update, average_of
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, StepSize
 from isthmus.lifts import ProjectAndLift, discard, pinv
-from isthmus.objectives.spectrum import GRAM_LIMIT
+from isthmus.objectives.linear import GRAM_LIMIT
 from isthmus.parts import Step, Tail
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, GroupClip, Poisson, PrivacyPlan

@@ -242,6 +242,6 @@ class Replay(Generic[T]):
             raise RuntimeError(
                 "what the device ran again is not what it computes: a recorded step differs from an ordinary one; "
                 "nothing was released; please report this, and "
-                "set engine.driver.arrivals.replay.on = False to train without recordings"
+                "set engine.driver.pending.replay.on = False to train without recordings"
             )
         return result

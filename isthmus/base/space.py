@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -28,7 +29,7 @@ class Leaf:
     start: int
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 
@@ -54,15 +55,18 @@ class Space:
         validate.positive_int(d=d)
         return Space.of({"w": (1, d)})
 
-    @property
+    @cached_property
     def d(self) -> int:
         return sum(leaf.size for leaf in self.leaves)
 
+    @cached_property
+    def _by_name(self) -> dict[str, Leaf]:
+        return {leaf.name: leaf for leaf in self.leaves}
+
     def __getitem__(self, name: str) -> Leaf:
-        for leaf in self.leaves:
-            if leaf.name == name:
-                return leaf
-        raise KeyError(f"name={name!r} is not allowed: this space has the leaves {[leaf.name for leaf in self.leaves]}")
+        if name not in self._by_name:
+            raise KeyError(f"name={name!r} is not allowed: this space has the leaves {list(self._by_name)}")
+        return self._by_name[name]
 
     def slice(self, name: str) -> slice:
         """Where a leaf lies in the flat vector."""

@@ -108,7 +108,7 @@ class Awaiting:
             warnings.warn(EARLY.format(what="assigned"), stacklevel=5)
 
 
-class Taking:
+class GradientWriter:
     """Hands directions to an optimiser; on a device the steps of a sketch may be recorded ones."""
 
     def __init__(self, layers: Layers, optimizer: torch.optim.Optimizer) -> None:
@@ -116,7 +116,7 @@ class Taking:
         self.replay: Replay[None] = Replay()
         self._room: Tensor | None = None
 
-    def __call__(self, rounds: Directions) -> None:
+    def write(self, rounds: Directions) -> None:
         """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
         code = rounds[0][0].code if len(rounds) == 1 and len(rounds[0]) == 1 else None
         rates = plain_rates(self.optimizer)

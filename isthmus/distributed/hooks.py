@@ -32,7 +32,7 @@ Private training needs no hook: `make_private(group=)` never forms the gradients
 import math
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch  # no lazy annotations in this file: DDP reads those of a hook
 import torch.distributed as dist
@@ -42,8 +42,6 @@ from isthmus.base import validate
 from isthmus.base.randomness import key, sign_range
 from isthmus.base.space import Leaf, Space
 from isthmus.sketches import SRHT, Coordinates, CountSketch, Random, Sketch
-
-__all__ = ["WarmRank", "SketchState", "sketch_hook"]
 
 WIDE = 53
 """Integers below 2^53 are float64 numbers."""
@@ -118,30 +116,7 @@ class Layout:
 
     index: int
     space: Space
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters, in order."""
-        return tuple(leaf.name for leaf in self.space.leaves)
-
-
-class Linear(Protocol):
-    """A map of one bucket in one round, R^d -> R^m, and its pseudo-inverse."""
-
-    m: int
-
-    def forward(self, v: Tensor) -> Tensor: ...
-    def pinv(self, y: Tensor) -> Tensor: ...
-
-
-class Way(Protocol):
-    """How a bucket becomes m numbers that add up over ranks, and how their mean comes back."""
-
-    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> Linear:
-        """The map of a round, the same on all ranks; it may ask for the mean over ranks of something of v."""
-
-    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
-        """What later maps take from the mean code of this one."""
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -160,35 +135,23 @@ class Drawn:
         remedy = "give WarmRank(rank), or SRHT, CountSketch or Coordinates with a share of a bucket: CountSketch(0.01)"
         validate.check(isinstance(self.encoder, EQUAL), "way", self.encoder, remedy)
 
-    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> Linear:
+    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> Sketch:
         """The map of (seed, t, bucket)."""
         sketch = self.encoder.draw(layout.space, seed=key(seed, layout.index), t=t)
-        validate.check(
-            sketch.tight,
-            "way",
-            self.encoder,
-            "make it with scaling='tight': other sketches have no cheap pseudo-inverse",
-        )
-        return sketch if self.feedback else UnbiasedMap(sketch)
+        remedy = "make it with scaling='tight': other sketches have no cheap pseudo-inverse"
+        validate.check(sketch.tight, "way", self.encoder, remedy)
+        return sketch
 
-    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
+    def lift(self, drawn: Sketch, y: Tensor) -> Tensor:
+        """Phi^+ y; without feedback over the share of each coordinate that Phi^+ Phi keeps on average."""
+        lifted = drawn.pinv(y)
+        if self.feedback:
+            return lifted
+        share = drawn.coverage
+        return lifted / (share.to(y) if isinstance(share, Tensor) else share)
+
+    def learn(self, drawn: Sketch, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
         """Nothing: the next map is drawn too."""
-
-
-class UnbiasedMap:
-    """The same codes, lifted so that the mean over draws is the vector."""
-
-    def __init__(self, sketch: Sketch) -> None:
-        self.sketch, self.m = sketch, sketch.m
-
-    def forward(self, v: Tensor) -> Tensor:
-        """Phi v."""
-        return self.sketch.forward(v)
-
-    def pinv(self, y: Tensor) -> Tensor:
-        """Phi^+ y over the share of each coordinate that Phi^+ Phi keeps on average."""
-        share = self.sketch.coverage
-        return self.sketch.pinv(y) / (share.to(y) if isinstance(share, Tensor) else share)
 
 
 LEFT, RIGHT = "left", "right"
@@ -227,9 +190,12 @@ class WarmRank:
             bases[leaf.name] = LEFT, _basis(part, key(seed, t, LEFT, leaf.name))
         return LowRankMap(space, bases)
 
-    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
+    def lift(self, drawn: "LowRankMap", y: Tensor) -> Tensor:
+        """P R or P Q' of every leaf."""
+        return drawn.pinv(y)
+
+    def learn(self, drawn: "LowRankMap", code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
         """The basis of the other side, from the mean code that everybody received."""
-        assert isinstance(drawn, LowRankMap)
         for leaf, part in drawn.parts(code):
             side, _ = drawn.sides[leaf.name] or (None, None)
             if side is None:
@@ -376,14 +342,9 @@ class SketchState:
     ) -> None:
         validate.non_negative_int(seed=seed, start=start)
         way = WarmRank() if way is None else way
-        projects = isinstance(way, WarmRank)
-        validate.check(
-            feedback or not projects,
-            "feedback",
-            feedback,
-            "give feedback=True: without it low rank loses for good what it leaves out",
-        )
-        self.way: Way = way if isinstance(way, WarmRank) else Drawn(way, feedback)
+        remedy = "give feedback=True: without it low rank loses for good what it leaves out"
+        validate.check(feedback or not isinstance(way, WarmRank), "feedback", feedback, remedy)
+        self.way: Any = way if isinstance(way, WarmRank) else Drawn(way, feedback)
         self.feedback, self.seed, self.start, self.process_group = feedback, seed, start, process_group
         self.t = self.sent = self.plain = 0
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -403,13 +364,10 @@ class SketchState:
         """The parameters of a bucket by number: that of their first appearance, which has one order on all ranks."""
         count = len(self._parameters)
         shapes = {self._name(parameter): tuple(parameter.shape) for parameter in bucket.parameters()}
-        layout = Layout(bucket.index(), Space.of(shapes))
+        layout = Layout(bucket.index(), Space.of(shapes), tuple(shapes))
         if len(self._parameters) > count:
             first = self.first.setdefault(str(layout.index), list(layout.names))
-            remedy = (
-                f"use the same model and bucket_cap_mb: the bucket had {len(first)} parameters when this state was "
-                "saved"
-            )
+            remedy = f"use the same model and bucket_cap_mb: the bucket had {len(first)} parameters before"
             validate.check(first == list(layout.names), "parameters of a bucket", len(shapes), remedy)
         if (layout.index, layout.names) not in self._compared:
             self._compare(layout, bucket.buffer().device)
@@ -432,9 +390,7 @@ class SketchState:
         mine = torch.tensor([key(what, layout) >> 1], device=device)
         both = torch.cat([mine, -mine])
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
-        remedy = (
-            "make it the same on all ranks, and load states of the same step: the ranks differ in it or in their models"
-        )
+        remedy = "use the same model and a state of the same step: the ranks differ"
         validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
 
     # ------------------------------------------------------------ what was not sent
@@ -518,26 +474,26 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
     state.t += bucket.is_last()
     state.plain += buffer.numel() * buffer.element_size()
     if t < state.start:
-        return _whole(state, buffer)
-    return _sketched(state, layout, buffer, t)
-
-
-def _whole(state: SketchState, buffer: Tensor) -> Future[Tensor]:
-    """The mean as it is."""
-    return _sum(state, buffer.div_(_size(state))).then(lambda future: future.value()[0])
-
-
-def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Future[Tensor]:
+        return _sum(state, buffer.div_(_size(state))).then(lambda future: future.value()[0])
     wide = torch.promote_types(buffer.dtype, torch.float32)
     before = state.error(layout)
     v = buffer.to(wide, copy=True) if before is None else before.to(buffer.device) + buffer
-    drawn = state.way.map(layout, state.seed, t, state.bases, v, lambda part: _mean_now(state, part, buffer.dtype))
+
+    def mean_now(part: Tensor) -> Tensor:
+        """A mean that the map of this bucket hangs on: waited for, before anything else of the bucket is sent."""
+        wire = (part / _size(state)).to(buffer.dtype)
+        _sum(state, wire).wait()
+        return wire.to(part.dtype)
+
+    drawn = state.way.map(layout, state.seed, t, state.bases, v, mean_now)
     code = drawn.forward(v)
     code.masked_fill_(~v.sum().isfinite(), torch.nan)  # also where a map does not look
     wire = (code / _size(state)).to(buffer.dtype)  # divided first, so that halves do not overflow
     own = wire.to(wide) * _size(state)
     coming = _sum(state, wire)
-    error = _remainder(drawn, v, own) if state.feedback else None  # while the numbers travel
+    error = None
+    if state.feedback:  # v - Phi^+ y for the y that was sent, in the room of v, while the numbers travel
+        error = v.sub_(drawn.pinv(own))
 
     def lifted(future: Future[list[Tensor]]) -> Tensor:
         mean = future.value()[0].to(wide)
@@ -546,27 +502,15 @@ def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Fut
         if error is not None:
             state.keep(layout, error)
         state.way.learn(drawn, mean, state.seed, t, state.bases)
-        return buffer.copy_(drawn.pinv(mean))
+        return buffer.copy_(state.way.lift(drawn, mean))
 
     return coming.then(lifted)
-
-
-def _remainder(drawn: Linear, v: Tensor, own: Tensor) -> Tensor:
-    """v - Phi^+ y for the y that was sent, in the room of v."""
-    return v.sub_(drawn.pinv(own))
 
 
 def _sum(state: SketchState, wire: Tensor) -> Future[list[Tensor]]:
     """The one all-reduce of a bucket."""
     state.sent += wire.numel() * wire.element_size()
     return dist.all_reduce(wire, group=state.process_group, async_op=True).get_future()
-
-
-def _mean_now(state: SketchState, part: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mean that the map of this bucket hangs on: waited for, before anything else of the bucket is sent."""
-    wire = (part / _size(state)).to(dtype)
-    _sum(state, wire).wait()
-    return wire.to(part.dtype)
 
 
 def _size(state: SketchState) -> int:

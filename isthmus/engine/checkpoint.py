@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from isthmus.base import storage, validate
-from isthmus.core.torch_loop import TorchDriver
+from isthmus.core.driver import TorchDriver
 from isthmus.privacy import event_json
 from isthmus.privacy.ledger import Ledger
 

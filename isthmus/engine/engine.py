@@ -14,11 +14,10 @@ from torch.utils.data import DataLoader
 
 from isthmus import modules
 from isthmus.base import validate
-from isthmus.core.drivable import Ticket
+from isthmus.core.driver import Ticket, TorchDriver
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.core.sound import others_parts
 from isthmus.core.spending import stopped
-from isthmus.core.torch_loop import TorchDriver
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint, options
 from isthmus.engine.accountant import Accountant

@@ -30,8 +30,7 @@ from torch.utils.data import (
 )
 
 from isthmus.base import secret, validate
-from isthmus.core.drivable import Ticket
-from isthmus.core.torch_loop import TorchDriver
+from isthmus.core.driver import Ticket, TorchDriver
 from isthmus.core.wire import Keys
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.apart import EXAMPLES, depends, due, examples_of

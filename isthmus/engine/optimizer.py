@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isthmus.base import validate
-from isthmus.core.torch_loop import TorchDriver
+from isthmus.core.driver import TorchDriver, check_undriven
 from isthmus.gradients.layers import Layers
 from isthmus.sets import ConvexSet, Product, Whole
 
@@ -117,9 +117,7 @@ def restore_steps(optimizer: torch.optim.Optimizer) -> None:
 def check_fresh(module: Any, optimizer: Any) -> None:
     """A module or an optimiser that is private already would be charged and noised twice."""
     remedy = "call detach() on its engine first: it is private already"
-    hooks = getattr(module, "_forward_pre_hooks", {}).values()
-    private = any(getattr(hook, "driver", None) is not None and hook.driver.module is module for hook in hooks)
-    validate.check(not private, "module", type(module).__name__, remedy)
+    check_undriven(module)
     validate.check(
         not hasattr(getattr(optimizer, "step", None), "_before"), "optimizer", type(optimizer).__name__, remedy
     )

@@ -25,7 +25,7 @@ from isthmus.core.aggregators import Aggregator, AllReduce, Local
 from isthmus.core.group import ALONE as ONE
 from isthmus.core.group import Group, Ranks, group_of
 from isthmus.core.state import State
-from isthmus.objectives.spectrum import top_eigenvalue
+from isthmus.objectives.linear import top_eigenvalue
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.queries import TopEigenvalue
 

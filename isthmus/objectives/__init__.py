@@ -15,8 +15,7 @@
 A linear loss brings what others ask of it as class attributes (see `LinearModel`): its `name`, how y is read, its clip.
 """
 
-from isthmus.objectives.base import Objective
-from isthmus.objectives.general import TorchObjective
+from isthmus.objectives.base import Objective, TorchObjective
 from isthmus.objectives.linear import (
     Hinge,
     Huber,

@@ -1,18 +1,21 @@
-"""What an objective is: the mean of n losses, plus a penalty that looks at no data."""
+"""What an objective is: the mean of n losses, plus a penalty that looks at no data; any torch function as one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad, vmap
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.gradients import Rows
+from isthmus.gradients import Lazy, Rows
+from isthmus.gradients.base import row_spans
 from isthmus.penalties import NoPenalty, Penalty, penalty_of
 
 Index: TypeAlias = Tensor | NDArray[np.integer] | Sequence[int] | slice | None
@@ -78,8 +81,9 @@ def as_index(index: Index, n: int, device: torch.device | str = "cpu") -> Tensor
     """
     if index is None:
         return None
-    index = range(*index.indices(n)) if isinstance(index, slice) else index
-    tensor = index if isinstance(index, Tensor) else torch.as_tensor(list(index) if isinstance(index, range) else index)
+    if isinstance(index, slice):
+        index = torch.arange(*index.indices(n))
+    tensor = torch.as_tensor(index)
     validate.check(tensor.ndim == 1, "index.shape", tuple(tensor.shape), "give a 1-d list of positions")
     if tensor.numel() == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
@@ -88,15 +92,6 @@ def as_index(index: Index, n: int, device: torch.device | str = "cpu") -> Tensor
     low, high = int(tensor.min()), int(tensor.max())
     validate.check(0 <= low and high < n, "index", (low, high), f"give positions from 0 to n - 1 = {n - 1}")
     return tensor.to(device=device, dtype=torch.int64)
-
-
-def as_rows(index: Index, n: int, device: torch.device | str = "cpu") -> slice | Tensor | None:
-    """The same, with ranges kept as they are: rows side by side are taken without a copy.
-
-    >>> as_rows(slice(1, 2), 3)
-    slice(1, 2, None)
-    """
-    return index if isinstance(index, slice) else as_index(index, n, device)
 
 
 def choose_penalty(penalty: Penalty | None, l1: float, l2: float) -> Penalty:
@@ -110,8 +105,129 @@ def choose_penalty(penalty: Penalty | None, l1: float, l2: float) -> Penalty:
 
 def check_point(w: object, d: int) -> Tensor:
     """A flat floating vector of length d, detached."""
-    if not isinstance(w, Tensor):
-        validate.refuse("w", w, f"give a torch tensor of shape ({d},)")
-    validate.check(w.is_floating_point(), "w.dtype", w.dtype, "give a floating tensor")
-    validate.shape((d,), w=w)
-    return w.detach()
+    if isinstance(w, Tensor) and w.shape == (d,) and w.is_floating_point():
+        return w.detach()
+    validate.refuse("w", w, f"give a floating torch tensor of shape ({d},)")
+
+
+BATCH = 1024
+"""Examples whose losses are computed together."""
+
+
+class TorchObjective(Objective):
+    """(1/n) sum_i fn(params, *example_i) + penalty(w), for any torch function of ONE example.
+
+    Per-example gradients come from `torch.func.vmap(grad(fn))`, a chunk of rows at a time: the general,
+    slower way.  Linear models and torch modules have factored ones.
+
+    Args:
+        fn: `fn(params, *example) -> scalar loss`, written in torch operations that `torch.func` can follow.
+        data: a tensor or a tuple of tensors or arrays; their first axis counts examples.
+        parameters: what `params` is: a dict of names to tensors or shapes (`params` is then a dict), or a flat
+            tensor or its length (`params` is then flat).  Values are not used, only shapes and the dtype.
+
+    >>> X, y = torch.eye(2), torch.tensor([1.0, 2.0])
+    >>> f = TorchObjective(lambda w, x, y: (w @ x - y) ** 2 / 2, (X, y), 2)
+    >>> f.loss(torch.zeros(2)), f.rows(torch.zeros(2)).dense()
+    (1.25, tensor([[-1., -0.],
+            [-0., -2.]]))
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Tensor],
+        data: object,
+        parameters: Mapping[str, Tensor | tuple[int, ...]] | Tensor | int,
+        *,
+        l2: float = 0.0,
+        l1: float = 0.0,
+        penalty: Penalty | None = None,
+    ) -> None:
+        validate.check(callable(fn), "fn", fn, "give a function fn(params, *example) -> scalar loss")
+        self.fn, self.penalty = fn, choose_penalty(penalty, l1, l2)
+        self.data = _tensors(data)
+        self.n = len(self.data[0])
+        self.named = isinstance(parameters, Mapping)
+        self.space, self.dtype = _describe(parameters)
+
+    def data_loss(self, w: Tensor, index: Index = None) -> float:
+        """The mean loss of the chosen examples."""
+        w, count, total = check_point(w, self.d), 0, 0.0
+        losses = vmap(self._one, in_dims=self._axes())
+        with torch.no_grad():
+            for batch in self._batches(index):
+                values = losses(w, *batch)
+                validate.shape((len(batch[0]),), losses=values)
+                total, count = total + float(values.to(torch.float64).sum()), count + len(batch[0])
+        return total / max(count, 1)
+
+    def rows(self, w: Tensor, index: Index = None) -> Lazy:
+        """The per-example gradients, computed when they are asked for."""
+        point, chosen = check_point(w, self.d).clone(), self._chosen(index)
+        gradients = vmap(grad(self._one), in_dims=self._axes())
+
+        def chunk(lo: int, hi: int) -> Tensor:
+            rows: Tensor = gradients(point, *(x[chosen[lo:hi]] for x in self.data))
+            return rows
+
+        return Lazy(chunk, len(chosen), self.d, space=self.space, dtype=point.dtype, device=point.device)
+
+    def gradient(self, w: Tensor, index: Index = None) -> Tensor:
+        """The gradient of the mean loss, by one backward pass a batch, plus that of the penalty's l2 part."""
+        w, count, total = check_point(w, self.d), 0, torch.zeros_like(w)
+        summed = grad(lambda v, *batch: vmap(self._one, in_dims=self._axes())(v, *batch).sum())
+        for batch in self._batches(index):
+            total, count = total + summed(w, *batch), count + len(batch[0])
+        return total / max(count, 1) + self.penalty.gradient(w)
+
+    def on(self, data: object) -> TorchObjective:
+        """The same function and penalty on other examples."""
+        shapes = {leaf.name: leaf.shape for leaf in self.space.leaves} if self.named else self.d
+        return TorchObjective(self.fn, data, shapes, penalty=self.penalty)
+
+    def _one(self, w: Tensor, *example: Tensor) -> Tensor:
+        if not self.named:
+            return self.fn(w, *example)
+        return self.fn({leaf.name: self.space.view(w, leaf.name) for leaf in self.space.leaves}, *example)
+
+    def _axes(self) -> tuple[int | None, ...]:
+        return (None, *(0 for _ in self.data))
+
+    def _chosen(self, index: Index) -> Tensor:
+        chosen = as_index(slice(None) if index is None else index, self.n, self.data[0].device)
+        assert chosen is not None
+        return chosen
+
+    def _batches(self, index: Index) -> Iterator[list[Tensor]]:
+        chosen = self._chosen(index)
+        for lo, hi in row_spans(len(chosen), 1, BATCH):
+            yield [x[chosen[lo:hi]] for x in self.data]
+
+
+def _tensors(data: object) -> tuple[Tensor, ...]:
+    """The data as tensors of one length, finite, their dtypes kept."""
+    parts = data if isinstance(data, (tuple, list)) else (data,)
+    tensors = tuple(torch.as_tensor(part) for part in parts)
+    validate.check(len(tensors) > 0, "data", data, "give at least one tensor")
+    for k, tensor in enumerate(tensors):
+        some = tensor.ndim > 0 and len(tensor) > 0
+        validate.check(some, f"data[{k}].shape", tuple(tensor.shape), "give at least one example")
+        wanted = len(tensors[0])
+        remedy = f"give as many examples as data[0]: {wanted}"
+        validate.check(len(tensor) == wanted, f"len(data[{k}])", len(tensor), remedy)
+        validate.finite(**{f"data[{k}]": tensor})
+    return tensors
+
+
+def _describe(parameters: Mapping[str, Tensor | tuple[int, ...]] | Tensor | int) -> tuple[Space, torch.dtype]:
+    """The space of the parameters and the dtype they came in."""
+    if isinstance(parameters, Tensor):
+        validate.check(parameters.ndim == 1, "parameters.shape", tuple(parameters.shape), "give a flat tensor")
+        return Space.flat(len(parameters)), parameters.dtype
+    if not isinstance(parameters, Mapping):
+        return Space.flat(parameters), torch.get_default_dtype()
+    validate.check(len(parameters) > 0, "parameters", parameters, "give at least one named tensor or shape")
+    shapes = {k: tuple(v.shape if isinstance(v, Tensor) else v) for k, v in parameters.items()}
+    validate.check(all(math.prod(s) > 0 for s in shapes.values()), "parameters", shapes, "give non-empty shapes")
+    dtypes = [v.dtype for v in parameters.values() if isinstance(v, Tensor)]
+    return Space.of(shapes), (*dtypes, torch.get_default_dtype())[0]

@@ -1,8 +1,6 @@
 """Linear models: losses of the margin z = X w, on dense or CSR data that is neither densified nor copied.
 
-Multinomial logistic regression.
-
-Losses by their names: every subclass of `LinearModel` that states one is known, wherever it was written.
+Losses are known by their names: every complete subclass of `LinearModel` that states one, wherever it was written.
 """
 
 from __future__ import annotations
@@ -13,14 +11,17 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import secret, validate
 from isthmus.base.arrow import opened
 from isthmus.base.class_registry import subclasses
 from isthmus.base.matrix import (
+    Array,
     Matrix,
     as_matrix,
     dtype_of,
@@ -36,13 +37,9 @@ from isthmus.base.space import Space
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.gradients.lengths import Lengths
 from isthmus.gradients.rounding import matrix_bounds
-from isthmus.objectives.base import Index, Objective, as_rows, check_point, choose_penalty
-from isthmus.objectives.spectrum import largest_eigenvalue
+from isthmus.objectives.base import Index, Objective, as_index, check_point, choose_penalty
 from isthmus.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.penalties import Penalty
-
-LABELS = (SignedLabels, ClassLabels)
-"""Targets that are labels."""
 
 CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
 """What a classifier without declared classes has read off y, and the remedy."""
@@ -123,29 +120,28 @@ class LinearModel(Objective):
         weights: object = None,
     ) -> None:
         self.penalty = choose_penalty(penalty, l1, l2)
-        allowed = classes is None or (targets is None and self.labelled())
-        validate.check(allowed, "classes", classes, "leave it out: only a classifier has classes")
-        if targets is None:
-            targets = self.reads(classes) if issubclass(self.reads, LABELS) else self.reads()
-        self.targets = targets
+        if targets is None and self.labelled():
+            targets = self.reads(classes)  # type: ignore[call-arg]
+        else:
+            validate.check(classes is None, "classes", classes, "leave it out: only a classifier has classes")
+        self.targets: Targets = self.reads() if targets is None else targets
+        self.read_off = (CLASSES_READ,) if self.targets.labels and self.targets.classes is None else ()
         self.weights: Tensor | None = None
-        self.read_off = (CLASSES_READ,) if targets.labels and targets.classes is None else ()
         self._load(X, y)
         if weights is not None:
-            self.weights = validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
-            validate.check(
-                len(self.weights) == self.n,
-                "len(weights)",
-                len(self.weights),
-                f"give one weight for each of the {self.n} rows",
-            )
-            good = bool((self.weights >= 0).all())
+            given = validate.as_tensor("weights", weights, ndim=1).to(self.y.device, torch.float64)
+            remedy = f"give one weight for each of the {self.n} rows"
+            validate.check(len(given) == self.n, "len(weights)", len(given), remedy)
+            good = bool((given >= 0).all())
             validate.require(good, "weights holds a negative number: give weights of 0 or more")
+            self.weights = given
 
     @classmethod
     def labelled(cls) -> bool:
-        """Whether targets are labels."""
-        return issubclass(cls.reads, LABELS)
+        """Whether targets are labels; a class that does not say how they are read is refused here, by whoever asks."""
+        remedy = "state how targets are read: reads = RealTargets, CountTargets or SignedLabels"
+        validate.check("reads" not in _missing(cls), f"{cls.__name__}.reads", cls.reads, remedy)
+        return cls.reads.labels
 
     @classmethod
     def outputs(cls, classes: int = 2) -> int:
@@ -166,8 +162,7 @@ class LinearModel(Objective):
         own = type(self)
         if own.__module__.split(".")[0] == __name__.split(".")[0]:
             return ()
-        assumption = f"{own.__name__}, which is not of this library, gives a record a slope that depends on it alone"
-        return (assumption,)
+        return (f"{own.__name__}, which is not of this library, gives a record a slope that depends on it alone",)
 
     @abstractmethod
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
@@ -179,21 +174,19 @@ class LinearModel(Objective):
 
     def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean loss of the chosen examples."""
-        X, y = self._batch(index)
-        losses = self.losses(*self._margins(X, y, w)).to(torch.float64)
-        return float(self._weighted(losses, index).sum()) / max(X.shape[0], 1)
+        X, losses = self._of(self.losses, w, self._where(index), torch.float64)
+        return float(losses.sum()) / max(X.shape[0], 1)
 
     def rows(self, w: Tensor, index: Index = None) -> Rows:
         """The per-example gradients slope_i x_i, factored."""
-        X, y = self._batch(index)
-        return Glm(self._slopes(X, y, w, index), X, self._sizes(X, index))
+        where = self._where(index)
+        X, slopes = self._of(self.slopes, w, where)
+        return Glm(slopes, X, lambda ord: self.lengths.of(X, ord, where))
 
     def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
-        X, y = self._batch(index)
-        total = rmatmul(X, self._slopes(X, y, w, index))
-        flat = total if total.ndim == 1 else total.T.reshape(-1)
-        return flat / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
+        X, slopes = self._of(self.slopes, w, self._where(index))
+        return rmatmul(X, slopes).movedim(0, -1).reshape(-1) / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
 
     def spans(self) -> list[tuple[int, int]] | None:
         """Ranges of records that are looked at together, a choice of speed and memory; None: all."""
@@ -201,10 +194,12 @@ class LinearModel(Objective):
 
     def part(self, index: Index) -> LinearModel:
         """The same problem with some of its records only."""
-        model = copy.copy(self)
-        model.X, model.y = self._batch(index)
-        model.n, model.lengths = model.X.shape[0], Lengths(model.X.shape[0])
-        model.weights = None if self.weights is None else self._weighted(torch.ones(model.n).double(), index)
+        model, where = copy.copy(self), self._where(index)
+        if where is not None:
+            model.X, model.y = take(self.X, where), self.y[where]
+            model.weights = None if self.weights is None else self.weights[where]
+            model.n = model.X.shape[0]
+        model.lengths = Lengths(model.n)
         return model
 
     def forget(self) -> None:
@@ -219,7 +214,7 @@ class LinearModel(Objective):
 
     def score(self, w: Tensor, X: object = None, y: object = None) -> float:
         """Accuracy of a classifier, R2 of a regression, on (X, y) or on the training data."""
-        validate.check((X is None) == (y is None), "y" if y is None else "X", None, "give both X and y, or neither")
+        validate.check((X is None) == (y is None), "X, y", "one of them", "give both X and y, or neither")
         truth = self.y if y is None else self.targets.read(y)[1]
         z = self._decide(w, X)
         validate.check(len(truth) == len(z), "len(y)", len(truth), f"give one target for each of {len(z)} rows")
@@ -254,10 +249,9 @@ class LinearModel(Objective):
 
     def on(self, data: tuple[object, object]) -> LinearModel:
         """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
-        X, y = data
         model = copy.copy(self)
         model.weights = None
-        model._load(X, y)
+        model._load(*data)
         validate.check(model.d == self.d, "X.shape", tuple(model.X.shape), f"give {self.X.shape[1]} columns")
         return model
 
@@ -269,12 +263,11 @@ class LinearModel(Objective):
         model.dtype, model.space, model.lengths = dtype_of(model.X), model._space(), Lengths(self.n)
         return model
 
-    def with_targets(self, y: object, targets: Targets | None = None) -> LinearModel:
+    def with_targets(self, y: object) -> LinearModel:
         """The same loss and inputs with other targets of the same examples."""
         model = copy.copy(self)
-        model.targets, target = (targets or self.targets).read(y)
-        validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of {self.n} rows")
-        model.y = target
+        model.targets, model.y = self.targets.read(y)
+        validate.check(len(model.y) == self.n, "len(y)", len(model.y), f"give one target for each of {self.n} rows")
         return model
 
     def with_weights(self, weights: Tensor | None) -> LinearModel:
@@ -283,16 +276,27 @@ class LinearModel(Objective):
         model.weights = weights
         return model
 
-    def _slopes(self, X: Matrix, y: Tensor, w: Tensor, index: Index) -> Tensor:
-        return self._weighted(self.slopes(*self._margins(X, y, w)), index)
+    def _of(
+        self,
+        formula: Callable[[Tensor, Tensor], Tensor],
+        w: Tensor,
+        where: slice | Tensor | None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Matrix, Tensor]:
+        """The chosen rows, and their losses or slopes at w times their weights."""
+        X, y, weights = self.X, self.y, self.weights
+        if where is not None:
+            X, y, weights = take(X, where), y[where], None if weights is None else weights[where]
+        z = margins(X, self._as_columns(check_point(w, self.d)))
+        values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
+        values = values.to(dtype or values.dtype)
+        if weights is not None:
+            values = values * weights.to(values).view(-1, *[1] * (values.ndim - 1))
+        return X, values
 
-    def _weighted(self, values: Tensor, index: Index) -> Tensor:
-        """Values of the chosen examples times their weights."""
-        if self.weights is None:
-            return values
-        chosen = as_rows(index, self.n, self.weights.device)
-        weights = (self.weights if chosen is None else self.weights[chosen]).to(values)
-        return values * (weights if values.ndim == 1 else weights[:, None])
+    def _where(self, index: Index) -> slice | Tensor | None:
+        """Which rows; ranges stay ranges: rows side by side are taken without a copy."""
+        return index if index is None or isinstance(index, slice) else as_index(index, self.n, self.y.device)
 
     def _load(self, X: object, y: object) -> None:
         X, y = opened(X, y)
@@ -308,19 +312,6 @@ class LinearModel(Objective):
     def _space(self) -> Space:
         return Space.flat(self.X.shape[1])
 
-    def _batch(self, index: Index) -> tuple[Matrix, Tensor]:
-        chosen = as_rows(index, self.n, self.y.device)
-        return (self.X, self.y) if chosen is None else (take(self.X, chosen), self.y[chosen])
-
-    def _sizes(self, X: Matrix, index: Index) -> Callable[[float], Tensor]:
-        """Upper bounds of the norms of the chosen rows X, kept from round to round."""
-        where = as_rows(index, self.n)
-        return lambda ord: self.lengths.of(X, ord, where)
-
-    def _margins(self, X: Matrix, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        z = margins(X, self._as_columns(check_point(w, self.d)))
-        return z, y.to(device=z.device, dtype=self._target_dtype(z))
-
     def _decide(self, w: Tensor, X: object) -> Tensor:
         data = self.X if X is None else as_matrix("X", opened(X)[0])
         columns = self.X.shape[1]
@@ -334,7 +325,8 @@ class LinearModel(Objective):
         return z.dtype
 
     def __repr__(self) -> str:
-        kind = "CSR" if (self.X.sparse if is_lazy(self.X) else is_sparse(self.X)) else "dense"
+        sparse = self.X.sparse if is_lazy(self.X) else is_sparse(self.X)
+        kind = "CSR" if sparse else "dense"
         return f"{type(self).__name__}(n={self.n}, d={self.d}, {kind}, penalty={self.penalty})"
 
 
@@ -368,17 +360,24 @@ class Hinge(LinearModel):
     """
 
     name, reads, slope_bound, default_clip = "hinge", SignedLabels, 1.0, 0.5
+    gamma = 0.0
+    """The width of the corner."""
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
-        """max(0, 1 - y z)."""
-        return (1 - y * z).clamp_min(0)
+        """t (1 - m) - gamma t^2 / 2 with t = clip((1 - m) / gamma, 0, 1) and m = y z."""
+        gap = 1 - y * z
+        if not self.gamma:
+            return gap.clamp_min(0)
+        t = (gap / self.gamma).clamp(0, 1)
+        return t * (gap - self.gamma / 2 * t)
 
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
-        """-y where y z < 1."""
-        return -y * (y * z < 1)
+        """-y clip((1 - m) / gamma, 0, 1)."""
+        gap = 1 - y * z
+        return -y * ((gap / self.gamma).clamp(0, 1) if self.gamma else gap > 0)
 
 
-class SmoothHinge(LinearModel):
+class SmoothHinge(Hinge):
     """The hinge with a quadratic of width gamma at its corner; curvature 1 / gamma.
 
     With m = y z: 0 for m >= 1, (1 - m)^2 / (2 gamma) for 1 - gamma < m < 1, and 1 - m - gamma / 2 below.
@@ -387,23 +386,12 @@ class SmoothHinge(LinearModel):
     0.875
     """
 
-    name, reads = "smooth_hinge", SignedLabels
-    curvature, slope_bound, default_clip = 1.0, 1.0, 0.5
+    name, curvature = "smooth_hinge", 1.0
 
     def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
         validate.positive(gamma=gamma)
         self.gamma, self.curvature = gamma, 1 / gamma
         super().__init__(X, y, **options)
-
-    def losses(self, z: Tensor, y: Tensor) -> Tensor:
-        """t (1 - m) - gamma t^2 / 2 with t = clip((1 - m) / gamma, 0, 1)."""
-        gap = 1 - y * z
-        t = (gap / self.gamma).clamp(0, 1)
-        return t * (gap - self.gamma / 2 * t)
-
-    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
-        """-y clip((1 - m) / gamma, 0, 1)."""
-        return -y * ((1 - y * z) / self.gamma).clamp(0, 1)
 
 
 class LeastSquares(LinearModel):
@@ -514,8 +502,9 @@ class Softmax(LinearModel):
 
     def rows(self, w: Tensor, index: Index = None) -> Outer:
         """The per-example gradients, factored."""
-        X, y = self._batch(index)
-        return Outer(X, self._slopes(X, y, w, index), sizes=self._sizes(X, index))
+        where = self._where(index)
+        X, slopes = self._of(self.slopes, w, where)
+        return Outer(X, slopes, sizes=lambda ord: self.lengths.of(X, ord, where))
 
     def _space(self) -> Space:
         return Space.of({"w": (len(self.classes or ()), self.X.shape[1])})
@@ -545,17 +534,11 @@ class OneVsRest(Softmax):
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """The hinges of all classes."""
-        gap = 1 - self._signs(z, y) * z
-        if not self.gamma:
-            return gap.clamp_min(0).sum(1)
-        t = (gap / self.gamma).clamp(0, 1)
-        return (t * (gap - self.gamma / 2 * t)).sum(1)
+        return Hinge.losses(self, z, self._signs(z, y)).sum(1)  # type: ignore[arg-type]
 
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
         """-s_k where the margin is short."""
-        signs = self._signs(z, y)
-        gap = 1 - signs * z
-        return -signs * ((gap / self.gamma).clamp(0, 1) if self.gamma else (gap > 0).to(z.dtype))
+        return Hinge.slopes(self, z, self._signs(z, y))  # type: ignore[arg-type]
 
     def _signs(self, z: Tensor, y: Tensor) -> Tensor:
         return torch.full_like(z, -1.0).scatter_(1, y[:, None], 1.0)
@@ -578,16 +561,24 @@ Loss = type[LinearModel]
 
 
 def known_losses(labels: bool | None = None) -> dict[str, Loss]:
-    """Names and classes; of classifiers or of regressions alone where `labels` says so.
+    """Names and classes; of classifiers or of regressions alone where `labels` says so.  Half-written ones are none.
 
     >>> {"huber", "poisson", "squared"} <= set(known_losses(labels=False)), "hinge" in known_losses(labels=False)
     (True, False)
     """
     losses: dict[str, Loss] = {}
     for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
-        if vars(kind).get("name") and labels in (None, kind.labelled()):
+        if vars(kind).get("name") and not _missing(kind) and labels in (None, kind.labelled()):
             losses.setdefault(kind.name, kind)  # the nearest one: nobody takes over a name by importing something
     return losses
+
+
+def _missing(kind: Loss) -> list[str]:
+    """What a class has to write before it is a loss."""
+    formulas = sorted(kind.__abstractmethods__)
+    if isinstance(kind.reads, type) and issubclass(kind.reads, Targets):
+        return formulas
+    return [*formulas, "reads"]
 
 
 def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
@@ -596,15 +587,21 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
     >>> loss_of("logistic") is loss_of(loss_of("logistic"))
     True
     """
+    if isinstance(loss, type) and issubclass(loss, LinearModel):
+        missing = " and ".join(_missing(loss))
+        remedy = f"write {missing} first: isthmus.objectives.LinearModel says what a loss states"
+        validate.check(not missing, "loss", loss.__name__, remedy)
+        targets = "labels (reads = SignedLabels)" if labels else "numbers (reads = RealTargets)"
+        validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {targets}")
+        return loss
     losses = known_losses(labels)
-    if isinstance(loss, str):
-        validate.check(loss in losses, "loss", loss, f"choose one of {list(losses)}, or give a subclass of LinearModel")
-        return losses[loss]
-    fits = isinstance(loss, type) and issubclass(loss, LinearModel)
-    validate.check(fits, "loss", loss, f"choose one of {list(losses)}, or give a subclass of LinearModel")
-    targets = "labels (reads = SignedLabels)" if labels else "numbers (reads = RealTargets)"
-    validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {targets}")
-    return loss
+    found = losses.get(loss) if isinstance(loss, str) else None
+    if found is None:
+        half = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss]  # type: ignore[type-abstract]
+        missing = " and ".join(_missing(half[0])) if half else ""
+        why = f"{half[0].__name__} has no {missing} yet; " if missing else ""
+        validate.refuse("loss", loss, f"{why}choose one of {list(losses)}, or give a subclass of LinearModel")
+    return found
 
 
 def name_of(loss: str | Loss) -> str:
@@ -626,3 +623,85 @@ def loss_for(loss: str | Loss, classes: int) -> Loss:
     remedy = f"give two classes, or declare a loss with extends = {kind.__name__} for more: {name_of(kind)} is for two"
     validate.check(bool(wider), "classes", classes, remedy)
     return wider[0]
+
+
+# ---------------------------------------------------------------- the largest eigenvalue of X'X: for steps, and to buy
+
+GRAM_LIMIT = 2000
+"""`smoothness` takes eigenvalues of a Gram matrix up to this size, and a certified bound beyond it."""
+SMALL_GRAM = 300
+"""Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
+
+
+def largest_eigenvalue(X: Matrix) -> float:
+    """lambda_max(X'X), or a certified bound of it for large X (see `LinearModel.smoothness`).
+
+    >>> largest_eigenvalue(torch.diag(torch.tensor([1.0, 3.0])))
+    9.0
+    """
+    if min(X.shape) <= GRAM_LIMIT:
+        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
+    frobenius = float((matrix_bounds(X, 2)[1] ** 2).sum())
+    rows = float(matrix_bounds(X, 1)[1].max())
+    if is_sparse(X):
+        columns = float(abs(X).sum(axis=0).max())
+    else:
+        parts = (part.abs().sum(0) for _, _, part in X.chunks()) if is_lazy(X) else (X.abs().sum(0),)
+        columns = float(sum(parts, torch.zeros(())).max())
+    return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
+
+
+def top_eigenvalue(X: Matrix) -> float:
+    """lambda_max(X'X) itself, to rounding, for X of any size: by Lanczos where the Gram matrix would be large.
+
+    It is what a private release needs: with rows of norm at most 1 one record moves it by at most 1 (Weyl), which
+    is not true of the bounds in `largest_eigenvalue`.
+
+    >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
+    9.0
+    """
+    if min(X.shape) <= SMALL_GRAM:
+        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
+    size = min(X.shape)
+    if size <= GRAM_LIMIT:
+        gram: Array = _gram(X).numpy()
+
+        def square(v: Array) -> Array:
+            product: Array = gram @ v.reshape(-1)
+            return product
+    else:
+        wide, size = X.astype(np.float64) if is_sparse(X) else X, X.shape[1]
+
+        def square(v: Array) -> Array:
+            product: Array = rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
+            return product
+
+    return lanczos_top(lambda v: square(v.reshape(-1)), size)
+
+
+def lanczos_top(square: Callable[[Array], Array], size: int) -> float:
+    """The largest eigenvalue of a positive semi-definite matrix, to rounding, from its products with vectors."""
+    operator = LinearOperator((size, size), matvec=lambda v: square(v.reshape(-1)), dtype=np.float64)
+    start = np.random.default_rng(secret.randbits(128)).standard_normal(
+        size
+    )  # nobody can prepare data that hides from it
+    if not np.any(square(start)):
+        return 0.0
+    return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])
+
+
+def _gram(X: Matrix) -> Tensor:
+    """X'X or X X', whichever is smaller, in float64."""
+    tall = X.shape[0] >= X.shape[1]
+    if is_lazy(X):
+        return X.gram() if tall else _gram(X.dense())
+    if is_sparse(X):
+        wide = X.astype(np.float64)
+        product = wide.T @ wide if tall else wide @ wide.T
+        return torch.from_numpy(product @ np.eye(product.shape[0]))
+    if not tall:
+        rows = X.to(torch.float64)
+        return rows @ rows.T
+    step = max(1, (1 << 23) // X.shape[1])
+    chunks = (X[lo : lo + step].to(torch.float64) for lo in range(0, X.shape[0], step))
+    return sum((chunk.T @ chunk for chunk in chunks), torch.zeros((), dtype=torch.float64, device=X.device))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isthmus.core.torch_loop import TorchDriver
+from isthmus.core.driver import TorchDriver
 from isthmus.opacus_compat.refused import methods, refuse
 
 ONE = "call step(): it clips, sums, adds noise and charges the ledger in one go, and there is no way to do a part of it"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import matmul, rmatmul
 from isthmus.gradients.adding import KAPPA
-from isthmus.objectives.spectrum import lanczos_top, top_eigenvalue
+from isthmus.objectives.linear import lanczos_top, top_eigenvalue
 from isthmus.problems.scaling import Scaled, unit_rows
 
 SMALL_JOINT = 256

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 from isthmus.sketches import Kronecker
 from lab.bench.cases import need
 from lab.bench.gauges import DEVICE
@@ -84,7 +84,7 @@ def network(way: str, make: Callable[[], nn.Module], loss: nn.Module, batch: int
     if way == GHOST:
         return _ghost(module, loss, loader)
     module, optimizer, _, engine = our_parts(module, loader, 0.01, **OURS[way])
-    begin, replay = lambda size: engine.driver.begin(Ticket(size)), engine.driver.arrivals.replay
+    begin, replay = lambda size: engine.driver.begin(Ticket(size)), engine.driver.pending.replay
     made = _LAST[key] = Network(module, optimizer, loss, begin, replay, _held())
     return made
 

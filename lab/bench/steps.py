@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 from isthmus.engine import PrivacyEngine
 from isthmus.sketches import CountSketch, Kronecker, KroneckerSubspace, PublicSubspace
 from lab.bench.cases import Contest, Goal, Growth, Work, need

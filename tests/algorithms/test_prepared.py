@@ -89,7 +89,7 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     from isthmus.algorithms.purchases import paid as buys
     from isthmus.core.minimize import Binding
     from isthmus.core.spending import Spending
-    from isthmus.objectives.spectrum import largest_eigenvalue, top_eigenvalue
+    from isthmus.objectives.linear import largest_eigenvalue, top_eigenvalue
     from isthmus.privacy import Charge
 
     n, d = size

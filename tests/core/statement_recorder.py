@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy.stats import chi2, gamma
 
+import isthmus.core.driver
 import isthmus.core.pipeline
-import isthmus.core.torch_loop
 from isthmus.privacy import (
     DiscreteGaussian,
     Exact,
@@ -109,7 +109,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
         monkeypatch.setattr(kind, "draw", _drawn(kind.draw, recorder))
     closing = _closing(isthmus.core.pipeline.close_stage, recorder)
     monkeypatch.setattr(isthmus.core.pipeline, "close_stage", closing)
-    monkeypatch.setattr(isthmus.core.torch_loop, "close_stage", closing)
+    monkeypatch.setattr(isthmus.core.driver, "close_stage", closing)
     yield recorder
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import PrivacyEngine
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 
 
 class Own(nn.Module):

@@ -61,7 +61,7 @@ def begin(name: str, seed: int = 11, **more: Any) -> Any:
 
 def steps(run: Any, indices: list[list[int]]) -> None:
     """Rounds on batches that we choose."""
-    from isthmus.core.torch_loop import Ticket
+    from isthmus.core.driver import Ticket
 
     for index in indices:
         run.engine.driver.rest()

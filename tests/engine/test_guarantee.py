@@ -13,7 +13,7 @@ from scipy import stats
 from test_sketches import SKETCHES, public
 
 from isthmus import CountSketch, GradientEmbedding, Kronecker, KroneckerSubspace, PrivacyEngine, PublicSubspace
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 from isthmus.gradients.adding import KAPPA
 
 EXTRA: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from mixing_cases import Between, Own, clipped_sum, private, worst
 from torch import Tensor, nn
 
 from isthmus import InvalidInput, ModuleObjective
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 from isthmus.gradients.layers import Layers, apart
 
 LAYERS = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import Kronecker, PrivacyEngine
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 from isthmus.modules import GRU, LSTM, RNN
 from isthmus.privacy.clips import ClippedSum
 

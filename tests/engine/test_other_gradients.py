@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 
 N = 12
 

@@ -13,7 +13,7 @@ from test_sketches import public
 from torch import Tensor, nn
 
 from isthmus import GradientEmbedding, Kronecker, PublicSubspace
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 
 N, GROUPS = 32, 7
 RECORDS = {"nan": math.nan, "inf": math.inf, "3e38": 3e38, "1e38": 1e38, "1e20": 1e20}

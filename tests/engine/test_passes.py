@@ -9,7 +9,7 @@ from engine_cases import MODELS, data, private
 from torch import nn
 
 from isthmus import InvalidInput, PrivacyEngine
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 
 
 def mlp() -> nn.Module:

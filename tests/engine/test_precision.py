@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus.base.validate import InvalidInput
-from isthmus.core import gather
+from isthmus.core.driver import BackwardAccumulator, Ticket
 from isthmus.core.measuring import measure_leaf, measured_leaves
-from isthmus.core.torch_loop import Ticket
 from isthmus.gradients import Computed, Dense
 from isthmus.gradients.adding import kappa
 from isthmus.privacy import PerLeafClip
@@ -113,13 +112,13 @@ def rows_of(module: nn.Module, n: int, run) -> Tensor:
     """The rows of the first two examples of a batch of n, under autocast, in the fast path."""
     engine, module, sgd = private(module)
     seen: dict[str, Tensor] = {}
-    take = engine.driver._gathered.take
+    take = engine.driver._accumulator.take
 
-    def watch(round, name, rows, *rest):
-        seen[name] = (rows.dense() * engine.driver._factor)[:2]
-        take(round, name, rows, *rest)
+    def watch(name, rows):
+        seen[name] = (rows.dense() * engine.driver._scale()[0])[:2]
+        take(name, rows)
 
-    engine.driver._gathered.take = watch
+    engine.driver._accumulator.take = watch
     x, y = data(n)
     engine.driver.begin(Ticket(n))
     with torch.autocast("cpu", torch.bfloat16):
@@ -175,16 +174,16 @@ def test_layers_clipped_by_themselves_keep_nothing_and_take_one_backward_pass():
     x, y = data()
     engine.driver.begin(Ticket(N))
     loss(module(x), y).backward()
-    gathered = engine.driver._gathered
+    gathered = engine.driver._accumulator
     assert not any(gathered.codes.get("gradient", {}).values()) and len(gathered.sums["gradient"]) == 5
     with pytest.raises(InvalidInput, match="arrived after the leaf was summed"):
         loss(module(x), y).backward()
 
 
 def test_bounds_far_below_one_take_exact_products():
-    assert private(Words(), max_grad_norm=1e-3)[0].driver._gathered.fast
-    assert not private(Words(), max_grad_norm=1e-12)[0].driver._gathered.fast
-    assert not private(Words(), precision="exact")[0].driver._gathered.fast
+    assert private(Words(), max_grad_norm=1e-3)[0].driver._accumulator.fast
+    assert not private(Words(), max_grad_norm=1e-12)[0].driver._accumulator.fast
+    assert not private(Words(), precision="exact")[0].driver._accumulator.fast
     with pytest.raises(InvalidInput, match="precision"):
         private(Words(), precision="half")
 
@@ -192,7 +191,7 @@ def test_bounds_far_below_one_take_exact_products():
 def test_every_leaf_has_its_turn_to_be_computed_twice_and_compared(monkeypatch):
     """A second pass that differs from the first is found in the round that watches its leaf."""
     watched = []
-    joined = gather.Gathering._joined
+    joined = BackwardAccumulator._joined
 
     def watch(self, name, *rest):
         made = joined(self, name, *rest)
@@ -200,7 +199,7 @@ def test_every_leaf_has_its_turn_to_be_computed_twice_and_compared(monkeypatch):
             watched.append(name)
         return made
 
-    monkeypatch.setattr(gather.Gathering, "_joined", watch)
+    monkeypatch.setattr(BackwardAccumulator, "_joined", watch)
     trained(steps=5, tokens=2)
     assert {"up", "down", "head"} <= set(watched)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from isthmus import InvalidInput
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 
 STEPS, WIDTH = 5, 8
 

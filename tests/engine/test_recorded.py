@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import Kronecker, PrivacyEngine
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
@@ -49,7 +49,7 @@ def trained(
         module=module, optimizer=sgd, data_loader=loader, noise_multiplier=1e-9, max_grad_norm=0.3,
         noise_generator=torch.Generator().manual_seed(3), **options,
     )  # fmt: skip
-    engine.driver.arrivals.replay.on = engine.driver._take.replay.on = recorded
+    engine.driver.pending.replay.on = engine.driver._writer.replay.on = recorded
 
     def step(number: int) -> None:  # what it computes is gone when it ends, and memory comes back to its places
         engine.driver.begin(Ticket(N))
@@ -72,9 +72,9 @@ def trained(
 def test_recorded_steps_are_the_ordinary_ones(options: dict[str, Any], spoilt: int | None, low: bool) -> None:
     _, plain = trained(options, False, spoilt, low)
     engine, found = trained(options, True, spoilt, low)
-    assert engine.driver.arrivals.replay.runs > 2, engine.driver.arrivals.replay.why
+    assert engine.driver.pending.replay.runs > 2, engine.driver.pending.replay.why
     if "sketch" in options:
-        assert engine.driver._take.replay.runs > 2, engine.driver._take.replay.why
+        assert engine.driver._writer.replay.runs > 2, engine.driver._writer.replay.why
     assert bool(found.isfinite().all())
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
-from isthmus.core.torch_loop import Ticket
+from isthmus.core.driver import Ticket
 from isthmus.gradients.layers.passes import hidden, hide
 
 N, WIDTH = 64, 40

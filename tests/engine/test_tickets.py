@@ -131,8 +131,8 @@ def watch(run: Any, seen: list[list[int]]) -> None:
     current: list[int] = []
     forward, close = driver._before_forward, driver._close
 
-    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        forward(module, args, kwargs)
+    def before(args: Any, kwargs: Any) -> None:
+        forward(args, kwargs)
         current.extend(table[float(row[0])] for row in args[0])
 
     def closing() -> None:

@@ -31,7 +31,7 @@ from isthmus.base.matrix import rmatmul
 from isthmus.core.minimize import Binding
 from isthmus.estimators import base, load
 from isthmus.gradients.rounding import matrix_bounds
-from isthmus.objectives.spectrum import top_eigenvalue
+from isthmus.objectives.linear import top_eigenvalue
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import Ledger
 from isthmus.sets import Whole

@@ -16,9 +16,8 @@ from isthmus.codecs import QSGD, VQSGD, Codec, PackedBits, RandomK, named
 from isthmus.core.wire import Message
 from isthmus.distributed.order import Order
 from isthmus.distributed.secagg import wire as messages
-from isthmus.distributed.secagg.client import SecureClient
 from isthmus.distributed.secagg.plan import SecurePlan
-from isthmus.distributed.secagg.server import RoundRefused, SecureServer
+from isthmus.distributed.secagg.protocol import RoundRefused, SecureClient, SecureServer
 from isthmus.distributed.secagg.wire import BadMessage
 from isthmus.privacy import Ledger
 from isthmus.privacy.clips import ClippedSum

@@ -27,7 +27,7 @@ from isthmus.objectives import (
     Softmax,
     TorchObjective,
 )
-from isthmus.objectives.spectrum import largest_eigenvalue
+from isthmus.objectives.linear import largest_eigenvalue
 from isthmus.penalties import ElasticNet, L1Penalty, L2Penalty, NoPenalty
 
 N, P, K = 23, 7, 4
@@ -248,7 +248,7 @@ def test_the_bound_for_large_data_is_above_the_exact_value(sparse, monkeypatch):
     f, _ = build("squares", sparse=sparse)
     exact = largest_eigenvalue(f.X)
     assert largest_eigenvalue(f.X[:3]) <= exact
-    monkeypatch.setattr("isthmus.objectives.spectrum.GRAM_LIMIT", 0)
+    monkeypatch.setattr("isthmus.objectives.linear.GRAM_LIMIT", 0)
     assert exact <= largest_eigenvalue(f.X) <= P * exact
 
 
@@ -280,9 +280,9 @@ def test_the_bound_for_large_data_is_above_the_exact_value(sparse, monkeypatch):
         (lambda: Logistic(np.eye(2), [0, 1], l1=math.nan), "l1=nan"),
         (lambda: Logistic(np.eye(2), [0, 1], l2=1.0, penalty=L1Penalty(1.0)), "either penalty"),
         (lambda: Logistic(np.eye(2), [0, 1], penalty=0.1), "Penalty"),
-        (lambda: Logistic(np.eye(2), [0, 1]).loss(torch.zeros(3)), "w.shape"),
+        (lambda: Logistic(np.eye(2), [0, 1]).loss(torch.zeros(3)), r"shape \(2,\)"),
         (lambda: Logistic(np.eye(2), [0, 1]).loss(np.zeros(2)), "torch tensor"),
-        (lambda: Logistic(np.eye(2), [0, 1]).loss(torch.zeros(2, dtype=torch.int64)), "w.dtype"),
+        (lambda: Logistic(np.eye(2), [0, 1]).loss(torch.zeros(2, dtype=torch.int64)), "floating torch tensor"),
         (lambda: Logistic(np.eye(2), [0, 1]).rows(torch.zeros(2), [2]), "0 to n - 1"),
         (lambda: Logistic(np.eye(2), [0, 1]).rows(torch.zeros(2), [-1]), "0 to n - 1"),
         (lambda: Logistic(np.eye(2), [0, 1]).rows(torch.zeros(2), torch.tensor([True, False])), "mask"),

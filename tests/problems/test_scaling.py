@@ -15,7 +15,7 @@ from torch import Tensor
 from isthmus import InvalidInput
 from isthmus.base.matrix import is_sparse, matmul, rmatmul, take, to_dense
 from isthmus.gradients import Glm
-from isthmus.objectives.spectrum import largest_eigenvalue
+from isthmus.objectives.linear import largest_eigenvalue
 from isthmus.privacy import Clip
 from isthmus.problems.moments import Squares
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
@@ -296,5 +296,5 @@ def test_views_are_taken_where_matrices_are(monkeypatch: pytest.MonkeyPatch) -> 
     sketch = Kronecker(2, 1).draw(D)
     torch.testing.assert_close(sketch.encode(seen).dense(), sketch.encode(plain).dense())
     exact = largest_eigenvalue(view)
-    monkeypatch.setattr("isthmus.objectives.spectrum.GRAM_LIMIT", 0)
+    monkeypatch.setattr("isthmus.objectives.linear.GRAM_LIMIT", 0)
     assert exact <= largest_eigenvalue(view) <= D * exact * (1 + 1e-6)

@@ -16,8 +16,8 @@ from torch import nn
 
 from isthmus.base import storage
 from isthmus.base.space import Space
+from isthmus.core.driver import TorchDriver
 from isthmus.core.pipeline import Pipeline, Release, Stage
-from isthmus.core.torch_loop import TorchDriver
 from isthmus.gradients import BlockOuter, Dense, Lazy, Lookup, Outer, Stack, Sum
 from isthmus.gradients import lookup as lookup_module
 from isthmus.gradients.layers import Layers

@@ -5,9 +5,8 @@ cancel hide all but the sum modulo 2^b.  Server and clients are state machines w
 carries them. Needs the extra `secagg` (cryptography).
 """
 
-from isthmus.distributed.secagg.client import SecureClient
 from isthmus.distributed.secagg.plan import SecurePlan
-from isthmus.distributed.secagg.server import RoundRefused, SecureServer, run_round
+from isthmus.distributed.secagg.protocol import RoundRefused, SecureClient, SecureServer, run_round
 from isthmus.distributed.secagg.wire import BadMessage
 
 __all__ = ["BadMessage", "RoundRefused", "SecureClient", "SecurePlan", "SecureServer", "run_round"]

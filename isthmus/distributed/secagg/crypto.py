@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.distributed.secagg.wire import Words, word
+from isthmus.distributed.secagg.wire import BadMessage, Words, word
 
 KEY = 32
 TAG = 16
@@ -25,16 +25,14 @@ _NONCE = bytes(12)
 @lru_cache(maxsize=1)
 def _package() -> SimpleNamespace:
     """What is used of `cryptography`, which is an extra."""
+    parts = "ciphers", "ciphers.aead", "asymmetric.x25519", "kdf.hkdf", "hashes"
     try:
-        ciphers = importlib.import_module("cryptography.hazmat.primitives.ciphers")
-        aead = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
-        x25519 = importlib.import_module("cryptography.hazmat.primitives.asymmetric.x25519")
-        hkdf = importlib.import_module("cryptography.hazmat.primitives.kdf.hkdf")
-        hashes = importlib.import_module("cryptography.hazmat.primitives.hashes")
-        errors = importlib.import_module("cryptography.exceptions")
+        loaded = {
+            name.split(".")[-1]: importlib.import_module(f"cryptography.hazmat.primitives.{name}") for name in parts
+        }
+        return SimpleNamespace(errors=importlib.import_module("cryptography.exceptions"), **loaded)
     except ImportError as error:
         raise ImportError(f"Secure aggregation needs the package cryptography; {validate.extra('secagg')}") from error
-    return SimpleNamespace(ciphers=ciphers, aead=aead, x25519=x25519, hkdf=hkdf, hashes=hashes, errors=errors)
 
 
 def public_key(private: bytes) -> bytes:
@@ -46,12 +44,14 @@ def public_key(private: bytes) -> bytes:
 def agreed(private: bytes, public: bytes, session: bytes, purpose: bytes) -> bytes:
     """The 256-bit key that the holders of two key pairs share for one purpose of one session.
 
-    A public key of small order, with which the result would not depend on the secret, raises ValueError.
+    A public key of small order, with which the result would not depend on the secret, raises `BadMessage`.
     """
     package = _package()
-    shared = package.x25519.X25519PrivateKey.from_private_bytes(private).exchange(
-        package.x25519.X25519PublicKey.from_public_bytes(public)
-    )
+    own = package.x25519.X25519PrivateKey.from_private_bytes(private)
+    try:
+        shared = own.exchange(package.x25519.X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise BadMessage("A public key is not a valid one") from error
     info = b"isthmus secagg 1 " + purpose
     key: bytes = package.hkdf.HKDF(package.hashes.SHA256(), KEY, session, info).derive(shared)
     return key
@@ -65,7 +65,7 @@ def usable(public: bytes) -> bool:
     """
     try:
         agreed(bytes(range(KEY)), public, b"", b"")  # any secret will do: small orders give 0 with all of them
-    except ValueError:
+    except BadMessage:
         return False
     return True
 

@@ -62,9 +62,7 @@ def pack(values: Words, bits: int) -> bytes:
 def unpack(data: bytes, count: int, bits: int) -> Words:
     """`count` numbers of b bits; their bytes must be exactly as many as these take."""
     length = packed_length(count, bits)
-    validate.check(
-        len(data) == length, "bytes of a packed vector", len(data), f"send {length} bytes, which {count} numbers take"
-    )
+    validate.check(len(data) == length, "bytes of a packed vector", len(data), f"send {length} bytes")
     columns = np.zeros((-(-count // 8), bits), np.uint8)
     columns.reshape(-1)[:length] = np.frombuffer(data, np.uint8)
     columns = np.ascontiguousarray(columns.T)
@@ -123,6 +121,12 @@ class BadMessage(ValueError):
     """Bytes that are no message of this round: who sent them is treated as lost."""
 
 
+def ensure(condition: bool, why: str) -> None:
+    """Refuse a message."""
+    if not condition:
+        raise BadMessage(why)
+
+
 def write(kind: Kind, session: bytes, *parts: bytes) -> bytes:
     """A message."""
     return b"".join((MAGIC, bytes([kind]), session, *parts))
@@ -130,19 +134,13 @@ def write(kind: Kind, session: bytes, *parts: bytes) -> bytes:
 
 def read(data: bytes, kind: Kind, session: bytes | None = None, length: int | None = None) -> tuple[bytes, bytes]:
     """Session and body of a message of this kind, session and length of body."""
-    if len(data) < HEADER or data[: len(MAGIC)] != MAGIC:
-        raise BadMessage(
-            f"These {len(data)} bytes begin with {data[:4]!r} and not with {MAGIC!r}: they are no message of this "
-            "version"
-        )
-    if data[len(MAGIC)] != kind:
-        raise BadMessage(f"A message of kind {data[len(MAGIC)]} came where {kind.name} ({int(kind)}) was expected")
-    session_there, body = data[HEADER - SESSION : HEADER], data[HEADER:]
-    if session is not None and session_there != session:
-        raise BadMessage(f"The message {kind.name} belongs to another round")
-    if length is not None and len(body) != length:
-        raise BadMessage(f"The message {kind.name} has {len(body)} bytes after its header, and must have {length}")
-    return session_there, body
+    begins = len(data) >= HEADER and data[: len(MAGIC)] == MAGIC
+    ensure(begins, f"These {len(data)} bytes begin with {data[:4]!r}: they are no message of this version")
+    ensure(data[len(MAGIC)] == kind, f"A message of kind {data[len(MAGIC)]} came where {kind.name} was expected")
+    own, body = data[HEADER - SESSION : HEADER], data[HEADER:]
+    ensure(session in (None, own), f"The message {kind.name} belongs to another round")
+    ensure(length in (None, len(body)), f"The message {kind.name} has {len(body)} bytes after its header, not {length}")
+    return own, body
 
 
 def number(value: int) -> bytes:
@@ -152,29 +150,22 @@ def number(value: int) -> bytes:
 
 def take_number(body: bytes, below: int, what: str) -> tuple[int, bytes]:
     """A number below a limit from the front of a body, and the rest."""
-    if len(body) < 4:
-        raise BadMessage(f"The message ends before its {what}")
-    value = struct.unpack("<I", body[:4])[0]
-    if value >= below:
-        raise BadMessage(f"The {what} is {value}, and must be below {below}")
+    ensure(len(body) >= 4, f"The message ends before its {what}")
+    value: int = struct.unpack("<I", body[:4])[0]
+    ensure(value < below, f"The {what} is {value}, and must be below {below}")
     return value, body[4:]
 
 
 def records(body: bytes, size: int, clients: int, what: str) -> dict[int, bytes]:
     """A count and that many records of one size, each under the index of a client, in increasing order."""
     count, body = take_number(body, clients + 1, f"count of {what}")
-    if len(body) != count * (4 + size):
-        raise BadMessage(
-            f"The message announces {count} {what}, which take {count * (4 + size)} bytes, and has {len(body)}"
-        )
+    ensure(len(body) == count * (4 + size), f"The message announces {count} {what}, and has {len(body)} bytes of them")
     by_client: dict[int, bytes] = {}
+    last = -1
     for start in range(0, len(body), 4 + size):
         index, rest = take_number(body[start : start + 4 + size], clients, f"index of {what}")
-        if by_client and index <= max(by_client):
-            raise BadMessage(
-                f"The {what} are not in the order of their clients: client {index} comes too late or twice"
-            )
-        by_client[index] = rest
+        ensure(index > last, f"The {what} are not in the order of their clients: client {index} comes late or twice")
+        by_client[index], last = rest, index
     return by_client
 
 
@@ -185,15 +176,14 @@ def write_records(by_client: dict[int, bytes]) -> bytes:
 
 def write_set(members: Sequence[int], clients: int) -> bytes:
     """Clients as one bit each."""
-    bits = bytearray((clients + 7) // 8)
-    for index in members:
-        bits[index >> 3] |= 1 << (index & 7)
-    return bytes(bits)
+    bits = np.zeros(clients, np.uint8)
+    bits[list(members)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
 
 
 def read_set(body: bytes, clients: int) -> list[int]:
     """What `write_set` wrote; bits beyond the last client are refused."""
-    members = [index for index in range(8 * len(body)) if body[index >> 3] >> (index & 7) & 1]
-    if len(body) != (clients + 7) // 8 or (members and members[-1] >= clients):
-        raise BadMessage(f"The message lists clients in {len(body)} bytes, which do not fit {clients} clients")
+    members = np.flatnonzero(np.unpackbits(np.frombuffer(body, np.uint8), bitorder="little")).tolist()
+    fits = len(body) == (clients + 7) // 8 and max(members, default=0) < clients
+    ensure(fits, f"The message lists clients in {len(body)} bytes, which do not fit {clients} clients")
     return members

@@ -317,10 +317,10 @@ def test_steps_out_of_their_order_and_of_an_earlier_round_are_refused() -> None:
     with pytest.raises(InvalidInput, match="invite the client first"):
         site.ask(0, "vector", b"")
     server, inboxes = site.until_vectors()
-    with pytest.raises(BadMessage, match="SURVIVORS came where INBOX was expected"):
+    with pytest.raises(BadMessage, match="SURVIVORS came where INBOX was due"):
         site.ask(0, "shares", b"")
     site.invited()  # a second invitation in the middle of a round: the first one is forgotten
-    with pytest.raises(BadMessage, match="INBOX came where ROSTER was expected"):
+    with pytest.raises(BadMessage, match="INBOX came where ROSTER was due"):
         site.ask(0, "vector", inboxes[0])
     assert site.made == []
 
@@ -341,7 +341,7 @@ def test_an_altered_message_makes_a_client_send_nothing() -> None:
     site = Site(rounds=1)
     server, inboxes = site.until_vectors()
     broken = inboxes[0][:-1] + bytes([inboxes[0][-1] ^ 1])
-    with pytest.raises(BadMessage, match="The letter of client 2 is not what that client sealed"):
+    with pytest.raises(BadMessage, match="The letter of client 2 is not what it sealed"):
         site.ask(0, "vector", broken)
     server.receive(site.ask(0, "vector", inboxes[0]))  # one damaged on the way is no loss
 

@@ -148,7 +148,7 @@ def test_a_lower_threshold_under_the_right_plan_is_found_out() -> None:
     server, needed = Hostile(), PLAN.needed
     roster = server.roster()
     few = dict(list(server.keys_of(roster).items())[: needed - 1])
-    with pytest.raises(BadMessage, match=f"{needed} different ones are needed"):
+    with pytest.raises(BadMessage, match=f"{needed} different ones are due"):
         server.clients[0].shares(write(Kind.ROSTER, server.session, write_records(few)))
     server = Hostile()
     _, body = read(server.inboxes()[0], Kind.INBOX)
@@ -177,7 +177,7 @@ def test_a_client_that_is_shown_another_list_is_alone(what: str) -> None:
         server.server.receive(answer)
     inboxes = server.server.inboxes()
     for index in (0, 1):
-        with pytest.raises(BadMessage, match="is not what that client sealed|not another client of the roster"):
+        with pytest.raises(BadMessage, match="is not what it sealed|not another client of the roster"):
             server.clients[index].masked(inboxes[index], ZERO)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from isthmus.distributed.secagg import SecureClient, SecurePlan, SecureServer, crypto, shamir
-from isthmus.distributed.secagg.client import add_pair, pair_key
 from isthmus.distributed.secagg.plan import most_left_out
+from isthmus.distributed.secagg.protocol import add_pair, pair_key
 from isthmus.distributed.secagg.wire import (
     Kind,
     from_field,

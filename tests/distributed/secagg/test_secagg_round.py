@@ -218,7 +218,7 @@ def test_clients_that_were_shown_different_rosters_read_no_letters() -> None:
     for index in range(5):
         found.server.receive(found.clients[index].shares(bytes(fake) if index == 0 else roster))
     found.server.receive(found.clients[5].shares(roster))
-    with pytest.raises(BadMessage, match="The letter of client 0 is not what that client sealed"):
+    with pytest.raises(BadMessage, match="The letter of client 0 is not what it sealed"):
         found.clients[1].masked(found.server.inboxes()[1], ROWS[1])
 
 

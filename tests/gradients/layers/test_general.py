@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.base.validate import InvalidInput
+from isthmus.core.driver import TorchDriver
 from isthmus.core.pipeline import Pipeline, Stage
-from isthmus.core.torch_loop import TorchDriver
 from isthmus.gradients import Dense, Lazy
 from isthmus.gradients.layers import Layers, general, single
 from isthmus.parts import Shuffle

@@ -1,0 +1,827 @@
+"""The second driver: a user's own torch loop through the same round as ours.
+
+    for x, y in batches:                 # as many physical batches as memory asks
+        loss(module(x), y).backward()
+    driver.step()                        # one round: measure, close, advance, optimiser
+
+The hooks open a round at the first forward pass, take the per-example rows layer by layer during the backward pass
+and encode them there; `step` releases what was summed and gives the lifted direction to the optimiser as its gradient.
+
+A loader that hands out *tickets* (`begin`) tells the driver which examples a pass may hold: then one record is
+clipped once however often a batch goes through the module, batches of another size are refused, and several logical
+batches before one optimiser step are rounds of their own, each with its own noise and its own charge.  A batch must be
+used before the next one is read: a loop that reads ahead would carry a record into two sums of one round.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+from isthmus.base import storage, validate
+from isthmus.base.randomness import key
+from isthmus.base.recording import Replay, recording_now
+from isthmus.core.directions import Awaiting, GradientWriter
+from isthmus.core.group import ALONE, Group
+from isthmus.core.loop_checks import Losses, MeanLossCorrection, mixed
+from isthmus.core.measuring import fragment, measure_leaf, measured_leaves
+from isthmus.core.parts import Delegate, Last, current
+from isthmus.core.pickling import plain_copies
+from isthmus.core.pipeline import (
+    Maps,
+    Pipeline,
+    Release,
+    Round,
+    Stage,
+    advance,
+    bind_stage,
+    close_stage,
+    open_round,
+    slots,
+    start,
+    take_stage,
+)
+from isthmus.core.wire import Keys, Message
+from isthmus.gradients.base import Rows
+from isthmus.gradients.computed import Computed
+from isthmus.gradients.layers import passes
+from isthmus.gradients.layers.apart import look
+from isthmus.gradients.layers.between import Between
+from isthmus.gradients.layers.rules import Args, Kwargs
+from isthmus.gradients.stack import Stack
+from isthmus.lifts import Lifted
+from isthmus.objectives.module import Layers, captured, merged, unused
+from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
+from isthmus.privacy.ledger import Chargeable
+from isthmus.privacy.noise import Noise
+from isthmus.sketches.base import Movable, Sketch, join_codes, leaf_code, without_memo
+
+LEAST = 1e-9
+"""Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
+_EVALUATES = (
+    "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
+    "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
+    "evaluation"
+)
+_FOLLOWS = (
+    "the loop drew random numbers for a private batch from torch's own generator, which follows a seed that may be "
+    "known (it is the same in every process until torch.manual_seed or torch.seed is called): one record more "
+    "shifts what is drawn for the others, and its bound does not hold; draw inside the module's forward, where the "
+    "generator is secret, or call torch.seed() before training"
+)
+_COUNTED = (
+    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch: how many there "
+    "are depends on who was drawn, which nobody may see, so a schedule must not count them; let the scheduler follow "
+    "what is released: optimizer.register_step_post_hook(lambda *_: scheduler.step()), or step it once an epoch"
+)
+_GATHERED = (
+    "a batch of the private loader, which cuts batches into pieces, was read to its end, and no step was taken with "
+    "its last piece: how many pieces it has depends on who was drawn, which nobody may see, so steps must not follow a "
+    "count of them; call step() for every piece (it waits for the last one), and make the loader's batch larger in "
+    "place of accumulating"
+)
+_MIXED = (
+    "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
+    "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts "
+    "for; leave the mixing out, or mix each example with public ones"
+)
+_ANOTHER_PASS = (
+    "another pass over the private loader has begun since: only the latest one hands out batches, or one record could "
+    "count twice in a round; read one pass to its end, or give each its own make_private"
+)
+_ADRIFT = (
+    "a batch of the private loader was read before the one before it was used: batches may be out of step, and one "
+    "record could count twice in a round; use every batch before you read the next (no reading ahead, skipping or "
+    "collecting), or begin a new pass over the loader"
+)
+_COMPILED = (
+    "torch.compile cannot trace the training of a private module, whose layers keep what each example did: make "
+    "the module itself private, and give it the batches of the private loader; in eval mode it may be compiled"
+)
+_DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
+"""Those whose hooks are on a module."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """A physical batch: how many examples it holds, whether its logical batch ends with it, its micro-batches.
+
+    `groups` has the micro-batch of every example, drawn independently of every other example.  Examples that do not
+    count stand in for a batch that has none: they pass as any other, and their gradient is dropped.  `look` is shown
+    the arguments that a batch became, and refuses those that depend on how records were put together.
+    """
+
+    size: int
+    last: bool = True
+    groups: Tensor | None = None
+    counts: bool = True
+    look: Callable[[Args, Kwargs], None] | None = None
+
+
+class PendingGradients:
+    """The gradients of one physical batch, kept until the backward pass has ended.
+
+    On a device the host is what a small step waits for.  So a tap does nothing inside backward but keep the gradient;
+    when all of them have come, the rows are made, encoded, clipped and summed in one piece of work, which the device
+    may have recorded (see `isthmus.base.recording`) and then runs by itself.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[tuple[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]]] = []
+        """The name of a layer, what makes its rows, the gradient of its output, and what else that reads."""
+        self.replay = Replay(Message.fresh, Message.near)
+        """Has a device run a sum again that it has computed before, of memory in the same places."""
+        self._idle: dict[Hashable, list[str]] = {}
+        self._maps: dict[str, list[Tensor]] = {}
+        """Memory for the maps of the slots, which stays where it is."""
+
+    def keep(self, layer: str, push: Callable[[Tensor], None], b: Tensor, inputs: Sequence[Tensor]) -> None:
+        """A gradient, inside backward."""
+        self.items.append((layer, push, b, inputs))
+
+    def message(self, round: Round, key: Hashable, compute: Callable[[], Message]) -> Message:
+        """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
+        maps = [sketch for sketch in round.sketches.values() if isinstance(sketch, Movable)]
+        if len(maps) < len(round.sketches):
+            return compute()
+        inputs = [x for _, _, b, reads in self.items for x in (b, *reads)]
+        inputs += [x for sketch in maps for x in sketch.tensors()]
+        sizes = tuple((slot, sketch.m, sketch.norm) for slot, sketch in round.sketches.items())
+        return self.replay((key, self._layers(), sizes, tuple(sorted(round.bounds.items()))), inputs, compute)
+
+    def placed(self, slot: str, sketch: Sketch) -> Sketch:
+        """A map on a device in memory that stays where it is: the one before it there is overwritten."""
+        memory = sketch.tensors() if isinstance(sketch, Movable) else ()
+        if not isinstance(sketch, Movable) or not memory or not all(x.is_cuda for x in memory):
+            return sketch
+        shapes = [(x.shape, x.dtype) for x in memory]
+        if [(x.shape, x.dtype) for x in self._maps.get(slot, [])] != shapes:
+            self._maps[slot] = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in memory]
+        torch._foreach_copy_(self._maps[slot], list(memory))
+        return sketch.placed(self._maps[slot])
+
+    def idle(self, otherwise: list[str]) -> list[str]:
+        """The leaves that took no part, as they were when the same layers told something before."""
+        return self._idle.setdefault(self._layers(), otherwise)
+
+    def _layers(self) -> Hashable:
+        return tuple((layer, len(reads)) for layer, _, _, reads in self.items)
+
+
+class BackwardAccumulator:
+    """What the backward pass of one physical batch tells: the rows of every leaf, until all of a record is known.
+
+    A leaf's rows come from every use of its weight.  Where a release clips codes they are encoded at once, and only
+    codes are kept; where leaves are clipped by themselves a leaf is summed as soon as its last use has spoken, and
+    nothing is kept.
+
+    fast   whether rows are what the device computes, or sums of exact products
+    uses   how often each leaf was used in the passes of the batch
+    scale  what rows are multiplied by before they are clipped, and how exactly they are added up
+    """
+
+    def __init__(
+        self, stage: Stage, fast: bool, uses: Counter[str], scale: Callable[[], tuple[float, Rounding]]
+    ) -> None:
+        self.stage, self.fast, self.uses, self.scale = stage, fast, uses, scale
+        self._watched: str | None = ""
+        """The leaf whose two passes are compared in this round; all of them are (None) in what is recorded."""
+        self.clear()
+
+    def begin(self, round: Round) -> None:
+        """A round has been opened: its maps say what is kept of the rows."""
+        self.round = round
+        self._coded: list[tuple[Release, str, bool]] = []
+        """Releases that need only the codes of rows, leaf by leaf; whether their leaves are summed one by one."""
+        for _, release, slot in slots([self.stage]):
+            sketch = round.sketches[slot]
+            if sketch.leafwise and release.clip is not None and not release.clip.before:
+                early = self.fast and release.clip.by_leaf and sketch.m == sketch.d
+                self._coded.append((release, slot, early))
+        self._keeps_rows = len(self._coded) < len(self.stage.releases)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.n, self.told = 0, set[str]()
+        """How many examples, and which leaves something has come of."""
+        self.rows: dict[str, list[Rows]] = {}
+        self.codes: dict[str, dict[str, list[Rows | None]]] = {}
+        self.sums: dict[str, dict[str, ClippedSum]] = {}
+
+    def take(self, name: str, rows: Rows) -> None:
+        """One use's rows of a leaf, inside backward."""
+        self.n = rows.n
+        self.told.add(name)
+        for release, slot, early in self._coded:
+            if name in self.sums.get(release.name, ()):
+                raise validate.InvalidInput(
+                    f"a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch "
+                    "goes through the module and back once (call backward() once, on the whole loss), or use "
+                    'clipping="flat"'
+                )
+            codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
+            code = leaf_code(self.round.sketches[slot], name, rows)
+            codes.append(None if code is None else self._smaller(code))
+            if early and len(codes) == self.uses[name]:
+                self._sum_leaf(release, slot, name, *self.scale())
+        if self._keeps_rows:
+            self.rows.setdefault(name, []).append(self._smaller(rows))
+
+    def message(self, names: Sequence[str], groups: Tensor | None) -> Message:
+        """The sum of the batch; micro-batches are made of scaled rows before they are clipped."""
+        round, (factor, rounding) = self.round, self.scale()
+
+        def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
+            rows = rows.scaled(factor) if factor != 1.0 else rows
+            return rows if groups is None else rows.regrouped(groups)
+
+        self._watched = None if recording_now() else names[round.t % len(names)]
+        rows, codes, ready = None, {}, {}
+        if self._keeps_rows:
+            joined = [(name, self._joined(name, self.rows[name])) for name in names]
+            rows = whole(Stack([(name, piece) for name, piece in joined if piece is not None]))
+        for release, slot, early in self._coded:
+            if early:
+                for name in self.codes.get(release.name, {}).copy():
+                    self._sum_leaf(release, slot, name, factor, rounding)
+                sums = [self.sums[release.name][name] for name in names]
+                ready[release.name] = measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
+            else:
+                by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
+                pieces = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
+                codes[release.name] = whole(join_codes(round.sketches[slot], pieces))
+        return fragment(round, self.stage, rows, codes, rounding, ready)
+
+    def _sum_leaf(self, release: Release, slot: str, name: str, factor: float, rounding: Rounding) -> None:
+        """Sum a leaf that is clipped by itself, and forget its rows."""
+        bound = self.round.bounds[slot]
+        rows = self._joined(name, self.codes[release.name].pop(name), _of_leaf(release.clipped.each(bound), name))
+        assert rows is not None
+        if isinstance(rows, Computed):
+            rows.hold = True
+        rows = rows.scaled(factor) if factor != 1.0 else rows
+        self.sums.setdefault(release.name, {})[name] = measure_leaf(release.clipped, bound, name, rows, rounding)
+
+    def _smaller(self, rows: Rows) -> Rows:
+        """Products in place of their factors, where they take less room until the backward pass has ended."""
+        if not self.fast:
+            return rows.compact()
+        computed = rows.computed()
+        return rows if isinstance(computed, Computed) else computed
+
+    def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
+        """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""
+        rows = merged(name, pieces)
+        if not self.fast or rows is None:
+            return rows
+        computed = rows.computed(bound)
+        if isinstance(computed, Computed):
+            computed.watched = self._watched in (None, name)
+        return computed
+
+
+def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
+    return bounds[name] if isinstance(bounds, Mapping) else bounds
+
+
+class TorchDriver:
+    """Runs a one-stage pipeline from a user's loop; the optimiser is any of torch's.
+
+    >>> from isthmus.parts import Shuffle
+    >>> from isthmus.core.pipeline import Stage
+    >>> module = nn.Linear(3, 1)
+    >>> sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    >>> driver = TorchDriver(Pipeline([Stage(Shuffle(4))], step=lambda t: 0.1), module, sgd, n=4)
+    >>> nn.functional.mse_loss(module(torch.ones(4, 3)), torch.zeros(4, 1)).backward()
+    >>> driver.step()
+    True
+    >>> driver.state.t, driver.state.dims
+    (1, 4)
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        n: int,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        public: Any = None,
+        reduction: str = "mean",
+        seed: int = 0,
+        noise: Noise | None = None,
+        ledger: Chargeable | None = None,
+        layers: Layers | None = None,
+        fast: bool = True,
+        group: Group = ALONE,
+    ) -> None:
+        _check_drivable(pipe)
+        validate.positive_int(n=n)
+        validate.one_of(("mean", "sum"), reduction=reduction)
+        self.layers = Layers(module) if layers is None else layers
+        self.module, self.optimizer, self.stage, self.private = module, optimizer, pipe.stages[0], pipe.private
+        self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
+        self.keys, self.ledger, self.group = Keys(seed, noise), ledger, group
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
+        self.observers: list[Callable[[Round], None]] = []
+        """Called with every round when it is closed: they see what was released."""
+        self.unmoved = False
+        """Whether a batch was handed out, and no step was taken with it."""
+        self._directions: list[Sequence[Lifted]] = []
+        self.pipe = replace(pipe, update=Delegate(self._directions.append))
+        self.state = start(self.pipe, torch.empty(0), seed)
+        self._move = optimizer.step
+        self._parameters = list(self.layers.parameters())
+        where = self._parameters[0].device
+        self._device = None if where.type == "cpu" else where
+        self._names = [leaf.name for leaf in self.layers.space.leaves]
+        self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        # the round in progress
+        self._round: Round | None = None
+        self._sum: Message | None = None
+        self._parts = 0
+        """Physical batches that were summed."""
+        self._kept: Maps = {}
+        self._unused: set[str] = set()
+        self._left_out: list[str] = []
+        # the batch in progress
+        self._ticket: Ticket | None = None
+        self._turn: object = None
+        """The pass over the loader that batches are taken from."""
+        self._batch = 0
+        self._handed: object = None
+        """The batch as the loader handed it out, until its examples are looked at."""
+        self._busy = self._adrift = self._cut = self._looks = False
+        """Public data passes on behalf of a sketch; a batch was not used; batches come in pieces; a loss is due."""
+        self._settings = ""
+        """What the optimiser was set to at the first piece of the present batch."""
+        secret = self.private and noise is not None and not noise.seeded
+        self._draws, self._followed = b"", not secret
+        """The state of torch's generator when the batch was handed out; whether a loop that draws was told."""
+        mine = frozenset(map(id, module.parameters())) if self.private else None
+        self.losses = Losses(reduction, self.layers.batch_dim, mine)
+        self.guard = passes.Guard(module, secret, watched=self._parameters)
+        self._between, self._correction = Between(self.layers), MeanLossCorrection()
+        fast = fast and _least_bound(pipe) >= LEAST
+        self._accumulator = BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
+        self.pending = PendingGradients()
+        self._writer = GradientWriter(self.layers, optimizer)
+        self._awaiting = Awaiting(self._parameters if self.private else ())
+        if self.private:
+            self._check_module()
+        self._attach()
+
+    def _attach(self) -> None:
+        """Put the hooks on; functions, so that a copy of the module leaves the driver alone."""
+        module, layers = self.module, self.layers
+
+        def first(layer: nn.Module, args: Args) -> None:
+            if layer is module and module.training and layers.listens() and not self._busy:
+                self._check_trained()  # before a layer's own taps have silenced its weights
+
+        def before(layer: nn.Module, args: Args, kwargs: Kwargs) -> None:
+            if layer is module and not self._busy:
+                self._before_forward(args, kwargs)
+
+        def after(layer: nn.Module, args: Args, output: Any) -> Any:
+            return self._after_forward(output) if layer is module and not self._busy else output
+
+        watched = [p for p in module.parameters() if self.private and p.requires_grad]
+        self.handles: list[Any] = [p.register_post_accumulate_grad_hook(passes.clear_raw) for p in watched]
+        self.handles += layers.attach()
+        self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        self.handles.append(module.register_forward_pre_hook(first, prepend=True))
+        self.handles.append(module.register_forward_hook(after, always_call=True))
+        self._listener = layers.listener = lambda name, rows: self._accumulator.take(name, rows)
+        layers.later = self.pending.keep if self._device is not None and self._accumulator.fast else None
+        layers.arrived = self._arrived
+        layers.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
+        self.handles += self.guard.attach(self._takes_part, self._between) if self.private else []
+        self.handles += plain_copies(module)
+        _DRIVERS.add(self)
+
+    # ------------------------------------------------------------ what a loop calls
+
+    def begin(self, ticket: Ticket, turn: object = None, batch: object = None) -> None:
+        """The next physical batch is about to be handed out, by the pass over the loader that `rest` began."""
+        validate.require(turn is None or turn is self._turn, _ANOTHER_PASS)
+        before = self._end_batch()
+        self._adrift |= before is not None and before.size > 0  # nobody used it: what comes may be of it
+        if before is not None and before.last:
+            if self._waits():  # several logical batches before one step: each is a round of its own
+                validate.require(not (self._cut and self.private), _GATHERED)
+                self._close()
+            elif self.unmoved:
+                warnings.warn(
+                    "a batch was drawn, and no step was taken with it: whether a step is taken must not depend "
+                    "on the data; call optimizer.step() for every batch, empty ones too",
+                    stacklevel=3,
+                )
+        self._ticket, self.unmoved, self._handed = ticket, True, batch
+        self._cut |= not ticket.last
+        self._draws = b"" if self._followed else passes.public_state()
+        self._new_physical_batch(ticket.size)
+
+    def rest(self) -> object:
+        """An epoch has ended: a whole logical batch becomes a round, one that was cut short is forgotten unreleased.
+
+        Returns the token of the pass over the loader that begins now.
+        """
+        before = self._end_batch()
+        if before is not None and before.last and self._waits():
+            self._close()
+        self._drop()
+        self._sum, self._parts, self.unmoved, self._settings = None, 0, False, ""
+        if before is not None:
+            self._ticket = Ticket(0)
+            self._spend()
+        self._turn, self._adrift = object(), False
+        return self._turn
+
+    def forget(self) -> None:
+        """Drop what was gathered and not released: other parameters are about to be read in."""
+        self._drop()
+        self.losses.reset()
+        self._directions.clear()
+        self._sum, self._round, self._parts, self.unmoved = None, None, 0, False
+
+    def detach(self) -> None:
+        """Take the hooks off; the parameters ask for gradients again."""
+        _DRIVERS.discard(self)
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        self.losses.reset()
+        self._awaiting.end()
+        for parameter in self._parameters:
+            parameter.requires_grad_(True)
+
+    def step(self) -> bool:
+        """Close the round and let the optimiser move; False where more of the logical batch is to come."""
+        ticket = self._ticket
+        try:
+            self._finish_backward()
+            self._awaiting.end()
+            self._check_trained()
+            if self.private and ticket is not None and (self._settings or not ticket.last):
+                before, now = self._settings, _settings_of(self.optimizer)
+                self._settings = "" if ticket.last else now
+                validate.require(before in ("", now), _COUNTED)
+            if self._sum is None and ticket is not None and ticket.last and ticket.size:  # before anything is charged
+                raise RuntimeError(
+                    "optimizer.step() was called, and no gradient of this batch arrived: call module.train(), then "
+                    "backward() on a loss of the module's output"
+                )
+        except Exception as error:
+            self.group.agree("meet", error=error)
+        if ticket is not None and not ticket.last:
+            return False
+        with self.group.alike():
+            self._close()
+            self._writer.write(self._directions)
+            self._directions.clear()
+            self.unmoved = False
+            self._spend()  # a second step is an empty one
+            self._move()
+        return True
+
+    def public_rows(self, data: object = None) -> Stack:
+        """Per-example gradients of public data at the present weights, taken without touching the round."""
+        self._busy = True
+        try:
+            return self._public_rows(torch.empty(0), data)
+        finally:
+            self._busy = False
+
+    def _public_rows(self, w: Tensor, data: Any) -> Stack:
+        """Per-example gradients on public data; `data` is (x, y), ((x, y), loss), or None for the engine's own."""
+        pair, loss = data if data is not None and len(data) == 2 and callable(data[1]) else (data, None)
+        pair, loss = self.public if pair is None else pair, loss or self.loss
+        validate.check(pair is not None, "public", None, "give this sketch data=(X, y), or the engine public=(X, y)")
+        remedy = "give loss= to the sketch or to the driver, which a public subspace needs"
+        validate.check(loss is not None, "loss", loss, remedy)
+        device = self._parameters[0].device
+        x, y = (part.to(device) if isinstance(part, Tensor) else part for part in pair)
+        return captured(self.layers, loss, x, y, self.reduction)
+
+    # ------------------------------------------------------------ the round
+
+    def _open(self) -> Round:
+        """The round in progress; the first pass or step opens it."""
+        if self._round is None:
+            self._busy = True
+            try:
+                round = open_round(
+                    self.pipe,
+                    self.state,
+                    space=self.layers.space,
+                    seed=self.keys.seed,
+                    epoch=self.state.t // self.stage.sampler.rounds(self.n),
+                    read=self.layers.pack,
+                    public_rows=self._public_rows,
+                    eta=self.optimizer.param_groups[0]["lr"],
+                    maps=self._kept,
+                    device=self._device,
+                    place=None if self._directions or self.observers else self.pending.placed,
+                    group=self.group,
+                )
+                bind_stage(round, self.stage)
+                self._accumulator.begin(round)
+                self._round = round
+            finally:
+                self._busy = False
+        return self._round
+
+    def _close(self) -> None:
+        """Release the logical batch; an empty one still takes its round."""
+        round, empty, t = self._open(), self._sum is None, self.state.t
+        message = self._no_records() if self._sum is None else self._sum
+        values = {name: replace(bounded, spare=True) for name, bounded in message.values.items()}  # to be used up
+        mine = replace(
+            message,
+            values=values,
+            divisor=self.stage.sampler.divisor(self.n, t),
+            dims=sum(bounded.value.numel() for bounded in values.values()),
+            bytes=sum(bounded.size for bounded in values.values()),
+            fixed=True,
+        )
+        own = len(range(self.group.rank, self.n, self.group.size))
+
+        def checksum() -> int:
+            """What the weights of all ranks are compared by, once in 100 rounds."""
+            return key(*map(storage.checksum, self._parameters)) if t % 100 == 0 else 0
+
+        message = self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
+        released = self.group.on_leader(
+            lambda: close_stage(round, self.stage, message, self.keys, self.ledger), met=True
+        )
+        if self.stage.name not in round.released:
+            where = next(iter(message.values.values())).value.device
+            take_stage(round, self.stage, {name: value.to(where) for name, value in released.items()})
+        if self.group.rank and self.ledger is not None and self.private:
+            self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
+        self.state = advance(round, self.state, [message])
+        self._round, self._sum, self._parts = None, None, 0
+        for observe in self.observers:
+            observe(round)
+
+    def _no_records(self) -> Message:
+        """The message of a batch with no records."""
+        rounding = Rounding(self.stage.sampler.divisor(self.n, self.state.t))
+        return fragment(self._open(), self.stage, self.layers.no_rows(), rounding=rounding)
+
+    def _waits(self) -> bool:
+        """Whether a whole logical batch, here or on another rank, has not become a round yet."""
+        waits = self._sum is not None
+        if self.unmoved and self._turn is not None:
+            return any(header[0] for header in self.group.agree("batch", [int(waits)]))
+        return waits
+
+    # ------------------------------------------------------------ one pass through the module
+
+    def _before_forward(self, args: Args, kwargs: Kwargs) -> None:
+        if not self.module.training:
+            self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
+            handed = self._ticket.size if self._ticket is not None and self.unmoved else 0
+            if handed and torch.is_grad_enabled() and handed in self._sizes(args, kwargs):
+                warnings.warn(_EVALUATES, stacklevel=2)
+            return
+        things = None
+        if torch.is_grad_enabled():
+            self._check_ready()
+            self._admit(self._sizes(args, kwargs))
+            if self.private:
+                things = self._look(args, kwargs)
+        else:
+            validate.require(not callable(get_eval_frame_callback()), _COMPILED)
+        if self.private:
+            self._between.enter("", args, kwargs)
+            self.guard.enter(self.module, things)
+
+    def _sizes(self, args: Args, kwargs: Kwargs) -> list[int]:
+        """How many examples a module may be given: the sizes of its tensors where their examples would be."""
+        dim = self.layers.batch_dim
+        return [x.shape[dim] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > dim]
+
+    def _admit(self, sizes: list[int]) -> None:
+        """Let a batch in whose tensors have these sizes, or refuse it."""
+        self._open()
+        if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
+            self._finish_backward()
+            self._new_physical_batch(sizes[0] if sizes else None)
+        elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
+            raise validate.InvalidInput(
+                f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
+                "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
+                "module.eval() for other data"
+            )
+
+    def _new_physical_batch(self, size: int | None) -> None:
+        """Gradients that come from now on are of other examples, so many where that is known."""
+        self._correction.reset()
+        self.layers.uses.clear()
+        self.layers.batch, self.layers.token = size, object()
+        self._batch = self._batch if size is None else size
+
+    def _look(self, args: Args, kwargs: Kwargs) -> passes.Things:
+        """Refuse private batches that no guarantee holds for; what the module holds."""
+        things = self.guard.check()
+        self._looks = self.losses.due()
+        if self._looks and mixed((args, kwargs), self._handed, self._batch, self.layers.batch_dim):
+            warnings.warn(_MIXED, stacklevel=7)
+        self._handed = None
+        look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
+        if self._ticket is not None and self._ticket.look is not None:
+            self._ticket.look(args, kwargs)
+        return things
+
+    def _after_forward(self, output: Any) -> Any:
+        """Listen again after a pass in eval mode; look at what a private pass has left behind."""
+        self.layers.listener = self._listener
+        things = self.guard.leave(self.module, output)
+        if self.module.training and torch.is_grad_enabled():
+            if self.reduction == "mean":
+                device = self._parameters[0].device.type
+                low = torch.is_autocast_enabled(device) or any(p.dtype.itemsize < 4 for p in self.module.parameters())
+                output = self._correction.outputs(output, self.layers.anchor, self._batch, low)
+                if self._correction.on:
+                    self._correction.check_kept(passes.things(self.module) if things is None else things)
+            if self._looks:
+                self.losses.expect(output, self._batch, self.loss_scale)
+                self._looks = False
+        return self._between.leave(output) if self.private else output
+
+    def _takes_part(self, layer: nn.Module) -> bool:
+        """Whether a layer that is called by itself may see private data; refused where the module would be."""
+        takes = layer.training and self.layers.listens() and not self._busy
+        if takes:
+            self._check_ready()
+            self._open()
+        return takes
+
+    # ------------------------------------------------------------ the backward pass
+
+    def _arrived(self) -> None:
+        """A gradient has come to a layer."""
+        if self._draws:
+            before, self._draws = self._draws, b""
+            if passes.public_state() not in (b"", before, passes.first_state()):
+                self._followed = True
+                warnings.warn(_FOLLOWS, stacklevel=3)
+        self._correction.check()
+        self._awaiting.begin()
+
+    def _scale(self) -> tuple[float, Rounding]:
+        """What makes rows those of the examples' own losses, and how exactly the physical batch is added up.
+
+        A mean has divided them by the size of the batch, a scaler has multiplied them.
+        """
+        factor = float(self._batch) if self.reduction == "mean" and not self._correction.on else 1.0
+        last = self._ticket is not None and self._ticket.last
+        share = part_of_error(self._parts + 1, last) / self.group.size
+        return factor / self.loss_scale, Rounding(self.stage.sampler.divisor(self.n, self.state.t), share)
+
+    def _finish_backward(self) -> None:
+        """Add the physical batch whose backward pass has ended to the round's sum."""
+        if self._round is None or not (self._accumulator.told or self.pending.items):
+            return
+        try:
+            self._between.look()
+            with torch.no_grad():
+                counts = self._ticket is None or self._ticket.counts
+                message = self._summed(self._round) if counts else self._no_records()
+        finally:
+            self._drop()
+        self._parts += 1
+        self._sum = message if self._sum is None else self._sum + message
+        self._spend()
+
+    def _summed(self, round: Round) -> Message:
+        """The message of the physical batch; on a device perhaps by what it has recorded."""
+        groups = None if self._ticket is None else self._ticket.groups
+        if not self.pending.items or self._accumulator.told or groups is not None:
+            return self._message(round, groups)
+        depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
+        message = self.pending.message(round, depends, lambda: self._message(round, None))
+        self._left_out = self.pending.idle(self._left_out)
+        self.layers.later = self.pending.keep if self.pending.replay.on else None
+        return message
+
+    def _message(self, round: Round, groups: Tensor | None) -> Message:
+        """Make the rows that are still to be made, zeros for layers that took no part, and add all up."""
+        plain, accumulator = dict(round.sketches), self._accumulator
+        if recording_now():  # what a map remembers is no input, and what it learns now is computed later only
+            round.sketches.update({slot: without_memo(sketch) for slot, sketch in plain.items()})
+        try:
+            if self.pending.items:
+                accumulator.clear()
+            for _, push, b, _ in self.pending.items:
+                push(b)
+            idle = [name for name in self._names if name not in accumulator.told]
+            if self._parts and self.private:
+                passes.check_idle(idle, self._left_out)
+            self._left_out = idle
+            if idle:  # sums and noise keep all their coordinates
+                for name, rows in unused(self.layers, idle, accumulator.n or self._batch, self._unused):
+                    accumulator.take(name, rows)
+            return accumulator.message(self._names, groups)
+        finally:
+            round.sketches.update(plain)
+
+    def _drop(self) -> None:
+        self._accumulator.clear()
+        self.pending.items = []
+
+    def _spend(self) -> None:
+        """The examples of the ticket have been summed: no other pass may add them again."""
+        if self._ticket is not None:
+            self._ticket = replace(self._ticket, size=0)
+            self.layers.batch, self._batch = 0, 0
+        self.layers.token = object()
+        self._between.forget()
+        self.losses.reset()
+
+    def _end_batch(self) -> Ticket | None:
+        """Nothing more comes of the present physical batch; returns its ticket."""
+        self.guard.reset()
+        self._finish_backward()
+        self.losses.reset()
+        return self._ticket
+
+    # ------------------------------------------------------------ what is refused
+
+    def _check_module(self) -> None:
+        """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
+        mine = set(map(id, self._parameters))
+        stray = [name for name, p in self._trained if id(p) not in mine]
+        remedy = (
+            "freeze these parameters (requires_grad_(False)), or take off what computes a weight from them "
+            "(remove_weight_norm): they are trained by no layer that has per-example gradients"
+        )
+        validate.check(not stray, "module", stray, remedy)
+        for each in self.module.modules():
+            compiled = "_orig_mod" in each._modules or each._compiled_call_impl is not None
+            validate.check(not compiled, "module", type(each).__name__, _COMPILED)
+        if self.guard.secret:
+            passes.check_public_draws(passes.things(self.module))
+
+    def _check_ready(self) -> None:
+        """Refuse a pass of private records, of the module or a part of it, that no guarantee holds for."""
+        validate.require(not callable(get_eval_frame_callback()), _COMPILED)
+        self.layers.check_apart()
+        validate.require(not self._adrift, _ADRIFT)
+
+    def _check_trained(self) -> None:
+        """Refuse to move what has been frozen since: the number of coordinates of a round was fixed with its noise."""
+        frozen = [name for name, p in self._trained if not p.requires_grad]
+        if frozen and self.private:
+            raise validate.InvalidInput(
+                f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
+                "would be moved all the same: call engine.detach(), freeze them, and make training private again with "
+                "an optimiser of the others"
+            )
+
+
+def check_undriven(module: nn.Module) -> None:
+    """A module that is private already would be clipped and noised twice."""
+    driven = any(driver.module is module for driver in _DRIVERS)
+    validate.check(
+        not driven, "module", type(module).__name__, "call detach() on its engine first: it is private already"
+    )
+
+
+def _check_drivable(pipe: Pipeline) -> None:
+    """What a user's loop cannot hold is refused when the driver is made."""
+    stage = pipe.stages[0]
+    remedy = "use `minimize`, which alone runs several stages, variance reduction, codecs and error feedback"
+    simple = len(pipe.stages) == 1 and stage.every == 1 and stage.source is current
+    validate.check(simple, "pipe.stages", [s.name for s in pipe.stages], remedy)
+    validate.check(not pipe.wire.remembers and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)
+    validate.check(pipe.stop is None, "pipe.stop", pipe.stop, remedy)
+    validate.check(not pipe.before, "pipe.before", [item.name for item in pipe.before], remedy)
+    validate.check(isinstance(pipe.average, Last), "pipe.average", pipe.average, "average the module's own weights")
+
+
+def _least_bound(pipe: Pipeline) -> float:
+    """The least bound that rows of a pipeline may be clipped to."""
+    clips = [release.clip for _, release, _ in slots(pipe.stages) if release.clip is not None]
+    bounds = [clip.each(clip.init()) for clip in clips]
+    least = [min(bound.values()) if isinstance(bound, Mapping) else bound for bound in bounds]
+    return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> str:
+    """What an optimiser is set to, in words: its learning rates and all else but the parameters."""
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return repr(groups)
