@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import key
-from isthmus.codecs.bits import BLOCK, CodecError, Reader, Writer, shortened
+from isthmus.codecs.bits import BLOCK, CodecError, Reader, Writer
 
 FORMAT = 0xC1
 """The first byte of every payload: C for codec, 1 for the version."""
@@ -31,7 +31,8 @@ LARGEST = 2**32 - 1
 TOP = 2.0**126
 """The largest entry or norm that is sent: what a receiver scales it to is still a finite float32."""
 
-Array = NDArray[Any]
+Array: TypeAlias = NDArray[Any]
+Scaled: TypeAlias = tuple[float, Array]
 
 
 class Codec(ABC):
@@ -71,12 +72,11 @@ class Codec(ABC):
         self._head(reader, m)
         drawn = self.read(reader, m)
         reader.end()
-        return _placed(self.value(drawn, m, _dtype(like)), like)
+        return self._vector(drawn, like)
 
     def contract(self, v: Tensor, seed: int) -> Tensor:
         """C(v) without the bytes: what `decode(encode(v, seed), v)` is, bit for bit."""
-        array = _values(v)
-        return _placed(self.value(self.draw(array, seed), len(array), _dtype(v)), v)
+        return self._vector(self.draw(_values(v), seed), v)
 
     @abstractmethod
     def chi(self, m: int) -> float:
@@ -114,43 +114,43 @@ class Codec(ABC):
         return json.dumps({"codec": self.name, **{member.name: getattr(self, member.name) for member in fields(self)}})  # type: ignore[arg-type]
 
     def _head(self, reader: Reader, m: int) -> None:
-        byte_read = reader.byte("the format")
-        reader.check(byte_read == FORMAT, f"its first byte is {byte_read:#04x} and not {FORMAT:#04x}")
-        byte_read = reader.byte("the kind")
-        sender = next((name for name, codec in self.registry.items() if codec.kind == byte_read), f"kind {byte_read}")
-        reader.check(byte_read == self.kind, f"it was written by the codec {sender!r}, and {self.name!r} reads it")
+        first = reader.byte("the format")
+        reader.check(first == FORMAT, f"its first byte is {first:#04x} and not {FORMAT:#04x}")
+        kind = reader.byte("the kind")
+        sender = next((name for name, codec in self.registry.items() if codec.kind == kind), f"kind {kind}")
+        reader.check(kind == self.kind, f"it was written by the codec {sender!r}, and {self.name!r} reads it")
         declared = reader.number("the number of coordinates", LARGEST)
         reader.check(declared == m, f"it declares {declared} coordinates where {m} are expected")
 
+    def _vector(self, drawn: object, like: Tensor) -> Tensor:
+        """The numbers in shape, dtype and place of `like`; what a half cannot hold is refused and not infinite."""
+        array = self.value(drawn, like.numel(), np.float64 if like.dtype == torch.float64 else np.float32)
+        tensor = torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
+        if like.dtype.itemsize < 4 and not tensor.isfinite().all():
+            top = f"{float(np.abs(array).max()):.4g}"
+            raise CodecError(
+                f"The payload holds a number of size {top}, too large for {like.dtype}: decode it like a float32 tensor"
+            )
+        return tensor
+
 
 class ScaledCodec(Codec):
-    """A codec of a size, the norm or the largest entry, and of numbers in units of it: nothing follows a size of 0.
+    """A codec of a size, the norm or the largest entry, and of whole numbers in units of size / steps; nothing follows
+    a size of 0.
 
-    A subclass writes `write_numbers` and `read_numbers`, and says what the size is, its largest value and the dtype of
-    the numbers.
+    A subclass says what the size is and writes `measure`, `numbers`, `write_numbers` and `read_numbers`.
     """
 
     size: ClassVar[str]
     """What the size is, in words."""
-    dtype: ClassVar[str] = "<i2"
-    """That of the numbers of a vector that is 0."""
 
-    def largest_size(self, m: int) -> float:
-        """The largest size of a valid payload."""
-        return TOP
+    @abstractmethod
+    def measure(self, v: Array) -> float:
+        """The size of a vector."""
 
-    def write(self, out: Writer, m: int, drawn: tuple[float, Array]) -> None:
-        """The size and the numbers; nothing after a size of 0."""
-        out.float32(drawn[0])
-        if drawn[0]:
-            self.write_numbers(out, m, drawn[1])
-
-    def read(self, reader: Reader, m: int) -> tuple[float, Array]:
-        """The size and the numbers."""
-        size = reader.float32(self.size, self.largest_size(m))
-        if not size:
-            return 0.0, np.zeros(m, self.dtype)
-        return size, self.read_numbers(reader, m)
+    @abstractmethod
+    def numbers(self, v: Array, size: float, seed: int) -> Array:
+        """The random step, for a size above 0."""
 
     @abstractmethod
     def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
@@ -160,6 +160,42 @@ class ScaledCodec(Codec):
     def read_numbers(self, reader: Reader, m: int) -> Array:
         """The numbers back, each in its range."""
 
+    def largest_size(self, m: int) -> float:
+        """The largest size of a valid payload."""
+        return TOP
+
+    def steps(self, m: int) -> float:
+        """How many units the size has."""
+        return 1.0
+
+    def draw(self, v: Array, seed: int) -> Scaled:
+        """The size and the numbers."""
+        size = self.measure(v)
+        if not size:
+            return 0.0, np.zeros(len(v), np.int8)
+        return size, self.numbers(v, size, seed)
+
+    def write(self, out: Writer, m: int, drawn: Scaled) -> None:
+        """The size and the numbers; nothing after a size of 0."""
+        out.float32(drawn[0])
+        if drawn[0]:
+            self.write_numbers(out, m, drawn[1])
+
+    def read(self, reader: Reader, m: int) -> Scaled:
+        """The size and the numbers."""
+        size = reader.float32(self.size, self.largest_size(m))
+        if not size:
+            return 0.0, np.zeros(m, np.int8)
+        return size, self.read_numbers(reader, m)
+
+    def value(self, drawn: Scaled, m: int, dtype: type) -> Array:
+        """The numbers times the unit."""
+        out: Array = np.empty(m, dtype)
+        unit = out.dtype.type(drawn[0] / self.steps(m))
+        for lo in range(0, m, BLOCK):
+            np.multiply(drawn[1][lo : lo + BLOCK], unit, out=out[lo : lo + BLOCK], casting="same_kind")
+        return out
+
 
 def from_json(text: str | Mapping[str, Any]) -> Codec:
     """The codec that `to_json` wrote; an unknown name or argument is refused.
@@ -168,17 +204,17 @@ def from_json(text: str | Mapping[str, Any]) -> Codec:
     TernGrad()
     """
     try:
-        fields_given = dict(text) if isinstance(text, Mapping) else json.loads(text)
+        given = dict(text) if isinstance(text, Mapping) else json.loads(text)
     except ValueError as error:
-        raise CodecError(f"codec={shortened(text)} is not JSON ({error}): give what Codec.to_json wrote") from error
-    fine = isinstance(fields_given, dict) and "codec" in fields_given
+        validate.refuse("codec", text, f"it is not JSON ({error}): give what Codec.to_json wrote")
+    fine = isinstance(given, dict) and "codec" in given
     validate.check(fine, "codec", text, "give a JSON object with a name under 'codec'")
-    name = fields_given.pop("codec")
-    _check_name(name)
+    name = given.pop("codec")
+    validate.one_of(sorted(Codec.registry), codec=name)
     allowed = [member.name for member in fields(Codec.registry[name])]  # type: ignore[arg-type]
-    for argument in fields_given:
+    for argument in given:
         validate.one_of(allowed, **{f"an argument of the codec {name!r}": argument})
-    return Codec.registry[name](**fields_given)
+    return Codec.registry[name](**given)
 
 
 def named(codec: object) -> Codec | None:
@@ -193,13 +229,12 @@ def named(codec: object) -> Codec | None:
     if codec is None or isinstance(codec, Codec):
         return codec
     if isinstance(codec, str):
-        _check_name(codec)
-        return Codec.registry[codec]()
+        return from_json({"codec": codec})
     if isinstance(codec, Mapping):
         return from_json(codec)
-    missing = [method for method in ("encode", "decode", "chi") if not callable(getattr(codec, method, None))]
+    able = all(callable(getattr(codec, method, None)) for method in ("encode", "decode", "chi"))
     remedy = f"give a codec, or a name: {', '.join(sorted(Codec.registry))}"
-    validate.check(not missing and not isinstance(codec, type), "codec", codec, remedy)
+    validate.check(able and not isinstance(codec, type), "codec", codec, remedy)
     return cast(Codec, codec)  # anybody's own class with these three methods
 
 
@@ -243,37 +278,13 @@ def check_contraction(codec: Codec, m: int = 200, draws: int = 400) -> None:
         validate.check(least <= chi * (1 + 2.0**-22) + 1e-12, "codec", codec, remedy)
 
 
-def _check_name(name: object) -> None:
-    validate.one_of(sorted(Codec.registry), codec=name)
-
-
 def _values(v: Tensor) -> Array:
-    """The entries as a flat float32 or float64 array, none of them without a finite sum of squares."""
-    validate.check(
-        isinstance(v, Tensor) and v.is_floating_point(), "v", type(v).__name__, "give a tensor of real numbers"
-    )
+    """The entries as a flat float32 or float64 array."""
+    fine = isinstance(v, Tensor) and v.is_floating_point()
+    validate.check(fine, "v", type(v).__name__, "give a tensor of real numbers")
     validate.check(0 < v.numel() <= LARGEST, "v", tuple(v.shape), f"give between 1 and {LARGEST} numbers")
     flat = v.detach().reshape(-1).cpu()
-    if flat.dtype not in (torch.float32, torch.float64):
-        flat = flat.float()
-    return flat.numpy()
-
-
-def _dtype(like: Tensor) -> type:
-    if like.dtype == torch.float64:
-        return np.float64
-    return np.float32
-
-
-def _placed(array: Array, like: Tensor) -> Tensor:
-    """The numbers in shape, dtype and place of `like`; what a half cannot hold is refused and not infinite."""
-    tensor = torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
-    if like.dtype.itemsize < 4 and not tensor.isfinite().all():
-        top = float(np.abs(array).max())
-        raise CodecError(
-            f"The payload holds a number of size {top:.4g}, too large for {like.dtype}: decode it like a float32 tensor"
-        )
-    return tensor
+    return flat.to(torch.promote_types(flat.dtype, torch.float32)).numpy()
 
 
 def largest(v: Array, gain: float = 1.0) -> float:
@@ -298,6 +309,14 @@ def _sendable(size: float, gain: float, what: str) -> float:
     return size
 
 
+def rounded_up(size: float) -> float:
+    """The least float32 that is at least `size`: what is sent, and what the sender's own levels are measured in."""
+    rounded = np.float32(size)
+    if float(rounded) < size:
+        rounded = np.nextafter(rounded, np.float32(np.inf))
+    return float(rounded)
+
+
 class Dither:
     """Uniform numbers in [0, 1) for the sender's coins: a fixed function of the seed on every machine.
 
@@ -306,9 +325,8 @@ class Dither:
     """
 
     def __init__(self, seed: int) -> None:
-        validate.check(
-            isinstance(seed, (int, np.integer)) and seed >= 0, "seed", seed, "give a whole number of at least 0"
-        )
+        fine = isinstance(seed, (int, np.integer)) and seed >= 0
+        validate.check(fine, "seed", seed, "give a whole number of at least 0")
         self._source = np.random.Philox(key=key("codec", seed))
 
     def words(self, n: int) -> NDArray[np.uint32]:
@@ -326,9 +344,7 @@ class Dither:
 def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: DTypeLike) -> Array:
     """z = s v / scale, each entry rounded up or down to an integer so that its mean is kept: `floor(z)`, and one more
     with probability `z - floor(z)`; |v_i| <= scale makes that at most ceil(s)."""
-    coins, levels_drawn, top = Dither(seed), np.zeros(len(v), dtype), math.ceil(levels)
-    if scale == 0:
-        return levels_drawn
+    coins, drawn, top = Dither(seed), np.empty(len(v), dtype), math.ceil(levels)
     factor, wide = levels / scale, v.dtype
     if factor >= 1e30:  # below float32's normal numbers its inverse is infinite
         wide = np.dtype(np.float64)
@@ -337,35 +353,5 @@ def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: DTypeLike
         low = np.floor(z)
         z -= low
         low += coins.uniform(len(z), wide) < z
-        levels_drawn[lo : lo + BLOCK] = np.clip(low, -top, top, out=low)  # 1.0000001 is 1, rounded
-    return levels_drawn
-
-
-def from_levels(levels: Array, unit: float, dtype: DTypeLike) -> Array:
-    """The numbers that levels stand for."""
-    out = np.empty(len(levels), dtype)
-    for lo in range(0, len(levels), BLOCK):
-        np.multiply(levels[lo : lo + BLOCK], out.dtype.type(unit), out=out[lo : lo + BLOCK], casting="same_kind")
-    return out
-
-
-def max_norm_chi(m: int, levels: float) -> float:
-    """The exact chi of rounding m entries to multiples of ||v||_inf / s:  (sqrt(1 + (m - 1) / s^2) - 1) / 2.
-
-    An entry x of the first cell adds x D - x^2 with D = 1/s; with one entry 1 and m - 1 entries x the ratio to
-    1 + (m - 1) x^2 is largest at x = (sqrt(1 + (m - 1) D^2) - 1) / ((m - 1) D), and other cells only lower it.
-
-    >>> max_norm_chi(9, 1), max_norm_chi(1, 1)
-    (1.0, 0.0)
-    """
-    validate.positive_int(m=m)
-    inside = (m - 1) / levels**2
-    return inside / (2 * (math.sqrt(1 + inside) + 1))  # the same number, without cancellation
-
-
-def rounded_up(size: float) -> float:
-    """The least float32 that is at least `size`: what is sent, and what the sender's own levels are measured in."""
-    rounded = np.float32(size)
-    if float(rounded) < size:
-        rounded = np.nextafter(rounded, np.float32(np.inf))
-    return float(rounded)
+        drawn[lo : lo + BLOCK] = np.clip(low, -top, top, out=low)  # 1.0000001 is 1, rounded
+    return drawn

@@ -15,27 +15,24 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.base.validate import InvalidInput
 
-Bits = NDArray[np.uint8]
+Array: TypeAlias = NDArray[np.generic]
+Bits: TypeAlias = NDArray[np.uint8]
 """Zeros and ones."""
+Numbers: TypeAlias = NDArray[np.signedinteger]
+
+BLOCK = 1 << 16
+"""Coordinates that are coded together: what fits a core's cache."""
 
 
 class CodecError(InvalidInput):
     """Bytes that no codec wrote, or that were damaged on the way: the message says what is wrong with them."""
-
-
-def shortened(value: object) -> str:
-    """A value, short enough for a message."""
-    text = repr(value)
-    if len(text) > 60:
-        text = text[:57] + "..."
-    return text
 
 
 class Writer:
@@ -60,35 +57,28 @@ class Writer:
         """Four bytes."""
         self._bytes += struct.pack("<f", value)
 
-    def array(self, values: NDArray[Any]) -> None:
+    def array(self, values: Array) -> None:
         """A whole array of a little-endian dtype."""
         self._bytes += values.tobytes()
 
-    def bits(self, planes: Iterable[NDArray[Any]]) -> None:
+    def bits(self, planes: Iterable[Array]) -> None:
         """Planes of zeros and ones, one after the other; what does not fill a byte waits for the next."""
         row = np.concatenate([self._kept, *(plane.view(np.uint8) for plane in planes)])
         whole = len(row) & ~7
         self._bytes += np.packbits(row[:whole], bitorder="little").tobytes()
         self._kept = row[whole:]
 
-    def fixed(self, values: NDArray[Any], width: int) -> None:
+    def fixed(self, values: Array, width: int) -> None:
         """Numbers below 2^width, `width` bits each."""
-        if width == 0:
-            return
         for lo in range(0, len(values), BLOCK):
-            parts = values[lo : lo + BLOCK].astype(f"<u{_word_bytes(width)}").reshape(-1, 1)
-            rows = np.unpackbits(parts.view(np.uint8), axis=1, bitorder="little", count=width)
-            self.bits([rows.reshape(-1)])
+            words = values[lo : lo + BLOCK].astype(_word(width)).reshape(-1, 1)
+            self.bits([np.unpackbits(words.view(np.uint8), axis=1, bitorder="little", count=width).reshape(-1)])
 
     def done(self) -> bytes:
         """The payload."""
         self._bytes += np.packbits(self._kept, bitorder="little").tobytes()
         self._kept = self._kept[:0]
         return bytes(self._bytes)
-
-
-BLOCK = 1 << 16
-"""Coordinates that are coded together: what fits a core's cache."""
 
 
 class Reader:
@@ -106,22 +96,14 @@ class Reader:
             remedy = "give what `encode` of the same codec and version returned"
             raise CodecError(f"The payload of {len(self._data)} bytes cannot be decoded: {wrong}; {remedy}")
 
-    @property
-    def left(self) -> int:
-        """The bits that were not read yet."""
-        return 8 * len(self._data) - self._at
-
-    def raw(self, count: int, what: str) -> NDArray[np.uint8]:
-        """`count` whole bytes."""
-        left = self.left // 8
-        self.check(count <= left, f"it ends before {what}: {count} more bytes are needed, and {left} are left")
-        lo = self._at >> 3
-        self._at += 8 * count
-        return self._data[lo : lo + count]
+    def need(self, bits: int, what: str) -> None:
+        """Refuse a payload with fewer bits left, before anything is allocated for them."""
+        left = 8 * len(self._data) - self._at
+        self.check(bits <= left, f"it ends before {what}: {bits} more bits are needed, and {left} are left")
 
     def byte(self, what: str) -> int:
         """One byte."""
-        return int(self.raw(1, what)[0])
+        return int(self.array(1, "u1", what)[0])
 
     def number(self, what: str, top: int) -> int:
         """A number of at most `top`, as `Writer.number` wrote it and in no longer way."""
@@ -138,126 +120,70 @@ class Reader:
 
     def float32(self, what: str, top: float) -> float:
         """A number between 0 and `top`."""
-        value = float(struct.unpack("<f", self.raw(4, what).tobytes())[0])
-        fine = math.isfinite(value) and 0 <= value <= top and math.copysign(1.0, value) > 0
+        value = float(self.array(1, "<f4", what)[0])
+        fine = 0 <= value <= top and math.copysign(1.0, value) > 0
         self.check(fine, f"{what} is {value}, and must be between 0 and {top:.4g}")
         return value
 
-    def array(self, count: int, dtype: str, what: str) -> NDArray[Any]:
+    def array(self, count: int, dtype: str, what: str) -> NDArray:  # type: ignore[type-arg]  # of that dtype
         """`count` numbers of a little-endian dtype."""
-        return self.raw(count * np.dtype(dtype).itemsize, what).view(dtype)
+        size = count * np.dtype(dtype).itemsize
+        self.need(8 * size, what)
+        lo = self._at >> 3
+        self._at += 8 * size
+        return self._data[lo : lo + size].view(dtype)
 
     def bits(self, count: int, what: str) -> Bits:
         """The next `count` bits."""
-        self.check(count <= self.left, f"it ends before {what}: {count} more bits are needed, and {self.left} are left")
+        self.need(count, what)
         lo, skip = self._at >> 3, self._at & 7
         self._at += count
         bits: Bits = np.unpackbits(self._data[lo : (self._at + 7) >> 3], bitorder="little")[skip : skip + count]
         return bits
 
-    def fixed(self, count: int, width: int, what: str) -> NDArray[Any]:
-        """`count` numbers of `width` bits each, as integers with a sign."""
-        self.check(
-            count * width <= self.left, f"it ends before {what}: {count} numbers of {width} bits each are needed"
-        )
-        kind: type = np.int64
-        if width < 16:
-            kind = np.int16
-        elif width < 32:
-            kind = np.int32
-        values: NDArray[Any] = np.zeros(count, kind)
+    def fixed(self, count: int, width: int, what: str) -> Numbers:
+        """`count` numbers of `width` bits each, as integers with a sign that hold one more."""
+        self.need(count * width, what)
         if width == 8 and not self._at & 7:
             return self.array(count, "u1", what).astype(np.int16)
-        if width == 0:
-            return values
+        values = np.empty(count, np.min_scalar_type(-(2 << width)))
         for lo in range(0, count, BLOCK):
-            n = min(BLOCK, count - lo)
-            rows = np.zeros((n, 8 * _word_bytes(width)), np.uint8)
-            rows[:, :width] = self.bits(n * width, what).reshape(n, width)
-            packed = np.packbits(rows, axis=1, bitorder="little")
-            values[lo : lo + n] = packed.view(f"<u{packed.shape[1]}").reshape(-1)
+            rows = np.zeros((min(BLOCK, count - lo), 8 * np.dtype(_word(width)).itemsize), np.uint8)
+            rows[:, :width] = self.bits(len(rows) * width, what).reshape(len(rows), width)
+            values[lo : lo + BLOCK] = np.packbits(rows, axis=1, bitorder="little").view(_word(width))[:, 0]
         return values
 
     def end(self) -> None:
         """Nothing may be left but zeros that fill the last byte."""
-        rest = self.left
+        rest = 8 * len(self._data) - self._at
         self.check(rest < 8, f"{rest // 8} bytes are left over")
-        self.check(rest == 0 or not self.bits(rest, "the end").any(), "the bits that fill its last byte are not 0")
+        self.check(not self.bits(rest, "the end").any(), "the bits that fill its last byte are not 0")
 
 
-def _word_bytes(width: int) -> int:
-    """How long the whole words are that numbers of so many bits are packed through."""
-    if width <= 8:
-        return 1
-    if width <= 32:
-        return 4
-    return 8
+def _word(width: int) -> str:
+    """The words that numbers of so many bits are packed through."""
+    return next(f"<u{size}" for size in (1, 4, 8) if width <= 8 * size)
 
 
 CODES = ("gamma", "omega")
 
-Numbers = NDArray[np.int64]
 
-_LOGS = (np.frexp(np.arange(1 << 15, dtype=np.float32))[1] - 1).astype(np.int8)
-
-
-def log2_floor(values: NDArray[Any]) -> NDArray[np.int8]:
-    """floor(log2(N)) of numbers in [1, 2^53).
-
-    >>> log2_floor(np.array([1, 2, 3, 4, 2**40 - 1, 2**40])).tolist()
-    [0, 1, 1, 2, 39, 40]
-    """
-    exponents: NDArray[np.int8]
-    if values.dtype.itemsize <= 2:
-        exponents = _LOGS[values]
-        return exponents
-    exponents = np.frexp(values.astype(np.float64))[1].astype(np.int8) - 1
-    return exponents
-
-
-def length(values: NDArray[Any], code: str) -> int:
-    """How many bits the code of these numbers has.
-
-    >>> [[length(np.array([n]), code) for n in (1, 2, 4, 8, 16)] for code in ("gamma", "omega")]
-    [[1, 3, 5, 7, 9], [1, 3, 6, 7, 11]]
-    """
-    total = 0
-    for lo in range(0, len(values), BLOCK):
-        counts = np.bincount(log2_floor(values[lo : lo + BLOCK]))
-        total += int(counts @ np.array([_bits(number, code) for number in range(len(counts))]))
-    return total
-
-
-def _bits(log: int, code: str) -> int:
-    if code == "gamma":
-        return 2 * log + 1
-    if log == 0:
-        return 1
-    return log + 1 + _bits(log.bit_length() - 1, code)
-
-
-def write(out: Writer, values: NDArray[Any], code: str) -> None:
+def write(out: Writer, values: Numbers, code: str) -> None:
     """Append the code of these numbers."""
     planes = {"gamma": _gamma_planes, "omega": _omega_planes}[code]
     for lo in range(0, len(values), BLOCK):
         out.bits(planes(values[lo : lo + BLOCK]))
 
 
-def read(reader: Reader, count: int, code: str, top: int, what: str) -> NDArray[Any]:
+def read(reader: Reader, count: int, code: str, top: int, what: str) -> Numbers:
     """The next `count` numbers, each between 1 and `top`."""
-    reader.check(count <= reader.left, f"it ends before {what}: {count} numbers of at least one bit each are needed")
-    small = top < 1 << 15
-    values = np.empty(count, np.int16 if small else np.int64)
-    block = {"gamma": _read_gamma, "omega": _read_omega}[code]
+    reader.need(count, what)
+    kind: type[np.signedinteger] = np.int16 if top < 1 << 15 else np.int64
+    values = np.ones(count, kind)
+    read_block = {"gamma": _read_gamma, "omega": _read_omega}[code]
     for lo in range(0, count, BLOCK):
-        block(reader, values[lo : lo + BLOCK], top, what)
+        read_block(reader, values[lo : lo + BLOCK], top, what)
     return values
-
-
-def increasing_length(places: Numbers, m: int, code: str) -> int:
-    """The bits of `write_increasing`."""
-    shift, gaps = _gaps(places, m)
-    return len(gaps) * shift + length((gaps >> shift) + 1, code)
 
 
 def write_increasing(out: Writer, places: Numbers, m: int, code: str) -> None:
@@ -265,36 +191,38 @@ def write_increasing(out: Writer, places: Numbers, m: int, code: str) -> None:
 
     k gaps have a mean of m/k; with its logarithm in low bits the rest is short.
     """
-    shift, gaps = _gaps(places, m)
+    shift, gaps = _shift(len(places), m), np.diff(places, prepend=-1) - 1
     out.fixed(gaps & (1 << shift) - 1, shift)
     write(out, (gaps >> shift) + 1, code)
 
 
 def read_increasing(reader: Reader, count: int, m: int, code: str, what: str) -> Numbers:
     """The next `count` numbers that `write_increasing` wrote, below m."""
-    if not count:
-        return np.zeros(0, np.int64)
     shift = _shift(count, m)
     low = reader.fixed(count, shift, what)
     gaps = (read(reader, count, code, (m >> shift) + 1, what).astype(np.int64) - 1 << shift) + low
     places = np.cumsum(gaps + 1) - 1
-    reader.check(int(places[-1]) < m, f"{what} go beyond its {m} coordinates")
+    reader.check(not count or int(places[-1]) < m, f"{what} go beyond its {m} coordinates")
     return places
 
 
 def _shift(count: int, m: int) -> int:
-    if count == 0:
-        return 0
-    return (m // count).bit_length() - 1
+    return (m // max(count, 1)).bit_length() - 1
 
 
-def _gaps(places: Numbers, m: int) -> tuple[int, Numbers]:
-    gaps: Numbers = np.diff(places, prepend=-1) - 1
-    return _shift(len(places), m), gaps
+def _log2_floor(values: Numbers) -> NDArray[np.int8]:
+    """floor(log2(N)) of numbers in [1, 2^53).
+
+    >>> _log2_floor(np.array([1, 2, 3, 4, 2**40 - 1, 2**40])).tolist()
+    [0, 1, 1, 2, 39, 40]
+    """
+    wide = np.float32 if values.dtype.itemsize <= 2 else np.float64
+    exponents: NDArray[np.int8] = np.frexp(values.astype(wide))[1].astype(np.int8) - np.int8(1)
+    return exponents
 
 
-def _gamma_planes(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    logs, at = log2_floor(values), 0
+def _gamma_planes(values: Numbers) -> Iterator[Array]:
+    logs, at = _log2_floor(values), 0
     while len(values):
         more = logs > at
         yield more
@@ -303,8 +231,7 @@ def _gamma_planes(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
         at += 1
 
 
-def _read_gamma(reader: Reader, values: NDArray[Any], top: int, what: str) -> None:
-    values[:] = 1
+def _read_gamma(reader: Reader, values: Numbers, top: int, what: str) -> None:
     index = np.flatnonzero(reader.bits(len(values), what).view(bool))
     at, numbers = 0, values[index]
     while len(index):
@@ -316,11 +243,11 @@ def _read_gamma(reader: Reader, values: NDArray[Any], top: int, what: str) -> No
     reader.check(int(values.max()) <= top, f"{what} holds a number of more than {top}")
 
 
-def _omega_planes(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _omega_planes(values: Numbers) -> Iterator[Array]:
     """The groups of a number, from the last inwards, are N, log N, log log N, ...: `chain`, written in reverse."""
     chain = [values.astype(np.int64)]
     while chain[-1].max() > 1:
-        chain.append(np.where(chain[-1] > 1, log2_floor(np.maximum(chain[-1], 1)), 0).astype(np.int64))
+        chain.append(_log2_floor(chain[-1].clip(1)).astype(np.int64))
     stack = np.stack(chain)
     depth = (stack > 1).sum(axis=0)
     for group in range(1, len(chain) + 1):
@@ -330,19 +257,18 @@ def _omega_planes(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
         if not len(depth):
             return
         rest = np.take_along_axis(stack, (depth - group)[None], 0)[0]
-        width = log2_floor(rest)
+        width = _log2_floor(rest)
         for at in range(int(width.max())):
             yield ((rest[width > at] >> at) & 1).astype(np.uint8)
 
 
-def _read_omega(reader: Reader, values: NDArray[Any], top: int, what: str) -> None:
-    values[:] = 1
+def _read_omega(reader: Reader, values: Numbers, top: int, what: str) -> None:
     index, numbers = np.arange(len(values)), np.ones(len(values), np.int64)
-    while len(index):
+    while True:
         more = reader.bits(len(index), what).view(bool)
         index, width = index[more], numbers[more]
         if not len(index):
-            break
+            return
         widest = int(width.max())
         reader.check(widest < top.bit_length(), f"{what} holds a number of more than {top}")
         numbers = np.int64(1) << width

@@ -18,46 +18,49 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from isthmus.base import validate
 from isthmus.codecs import bits
-from isthmus.codecs.base import (
-    TOP,
-    Array,
-    Codec,
-    Dither,
-    ScaledCodec,
-    from_levels,
-    largest,
-    max_norm_chi,
-    norm,
-    rounded_up,
-    to_levels,
-)
+from isthmus.codecs.base import TOP, Array, Codec, Dither, ScaledCodec, largest, norm, rounded_up, to_levels
 from isthmus.codecs.bits import BLOCK, Reader, Writer
 
 
-def cut(v: Array, bits: int, seed: int) -> Array:
-    """float32 numbers whose last `bits` bits are 0, with the mean of v (of its float32 values).
+class _CutFloat(Codec):
+    """A float32 without its last bits, rounded at random."""
 
-    >>> cut(np.array([1.0, -1.5], np.float32), 16, seed=0).tolist()
-    [1.0, -1.5]
-    """
-    largest(v)
-    coins, out = Dither(seed), np.array(v, np.float32)
-    words = out.view(np.uint32)
-    for lo in range(0, len(out), BLOCK):
-        part = words[lo : lo + BLOCK]
-        part += coins.words(len(part)) >> np.uint32(32 - bits)
-        part &= np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
-    return out
+    cut: ClassVar[int]
+    """How many bits go."""
+    error: ClassVar[float]
+
+    def chi(self, m: int) -> float:
+        """The same for every m."""
+        validate.positive_int(m=m)
+        return self.error
+
+    def bits(self, m: int) -> float:
+        """What is left of 32, without bits that are always 0."""
+        return float(32 - self.cut) * m
+
+    def draw(self, v: Array, seed: int) -> Array:
+        """The bits that are left."""
+        largest(v)
+        coins, out = Dither(seed), np.array(v, np.float32).view(np.uint32)
+        for lo in range(0, len(out), BLOCK):
+            part = out[lo : lo + BLOCK]
+            part += coins.words(len(part)) >> np.uint32(32 - self.cut)
+        return (out >> np.uint32(self.cut)).astype("<u2")
+
+    def value(self, drawn: Array, m: int, dtype: type) -> Array:
+        """With zero bits behind."""
+        return (drawn.astype(np.uint32) << np.uint32(self.cut)).view(np.float32).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True)
-class BFloat16(Codec):
-    """The first 16 bits of a float32, rounded at random: 8 bits of mantissa, chi = 2^-16.
+class BFloat16(_CutFloat):
+    """The first 16 bits of a float32: 8 bits of mantissa, half a step of 2^-7 |v_i|, squared: chi = 2^-16.
 
     >>> import torch
     >>> v = torch.tensor([1.0, -0.75])
@@ -67,19 +70,7 @@ class BFloat16(Codec):
 
     name = "bfloat16"
     kind = 5
-
-    def chi(self, m: int) -> float:
-        """Half a step of 2^-7 |v_i|, squared, at most."""
-        validate.positive_int(m=m)
-        return 2.0**-16
-
-    def bits(self, m: int) -> float:
-        """16 a number."""
-        return 16.0 * m
-
-    def draw(self, v: Array, seed: int) -> Array:
-        """The first 16 bits."""
-        return (cut(v, 16, seed).view(np.uint32) >> np.uint32(16)).astype("<u2")
+    cut, error = 16, 2.0**-16
 
     def write(self, out: Writer, m: int, drawn: Array) -> None:
         """Two bytes each."""
@@ -88,14 +79,38 @@ class BFloat16(Codec):
     def read(self, reader: Reader, m: int) -> Array:
         """Two bytes each, none of them NaN or infinite."""
         numbers = reader.array(m, "<u2", "the numbers")
-        reader.check(
-            int((numbers & 0x7FFF).max()) <= 254 << 7, "it holds a number that is NaN, infinite or above 2^127"
-        )
+        fine = int((numbers & 0x7FFF).max()) <= 254 << 7
+        reader.check(fine, "it holds a number that is NaN, infinite or above 2^127")
         return numbers
 
-    def value(self, drawn: Array, m: int, dtype: type) -> Array:
-        """With 16 zero bits behind."""
-        return (drawn.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(dtype, copy=False)
+
+@dataclass(frozen=True)
+class Natural(_CutFloat):
+    """Natural compression (Horvath et al., 2019): each number to a power of two, 9 bits and chi = 1/8.
+
+    2^e (1 + f) goes up with probability f, and f (1 - f) / (1 + f)^2 is at most 1/8.
+
+    >>> import torch
+    >>> v = torch.tensor([0.5, -4.0, 0.0])
+    >>> Natural().decode(Natural().encode(v, seed=0), v).tolist(), Natural().bits(8)
+    ([0.5, -4.0, 0.0], 72.0)
+    """
+
+    name = "natural"
+    kind = 7
+    cut, error = 23, 0.125
+
+    def write(self, out: Writer, m: int, drawn: Array) -> None:
+        """A byte of exponent each, then the signs."""
+        out.array((drawn & 0xFF).astype(np.uint8))
+        out.bits([(drawn >> 8).astype(np.uint8)])
+
+    def read(self, reader: Reader, m: int) -> Array:
+        """Exponents of finite numbers, and signs."""
+        exponents = reader.array(m, "u1", "the exponents")
+        reader.check(int(exponents.max()) <= 254, "it holds a number that is NaN or infinite")
+        codes: Array = reader.bits(m, "the signs").astype(np.uint16) << 8 | exponents
+        return codes
 
 
 @dataclass(frozen=True)
@@ -113,35 +128,35 @@ class Float16(ScaledCodec):
     name = "float16"
     kind = 6
     size = "the scale"
-    dtype = "<f2"
 
     def chi(self, m: int) -> float:
         """Half a step of 2^-10 |v_i|, squared; below the normal numbers as a grid of 2^-38 ||v||_inf."""
-        return 2.0**-22 + max_norm_chi(m, 2.0**38)
+        return 2.0**-22 + _grid_chi(m, 2.0**38)
 
     def bits(self, m: int) -> float:
         """16 a number, 32 for the scale."""
         return 16.0 * m + 32
 
-    def draw(self, v: Array, seed: int) -> tuple[float, Array]:
-        """The power of two, and the float16 numbers."""
-        scale = _power(largest(v))
-        if not scale:
-            return 0.0, np.zeros(len(v), "<f2")
-        out = np.empty(len(v), "<f2")
-        coins = Dither(seed)
+    def measure(self, v: Array) -> float:
+        """The power of two that divides the largest entry to at most 2^15, float16's largest; at least 2^-126."""
+        top = largest(v)
+        return top and float(np.ldexp(1.0, max(math.frexp(top)[1] - 15, -126)))
+
+    def largest_size(self, m: int) -> float:
+        """What brings TOP to the top of float16."""
+        return TOP * 2.0**-14
+
+    def numbers(self, v: Array, size: float, seed: int) -> Array:
+        """The float16 numbers."""
+        coins, out = Dither(seed), np.empty(len(v), "<f2")
         for lo in range(0, len(v), BLOCK):
-            part = np.array(v[lo : lo + BLOCK] / v.dtype.type(scale), np.float32)
+            part = np.array(v[lo : lo + BLOCK] / v.dtype.type(size), np.float32)
             step = np.ldexp(np.float32(1), np.maximum(np.frexp(part)[1], -13) - 11)  # float16's own, also below normal
             part /= step
             low = np.floor(part)
             low += coins.uniform(len(part), np.float32) < part - low
             out[lo : lo + BLOCK] = low * step
-        return scale, out
-
-    def largest_size(self, m: int) -> float:
-        """What brings TOP to the top of float16."""
-        return TOP * 2.0**-14
+        return out
 
     def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
         """Two bytes each."""
@@ -154,70 +169,19 @@ class Float16(ScaledCodec):
         reader.check(top <= 30 << 10, "it holds a number that is NaN, infinite or above 2^15, whose exponent is 30")
         return numbers
 
-    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
-        """Times the scale."""
-        numbers: Array = drawn[1].astype(dtype)
-        numbers *= numbers.dtype.type(drawn[0])
-        return numbers
 
+def _grid_chi(m: int, levels: float) -> float:
+    """The exact chi of rounding m entries to multiples of ||v||_inf / s:  (sqrt(1 + (m - 1) / s^2) - 1) / 2.
 
-@dataclass(frozen=True)
-class Natural(Codec):
-    """Natural compression (Horvath et al., 2019): each number to a power of two, 9 bits and chi = 1/8.
+    An entry x of the first cell adds x D - x^2 with D = 1/s; with one entry 1 and m - 1 entries x the ratio to
+    1 + (m - 1) x^2 is largest at x = (sqrt(1 + (m - 1) D^2) - 1) / ((m - 1) D), and other cells only lower it.
 
-    2^e (1 + f) goes up with probability f, and f (1 - f) / (1 + f)^2 is at most 1/8.
-
-    >>> import torch
-    >>> v = torch.tensor([0.5, -4.0, 0.0])
-    >>> Natural().decode(Natural().encode(v, seed=0), v).tolist(), Natural().bits(8)
-    ([0.5, -4.0, 0.0], 72.0)
+    >>> _grid_chi(9, 1), _grid_chi(1, 1)
+    (1.0, 0.0)
     """
-
-    name = "natural"
-    kind = 7
-
-    def chi(self, m: int) -> float:
-        """1/8."""
-        validate.positive_int(m=m)
-        return 0.125
-
-    def bits(self, m: int) -> float:
-        """A sign and 8 bits of exponent."""
-        return 9.0 * m
-
-    def draw(self, v: Array, seed: int) -> Array:
-        """Sign and exponent, 9 bits."""
-        return (cut(v, 23, seed).view(np.uint32) >> np.uint32(23)).astype(np.uint16)
-
-    def write(self, out: Writer, m: int, drawn: Array) -> None:
-        """A byte of exponent each, then the signs."""
-        out.array((drawn & 0xFF).astype(np.uint8))
-        out.bits([(drawn >> 8).astype(np.uint8)])
-
-    def read(self, reader: Reader, m: int) -> Array:
-        """Exponents of finite numbers, and signs."""
-        exponents = reader.array(m, "u1", "the exponents")
-        reader.check(int(exponents.max()) <= 254, "it holds a number that is NaN or infinite")
-        codes: Array = reader.bits(m, "the signs").astype(np.uint16) << 8
-        codes |= exponents
-        return codes
-
-    def value(self, drawn: Array, m: int, dtype: type) -> Array:
-        """Powers of two."""
-        return (drawn.astype(np.uint32) << np.uint32(23)).view(np.float32).astype(dtype, copy=False)
-
-
-def _power(top: float) -> float:
-    """The power of two that divides `top` to at most 2^15, float16's largest; at least 2^-126."""
-    if top == 0:
-        return 0.0
-    return float(np.ldexp(1.0, max(int(np.frexp(top)[1]) - 15, -126)))
-
-
-TRITS = 5
-"""Ternary digits a byte: 3^5 = 243."""
-
-POWERS = np.array([3**place for place in range(TRITS)], np.uint8)
+    validate.positive_int(m=m)
+    inside = (m - 1) / levels**2
+    return inside / (2 * (math.sqrt(1 + inside) + 1))  # the same number, without cancellation
 
 
 @dataclass(frozen=True)
@@ -241,34 +205,33 @@ class PackedBits(ScaledCodec):
 
     def chi(self, m: int) -> float:
         """Exact: a vector reaches it."""
-        return max_norm_chi(m, self._levels)
+        return _grid_chi(m, self.steps(m))
 
     def bits(self, m: int) -> float:
         """b a number, 32 for the scale."""
         return float(self.width * m + 32)
 
-    def draw(self, v: Array, seed: int) -> tuple[float, Array]:
-        """The largest entry, and levels between -s and s."""
-        scale = rounded_up(largest(v))
-        return scale, to_levels(v, self._levels, scale, seed, np.int16)
+    def steps(self, m: int) -> int:
+        """s."""
+        return (1 << self.width - 1) - 1
+
+    def measure(self, v: Array) -> float:
+        """The largest entry."""
+        return rounded_up(largest(v))
+
+    def numbers(self, v: Array, size: float, seed: int) -> Array:
+        """Levels between -s and s."""
+        return to_levels(v, self.steps(len(v)), size, seed, np.int16)
 
     def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
         """Levels from 0 to 2 s."""
-        out.fixed(numbers.astype(np.int32) + self._levels, self.width)
+        out.fixed(numbers.astype(np.int32) + self.steps(m), self.width)
 
     def read_numbers(self, reader: Reader, m: int) -> Array:
         """The levels."""
-        levels = reader.fixed(m, self.width, "the levels")
-        reader.check(int(levels.max()) <= 2 * self._levels, f"a level is above {self._levels}")
-        return (levels - self._levels).astype(np.int16)
-
-    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
-        """||v||_inf l / s."""
-        return from_levels(drawn[1], drawn[0] / self._levels, dtype)
-
-    @property
-    def _levels(self) -> int:
-        return (1 << self.width - 1) - 1
+        levels, s = reader.fixed(m, self.width, "the levels"), self.steps(m)
+        reader.check(int(levels.max()) <= 2 * s, f"a level is above {s}")
+        return levels - s
 
 
 @dataclass(frozen=True)
@@ -284,9 +247,12 @@ class Int8(PackedBits):
     kind = 3
 
     def __post_init__(self) -> None:
-        validate.check(
-            self.width == 8, "width", self.width, "leave it out, because it is 8 here; PackedBits has other widths"
-        )
+        remedy = "leave it out, because it is 8 here; PackedBits has other widths"
+        validate.check(self.width == 8, "width", self.width, remedy)
+
+
+TRITS = 5
+"""Ternary digits a byte: 3^5 = 243."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +268,7 @@ class TernGrad(ScaledCodec):
     name = "terngrad"
     kind = 4
     size = "the largest entry"
-    dtype = "<i1"
+    measure = PackedBits.measure
 
     def chi(self, m: int) -> float:
         """Exact: a vector reaches it."""
@@ -313,16 +279,15 @@ class TernGrad(ScaledCodec):
         """8 for five numbers, 32 for the scale."""
         return 8.0 * -(-m // TRITS) + 32
 
-    def draw(self, v: Array, seed: int) -> tuple[float, Array]:
-        """The largest entry, and -1, 0 or 1 for each."""
-        scale = rounded_up(largest(v))
-        return scale, to_levels(v, 1, scale, seed, np.int8)
+    def numbers(self, v: Array, size: float, seed: int) -> Array:
+        """-1, 0 or 1 for each."""
+        return to_levels(v, 1, size, seed, np.int8)
 
     def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
         """Five signs a byte."""
-        digits = np.ones(-(-m // TRITS) * TRITS, np.uint8)
-        digits[:m] = numbers + 1
-        out.array(sum(digits[place::TRITS] * POWERS[place] for place in range(TRITS)))
+        digits = np.ones((-(-m // TRITS), TRITS), np.uint8)
+        digits.reshape(-1)[:m] = numbers + 1
+        out.array(digits @ 3 ** np.arange(TRITS, dtype=np.uint8))
 
     def read_numbers(self, reader: Reader, m: int) -> Array:
         """The signs."""
@@ -331,14 +296,9 @@ class TernGrad(ScaledCodec):
         digits = np.empty((len(packed), TRITS), np.int8)
         for place in range(TRITS):
             packed, digits[:, place] = np.divmod(packed, np.uint8(3))
-        digits -= 1
-        levels = digits.reshape(-1)
+        levels = digits.reshape(-1) - np.int8(1)
         reader.check(not levels[m:].any(), "the signs that fill its last byte are not 0")
         return levels[:m]
-
-    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
-        """||v||_inf times the signs."""
-        return from_levels(drawn[1], drawn[0], dtype)
 
 
 CODINGS = (*bits.CODES, "fixed")
@@ -346,8 +306,8 @@ CODINGS = (*bits.CODES, "fixed")
 DENSE, SPARSE, NARROW = 0, 1, 2
 """All levels; those that are not 0, with their places; all levels of -1, 0, 1 with two bits each."""
 
-MOST = 2**20
-"""The most levels: float32 entries have no more than 24 bits."""
+MAX_LEVELS = 2**20
+"""float32 entries have no more than 24 bits."""
 
 
 @dataclass(frozen=True)
@@ -376,7 +336,7 @@ class QSGD(ScaledCodec):
     def __post_init__(self) -> None:
         if self.levels is not None:
             validate.positive_int(levels=self.levels)
-            validate.at_most(MOST, "2^20, the most levels", levels=self.levels)
+            validate.at_most(MAX_LEVELS, "2^20, the most levels", levels=self.levels)
         validate.one_of(CODINGS, coding=self.coding)
 
     def chi(self, m: int) -> float:
@@ -392,7 +352,7 @@ class QSGD(ScaledCodec):
         The mean square level is (1 + chi) s^2 / m at most; beyond s = sqrt(m) its logarithm bounds the lengths.
         """
         validate.positive_int(m=m)
-        rho, omega = self._levels(m) / math.sqrt(m), self.coding == "omega"
+        rho, omega = self.steps(m) / math.sqrt(m), self.coding == "omega"
         if self.coding == "fixed":
             return 40.0 + m * self._width(m)
         if rho > 1:
@@ -401,36 +361,42 @@ class QSGD(ScaledCodec):
             return 40.0 + m * (1.8 + 1.25 * rho**2)
         return 40.0 + m * (1 + 2 * rho)
 
-    def draw(self, v: Array, seed: int) -> tuple[float, Array]:
-        """The norm and the levels, with their signs."""
-        scale, s = rounded_up(norm(v)), self._levels(len(v))
-        return scale, to_levels(v, s, scale, seed, _level_dtype(self._top(len(v))))
+    def steps(self, m: int) -> float:
+        """s."""
+        return float(self.levels or math.sqrt(m))
+
+    def measure(self, v: Array) -> float:
+        """The norm."""
+        return rounded_up(norm(v))
+
+    def numbers(self, v: Array, size: float, seed: int) -> Array:
+        """The levels, with their signs."""
+        dtype = np.min_scalar_type(-1 - self._top(len(v)))
+        return to_levels(v, self.steps(len(v)), size, seed, dtype)
 
     def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
         """The coding and the codes."""
-        levels, symbols = numbers, 2 * np.abs(numbers) + (numbers >= 0)
+        coding, symbols = CODINGS.index(self.coding), 2 * np.abs(numbers) + (numbers >= 0)
         if self.coding == "fixed":
-            out.byte(CODINGS.index("fixed"))
-            out.fixed(symbols - 1, self._width(m))
-            return
-        if int(symbols.max()) <= 3 and bits.length(symbols, self.coding) > 2 * m:
-            out.byte(CODINGS.index(self.coding) | NARROW << 4)
+            out.byte(coding)
+            return out.fixed(symbols - 1, self._width(m))
+        places = np.flatnonzero(numbers)
+        if 2 * len(places) > m and int(symbols.max()) <= 3:  # an Elias code has one bit for 0 and three for -1 and 1
+            out.byte(coding | NARROW << 4)
             return out.fixed(symbols, 2)
-        if 4 * np.count_nonzero(levels) < m:  # places cost three bits and more, and zeros in a dense code one
-            places = np.flatnonzero(levels)
-            if self._shorter(places, levels, symbols):
-                return self._write_sparse(out, places, levels)
-        out.byte(CODINGS.index(self.coding))
-        bits.write(out, symbols, self.coding)
-
-    def _write_sparse(self, out: Writer, places: Array, levels: Array) -> None:
-        """The levels that are not 0, and where they stand."""
-        own = levels[places]
-        out.byte(CODINGS.index(self.coding) | SPARSE << 4)
-        out.number(len(places))
-        bits.write_increasing(out, places, len(levels), self.coding)
-        out.bits([own < 0])
-        bits.write(out, np.abs(own), self.coding)
+        dense = Writer()
+        dense.byte(coding)
+        bits.write(dense, symbols, self.coding)
+        shortest = dense.done()
+        if 4 * len(places) < m:  # places cost three bits and more
+            sparse, own = Writer(), numbers[places]
+            sparse.byte(coding | SPARSE << 4)
+            sparse.number(len(places))
+            bits.write_increasing(sparse, places, m, self.coding)
+            sparse.bits([own < 0])
+            bits.write(sparse, np.abs(own), self.coding)
+            shortest = min(shortest, sparse.done(), key=len)
+        out.array(np.frombuffer(shortest, np.uint8))
 
     def read_numbers(self, reader: Reader, m: int) -> Array:
         """The levels."""
@@ -440,8 +406,7 @@ class QSGD(ScaledCodec):
         known = layout in (DENSE, SPARSE, NARROW) and (layout == DENSE or self.coding != "fixed")
         reader.check(known, f"its layout is {layout}")
         if layout == SPARSE:
-            return self._sparse(reader, m, top)
-        symbols: Array
+            return self._read_sparse(reader, m, top)
         if layout == NARROW:
             symbols = reader.fixed(m, 2, "the levels")
             reader.check(bool(symbols.all()), "a level is coded as 0")
@@ -450,48 +415,22 @@ class QSGD(ScaledCodec):
             reader.check(int(symbols.max()) <= top, f"a level is above {top // 2}")
         else:
             symbols = bits.read(reader, m, self.coding, top, "the levels")
-        return _signed(symbols)
+        half = symbols >> 1
+        return np.where(symbols & 1, half, -half)
 
-    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
-        """||v|| l / s."""
-        scale, levels = drawn
-        return from_levels(levels, scale / self._levels(m), dtype)
-
-    def _sparse(self, reader: Reader, m: int, top: int) -> Array:
+    def _read_sparse(self, reader: Reader, m: int, top: int) -> Array:
+        """The levels that are not 0, and where they stand."""
         count = reader.number("the number of entries that are not 0", m)
         places = bits.read_increasing(reader, count, m, self.coding, "the places")
         signs = 1 - 2 * reader.bits(count, "the signs").view(np.int8)
         sizes = bits.read(reader, count, self.coding, top // 2, "the levels")
-        levels: Array = np.zeros(m, _level_dtype(top))
+        levels = np.zeros(m, sizes.dtype)
         levels[places] = signs * sizes
         return levels
 
-    def _shorter(self, places: Array, levels: Array, symbols: Array) -> bool:
-        """Whether places, signs and levels have fewer bits than all levels, the number of places included."""
-        lengths = bits.increasing_length(places, len(levels), self.coding)
-        lengths += len(places) + bits.length(np.abs(levels[places]), self.coding)
-        return lengths + 40 < bits.length(symbols, self.coding)
-
-    def _levels(self, m: int) -> float:
-        if self.levels is None:
-            return math.sqrt(m)
-        return float(self.levels)
-
     def _top(self, m: int) -> int:
         """The largest symbol: that of the level ceil(s), positive."""
-        return 2 * math.ceil(self._levels(m)) + 1
+        return 2 * math.ceil(self.steps(m)) + 1
 
     def _width(self, m: int) -> int:
-        return 1 + math.ceil(math.log2(math.ceil(self._levels(m)) + 1))
-
-
-def _level_dtype(top: int) -> type:
-    """The shorter integers where symbols up to `top` fit in them."""
-    if top < 1 << 15:
-        return np.int16
-    return np.int32
-
-
-def _signed(symbols: Array) -> Array:
-    half = symbols >> 1
-    return np.where(symbols & 1, half, -half)
+        return 1 + math.ceil(math.log2(math.ceil(self.steps(m)) + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from isthmus.base import validate
 from isthmus.base.randomness import key
 from isthmus.codecs import bits
-from isthmus.codecs.base import TOP, Array, Codec, Dither, largest, norm, rounded_up
+from isthmus.codecs.base import TOP, Array, Codec, Dither, ScaledCodec, largest, norm, rounded_up
 from isthmus.codecs.bits import Reader, Writer
 
 WAYS = ("seed", "sent")
@@ -33,6 +34,9 @@ def subset(m: int, k: int, seed: int) -> NDArray[np.int64]:
         chosen[np.asarray(source.random_raw(missing)) % np.uint64(m)] = True
         missing = k - int(np.count_nonzero(chosen))
     return np.flatnonzero(chosen)
+
+
+Sample: TypeAlias = tuple[int, NDArray[np.signedinteger], Array]
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,14 @@ class RandomK(Codec):
             return 32.0 * k + 72
         return 32.0 * k + (8 + k * (math.log2(m / k) + 1 + 2 * math.log2(3)))
 
-    def draw(self, v: Array, seed: int) -> tuple[int, NDArray[np.int64], Array]:
+    def draw(self, v: Array, seed: int) -> Sample:
         """The seed, the places and their entries."""
-        largest(v, len(v) / self.count(len(v)))
-        own = key("random_k", seed)
-        places = subset(len(v), self.count(len(v)), own)
+        m, k, own = len(v), self.count(len(v)), key("random_k", seed)
+        largest(v, m / k)
+        places = subset(m, k, own)
         return own, places, v[places].astype("<f4")
 
-    def write(self, out: Writer, m: int, drawn: tuple[int, NDArray[np.int64], Array]) -> None:
+    def write(self, out: Writer, m: int, drawn: Sample) -> None:
         """The entries, and where they stand."""
         own, places, values = drawn
         out.byte(WAYS.index(self.places))
@@ -96,22 +100,19 @@ class RandomK(Codec):
         if self.places == "sent":
             bits.write_increasing(out, places, m, "gamma")
 
-    def read(self, reader: Reader, m: int) -> tuple[int, NDArray[np.int64], Array]:
+    def read(self, reader: Reader, m: int) -> Sample:
         """The entries, finite, and their places."""
-        placing, k, own = reader.byte("how places are sent"), self.count(m), 0
-        reader.check(
-            placing == WAYS.index(self.places), f"its places are sent in way {placing} and not as {self.places!r}"
-        )
+        way, k, own = reader.byte("how places are sent"), self.count(m), 0
+        reader.check(way == WAYS.index(self.places), f"its places are sent in way {way} and not as {self.places!r}")
         if self.places == "seed":
             own = int(reader.array(1, "<u8", "the seed")[0])
-        values = reader.array(k, "<f4", "the entries")
-        top = TOP * k / m
+        values, top = reader.array(k, "<f4", "the entries"), TOP * k / m
         reader.check(bool((np.abs(values) <= top).all()), f"an entry is NaN or above {top:.4g}")
         if self.places == "seed":
             return own, subset(m, k, own), values
         return own, bits.read_increasing(reader, k, m, "gamma", "the places"), values
 
-    def value(self, drawn: tuple[int, NDArray[np.int64], Array], m: int, dtype: type) -> Array:
+    def value(self, drawn: Sample, m: int, dtype: type) -> Array:
         """The entries times m/k."""
         out: Array = np.zeros(m, dtype)
         out[drawn[1]] = drawn[2].astype(np.float64) * (m / self.count(m))
@@ -119,7 +120,7 @@ class RandomK(Codec):
 
 
 @dataclass(frozen=True)
-class VQSGD(Codec):
+class VQSGD(ScaledCodec):
     """The mean of r random corners of the cross-polytope, +-sqrt(m) ||v|| e_i (Gandikota et al., 2019): (m - 1) / r.
 
     A corner has the probability that makes v the mean: |v_i| / (sqrt(m) ||v||) for its sign, and what is left is shared
@@ -132,6 +133,7 @@ class VQSGD(Codec):
     repetitions: int = 1
     name = "vqsgd"
     kind = 9
+    size = "the norm"
 
     def __post_init__(self) -> None:
         validate.positive_int(repetitions=self.repetitions)
@@ -145,42 +147,43 @@ class VQSGD(Codec):
         """32 for the norm, r corners, 8 for r."""
         return 40.0 + self.repetitions * _corner_bits(m)
 
-    def draw(self, v: Array, seed: int) -> tuple[float, NDArray[np.int64]]:
-        """The norm and r corners: 2 i for +e_i, 2 i + 1 for -e_i."""
-        scale, m = rounded_up(norm(v, math.sqrt(len(v)))), len(v)
-        if not scale:
-            return 0.0, np.zeros(self.repetitions, np.int64)
-        shares = np.abs(v).astype(np.float64) / (math.sqrt(m) * scale)
+    def measure(self, v: Array) -> float:
+        """The norm."""
+        return rounded_up(norm(v, math.sqrt(len(v))))
+
+    def largest_size(self, m: int) -> float:
+        """What a vector of one entry has."""
+        return 2 * TOP / math.sqrt(m)
+
+    def numbers(self, v: Array, size: float, seed: int) -> Array:
+        """r corners: 2 i for +e_i, 2 i + 1 for -e_i."""
+        m, r, coins = len(v), self.repetitions, Dither(seed)
+        shares = np.abs(v).astype(np.float64) / (math.sqrt(m) * size)
         spread = max(0.0, 1 - float(shares.sum())) / m
         edges = np.cumsum(shares + spread)
-        coins = Dither(seed)
-        at = coins.uniform(self.repetitions, np.float64) * edges[-1]
+        at = coins.uniform(r, np.float64) * edges[-1]
         index = np.minimum(np.searchsorted(edges, at, side="right"), m - 1)
-        own = np.ones(self.repetitions)
+        own = np.ones(r)
         if spread:
             own = shares[index] / (shares[index] + spread)
-        sign = np.where(coins.uniform(self.repetitions, np.float64) < (1 + own) / 2, 1, -1)
-        return scale, 2 * index + (sign * np.where(v[index] < 0, -1, 1) < 0)
+        sign = np.where(coins.uniform(r, np.float64) < (1 + own) / 2, 1, -1)
+        corners: Array = 2 * index + (sign * np.where(v[index] < 0, -1, 1) < 0)
+        return corners
 
-    def write(self, out: Writer, m: int, drawn: tuple[float, NDArray[np.int64]]) -> None:
-        """The norm and the corners; nothing after a norm of 0."""
-        out.float32(drawn[0])
-        if drawn[0]:
-            out.number(self.repetitions)
-            out.fixed(drawn[1], _corner_bits(m))
+    def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
+        """How many corners, and the corners."""
+        out.number(self.repetitions)
+        out.fixed(numbers, _corner_bits(m))
 
-    def read(self, reader: Reader, m: int) -> tuple[float, NDArray[np.int64]]:
-        """The norm and the corners."""
-        scale = reader.float32("the norm", 2 * TOP / math.sqrt(m))
-        if not scale:
-            return 0.0, np.zeros(self.repetitions, np.int64)
+    def read_numbers(self, reader: Reader, m: int) -> Array:
+        """The corners."""
         count = reader.number("the number of corners", 2**40)
         reader.check(count == self.repetitions, f"it has {count} corners where {self.repetitions} are expected")
         corners = reader.fixed(count, _corner_bits(m), "the corners")
         reader.check(int(corners.max()) < 2 * m, f"a corner is beyond the {2 * m} there are")
-        return scale, corners
+        return corners
 
-    def value(self, drawn: tuple[float, NDArray[np.int64]], m: int, dtype: type) -> Array:
+    def value(self, drawn: tuple[float, Array], m: int, dtype: type) -> Array:
         """The mean of the corners."""
         scale, corners = drawn
         signs = np.bincount(corners >> 1, 1.0 - 2 * (corners & 1), minlength=m)
