@@ -78,7 +78,7 @@ _HOMES = {
     "lifts": ["basis_pursuit", "cosamp", "project_and_lift"],
     "core.minimize": ["EarlyStop", "Recipe", "minimize"],
     "core.pipeline": ["Pipeline", "Release", "Stage"],
-    "core.aggregators": ["AllReduce", "Clients"],
+    "core.group": ["AllReduce", "Clients"],
     "core.driver": ["TorchDriver"],
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],

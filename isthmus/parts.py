@@ -1,6 +1,6 @@
 """The small frozen parts that fill a pipeline's slots beside sketches, clips and lifts."""
 
-from isthmus.core.aggregators import AllReduce, Clients, Local
+from isthmus.core.group import AllReduce, Clients, Local
 from isthmus.core.measuring import Client
 from isthmus.core.parts import (
     AgainstAnchor,

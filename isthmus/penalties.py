@@ -37,16 +37,16 @@ class Penalty(ABC):
         """R(w)."""
 
     @abstractmethod
-    def gradient(self, w: Tensor) -> Tensor:
-        """The gradient of the smooth part."""
-
-    @abstractmethod
     def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
         """argmin_v R(v) + sum_j (v_j - w_j)^2 / (2 eta_j); eta is a number or one a coordinate."""
 
-    @abstractmethod
+    def gradient(self, w: Tensor) -> Tensor:
+        """The gradient of the smooth part; there is none unless a class says so."""
+        return torch.zeros_like(w)
+
     def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """The same for the non-smooth part alone."""
+        """The proximal map of the other part alone: of all of it where nothing is smooth."""
+        return self.prox(w, eta)
 
     def separates(self, block: Tensor, d: int) -> bool:
         """Whether R(w) = R_1(w on the block) + R_2(the rest), so that descent may move the block alone."""
@@ -56,13 +56,13 @@ class Penalty(ABC):
 class _Elastic(Penalty):
     """l1 ||w||_1 + (l2 / 2) ||w||^2; prox(w)_j = soft(w_j, eta l1) / (1 + eta l2)."""
 
-    def __post_init__(self) -> None:
-        validate.non_negative(**vars(self))
-
     @property
     @abstractmethod
     def strengths(self) -> tuple[float, float]:
         """(l1, l2)."""
+
+    def __post_init__(self) -> None:
+        validate.non_negative(**vars(self))
 
     @property
     def curvature(self) -> float:
@@ -86,7 +86,7 @@ class _Elastic(Penalty):
     def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
         """Soft-threshold at eta l1."""
         l1 = self.strengths[0]
-        return soft_threshold(w, eta * l1) if l1 else w
+        return torch.sign(w) * (w.abs() - eta * l1).clamp_min(0.0) if l1 else w
 
     def separates(self, block: Tensor, d: int) -> bool:
         """Always: it is a sum over coordinates."""
@@ -180,17 +180,11 @@ class GroupPenalty(Penalty):
         """R(w)."""
         return self.lam * float(self._sums(w * w).sqrt().sum())
 
-    def gradient(self, w: Tensor) -> Tensor:
-        """0: the penalty is not smooth."""
-        return torch.zeros_like(w)
-
     def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
         """w_g max(1 - eta lam / ||w_g||, 0), or by Newton's method where steps differ within a group."""
         steps = torch.as_tensor(eta, dtype=w.dtype, device=w.device).expand_as(w) * self.lam
         length = self._lengths(w, steps)[self.groups]
         return torch.where(length > 0, w * (length / (length + steps)), torch.zeros_like(w))
-
-    prox_rest = prox
 
     def separates(self, block: Tensor, d: int) -> bool:
         """Where no group is cut by the block."""
@@ -237,15 +231,9 @@ class ProxPenalty(Penalty):
         """R(w)."""
         return float(self.evaluate(w))
 
-    def gradient(self, w: Tensor) -> Tensor:
-        """0: the penalty enters by its proximal map only."""
-        return torch.zeros_like(w)
-
     def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
         """The given map; a step for each coordinate counts by its mean."""
         return self.proximal(w, float(eta.mean()) if isinstance(eta, Tensor) else float(eta))
-
-    prox_rest = prox
 
 
 def penalty_of(l1: float = 0.0, l2: float = 0.0) -> Penalty:
@@ -260,12 +248,3 @@ def penalty_of(l1: float = 0.0, l2: float = 0.0) -> Penalty:
     if l1:
         return L1Penalty(l1)
     return L2Penalty(l2) if l2 else NoPenalty()
-
-
-def soft_threshold(w: Tensor, threshold: float | Tensor) -> Tensor:
-    """sign(w) max(|w| - threshold, 0), coordinate by coordinate.
-
-    >>> soft_threshold(torch.tensor([3.0, -1.0]), 2.0)
-    tensor([1., -0.])
-    """
-    return torch.sign(w) * (w.abs() - threshold).clamp_min(0.0)

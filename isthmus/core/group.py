@@ -1,7 +1,10 @@
-"""The processes that run one program together: what they agree on, add up and tell each other.
+"""Who holds the records, and the processes that run one program together.
 
-`Group` is one process, where all of this is the identity.  `Ranks` are several, over `torch.distributed`: every rank
-runs the same program with records of its own.  In a round
+An `Aggregator` gives one message of a stage from wherever the records are: `Local` of this process and the ranks it
+belongs to, `Clients` of several holders in this process, others from holders that are asked over a wire.
+
+A `Group` is the processes that run one program, each with records of its own; alone, all of it is the identity.  With
+several, over `torch.distributed`, a round is
 
     all_gather   64 bytes a rank: whether it failed, and digests of its order, its maps and its message
     reduce       the clipped sums, to rank 0: m numbers a rank
@@ -16,26 +19,30 @@ from __future__ import annotations
 
 import math
 import struct
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from isthmus.base import storage, validate
-from isthmus.base.randomness import key
+from isthmus.base.parallel import one_thread
+from isthmus.base.randomness import generator, key
+from isthmus.core.measuring import Client, contribute
 from isthmus.core.wire import Message
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
-from isthmus.privacy.sampling import Sampler
+from isthmus.privacy.sampling import FixedSize, Sampler
 from isthmus.problems.queries import Query
 
 if TYPE_CHECKING:
-    from isthmus.core.pipeline import Round, Stage
+    from isthmus.core.pipeline import Round, RunContext, Stage
 
 T = TypeVar("T")
 _HEADER = struct.Struct("<8q")
@@ -46,8 +53,6 @@ _PLACES += ["fit", "score"]
 """What ranks meet for.  All begin with one header of one length: ranks that are in different places find out there, and
 do not hang or abort in collectives of different lengths."""
 _LOST = "a rank was lost or took too long; what was charged stays charged. Start all ranks again"
-_WIRE = 1 / 100
-"""The most that float32 on the wire may add to the bound of one record, relative; where it would be more, float64."""
 
 
 class RankFailed(RuntimeError):
@@ -55,41 +60,163 @@ class RankFailed(RuntimeError):
 
 
 class Group:
-    """One process: it leads itself, and everything is known to everybody."""
+    """The ranks of a process group, and the bytes that this one handed to their collectives; alone without one."""
 
-    rank: int = 0
-    size: int = 1
+    def __init__(self, process_group: dist.ProcessGroup | bool | None = None) -> None:
+        self.rank, self.size, self._ranks = 0, 1, None
+        self.sent: Counter[str] = Counter()
+        if process_group is None or process_group is False:
+            return
+        is_group = process_group is True or isinstance(process_group, dist.ProcessGroup)
+        remedy = "give a torch.distributed process group, or True for the default one"
+        validate.check(is_group, "group", process_group, remedy)
+        ready = dist.is_available() and dist.is_initialized()
+        remedy = "call torch.distributed.init_process_group first (torchrun sets what it needs)"
+        validate.check(ready, "group", process_group, remedy)
+        self._ranks = None if process_group is True else process_group
+        self.rank, self.size = dist.get_rank(self._ranks), dist.get_world_size(self._ranks)
+
+    @staticmethod
+    def of(group: Group | dist.ProcessGroup | bool | None) -> Group:
+        """None or False: this process; True: all ranks of the default group; or the ranks of a process group."""
+        return group if isinstance(group, Group) else Group(group)
+
+    # ------------------------------------------------------------ collectives
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        """A few bytes of every rank, of the same length."""
+        if self.size == 1:
+            return [mine]
+        own = self._placed(mine)
+        received = [torch.empty_like(own) for _ in range(self.size)]
+        with _reachable():
+            dist.all_gather(received, own, group=self._ranks)
+        self.sent["gather"] += len(mine)
+        return [tensor.cpu().numpy().tobytes() for tensor in received]
+
+    def reduce(self, value: Tensor) -> Tensor:
+        """The sum of all ranks' tensors on rank 0; what other ranks get has no meaning."""
+        total = value.to(self._place(), copy=True)
+        with _reachable():
+            dist.reduce(total, self._root(0), group=self._ranks)
+        if self.rank:
+            self.sent["reduce"] += total.numel() * total.element_size()
+        return total.to(value.device)
+
+    def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
+        """The bytes of one rank, for all."""
+        mine = data if source == self.rank and data else b""
+        size = torch.tensor([len(mine)], dtype=torch.int64).to(self._place())
+        with _reachable():
+            dist.broadcast(size, self._root(source), group=self._ranks)
+            raw = self._placed(mine or bytes(int(size)))
+            if len(raw):
+                dist.broadcast(raw, self._root(source), group=self._ranks)
+        if source == self.rank:
+            self.sent["broadcast"] += len(raw) + 8
+        return raw.cpu().numpy().tobytes()
+
+    def _place(self) -> torch.device:
+        """Where the group takes tensors from."""
+        nccl = "nccl" in str(dist.get_backend(self._ranks))
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    def _placed(self, data: bytes) -> Tensor:
+        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return raw.to(self._place())
+
+    def _root(self, rank: int) -> int:
+        """A rank of the group as the world numbers it."""
+        return rank if self._ranks is None else dist.get_global_rank(self._ranks, rank)
+
+    # ------------------------------------------------------------ what follows
 
     def on_leader(self, make: Callable[[], T], met: bool = False) -> T:
         """What `make` returns where the ledger and the noise are, on every rank: a tree of tensors and plain values.
 
         It is called nowhere else, and its error is everybody's.  `met`: the ranks have met just before.
         """
-        return make()
+        if self.size == 1:
+            return make()
+        if not met:
+            self.agree("lead")
+        if self.rank:
+            answer = storage.unpack(self.broadcast(None), "led")
+            if answer["error"] is not None:
+                raise _raised(answer["error"], 0)
+            value: T = answer["value"]
+            return value
+        try:
+            value = make()
+            data = storage.pack("led", {"error": None, "value": value})
+        except BaseException as error:
+            self.broadcast(storage.pack("led", {"error": _as_values(error), "value": None}))
+            _known(error)
+            raise
+        self.broadcast(data)
+        return value
 
     def agree(
         self, place: str, header: Sequence[int] = (), error: BaseException | None = None, names: Sequence[str] = ()
     ) -> list[tuple[int, ...]]:
         """Everybody's header; an error of one rank, and headers that differ where they must not, are errors of all."""
+        mine = _HEADER.pack(int(error is not None), _PLACES.index(place), *header, *[0] * (6 - len(header)))
+        headers = [_HEADER.unpack(line) for line in self.gather(mine)]
+        failed = [rank for rank, entry in enumerate(headers) if entry[0]]
+        if failed and self.size > 1:
+            message = storage.pack("led", _as_values(error)) if failed[0] == self.rank else None
+            told = storage.unpack(self.broadcast(message, failed[0]), "led")
+            raise _raised(told, failed[0]) if error is None else _known(error)
         if error is not None:
             raise error
-        return [tuple(header)]
+        where = [_PLACES[entry[1]] for entry in headers]
+        remedy = "let all ranks make the same calls: they are at different places in the program"
+        try:
+            validate.check(len(set(where)) == 1, "ranks", where, remedy)
+            remedy = "give all ranks the same program, arguments and start: the ranks differ"
+            for name, numbers in zip(names, list(zip(*headers, strict=True))[2:], strict=False):
+                same = not name or len(set(numbers) - {0}) < 2  # 0 is a rank that has nothing to compare
+                validate.check(same, name, numbers, remedy)
+        except validate.InvalidInput as differ:
+            _known(differ)
+            raise
+        return [entry[2:] for entry in headers]
 
-    def all(self, mine: Any) -> list[Any]:
+    def all(self, mine: T) -> list[T]:
         """Everybody's tree of plain values and tensors, in the order of the ranks."""
-        return [mine]
+        if self.size == 1:
+            return [mine]
+        self.agree("values")
+        data = storage.pack("value", mine)
+        return [storage.unpack(self.broadcast(data, rank), "value") for rank in range(self.size)]
 
     def mean(self, value: Any, n: int) -> Any:
         """The mean of everybody's number or tensor, weighted by how many records each has."""
-        return value
+        if self.size == 1:
+            return value
+        own = torch.as_tensor(value, dtype=torch.float64) * n if n else torch.zeros(getattr(value, "shape", ()))
+        headers = self.agree("figure", [n, own.numel()], names=("", "figure"))
+        total = self.reduce(own.double())
+        shared = self.on_leader(lambda: total / sum(header[0] for header in headers), met=True)
+        return shared.to(value.dtype) if isinstance(value, Tensor) else float(shared)
 
-    def joined(self, place: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def joined(self, place: str) -> Iterator[None]:
         """What all do together: it ends once all have ended it, and an error on one of them is one on all."""
-        return nullcontext()
+        try:
+            yield
+        except Exception as error:  # told where the others meet next, whatever they meet for: nobody waits for it
+            if "known to all ranks" not in error.__dict__:
+                self.agree(place, error=error)
+            raise
+        self.agree(place)
 
     def alike(self) -> AbstractContextManager[None]:
-        """What everybody computes of released values, and must find equal to the bit."""
-        return nullcontext()
+        """What everybody computes of released values, and must find equal to the bit.
+
+        What matrices make of a vector depends on the number of threads in its last bits: with one it is alike.
+        """
+        return one_thread(self.size > 1)
 
     def add(
         self,
@@ -107,180 +234,15 @@ class Group:
         own, whole  how many records there are here, and of everybody
         empty       whether the message is of no records, whose bounds do not know in what dtype they are
         """
-        return make()
-
-    def answer(self, query: Query) -> Tensor:
-        """A query of the records of all."""
-        return query.value()
-
-
-ALONE = Group()
-
-
-def group_of(group: Any) -> Group:
-    """None or False: this process; True: all ranks of the default group; or the ranks of a process group."""
-    if group is None or group is False or isinstance(group, Group):
-        return group or ALONE
-    is_group = group is True or isinstance(group, dist.ProcessGroup)
-    validate.check(is_group, "group", group, "give a torch.distributed process group, or True for the default one")
-    return Ranks(None if group is True else group)
-
-
-class Ranks(Group):
-    """Several processes, and the bytes that this one handed to their collectives."""
-
-    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
-        ready = dist.is_available() and dist.is_initialized()
-        remedy = "call torch.distributed.init_process_group first (torchrun sets what it needs)"
-        validate.check(ready, "group", process_group, remedy)
-        self.process_group = process_group
-        self.rank, self.size = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
-
-    # ------------------------------------------------------------ collectives
-
-    def gather(self, mine: bytes) -> list[bytes]:
-        """A few bytes of every rank, of the same length."""
-        own = self._placed(mine)
-        received = [torch.empty_like(own) for _ in range(self.size)]
-        with _reachable():
-            dist.all_gather(received, own, group=self.process_group)
-        self.sent["gather"] += len(mine)
-        self.received["gather"] += len(mine) * (self.size - 1)
-        return [tensor.cpu().numpy().tobytes() for tensor in received]
-
-    def reduce(self, value: Tensor) -> Tensor:
-        """The sum of all ranks' tensors on rank 0; what other ranks get has no meaning."""
-        total = value.to(self._place(), copy=True)
-        with _reachable():
-            dist.reduce(total, self._root(0), group=self.process_group)
-        (self.sent if self.rank else self.received)["reduce"] += total.numel() * total.element_size()
-        return total.to(value.device)
-
-    def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
-        """The bytes of one rank, for all."""
-        mine = source == self.rank
-        size = torch.tensor([len(data or b"")], dtype=torch.int64).to(self._place())
-        with _reachable():
-            dist.broadcast(size, self._root(source), group=self.process_group)
-        count = int(size)
-        raw = self._placed(data if mine and data else bytes(count))
-        if count:
-            with _reachable():
-                dist.broadcast(raw, self._root(source), group=self.process_group)
-        (self.sent if mine else self.received)["broadcast"] += count + 8
-        return raw.cpu().numpy().tobytes()
-
-    def _place(self) -> torch.device:
-        """Where the group takes tensors from."""
-        nccl = "nccl" in str(dist.get_backend(self.process_group))
-        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-
-    def _placed(self, data: bytes) -> Tensor:
-        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        return raw.to(self._place())
-
-    def _root(self, rank: int) -> int:
-        """A rank of the group as the world numbers it."""
-        return rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)
-
-    # ------------------------------------------------------------ what follows
-
-    def on_leader(self, make: Callable[[], T], met: bool = False) -> T:
-        if not met:
-            self.agree("lead")
-        if self.rank:
-            answer = storage.unpack(self.broadcast(None), "led")
-            if answer["error"] is not None:
-                raise _raised(answer["error"], 0)
-            value: T = answer["value"]
-            return value
-        try:
-            value = make()
-            data = storage.pack("led", {"error": None, "value": value})
-        except BaseException as error:
-            self.broadcast(storage.pack("led", {"error": _as_values(error), "value": None}))
-            _tell_all(error)
-            raise
-        self.broadcast(data)
-        return value
-
-    def agree(
-        self, place: str, header: Sequence[int] = (), error: BaseException | None = None, names: Sequence[str] = ()
-    ) -> list[tuple[int, ...]]:
-        numbers = [*header, *[0] * (6 - len(header))]
-        mine = _HEADER.pack(int(error is not None), _PLACES.index(place), *numbers)
-        headers = [tuple(_HEADER.unpack(line)) for line in self.gather(mine)]
-        failed = [rank for rank, entry in enumerate(headers) if entry[0]]
-        if failed:
-            message = storage.pack("led", _as_values(error)) if failed[0] == self.rank else None
-            data = self.broadcast(message, failed[0])
-            raise _raised(storage.unpack(data, "led"), failed[0]) if error is None else _tell_all(error)
-        where = [_PLACES[entry[1]] for entry in headers]
-        remedy = "let all ranks make the same calls: they are at different places in the program"
-        try:
-            validate.check(len(set(where)) == 1, "ranks", where, remedy)
-            headers = [entry[2:] for entry in headers]
-            remedy = "give all ranks the same program, arguments and start: the ranks differ"
-            for at, name in enumerate(names):
-                numbers = [entry[at] for entry in headers]
-                same = not name or len(set(numbers) - {0}) < 2  # 0 is a rank that has nothing to compare
-                validate.check(same, name, numbers, remedy)
-        except validate.InvalidInput as differ:
-            _tell_all(differ)
-            raise
-        return headers
-
-    def all(self, mine: Any) -> list[Any]:
-        self.agree("values")
-        data = storage.pack("value", mine)
-        sent = [self.broadcast(data if rank == self.rank else None, rank) for rank in range(self.size)]
-        return [storage.unpack(part, "value") for part in sent]
-
-    def mean(self, value: Any, n: int) -> Any:
-        own = torch.as_tensor(value, dtype=torch.float64) * n if n else torch.zeros(getattr(value, "shape", ()))
-        headers = self.agree("figure", [n, own.numel()], names=("", "figure"))
-        total = self.reduce(own.double())
-        shared = self.on_leader(lambda: total / sum(header[0] for header in headers), met=True)
-        return shared.to(value.dtype) if isinstance(value, Tensor) else float(shared)
-
-    @contextmanager
-    def joined(self, place: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # told where the others meet next, whatever they meet for: nobody waits for it
-            if "known to all ranks" not in error.__dict__:
-                self.agree(place, error=error)
-            raise
-        self.agree(place)
-
-    @contextmanager
-    def alike(self) -> Iterator[None]:
-        """What matrices make of a vector depends on the number of threads in its last bits: with one it is alike."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-    def add(
-        self,
-        round: Round,
-        stage: Stage,
-        make: Callable[[], Message],
-        same: Callable[[], int],
-        own: int,
-        whole: int,
-        empty: bool = False,
-    ) -> Message:
+        if self.size == 1:
+            return make()
         message, error, header = None, None, [0] * 6
         try:
-            promise = round.pipe.promise
-            public = promise is None or promise.n is not None  # lengths that follow from a private number are not sent
-            longest = reach_of(stage.sampler, own, whole, self.size) if public else (math.inf, math.inf)
-            message = for_wire(make(), *longest, self.size)
+            promise, longest = round.pipe.promise, (math.inf, math.inf)
+            if promise is None or promise.n is not None:  # lengths that follow from a private number are not sent
+                rate = float(getattr(stage.sampler, "rate", 1.0))
+                longest = 16 + 2 * rate * own, 16 * self.size + 2 * rate * whole  # twice what is expected, and some
+            message = make().for_wire(*longest, self.size)
             sent = [(name, b.value.numel(), b.value.dtype, b.bound) for name, b in message.values.items()]
             asked = key(stage.name, round.t, round.seed, round.eta, sorted(round.bounds.items()))
             maps = key(*(sketch.fingerprint for sketch in round.sketches.values()))
@@ -291,35 +253,26 @@ class Ranks(Group):
             error = failed
         headers = self.agree("round", header, error, ("message", "order", "maps", "iterate"))
         assert message is not None
-        message = self._bounds_of_others(message, [entry[0] == 0 for entry in headers])
-        totals: dict[str, ClippedSum] = {}
-        for dtype in dict.fromkeys(
-            bounded.value.dtype for bounded in message.values.values()
-        ):  # one collective for each
-            names = [name for name, bounded in message.values.items() if bounded.value.dtype == dtype]
-            flat = [message.values[name].value.reshape(-1) for name in names]
+        values = dict(self._bounds_of_others(message, [entry[0] == 0 for entry in headers]))
+        for dtype in {bounded.value.dtype: None for bounded in values.values()}:  # one collective for each
+            names = [name for name, bounded in values.items() if bounded.value.dtype == dtype]
+            flat = [values[name].value.reshape(-1) for name in names]
             parts = self.reduce(torch.cat(flat)).split([len(vector) for vector in flat])
-            totals |= {name: replace(message.values[name], value=part) for name, part in zip(names, parts, strict=True)}
+            values |= {name: replace(values[name], value=part) for name, part in zip(names, parts, strict=True)}
         divisors = [struct.unpack("<d", struct.pack("<q", entry[4]))[0] for entry in headers]
-        return replace(
-            message,
-            values={name: totals[name] for name in message.values},
-            divisor=message.divisor if message.fixed else sum(divisors),
-            dims=message.dims * self.size,
-            bytes=sum(entry[5] for entry in headers),
-        )
+        divisor = message.divisor if message.fixed else sum(divisors)
+        dims, size = message.dims * self.size, sum(entry[5] for entry in headers)
+        return replace(message, values=values, divisor=divisor, dims=dims, bytes=size)
 
-    def _bounds_of_others(self, message: Message, empty: list[bool]) -> Message:
-        """The message with the bounds of a rank that has records, where some rank has none."""
+    def _bounds_of_others(self, message: Message, empty: list[bool]) -> dict[str, ClippedSum]:
+        """The values of a message with the bounds of a rank that has records, where some rank has none."""
         if not any(empty) or all(empty):
-            return message
+            return dict(message.values)
         source = empty.index(False)
         plain = {name: replace(bounded, value=bounded.value[:0]) for name, bounded in message.values.items()}
         mine = replace(message, values=plain, coded={}).to_bytes() if source == self.rank else None
         theirs = Message.from_bytes(self.broadcast(mine, source)).values
-        return replace(
-            message, values={name: replace(theirs[name], value=b.value) for name, b in message.values.items()}
-        )
+        return {name: replace(theirs[name], value=bounded.value) for name, bounded in message.values.items()}
 
     def answer(self, query: Query) -> Tensor:
         """Rank 0 asks for products, and everybody adds its own: the value there, 0 elsewhere."""
@@ -352,26 +305,13 @@ class Ranks(Group):
         return total
 
 
-def reach_of(sampler: Sampler, n: int, whole: int, size: int) -> tuple[float, float]:
-    """How long the sum of a rank, and of all, may be, in bounds of one record: twice what is expected, and some."""
-    rate = float(getattr(sampler, "rate", 1.0))
-    return 16 + 2 * rate * n, 16 * size + 2 * rate * whole
-
-
-def for_wire(message: Message, own: float, total: float, size: int) -> Message:
-    """Clipped sums in the dtype that they are sent and added in, with the bound that holds for their sum.
-
-    own, total  what this sum and all together are shortened to, in bounds of one record: public numbers, or infinity
-    """
-    values = {name: bounded.narrowed(own, total, size, _WIRE) for name, bounded in message.values.items()}
-    count = sum(value.value.numel() * value.value.element_size() for value in values.values())
-    return replace(message, values=values, bytes=count)
+ALONE = Group()
 
 
 # ---------------------------------------------------------------- errors that travel
 
 
-def _tell_all(error: BaseException) -> BaseException:
+def _known(error: BaseException) -> BaseException:
     """The error, marked as one that every rank has heard of."""
     error.__dict__["known to all ranks"] = True
     return error
@@ -383,23 +323,169 @@ def _reachable() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise _tell_all(RankFailed(f"{_LOST} ({str(error).splitlines()[0]})")) from error
+        raise _known(RankFailed(f"{_LOST} ({str(error).splitlines()[0]})")) from error
 
 
-def _as_values(error: BaseException | None) -> dict[str, Any]:
+def _as_values(error: BaseException | None) -> storage.Fields:
     """An error as plain values."""
-    if isinstance(error, BudgetExceeded):
-        terms = [error.what, error.rounds, error.spent, error.asked, *error.budget]
-        return {"kind": "budget", "text": str(error), "asked": terms}
+    asked: list[object] = []
     kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
-    return {"kind": kind, "text": str(error), "asked": []}
+    if isinstance(error, BudgetExceeded):
+        kind, asked = "budget", [error.what, error.rounds, error.spent, error.asked, *error.budget]
+    return {"kind": kind, "text": str(error), "asked": asked}
 
 
-def _raised(failure: dict[str, Any], rank: int) -> BaseException:
+def _raised(failure: storage.Fields, rank: int) -> BaseException:
     """The error of another rank, here."""
     if failure["kind"] == "budget":
         what, rounds, spent, total, *budget = failure["asked"]
-        return _tell_all(BudgetExceeded(what, rounds, spent, total, (budget[0], budget[1])))
+        return _known(BudgetExceeded(what, rounds, spent, total, (budget[0], budget[1])))
     if failure["kind"] == "input":
-        return _tell_all(validate.InvalidInput(failure["text"]))
-    return _tell_all(RankFailed(f"rank {rank} failed with {failure['kind']}: {failure['text']}"))
+        return _known(validate.InvalidInput(failure["text"]))
+    return _known(RankFailed(f"rank {rank} failed with {failure['kind']}: {failure['text']}"))
+
+
+# ---------------------------------------------------------------- who holds the records
+
+
+class Aggregator(ABC):
+    """Collects one message from wherever the data is.
+
+    `problems` are the holders of records that this process knows of, `group` the processes that run the loop.
+    """
+
+    problems: Sequence[Any]
+    group: Group = ALONE
+
+    @abstractmethod
+    def holding(self, problems: Sequence[Any]) -> Self:
+        """The same holders with other problems, as after something was bought."""
+
+    @abstractmethod
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
+        """The added message of one stage of a round, whose maps are bound here.
+
+        Holders elsewhere are asked by an `isthmus.distributed.order.Order`.  Sums that come with the noise of their
+        stage are paid for (`isthmus.core.pipeline.pay`) before they leave their holders.
+        """
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
+        """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
+
+
+class Local(Aggregator):
+    """The records of this process; with others, their sums are added on rank 0, which alone pays and adds noise."""
+
+    def __init__(self, problem: Any, group: Group = ALONE) -> None:
+        self.problems, self.group = (problem,), group
+
+    def holding(self, problems: Sequence[Any]) -> Self:
+        """The same ranks, this one with another problem."""
+        other = copy(self)
+        (problem,) = problems
+        other.problems = (problem,)
+        return other
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """Each rank draws its own records."""
+        if self.group.size > 1:
+            check_samplers(samplers, "group")
+
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
+        """This rank's message plus everybody else's, on rank 0."""
+        group, problem = self.group, self.problems[0]
+        joint = None if group.size == 1 else group.answer
+        client = Client(str(group.rank), problem, 0, context.whole, 1 / group.size, joint)
+
+        def mine() -> Message:
+            return contribute(round, stage, client, context.keys, context.physical)
+
+        return group.add(round, stage, mine, lambda: storage.checksum(round.w), problem.n, context.whole or problem.n)
+
+
+class AllReduce(Local):
+    """One process a rank, each with its own records.
+
+    problem   the records of this rank; None: the objective that `minimize` is given is this rank's part
+    group     a process group; None is the default one
+    """
+
+    def __init__(self, problem: Any = None, group: Group | dist.ProcessGroup | bool | None = None) -> None:
+        super().__init__(problem, Group.of(True if group is None else group))
+
+
+@dataclass(frozen=True)
+class Clients(Aggregator):
+    """`per_round` of the clients, drawn with replacement, each with its own records and memory; it may be a rule of t.
+
+    Every record counts the same: the objective is that of all records together, f_i = (M / n) sum of client i's losses
+    (paper 001).  A client's mean is weighed by the number of its records, and where clients are drawn the sum is
+    divided by how many records so many clients have on average, which leaves it unbiased.  With `uniform=True` every
+    client counts the same, whatever it has: the objective is then the mean of the clients' own mean losses.
+
+    A private run asks every client once a round and adds sums: a client that is drawn twice would count its records
+    twice, and a mean of a client with few records would let one of them move the sum further than the others.
+    """
+
+    problems: Sequence[Any]
+    per_round: int | Callable[[int], int] | None = None
+    uniform: bool = False
+
+    def __post_init__(self) -> None:
+        validate.check(len(self.problems) > 0, "problems", list(self.problems), "give at least one client")
+        if self.per_round is not None and not callable(self.per_round):
+            validate.positive_int(per_round=self.per_round)
+
+    def holding(self, problems: Sequence[Any]) -> Clients:
+        """The same clients with other problems."""
+        return replace(self, problems=list(problems))
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """All clients, once, their sums added; no client twice, and records that add up to n."""
+        remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
+        validate.check(self.per_round is None, "per_round", self.per_round, remedy)
+        remedy = "leave it out: a private run adds sums over records, and divides them by a public number"
+        validate.check(not self.uniform, "uniform", self.uniform, remedy)
+        names, different = f"{len(self.problems)} clients", {id(problem) for problem in self.problems}
+        remedy = "give each of them once: a record belongs to one client"
+        validate.check(len(different) == len(self.problems), "clients", names, remedy)
+        total = sum(problem.n for problem in self.problems)
+        remedy = f"give an objective of all the clients' records: this one has {n}"
+        validate.check(total == n, "clients", f"{total} records", remedy)
+        check_samplers(samplers, "clients")
+
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
+        """The sum of the drawn clients' messages."""
+        chosen: Sequence[int] = range(len(self.problems))
+        if self.per_round is not None:
+            chosen = drawn_clients(self.per_round, round, len(self.problems))
+        total, visits = None, Counter[int]()
+        whole = None if self.uniform else sum(problem.n for problem in self.problems)
+        for number in chosen:
+            client = Client(str(number), self.problems[number], visits[number], whole, 1 / len(chosen))
+            message = contribute(round, stage, client, context.keys, context.physical)
+            visits[number] += 1
+            if whole is None:
+                message = message.normalised()
+            else:
+                message = message.by_records()
+                if self.per_round is not None and not message.fixed:
+                    message = replace(message, divisor=whole / len(self.problems))
+            total = message if total is None else total + message
+        assert total is not None
+        return total
+
+
+def drawn_clients(per_round: int | Callable[[int], int], round: Round, clients: int) -> list[int]:
+    """Who is asked in a round, by public randomness: a client may be drawn twice."""
+    count = per_round(round.t) if callable(per_round) else per_round
+    validate.positive_int(**{f"per_round({round.t})": count})
+    drawn: list[int] = generator(round.seed, round.t, "clients").integers(0, clients, count).tolist()
+    return drawn
+
+
+def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
+    """Refuse samplers that draw from all records together where each holder draws its own."""
+    remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
+    for sampler in samplers:
+        validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)

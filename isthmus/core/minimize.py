@@ -14,7 +14,7 @@ from torch import Tensor
 from isthmus.base import notebook, validate
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
-from isthmus.core.aggregators import Aggregator, Clients, Local
+from isthmus.core.group import Aggregator, Clients, Local
 from isthmus.core.parts import Update
 from isthmus.core.pipeline import Pipeline, RunContext, StepSize, opened_again, run, start
 from isthmus.core.sound import claims
@@ -428,9 +428,9 @@ class _View:
         """The mean gradient of any objective, from its rows where it has no method of its own."""
         if hasattr(self.objective, "gradient"):
             gradient: Tensor = self.objective.gradient(w)
-            return gradient
-        rows: Tensor = self.objective.rows(w).sum()
-        return rows / self.objective.n
+        else:
+            gradient = self.objective.rows(w).sum() / self.objective.n
+        return gradient
 
     def loss(self, w: Tensor) -> Any:
         """What a line search asks."""

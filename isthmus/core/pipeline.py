@@ -33,7 +33,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
-from isthmus.core.group import ALONE, Group
+from isthmus.core.group import ALONE, Aggregator, Group
 from isthmus.core.parts import Average, Last, RowSource, Step, Update, current
 from isthmus.core.sound import check_sound
 from isthmus.core.state import StageOutput, State
@@ -51,7 +51,6 @@ from isthmus.privacy.sampling import Sampler
 from isthmus.sketches import Encoder, Identity, Sketch
 
 if TYPE_CHECKING:
-    from isthmus.core.aggregators import Aggregator
     from isthmus.core.minimize import Prepared
 
 StepSize = Callable[[int], float | Tensor]

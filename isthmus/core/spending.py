@@ -12,8 +12,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.core.aggregators import Aggregator
-from isthmus.core.group import Group
+from isthmus.core.group import Aggregator, Group
 from isthmus.core.pipeline import Pipeline, Promise, RunContext, Stage, look
 from isthmus.core.sound import assumed
 from isthmus.core.wire import Keys

@@ -18,6 +18,8 @@ from isthmus.sketches import Sketch
 from isthmus.sketches.base import leave_pinv
 
 Raw = bytes  # a message has a field of that name
+_MAX_ROUNDING = 1 / 100
+"""What float32 on the wire may add to the bound of one record, relative; where it would be more, float64."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,15 @@ class Message:
     def _over(self, scale: float, divisor: float) -> Message:
         values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
         return replace(self, values=values, divisor=divisor, fixed=False)
+
+    def for_wire(self, own: float, total: float, terms: int) -> Message:
+        """Clipped sums in the dtype that they are sent and added in, with the bound that holds for their sum.
+
+        own, total  what this sum, and all `terms` together, are shortened to, in bounds of one record: public numbers
+        """
+        values = {name: value.narrowed(own, total, terms, _MAX_ROUNDING) for name, value in self.values.items()}
+        size = sum(value.value.numel() * value.value.element_size() for value in values.values())
+        return replace(self, values=values, bytes=size)
 
     def fresh(self) -> Message:
         """The same in memory of its own."""

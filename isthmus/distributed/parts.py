@@ -73,7 +73,7 @@ def fit_part(estimator: Any, part: Part, *, group: Any = True) -> Any:
     fitting = hasattr(estimator, "fit")
     validate.check(fitting, "estimator", estimator, "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one")
     crew = RankGroup.of(group)
-    validate.check(crew.several, "group", group, "give a process group, or True for the default one")
+    validate.check(group not in (None, False), "group", group, "give a process group, or True for the default one")
     with crew.joined("fit"):
         X, y, *rest = part() if callable(part) else part
         steps = getattr(estimator, "steps", None)

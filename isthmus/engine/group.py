@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import key
-from isthmus.core.group import ALONE, Group, group_of
+from isthmus.core.group import Group
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 SHARED = (
@@ -28,9 +28,9 @@ SHARED = (
 
 def ranks_of(group: Any, n: int, poisson: bool) -> Group:
     """Whom a training is made with: this process, or the ranks of a process group (True: the default one)."""
-    ranks = group_of(group)
+    ranks = Group.of(group)
     remedy = "leave it out: a subset of a fixed size is one draw from all records, and every rank draws its own"
-    validate.check(poisson or ranks is ALONE, "poisson_sampling", poisson, remedy)
+    validate.check(poisson or ranks.size == 1, "poisson_sampling", poisson, remedy)
     validate.at_most(n, "the number of records", group=ranks.size)
     return ranks
 
@@ -40,8 +40,8 @@ def met(make: Make) -> Make:
 
     @functools.wraps(make)
     def together(engine: Any, *, group: Any = None, **options: Any) -> Any:
-        ranks, before, error, same = group_of(group), len(engine._trainings), None, 0
-        if ranks is ALONE:
+        ranks, before, error, same = Group.of(group), len(engine._trainings), None, 0
+        if ranks.size == 1:
             return make(engine, **options)
         result = None
         try:

@@ -21,9 +21,8 @@ import torch
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
 from isthmus.base.streamed import dense_parts
-from isthmus.core.aggregators import Aggregator, AllReduce, Local
 from isthmus.core.group import ALONE as ONE
-from isthmus.core.group import Group, Ranks, group_of
+from isthmus.core.group import Aggregator, Group, Local
 from isthmus.core.state import State
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.privacy import PrivacyStatement
@@ -51,7 +50,7 @@ class RankGroup:
     @staticmethod
     def of(group: Any) -> RankGroup:
         """None or False: this process; True: all ranks of the default group; or a process group."""
-        return RankGroup(group_of(group))
+        return RankGroup(Group.of(group))
 
     @property
     def group(self) -> Any:
@@ -70,8 +69,8 @@ class RankGroup:
 
     @property
     def several(self) -> bool:
-        """Whether there may be other processes."""
-        return isinstance(self.ranks, Ranks)
+        """Whether there are other processes."""
+        return self.ranks.size > 1
 
     def joined(self, place: str) -> AbstractContextManager[None]:
         """What all do together; an error on one rank is one on all."""
@@ -87,7 +86,7 @@ class RankGroup:
 
     def holding(self, problem: Any) -> Aggregator:
         """The holders of records of a run: this process has those of `problem`."""
-        return AllReduce(problem, self.ranks) if self.several else Local(problem)
+        return Local(problem, self.ranks)
 
     # ------------------------------------------------------------ of all rows together
 

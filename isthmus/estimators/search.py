@@ -34,7 +34,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from isthmus.base import validate
-from isthmus.core.aggregators import Local
+from isthmus.core.group import Local
 from isthmus.core.parts import Sheet
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys

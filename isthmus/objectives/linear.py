@@ -364,17 +364,21 @@ class Hinge(LinearModel):
     """The width of the corner."""
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
-        """t (1 - m) - gamma t^2 / 2 with t = clip((1 - m) / gamma, 0, 1) and m = y z."""
+        """t (1 - m) - gamma t^2 / 2 with m = y z and t as in `slopes`."""
         gap = 1 - y * z
-        if not self.gamma:
-            return gap.clamp_min(0)
-        t = (gap / self.gamma).clamp(0, 1)
-        return t * (gap - self.gamma / 2 * t)
+        t = _steepness(gap, self.gamma)
+        return t * (gap.clamp_min(0) - self.gamma / 2 * t)
 
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
-        """-y clip((1 - m) / gamma, 0, 1)."""
-        gap = 1 - y * z
-        return -y * ((gap / self.gamma).clamp(0, 1) if self.gamma else gap > 0)
+        """-y t, t = clip((1 - m) / gamma, 0, 1)."""
+        return -y * _steepness(1 - y * z, self.gamma)
+
+
+def _steepness(gap: Tensor, gamma: float) -> Tensor:
+    """How steep a hinge of this width is, from 0 to 1, where the margin is this much short of 1."""
+    if not gamma:
+        return (gap > 0).to(gap.dtype)
+    return (gap / gamma).clamp(0, 1)
 
 
 class SmoothHinge(Hinge):
@@ -534,11 +538,14 @@ class OneVsRest(Softmax):
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """The hinges of all classes."""
-        return Hinge.losses(self, z, self._signs(z, y)).sum(1)  # type: ignore[arg-type]
+        gap = 1 - self._signs(z, y) * z
+        t = _steepness(gap, self.gamma)
+        return (t * (gap.clamp_min(0) - self.gamma / 2 * t)).sum(1)
 
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
         """-s_k where the margin is short."""
-        return Hinge.slopes(self, z, self._signs(z, y))  # type: ignore[arg-type]
+        signs = self._signs(z, y)
+        return -signs * _steepness(1 - signs * z, self.gamma)
 
     def _signs(self, z: Tensor, y: Tensor) -> Tensor:
         return torch.full_like(z, -1.0).scatter_(1, y[:, None], 1.0)
@@ -640,14 +647,15 @@ def largest_eigenvalue(X: Matrix) -> float:
     9.0
     """
     if min(X.shape) <= GRAM_LIMIT:
-        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
+        return _top_of(_gram(X))
     frobenius = float((matrix_bounds(X, 2)[1] ** 2).sum())
     rows = float(matrix_bounds(X, 1)[1].max())
-    if is_sparse(X):
-        columns = float(abs(X).sum(axis=0).max())
+    if is_lazy(X):
+        columns = float(torch.stack([part.abs().sum(0) for _, _, part in X.chunks()]).sum(0).max())
+    elif is_sparse(X):
+        columns = float(abs(X).sum(0).max())
     else:
-        parts = (part.abs().sum(0) for _, _, part in X.chunks()) if is_lazy(X) else (X.abs().sum(0),)
-        columns = float(sum(parts, torch.zeros(())).max())
+        columns = float(X.abs().sum(0).max())
     return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
 
 
@@ -661,33 +669,26 @@ def top_eigenvalue(X: Matrix) -> float:
     9.0
     """
     if min(X.shape) <= SMALL_GRAM:
-        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
-    size = min(X.shape)
-    if size <= GRAM_LIMIT:
+        return _top_of(_gram(X))
+    if min(X.shape) <= GRAM_LIMIT:
         gram: Array = _gram(X).numpy()
-
-        def square(v: Array) -> Array:
-            product: Array = gram @ v.reshape(-1)
-            return product
-    else:
-        wide, size = X.astype(np.float64) if is_sparse(X) else X, X.shape[1]
-
-        def square(v: Array) -> Array:
-            product: Array = rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
-            return product
-
-    return lanczos_top(lambda v: square(v.reshape(-1)), size)
+        return lanczos_top(lambda v: gram @ v, len(gram))
+    wide = X.astype(np.float64) if is_sparse(X) else X
+    return lanczos_top(lambda v: rmatmul(wide, matmul(wide, torch.from_numpy(v))).numpy(), X.shape[1])
 
 
 def lanczos_top(square: Callable[[Array], Array], size: int) -> float:
     """The largest eigenvalue of a positive semi-definite matrix, to rounding, from its products with vectors."""
     operator = LinearOperator((size, size), matvec=lambda v: square(v.reshape(-1)), dtype=np.float64)
-    start = np.random.default_rng(secret.randbits(128)).standard_normal(
-        size
-    )  # nobody can prepare data that hides from it
+    # secret: nobody can prepare data that hides from it
+    start = np.random.default_rng(secret.randbits(128)).standard_normal(size)
     if not np.any(square(start)):
         return 0.0
     return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])
+
+
+def _top_of(gram: Tensor) -> float:
+    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0))
 
 
 def _gram(X: Matrix) -> Tensor:

@@ -14,17 +14,15 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
     Rule, Schedule                                                what a theorem prescribes, round by round
     strongly_convex_schedule                                      001 Theorem 2.3 parts 1, 2 (B.7, B.8), D.2 parts 1, 2
     convex_schedule                                               001 Theorem 2.3 part 3 (B.9)
-    stationary_schedule, stationary_beta, stationary_batch,
-      stationary_rounds, stationary_threshold                     001 Theorem 2.4 (B.4)
-    mapping_schedule, mapping_beta, mapping_batch,
-      mapping_rounds                                              001 Theorem B.5
+    stationary_schedule                                           001 Theorem 2.4 (B.4)
+    mapping_schedule                                              001 Theorem B.5
     aggregate_second_moment, aggregate_variance                   001 Lemma D.1 (b), (c)
     distributed_convex_schedule                                   001 Corollary D.2 part 3
     distributed_stationary_schedule                               001 Corollary D.2 part 4
     distributed_mapping_schedule                                  001 Corollary D.2 part 5
     convex_fw_schedule                                            001 Theorem E.2, footnote 5
     stationary_fw_schedule                                        001 Theorem E.1, (18)
-    goal_schedule, goal_rounds                                    000 Tables 1, 2; Theorems 2-10
+    goal_schedule                                                 000 Tables 1, 2; Theorems 2-10
     private_optimisation_schedule                                 000 Table 1; Theorems 11, 12, 14
     private_generalisation_schedule                               000 Table 2; Theorems 13, 15
     private_stationary_schedule                                   001 Corollary C.2, Tables 1, 4
@@ -43,8 +41,7 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
 from isthmus.theory.blocks import *  # noqa: F403
 from isthmus.theory.schedules import *  # noqa: F403
 
-_HELPERS = {"check_arguments", "check_sparsity", "check_subset_size", "cover", "harmonic", "law_of", "log_inverse"}
-_HELPERS |= {"log_over_root", "mapping_plan", "round_up", "smoothness_matrix", "stationary_plan"}
+_HELPERS = {"check_arguments", "check_subset_size", "cover", "law_of", "log_inverse", "round_up", "smoothness_matrix"}
 _FILES = f"{__name__}.schedules", f"{__name__}.blocks"
 __all__ = sorted(
     name

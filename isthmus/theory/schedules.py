@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from isthmus.base import validate
@@ -54,35 +55,6 @@ def log_inverse(epsilon: float, delta: float) -> float:
     """
     check_arguments(locals())
     return math.log(1 / delta)
-
-
-def log_over_root(rounds: int) -> float:
-    """log T / sqrt(T), for T >= 2: at T = 1 a bound of this form would be 0.
-
-    >>> log_over_root(4) == math.log(4) / 2
-    True
-    """
-    validate.positive_int(rounds=rounds)
-    validate.check(rounds >= 2, "rounds", rounds, "give at least 2: the bound has a factor log T")
-    return math.log(rounds) / math.sqrt(rounds)
-
-
-def harmonic(k: int) -> float:
-    """H_k = 1 + 1/2 + ... + 1/k.
-
-    >>> harmonic(4)
-    2.0833333333333335
-    """
-    return math.fsum(1 / i for i in range(1, k + 1))
-
-
-def check_sparsity(d: int, k: int) -> None:
-    """1 <= k <= d: of d numbers or directions, k are kept.
-
-    >>> check_sparsity(4, 4)
-    """
-    check_arguments(locals())
-    validate.at_most(d, "d", k=k)
 
 
 def round_up(x: float) -> int:
@@ -197,79 +169,29 @@ def convex_schedule(diameter: float, gradient_bound: float) -> Schedule:
     return Schedule(Rule(diameter / gradient_bound, power=0.5), Rule(1.0, power=1.0))
 
 
-# ---------------------------------------------------------------- nonconvex: first-order stationary points
+# ---------------------------------------------------------------- nonconvex
 
 
-def stationary_threshold(accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float) -> float:
-    """The move below which w_t is an alpha-FOSP: alpha / (G + mu ||C||), Theorem 2.4 (B.4), paper 001.
-
-    >>> stationary_threshold(0.75, smoothness=1.0, diameter=2.0, gradient_bound=1.0)
-    0.25
-    """
-    validate.positive(accuracy=accuracy)
-    return accuracy / _speed(smoothness, diameter, gradient_bound)
-
-
-def stationary_beta(
-    accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float, code_bound: float | None = None
-) -> float:
-    """beta = min(1/4, mu alpha^2 / (64 G ||C|| (G + mu ||C||)^2)): Theorem 2.4 (B.4), paper 001.
-
-    code_bound  the G' of Corollary D.2, part 4, which takes the place of the first G
-
-    >>> stationary_beta(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0)
-    0.015625
-    """
-    validate.positive(accuracy=accuracy)
-    speed = _speed(smoothness, diameter, gradient_bound)
-    bound = gradient_bound if code_bound is None else code_bound
-    validate.positive(code_bound=bound)
-    return min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
-
-
-def stationary_batch(
+def _stationary(
     accuracy: float,
-    *,
     smoothness: float,
     diameter: float,
     gradient_bound: float,
     noise: float,
-    failure: float,
-    constant: float = 1.0,
-) -> float:
-    """b = (1/rho) max(1, (||C|| zeta (G + mu ||C||)^2 / (alpha^2 mu))^2), up to a constant: Theorem 2.4, paper 001.
-
-    Before rounding up.  `constant` is at least (64/7)^2 rho for the proof's inequality (10) at its own beta.
-
-    >>> stationary_batch(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=3.0, failure=0.1)
-    90.0
-    """
-    check_arguments(locals())
-    speed = _speed(smoothness, diameter, gradient_bound)
-    needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
-    return constant * max(1.0, needed**2) / failure
-
-
-def stationary_rounds(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
     gap: float,
     failure: float,
-    constant: float = 1.0,
-) -> int:
-    """T = (F(w_1) - F*) (G + mu ||C||)^2 / (mu alpha^2 rho), up to a constant: Theorem 2.4 (B.4), paper 001.
-
-    The proof gives the constant 8 (its line on E[T] inverts mu alpha^2 / 8; the next line is right).
-
-    >>> stationary_rounds(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, gap=0.5, failure=0.1)
-    20
-    """
-    check_arguments(locals())
-    speed = _speed(smoothness, diameter, gradient_bound)
-    return max(1, round_up(constant * gap * speed**2 / (smoothness * accuracy**2 * failure)))
+    constant: float,
+    code_bound: Callable[[int], float] | None = None,
+) -> Schedule:
+    """Theorem 2.4; the bound of codes from so many clients takes the place of the first G (Corollary D.2, part 4)."""
+    check_arguments(locals(), code_bound=None)
+    speed = gradient_bound + smoothness * diameter
+    needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
+    batch = constant * max(1.0, needed**2) / failure
+    bound = gradient_bound if code_bound is None else code_bound(round_up(batch))
+    rounds = constant * gap * speed**2 / (smoothness * accuracy**2 * failure)
+    beta = min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
+    return Schedule(Rule(1 / smoothness), Rule(beta), Rule(batch), max(1, round_up(rounds)), accuracy / speed)
 
 
 def stationary_schedule(
@@ -283,113 +205,21 @@ def stationary_schedule(
     failure: float = 0.1,
     constant: float = 1.0,
 ) -> Schedule:
-    """eta = 1/mu with the beta, batch, T and threshold of Theorem 2.4 (B.4), paper 001; batch and T up to a constant.
+    """The rules of Theorem 2.4 (B.4), paper 001; batch and T up to a constant.
 
-    The first w_t that moves by no more than the threshold is an alpha-FOSP with probability (1 - rho)^2.
+        eta = 1/mu          beta = min(1/4, mu alpha^2 / (64 G ||C|| (G + mu ||C||)^2))
+        b = (1/rho) max(1, (||C|| zeta (G + mu ||C||)^2 / (alpha^2 mu))^2)
+        T = (F(w_1) - F*) (G + mu ||C||)^2 / (mu alpha^2 rho)
+
+    The first w_t that moves by no more than the threshold alpha / (G + mu ||C||) is an alpha-FOSP with probability
+    (1 - rho)^2.  For the proof's inequality (10) at its own beta the constant of b is at least (64/7)^2 rho; that of
+    T is 8 (the proof's line on E[T] inverts mu alpha^2 / 8; the next line is right).
 
     >>> plan = stationary_schedule(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=0.0, gap=0.5)
     >>> plan.step(5), plan.beta(5), plan.batch_size(), plan.rounds, plan.threshold
     (1.0, 0.00390625, 10, 20, 0.5)
     """
-    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": gradient_bound}
-    batch = stationary_batch(accuracy, **problem, noise=noise, failure=failure, constant=constant)
-    return stationary_plan(accuracy, problem, gap, failure, constant, batch=batch)
-
-
-def stationary_plan(
-    accuracy: float,
-    problem: Mapping[str, float],
-    gap: float,
-    failure: float,
-    constant: float,
-    *,
-    batch: float = 1.0,
-    code_bound: float | None = None,
-) -> Schedule:
-    """eta = 1/mu with the beta, T and threshold of Theorem 2.4 for a problem (mu, ||C||, G), and a batch.
-
-    >>> stationary_plan(1.0, {"smoothness": 1.0, "diameter": 1.0, "gradient_bound": 1.0}, 0.5, 0.1, 1.0).rounds
-    20
-    """
-    threshold = stationary_threshold(accuracy, **problem)
-    beta = stationary_beta(accuracy, **problem, code_bound=code_bound)
-    rounds = stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant)
-    return Schedule(Rule(1 / problem["smoothness"]), Rule(beta), Rule(batch), rounds, threshold)
-
-
-# ---------------------------------------------------------------- nonconvex: gradient mapping
-
-
-def mapping_beta(accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float) -> float:
-    """beta = min(1/4, alpha^2 / (mu G ||C||)): Theorem B.5, paper 001 (with G' for G: Corollary D.2, part 5).
-
-    >>> mapping_beta(1.0, smoothness=2.0, diameter=5.0, gradient_bound=1.0)
-    0.1
-    """
-    validate.positive(accuracy=accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    return min(0.25, accuracy**2 / (smoothness * gradient_bound * diameter))
-
-
-def mapping_batch(accuracy: float, *, smoothness: float, diameter: float, noise: float, constant: float = 1.0) -> float:
-    """b = max(1, zeta^2 / alpha^2, zeta^2 ||C||^2 mu^2 / alpha^4), up to a constant: Theorem B.5, paper 001.
-
-    >>> mapping_batch(0.5, smoothness=1.0, diameter=2.0, noise=1.0)
-    64.0
-    """
-    check_arguments(locals())
-    plain = (noise / accuracy) ** 2
-    return constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
-
-
-def mapping_rounds(accuracy: float, *, smoothness: float, gap: float, constant: float = 1.0) -> int:
-    """T = mu (F(w_1) - F*) / alpha^2, up to a constant: Theorem B.5, paper 001.
-
-    >>> mapping_rounds(0.5, smoothness=2.0, gap=3.0)
-    24
-    """
-    validate.positive(accuracy=accuracy, smoothness=smoothness, gap=gap, constant=constant)
-    return max(1, round_up(constant * smoothness * gap / accuracy**2))
-
-
-def mapping_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    gap: float,
-    constant: float = 1.0,
-) -> Schedule:
-    """eta = 1/(2 mu) with the beta, batch and T of Theorem B.5, paper 001; batch and T up to a constant.
-
-    The output is one of w_1..w_T at random; its compressed gradient mapping is at most alpha in expectation.
-
-    >>> plan = mapping_schedule(1.0, smoothness=2.0, diameter=5.0, gradient_bound=1.0, noise=0.0, gap=4.0)
-    >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
-    (0.25, 0.1, 1, 8)
-    """
-    batch = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=noise, constant=constant)
-    return mapping_plan(accuracy, smoothness, diameter, gradient_bound, gap, constant, batch=batch)
-
-
-def mapping_plan(
-    accuracy: float, mu: float, diameter: float, bound: float, gap: float, constant: float, *, batch: float = 1.0
-) -> Schedule:
-    """eta = 1/(2 mu) with the beta and T of Theorem B.5 at G = `bound`, and a batch.
-
-    >>> mapping_plan(1.0, 2.0, 5.0, 1.0, 4.0, 1.0).rounds
-    8
-    """
-    beta = mapping_beta(accuracy, smoothness=mu, diameter=diameter, gradient_bound=bound)
-    rounds = mapping_rounds(accuracy, smoothness=mu, gap=gap, constant=constant)
-    return Schedule(Rule(1 / (2 * mu)), Rule(beta), Rule(batch), rounds)
-
-
-def _speed(smoothness: float, diameter: float, gradient_bound: float) -> float:
-    """G + mu ||C||."""
-    validate.positive(smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    return gradient_bound + smoothness * diameter
+    return _stationary(**locals())
 
 
 def private_stationary_schedule(
@@ -410,8 +240,52 @@ def private_stationary_schedule(
     >>> plan.step(5), plan.beta(5), plan.rounds, plan.threshold
     (1.0, 0.00390625, 20, 0.5)
     """
-    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": lipschitz}
-    return stationary_plan(accuracy, problem, gap, failure, constant)
+    plan = _stationary(accuracy, smoothness, diameter, lipschitz, 0.0, gap, failure, constant)
+    return replace(plan, batch=Rule(1.0))
+
+
+def _mapping(
+    accuracy: float,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    gap: float,
+    constant: float,
+    code_bound: Callable[[int], float] | None = None,
+) -> Schedule:
+    """Theorem B.5; the bound of codes from so many clients takes the place of G (Corollary D.2, part 5)."""
+    check_arguments(locals(), code_bound=None)
+    plain = (noise / accuracy) ** 2
+    batch = constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
+    bound = gradient_bound if code_bound is None else code_bound(round_up(batch))
+    beta = min(0.25, accuracy**2 / (smoothness * bound * diameter))
+    rounds = max(1, round_up(constant * smoothness * gap / accuracy**2))
+    return Schedule(Rule(1 / (2 * smoothness)), Rule(beta), Rule(batch), rounds)
+
+
+def mapping_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    gap: float,
+    constant: float = 1.0,
+) -> Schedule:
+    """The rules of Theorem B.5, paper 001; batch and T up to a constant.
+
+        eta = 1/(2 mu)      beta = min(1/4, alpha^2 / (mu G ||C||))
+        T = mu (F(w_1) - F*) / alpha^2          b = max(1, zeta^2 / alpha^2, zeta^2 ||C||^2 mu^2 / alpha^4)
+
+    The output is one of w_1..w_T at random; its compressed gradient mapping is at most alpha in expectation.
+
+    >>> plan = mapping_schedule(1.0, smoothness=2.0, diameter=5.0, gradient_bound=1.0, noise=0.0, gap=4.0)
+    >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
+    (0.25, 0.1, 1, 8)
+    """
+    return _mapping(**locals())
 
 
 def private_mapping_schedule(
@@ -425,7 +299,7 @@ def private_mapping_schedule(
     >>> plan.step(0), plan.beta(0), plan.rounds
     (0.25, 0.1, 8)
     """
-    return mapping_plan(accuracy, smoothness, diameter, lipschitz, gap, constant)
+    return replace(_mapping(accuracy, smoothness, diameter, lipschitz, 0.0, gap, constant), batch=Rule(1.0))
 
 
 def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: float, noise: float) -> Schedule:
@@ -493,6 +367,10 @@ def aggregate_second_moment(gradient_bound: float, chi: float, clients: int = 1)
     return 2 * gradient_bound**2 * (chi / clients + 1)
 
 
+def _code_bound(gradient_bound: float, chi: float, clients: int) -> float:
+    return math.sqrt(aggregate_second_moment(gradient_bound, chi, clients))
+
+
 def aggregate_variance(gradient_bound: float, chi: float, noise: float, between: float, clients: int = 1) -> float:
     """zeta'^2 / kappa with zeta'^2 = 2 (chi G^2 + zeta^2 + vartheta^2): Lemma D.1 (c), Corollary D.2, paper 001.
 
@@ -514,9 +392,8 @@ def distributed_convex_schedule(diameter: float, gradient_bound: float, chi: flo
     >>> distributed_convex_schedule(4.0, 1.0, 1.0).step(0)
     2.0
     """
-    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, clients))
-    plain = convex_schedule(diameter, bound)
-    return Schedule(plain.step, plain.beta, batch=Rule(float(clients)))
+    plain = convex_schedule(diameter, _code_bound(gradient_bound, chi, clients))
+    return replace(plain, batch=Rule(float(clients)))
 
 
 def distributed_stationary_schedule(
@@ -544,11 +421,9 @@ def distributed_stationary_schedule(
     >>> plan.batch_size(), plan.rounds, round(plan.beta(0) ** -2)
     (2, 2, 10240)
     """
-    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": gradient_bound}
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
-    clients = stationary_batch(accuracy, **problem, noise=spread, failure=failure, constant=constant)
-    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
-    return stationary_plan(accuracy, problem, gap, failure, constant, batch=clients, code_bound=bound)
+    code_bound = partial(_code_bound, gradient_bound, chi)
+    return _stationary(accuracy, smoothness, diameter, gradient_bound, spread, gap, failure, constant, code_bound)
 
 
 def distributed_mapping_schedule(
@@ -574,34 +449,16 @@ def distributed_mapping_schedule(
     (64, 3, 129)
     """
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
-    clients = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=spread, constant=constant)
-    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
-    return mapping_plan(accuracy, smoothness, diameter, bound, gap, constant, batch=clients)
-
-
-COMPRESSED = ("comp_sgd", "comp_gd", "comp_minibatch")
-
-ALGORITHMS = ("sgd", *COMPRESSED)
-
-GOALS = ("optimisation", "generalisation")
+    code_bound = partial(_code_bound, gradient_bound, chi)
+    return _mapping(accuracy, smoothness, diameter, gradient_bound, spread, gap, constant, code_bound)
 
 
 # ---------------------------------------------------------------- steps and T by goal
 
 
-def goal_rounds(algorithm: str, n: int, *, smooth: bool) -> int:
-    """T that balances optimisation and stability for n records: Table 2, paper 000.
+COMPRESSED = ("comp_sgd", "comp_gd", "comp_minibatch")
 
-    Smooth: n, but ceil(sqrt(n)) for CompGD (Theorem 5).  Otherwise n^2 (Theorems 3, 7, 10).
-
-    >>> goal_rounds("comp_sgd", 100, smooth=True), goal_rounds("comp_gd", 100, smooth=True)
-    (100, 10)
-    """
-    validate.one_of(ALGORITHMS, algorithm=algorithm)
-    validate.positive_int(n=n)
-    if not smooth:
-        return n**2
-    return round_up(math.sqrt(n)) if algorithm == "comp_gd" else n
+ALGORITHMS = ("sgd", *COMPRESSED)
 
 
 def goal_schedule(
@@ -621,7 +478,8 @@ def goal_schedule(
 
     smoothness  mu; None when the loss is not smooth
     scale       eta; by default the largest that is allowed, or 1
-    n           records: with the goal "generalisation" T is `goal_rounds` unless `rounds` is given
+    n           records: with the goal "generalisation" T balances optimisation and stability for them unless `rounds`
+                is given: smooth n, but ceil(sqrt(n)) for CompGD (Theorem 5); otherwise n^2 (Theorems 3, 7, 10)
 
     >>> plan = goal_schedule("comp_gd", "generalisation", smoothness=2.0, n=400)
     >>> plan.step(0), plan.step(9), plan.beta(0), plan.rounds
@@ -630,43 +488,39 @@ def goal_schedule(
     0.125
     """
     validate.one_of(ALGORITHMS, algorithm=algorithm)
-    validate.one_of(GOALS, goal=goal)
-    smooth, learning = smoothness is not None, goal == "generalisation"
+    validate.one_of(("optimisation", "generalisation"), goal=goal)
+    smooth, learning, whole = smoothness is not None, goal == "generalisation", algorithm == "comp_gd"
     if rounds is None and learning:
-        validate.check(n is not None, "n", n, "give the number of records, or rounds")
-        rounds = goal_rounds(algorithm, n or 1, smooth=smooth)
+        if n is None:
+            validate.refuse("n", n, "give the number of records, or rounds")
+        validate.positive_int(n=n)
+        rounds = n if smooth else n**2
+        if smooth and whole:
+            rounds = round_up(math.sqrt(n))
     if rounds is not None:
         validate.positive_int(rounds=rounds)
-    eta = _scale(scale, _largest_step(algorithm, learning, smoothness))
-    beta = None if algorithm == "sgd" else Rule(1.0, power=1.0, offset=2)
-    if smooth and algorithm == "comp_gd":
-        return Schedule(Rule(eta), beta, rounds=rounds)
-    if learning and rounds is not None and (not smooth or algorithm == "sgd"):
-        return Schedule(Rule(eta / rounds ** (0.5 if smooth else 0.75)), beta, rounds=rounds)
-    return Schedule(Rule(eta, power=0.5), beta, rounds=rounds)
-
-
-def _largest_step(algorithm: str, learning: bool, smoothness: float | None) -> float:
-    if smoothness is None:
-        return math.inf
-    validate.positive(smoothness=smoothness)
-    if algorithm == "comp_gd":
-        return 1 / (2 * smoothness)
-    return 2 / smoothness if learning else math.inf
-
-
-def _scale(scale: float | None, largest: float) -> float:
+    largest = math.inf
+    if smoothness is not None:
+        validate.positive(smoothness=smoothness)
+        if whole:
+            largest = 1 / (2 * smoothness)
+        elif learning:
+            largest = 2 / smoothness
     if scale is None:
-        return 1.0 if math.isinf(largest) else largest
+        scale = 1.0 if math.isinf(largest) else largest
     validate.positive(scale=scale)
     validate.at_most(largest, "the largest step of the theorem", scale=scale)
-    return scale
+    beta = None if algorithm == "sgd" else Rule(1.0, power=1.0, offset=2)
+    if smooth and whole:
+        step = Rule(scale)
+    elif learning and rounds is not None and (not smooth or algorithm == "sgd"):
+        step = Rule(scale / rounds ** (0.5 if smooth else 0.75))
+    else:
+        step = Rule(scale, power=0.5)
+    return Schedule(step, beta, rounds=rounds)
 
 
 PRIVATE = ("dp_comp_gd", "dp_comp_minibatch")
-
-
-# ---------------------------------------------------------------- steps and T by goal
 
 
 def private_optimisation_schedule(
@@ -772,9 +626,6 @@ def sparse_schedule(diameter: float, gradient_bound: float, *, rounds: int | Non
     """
     validate.positive(diameter=diameter, gradient_bound=gradient_bound)
     return Schedule(Rule(diameter / (math.sqrt(2) * gradient_bound), power=0.5), None, rounds=rounds)
-
-
-# ---------------------------------------------------------------- the noise
 
 
 def subspace_schedule(n: int, epsilon: float) -> Schedule:

@@ -41,12 +41,15 @@ from isthmus.theory.schedules import (
     COMPRESSED,
     PRIVATE,
     check_arguments,
-    harmonic,
     log_inverse,
-    log_over_root,
 )
 from lab.theory.paper_001 import direction_width
-from lab.theory.schedules import dimension_at, rounds_until_full
+from lab.theory.schedules import dimension_at, log_over_root, rounds_until_full
+
+
+def _harmonic(k: int) -> float:
+    """H_k = 1 + 1/2 + ... + 1/k."""
+    return math.fsum(1 / i for i in range(1, k + 1))
 
 
 def shrinkage(m: int) -> float:
@@ -239,7 +242,7 @@ def private_optimisation_bound(
     dims = [dimension(t) for t in range(rounds)]
     squares = math.fsum(eta**2 * (lipschitz**2 + m * noise**2) for eta, m in zip(etas, dims, strict=True))
     least = shrinkage(int(min(dims)))
-    return (diameter**2 * harmonic(rounds + 1) + squares) / (2 * least * math.fsum(etas))
+    return (diameter**2 * _harmonic(rounds + 1) + squares) / (2 * least * math.fsum(etas))
 
 
 def private_smooth_optimisation_bound(
@@ -260,7 +263,7 @@ def private_smooth_optimisation_bound(
     validate.at_most(1 / (4 * smoothness), "1 / (4 smoothness)", step=step)
     dims = [dimension(t) for t in range(rounds)]
     least = shrinkage(int(min(dims))) - smoothness * step
-    total = diameter**2 * harmonic(rounds + 1) + (step * noise) ** 2 * math.fsum(dims)
+    total = diameter**2 * _harmonic(rounds + 1) + (step * noise) ** 2 * math.fsum(dims)
     return total / (2 * step * least * rounds)
 
 
@@ -470,7 +473,7 @@ def optimisation_bound(rounds: int, *, diameter: float, lipschitz: float, step: 
     check_arguments(locals(), step=None)
     etas = [step(t) for t in range(rounds)]
     squares = math.fsum(eta**2 for eta in etas)
-    return (diameter**2 * harmonic(rounds + 1) + lipschitz**2 * squares) / (2 * math.fsum(etas))
+    return (diameter**2 * _harmonic(rounds + 1) + lipschitz**2 * squares) / (2 * math.fsum(etas))
 
 
 def smooth_optimisation_bound(rounds: int, *, diameter: float, smoothness: float, step: float | None = None) -> float:
@@ -486,7 +489,7 @@ def smooth_optimisation_bound(rounds: int, *, diameter: float, smoothness: float
     eta = 1 / (2 * smoothness) if step is None else step
     validate.positive(step=eta)
     validate.at_most(1 / (2 * smoothness), "1 / (2 smoothness)", step=eta)
-    return diameter**2 * harmonic(rounds + 1) / (2 * eta * (1 - smoothness * eta) * rounds)
+    return diameter**2 * _harmonic(rounds + 1) / (2 * eta * (1 - smoothness * eta) * rounds)
 
 
 def _keep(beta: NumberOfRound, t: int) -> float:

@@ -30,16 +30,15 @@ from isthmus.theory.schedules import (
     Schedule,
     aggregate_second_moment,
     check_arguments,
-    check_sparsity,
     distributed_mapping_schedule,
     distributed_stationary_schedule,
     log_inverse,
-    log_over_root,
-    mapping_beta,
     narrow_dimension,
+    private_mapping_schedule,
+    private_stationary_schedule,
     round_up,
-    stationary_beta,
 )
+from lab.theory.schedules import check_sparsity, log_over_root
 
 
 def gordon_dimension(width: float, beta: float, constant: float = 1.0) -> int:
@@ -395,7 +394,8 @@ def stationary_samples(
     """
     log = log_inverse(epsilon, delta)
     check_arguments(locals(), width=None)
-    beta = stationary_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
+    problem = {"smoothness": smoothness, "diameter": diameter, "lipschitz": lipschitz}
+    beta = private_stationary_schedule(accuracy, **problem, gap=1.0).beta(0)
     reach = diameter * (lipschitz + smoothness * diameter) ** 2 / (accuracy**2 * smoothness)
     spread = lipschitz * math.sqrt(rounds * log) / (math.sqrt(failure) * epsilon)
     return max(1, round_up(constant * _root_dimension(d, width, beta) * reach * spread))
@@ -429,7 +429,8 @@ def mapping_samples(
     """
     log = log_inverse(epsilon, delta)
     check_arguments(locals(), width=None)
-    beta = mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
+    problem = {"smoothness": smoothness, "diameter": diameter, "lipschitz": lipschitz}
+    beta = private_mapping_schedule(accuracy, **problem, gap=1.0).beta(0)
     reach = max(smoothness * diameter / accuracy**2, 1 / accuracy)
     spread = lipschitz * math.sqrt(rounds * log) / epsilon
     return max(1, round_up(constant * _root_dimension(d, width, beta) * reach * spread))

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.theory.schedules import check_arguments, check_sparsity, compressive_scale, dense_scale, round_up
+from isthmus.theory.schedules import check_arguments, compressive_scale, dense_scale, round_up
+from lab.theory.schedules import check_sparsity
 
 # ---------------------------------------------------------------- the mechanism
 

@@ -20,7 +20,8 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.sets import Ellipsoid
-from isthmus.theory.schedules import check_arguments, check_sparsity, round_up
+from isthmus.theory.schedules import check_arguments, round_up
+from lab.theory.schedules import check_sparsity
 
 Gaps = float | Sequence[float] | np.ndarray
 

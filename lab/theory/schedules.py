@@ -11,6 +11,26 @@ from isthmus.base import validate
 from isthmus.theory.schedules import check_arguments, narrow_dimension
 
 
+def log_over_root(rounds: int) -> float:
+    """log T / sqrt(T), for T >= 2: at T = 1 a bound of this form would be 0.
+
+    >>> log_over_root(4) == math.log(4) / 2
+    True
+    """
+    validate.positive_int(rounds=rounds)
+    validate.check(rounds >= 2, "rounds", rounds, "give at least 2: the bound has a factor log T")
+    return math.log(rounds) / math.sqrt(rounds)
+
+
+def check_sparsity(d: int, k: int) -> None:
+    """1 <= k <= d: of d numbers or directions, k are kept.
+
+    >>> check_sparsity(4, 4)
+    """
+    check_arguments(locals())
+    validate.at_most(d, "d", k=k)
+
+
 def dimension_at(t: int, d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
     """m_t of round t = 0, 1, ...: `narrow_dimension` at beta_t = 1 / (floor(t / every) + offset).
 

@@ -59,7 +59,7 @@ def test_with_shifts_a_compressed_run_ends_at_the_minimiser(codec: str | None) -
 
 
 def test_what_shifts_cannot_be_combined_with_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="every sender has to answer"):
+    with pytest.raises(InvalidInput, match="every sender answers"):
         algorithms.comp_dist_sgd(m=2, step=0.1, shifts=True, clients_per_round=2)
     with pytest.raises(InvalidInput, match="not both"):
         algorithms.comp_gd(m=2, step=0.1, shifts=True, error_feedback=True)

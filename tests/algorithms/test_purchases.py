@@ -37,7 +37,7 @@ from isthmus.algorithms.purchases import (
 )
 from isthmus.base.matrix import to_dense
 from isthmus.base.space import Space
-from isthmus.core.aggregators import Local
+from isthmus.core.group import Local
 from isthmus.core.measuring import measure
 from isthmus.core.minimize import Prepared
 from isthmus.core.pipeline import Promise, Release

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from isthmus.base import storage, validate
 from isthmus.base.space import Space, as_space
-from isthmus.core.group import for_wire
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.parts import Shuffle
 from isthmus.core.pipeline import Pipeline, Stage
@@ -350,7 +349,7 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     counts once.  The server adds in float64, where the rounding of all clients' numbers counts (`room`).
     """
     own, total = reach_of(plan, sampler)
-    sent = for_wire(message, own, own, 1)
+    sent = message.for_wire(own, own, 1)
     values = {}
     for name, clipped in sent.values.items():
         same = clipped.dtype is None or clipped.dtype.itemsize >= plan.dtype.itemsize  # the server's bound is for these

@@ -26,7 +26,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.randomness import generator
 from isthmus.codecs import CodecError
-from isthmus.core.aggregators import Aggregator, check_samplers
+from isthmus.core.group import Aggregator, check_samplers
 from isthmus.core.measuring import Client, contribute
 from isthmus.core.minimize import Result, minimize
 from isthmus.core.pipeline import Round, RunContext, Stage

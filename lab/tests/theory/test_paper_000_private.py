@@ -15,8 +15,6 @@ from isthmus.theory import (
     private_mapping_schedule,
     private_optimisation_schedule,
     private_stationary_schedule,
-    stationary_batch,
-    stationary_beta,
     stationary_schedule,
 )
 from lab.theory import (
@@ -209,7 +207,7 @@ def test_sample_size_is_theorem_2_4_with_the_noise_of_privacy() -> None:
     ) * math.sqrt(32)
     noise = 3.0 * math.sqrt(32 * rounds * math.log(1 / delta)) / (n * eps) * math.sqrt(d)
     zeta = 10.0
-    batch = stationary_batch(0.1, gradient_bound=3.0, noise=zeta, failure=rho, **problem)
+    batch = stationary_schedule(0.1, gradient_bound=3.0, noise=zeta, failure=rho, gap=1.0, **problem).batch(0)
     assert noise == pytest.approx(zeta / math.sqrt(batch), rel=1e-6)  # n is rounded up
 
 
@@ -223,7 +221,7 @@ def test_sample_sizes_scale_as_printed() -> None:
     assert stationary_samples(**{**options, "failure": 0.4}) == pytest.approx(dp_sgd / 2)
     assert stationary_samples(**{**options, "accuracy": 0.02}) == pytest.approx(dp_sgd / 4)
     assert stationary_samples(**options, width=1e9) == dp_sgd
-    beta = stationary_beta(0.01, smoothness=0.5, diameter=2.0, gradient_bound=3.0)
+    beta = private_stationary_schedule(0.01, smoothness=0.5, diameter=2.0, lipschitz=3.0, gap=1.0).beta(0)
     assert stationary_samples(**options, width=7 * beta) == pytest.approx(7 * dp_sgd / 1000)
 
 

@@ -14,15 +14,9 @@ from isthmus.theory import (
     Rule,
     convex_fw_schedule,
     convex_schedule,
-    mapping_batch,
-    mapping_beta,
     mapping_schedule,
-    stationary_batch,
-    stationary_beta,
     stationary_fw_schedule,
-    stationary_rounds,
     stationary_schedule,
-    stationary_threshold,
     strongly_convex_schedule,
 )
 from lab.theory import (
@@ -139,20 +133,18 @@ def test_the_step_sums_of_theorem_b9_have_its_rate() -> None:
 def test_stationary_values_by_hand() -> None:
     """mu = 2, ||C|| = 3, G = 5: G + mu ||C|| = 11."""
     alpha, speed = 0.7, 11.0
-    assert stationary_threshold(alpha, **PROBLEM) == pytest.approx(alpha / speed)
-    assert stationary_beta(alpha, **PROBLEM) == pytest.approx(2 * alpha**2 / (64 * 5 * 3 * speed**2))
-    assert stationary_beta(alpha, **PROBLEM, code_bound=10.0) == pytest.approx(stationary_beta(alpha, **PROBLEM) / 2)
-    assert stationary_beta(1e6, **PROBLEM) == 0.25
-    batch = stationary_batch(alpha, **PROBLEM, noise=0.5, failure=0.2)
-    assert batch == pytest.approx((3 * 0.5 * speed**2 / (alpha**2 * 2)) ** 2 / 0.2)
-    assert stationary_batch(alpha, **PROBLEM, noise=0.0, failure=0.2) == 5.0
-    assert stationary_rounds(alpha, **PROBLEM, gap=4.0, failure=0.2, constant=8.0) == math.ceil(
-        8 * 4 * speed**2 / (2 * alpha**2 * 0.2)
-    )
+    plan = stationary_schedule(alpha, **PROBLEM, noise=0.5, gap=4.0, failure=0.2, constant=8.0)
+    assert plan.threshold == pytest.approx(alpha / speed)
+    assert plan.beta(0) == pytest.approx(2 * alpha**2 / (64 * 5 * 3 * speed**2))
+    assert plan.batch(0) == pytest.approx(8 * (3 * 0.5 * speed**2 / (alpha**2 * 2)) ** 2 / 0.2)
+    assert plan.rounds == math.ceil(8 * 4 * speed**2 / (2 * alpha**2 * 0.2))
+    easy = stationary_schedule(1e6, **PROBLEM, noise=0.0, gap=4.0, failure=0.2)
+    assert easy.beta(0) == 0.25 and easy.batch(0) == 5.0
 
 
 def test_the_compressed_threshold() -> None:
-    plain = stationary_threshold(0.7, **PROBLEM)
+    plain = stationary_schedule(0.7, **PROBLEM, noise=0.0, gap=1.0).threshold
+    assert plain is not None
     assert compressed_threshold(plain, 400, 400) == plain
     assert compressed_threshold(plain, 400, 25) == pytest.approx(plain / 4)
 
@@ -163,12 +155,12 @@ def test_the_schedule_of_theorem_24_gives_its_decrease() -> None:
     plan = stationary_schedule(0.7, **PROBLEM, noise=noise, gap=4.0, failure=rho, constant=(64 / 7) ** 2 * rho)
     bound = stationary_step_bound(0.7, **PROBLEM, beta=plan.beta(0), noise=noise, batch=plan.batch(0))
     assert bound == pytest.approx(-stationary_decrease(0.7, **PROBLEM), rel=1e-12)
-    assert plan.step(3) == 0.5 and plan.threshold == stationary_threshold(0.7, **PROBLEM)
+    assert plan.step(3) == 0.5 and plan.threshold == pytest.approx(0.7 / 11)
 
 
 def test_eight_is_the_constant_of_the_rounds() -> None:
     """The gap divided by the decrease of a round, and Markov's inequality."""
-    rounds = stationary_rounds(0.7, **PROBLEM, gap=4.0, failure=0.2, constant=8.0)
+    rounds = stationary_schedule(0.7, **PROBLEM, noise=0.0, gap=4.0, failure=0.2, constant=8.0).rounds
     assert rounds == math.ceil(4.0 / stationary_decrease(0.7, **PROBLEM) / 0.2)
     assert success_probability(0.2) == pytest.approx(0.64)
 
@@ -193,10 +185,11 @@ def test_the_schedule_of_theorem_b5_gives_its_bound(alpha: float, noise: float) 
 
 
 def test_mapping_values_by_hand() -> None:
-    assert mapping_beta(0.5, **PROBLEM) == pytest.approx(0.25 / 30)
-    assert mapping_beta(100.0, **PROBLEM) == 0.25
-    assert mapping_batch(10.0, smoothness=0.1, diameter=1.0, noise=20.0) == 4.0
-    assert mapping_batch(0.5, smoothness=2.0, diameter=3.0, noise=1.0) == pytest.approx(36 / 0.0625)
+    assert mapping_schedule(0.5, **PROBLEM, noise=1.0, gap=1.0).beta(0) == pytest.approx(0.25 / 30)
+    assert mapping_schedule(0.5, **PROBLEM, noise=1.0, gap=1.0).batch(0) == pytest.approx(36 / 0.0625)
+    assert mapping_schedule(100.0, **PROBLEM, noise=1.0, gap=1.0).beta(0) == 0.25
+    slow = {"smoothness": 0.1, "diameter": 1.0, "gradient_bound": 1.0}
+    assert mapping_schedule(10.0, **slow, noise=20.0, gap=1.0).batch(0) == 4.0
     value = mapping_rate(10, **PROBLEM, noise=2.0, gap=1.0, batch=16, beta=0.1)
     assert value == pytest.approx(2 / 10 + 2 * 2 * 3 / 4 + 4 / 16 + 2 * 0.1 * 5 * 3)
     assert mapping_rate(10, **PROBLEM, noise=0.0, gap=1.0, batch=1, beta=0.0) == pytest.approx(0.2)
@@ -275,7 +268,6 @@ def test_the_compressed_gap(rng: np.random.Generator) -> None:
         lambda: stationary_schedule(0.0, **PROBLEM, noise=1.0, gap=1.0),
         lambda: stationary_schedule(0.1, **PROBLEM, noise=-1.0, gap=1.0),
         lambda: stationary_schedule(0.1, **PROBLEM, noise=1.0, gap=1.0, failure=1.0),
-        lambda: stationary_beta(0.1, **PROBLEM, code_bound=0.0),
         lambda: compressed_threshold(0.1, 10, 11),
         lambda: mapping_schedule(0.1, **PROBLEM, noise=1.0, gap=0.0),
         lambda: mapping_rate(10, **PROBLEM, noise=1.0, gap=1.0, batch=1, beta=0.5),
