@@ -62,7 +62,8 @@ def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
         f"run it as printed, with a mechanism that says so: in {where} the bound of {type(release.encode).__name__} is "
         "a paper's claim and no fact, so that no noise on it has a finite epsilon"
     )
-    bare = all(isinstance(part, dpa.NonPrivateDpEvent) for part in accounting.leaves_of(mechanism.event()))
+    adjacency = Adjacency.ADD_REMOVE if pipe.promise is None else pipe.promise.adjacency
+    bare = all(isinstance(part, dpa.NonPrivateDpEvent) for part in accounting.leaves_of(mechanism.event(adjacency)))
     validate.check(getattr(release.encode, "proven", True) or bare, "mechanism", mechanism, remedy)
     remedy = f"add the noise at the client: in {where} a codec before central noise lets a record move a whole sum"
     validate.check(not wire.codec, "codec", wire.codec, remedy)

@@ -101,6 +101,7 @@ class Order:
 def digest_of(w: Tensor | None) -> str:
     """A number that tells two vectors apart, the same in every order of additions: of their bits, in 64 bits.
 
+    >>> import torch
     >>> digest_of(torch.tensor([1.0, 2.0])) == digest_of(torch.tensor([2.0, 1.0]))
     False
     """

@@ -395,7 +395,7 @@ def stationary_samples(
     log = log_inverse(epsilon, delta)
     check_arguments(locals(), width=None)
     problem = {"smoothness": smoothness, "diameter": diameter, "lipschitz": lipschitz}
-    beta = private_stationary_schedule(accuracy, **problem, gap=1.0).beta(0)
+    beta = _distortion(private_stationary_schedule(accuracy, **problem, gap=1.0))
     reach = diameter * (lipschitz + smoothness * diameter) ** 2 / (accuracy**2 * smoothness)
     spread = lipschitz * math.sqrt(rounds * log) / (math.sqrt(failure) * epsilon)
     return max(1, round_up(constant * _root_dimension(d, width, beta) * reach * spread))
@@ -430,10 +430,16 @@ def mapping_samples(
     log = log_inverse(epsilon, delta)
     check_arguments(locals(), width=None)
     problem = {"smoothness": smoothness, "diameter": diameter, "lipschitz": lipschitz}
-    beta = private_mapping_schedule(accuracy, **problem, gap=1.0).beta(0)
+    beta = _distortion(private_mapping_schedule(accuracy, **problem, gap=1.0))
     reach = max(smoothness * diameter / accuracy**2, 1 / accuracy)
     spread = lipschitz * math.sqrt(rounds * log) / epsilon
     return max(1, round_up(constant * _root_dimension(d, width, beta) * reach * spread))
+
+
+def _distortion(schedule: Schedule) -> float:
+    """beta of a schedule whose theorem takes one distortion for all rounds."""
+    assert schedule.beta is not None
+    return schedule.beta(0)
 
 
 def _root_dimension(d: int, width: float | None, beta: float) -> float:

@@ -120,29 +120,16 @@ def test_a_private_number_of_records() -> None:
 
 def test_the_published_map_is_different_and_promises_nothing() -> None:
     """PrivSGD as printed: n - 1 records in the kernel of Phi and one that moves show sensitivity 2L, not 2L/n."""
-    from isthmus.base.space import Space
-    from isthmus.gradients import Dense
+    from isthmus.audit import LinearRecords
 
     d, m, n = 400, 10, 1000
-
-    class Records:
-        """Linear losses: the gradients are the records."""
-
-        def __init__(self, rows: torch.Tensor) -> None:
-            self.X, self.n, self.space, self.d, self.penalty = rows, len(rows), Space.flat(d), d, isthmus_no_penalty()
-
-        def rows(self, w: torch.Tensor, index: Any = None) -> Any:
-            return Dense(self.X if index is None else self.X[index])
-
-        def loss(self, w: torch.Tensor) -> float:
-            return float(self.X.mean(0) @ w)
 
     recipe = algorithms.priv_sgd(m=m, as_published=True, **(COMMON | {"clip": 1.0}))
     default = algorithms.priv_sgd(m=m, **(COMMON | {"clip": 1.0}))
     phi = isthmus.GaussianSketch(m).draw(d, seed=0, t=0).dense()
     basis = torch.linalg.svd(phi, full_matrices=True).Vh
     kernel, top = basis[-1], basis[0]
-    pairs = [Records(torch.cat([kernel.repeat(n - 1, 1), sign * top[None]])) for sign in (1.0, -1.0)]
+    pairs = [LinearRecords(torch.cat([kernel.repeat(n - 1, 1), sign * top[None]])) for sign in (1.0, -1.0)]
     moved = {}
     for name, one in {"published": recipe, "default": default}.items():
         pipe = build(one, pairs[0], isthmus.Whole(), 1)
@@ -161,12 +148,6 @@ def test_the_published_map_is_different_and_promises_nothing() -> None:
     result = minimize(pairs[0], recipe, steps=1)
     assert not result.privacy.private and math.isinf(result.privacy.epsilon)
     assert "moves by up to 2L" in result.privacy.words()
-
-
-def isthmus_no_penalty() -> Any:
-    from isthmus.penalties import NoPenalty
-
-    return NoPenalty()
 
 
 @pytest.mark.parametrize(

@@ -120,21 +120,9 @@ def test_the_block_law_does_not_change_the_cost() -> None:
 
 def test_the_compressive_mechanism_as_published() -> None:
     """One record breaks a tie of the average: top-kappa flips, and the sum moves by all of n Xi kappa."""
-    from isthmus.base.space import Space
-    from isthmus.gradients import Dense
-    from isthmus.penalties import NoPenalty
+    from isthmus.audit import LinearRecords
 
     d, n, kappa = 30, 200, 3
-
-    class Records:
-        def __init__(self, rows: torch.Tensor) -> None:
-            self.X, self.n, self.space, self.d, self.penalty = rows, len(rows), Space.flat(d), d, NoPenalty()
-
-        def rows(self, w: torch.Tensor, index: Any = None) -> Any:
-            return Dense(self.X if index is None else self.X[index])
-
-        def loss(self, w: torch.Tensor) -> float:
-            return float(self.X.mean(0) @ w)
 
     tied = torch.zeros(n, d, dtype=torch.float64)
     tied[:, : 2 * kappa] = 1.0
@@ -143,17 +131,17 @@ def test_the_compressive_mechanism_as_published() -> None:
     second[-1, :kappa] = 0.0
     options = COMMON | {"clip": 1.0}
     published = algorithms.compressive_dp_sgd(p=15, kappa=kappa, as_published=True, **options)
-    pipe = build(published, Records(first), isthmus.Whole(), 5)
+    pipe = build(published, LinearRecords(first), isthmus.Whole(), 5)
     release, sketch = pipe.stages[0].releases[0], isthmus.RademacherSketch(15, scaling="jl").draw(d)
     collected = []
     for rows in (first, second):
-        bounded = one_release(pipe, Records(rows), SeededSource(0))[0].values["gradient"]
+        bounded = one_release(pipe, LinearRecords(rows), SeededSource(0))[0].values["gradient"]
         collected.append(release.encode.change(bounded.value, bounded.ord, bounded.bound, sketch))
     moved = float((collected[0][0] - collected[1][0]).abs().sum())
     assert collected[0][1] == 1 == release.encode.settled_ord(bounded.ord)
     assert moved == pytest.approx(2 * collected[0][2], rel=1e-2)  # replace-one: twice a record's bound, and tight
     assert moved > 0.99 * 2 * n * kappa
-    result = minimize(Records(first), published, steps=5)
+    result = minimize(LinearRecords(first), published, steps=5)
     assert result.privacy.epsilon <= 1.0 and "does not fall with n" in result.privacy.words()
 
 
