@@ -169,7 +169,7 @@ def one_of(choices: Iterable[object], **arguments: object) -> None:
     """Each argument is one of `choices`."""
     allowed = tuple(choices)
     for name, value in arguments.items():
-        check(any(value is c or value == c for c in allowed), name, value, f"choose one of {list(allowed)}")
+        check(value in allowed, name, value, f"choose one of {list(allowed)}")
 
 
 def at_most(bound: float, what: str, **arguments: float) -> None:

@@ -43,7 +43,8 @@ class LateModule:
         if self._module is None:
             _quiet()
             self._module = importlib.import_module(self._name)
-        return getattr(self._module, attribute)
+        self.__dict__[attribute] = value = getattr(self._module, attribute)
+        return value
 
 
 class _LeftOut(logging.Filter):

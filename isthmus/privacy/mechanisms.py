@@ -123,9 +123,11 @@ def named(kind: str) -> type[Mechanism]:
     >>> named("top-k").__name__
     'TopK'
     """
-    by_name = {vars(subclass).get("kind") or "": subclass for subclass in reversed([*Mechanism.known()])}
-    validate.one_of(sorted(by_name.keys() - {""}), mechanism=kind)
-    return by_name[kind]
+    for subclass in Mechanism.known():
+        if kind and vars(subclass).get("kind") == kind:
+            return subclass
+    names = {vars(subclass).get("kind") or "" for subclass in Mechanism.known()} - {""}
+    validate.refuse("mechanism", kind, f"choose one of {sorted(names)}")
 
 
 def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
