@@ -150,7 +150,8 @@ class Computed(Rows):
         t, step = outer.positions, max(1, CHUNK_BYTES // (2 * self.dtype.itemsize * outer.positions**2))
         uppers, doubts = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.bool)]
         for lo in range(0, self.n, step):
-            left, right = grams(*(x[lo : lo + step].to(self.dtype) for x in (outer.a, outer.b)), self.ones)
+            a, b = (x[lo : lo + step].to(self.dtype) for x in (outer.a, outer.b))
+            left, right = grams(a, b, self.ones)
             upper, mass, off = from_grams(left, right, outer.p + outer.q + 8)
             uppers.append((upper + rounding.gamma(t + 2, self.dtype) * mass) * (1 + 2.0**-20))
             doubts.append(~((off <= 0.02) & (mass < 2.0**60)))  # NaN is not

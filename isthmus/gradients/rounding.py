@@ -95,14 +95,17 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
         return norms if ord == math.inf else _above(norms * slack, norms)
     if k == 0:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
+    norms: Tensor
     if k == 1 or ord == math.inf:
-        return torch.linalg.vector_norm(x, math.inf, dim=1).to(torch.float64)
+        norms = torch.linalg.vector_norm(x, math.inf, dim=1)
+        return norms.to(torch.float64)
     if x.dtype == torch.float64:
         return _wide_upper(x, ord, slack)
     if ord == 2 and fused.can_sum(x.device, x.dtype):
         return fused.norms(x) * slack
     if x.is_cuda:
-        return torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64) * slack
+        norms = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
+        return norms * slack
     parts = [torch.linalg.vector_norm(part.double(), ord, dim=1) for part in x.split(max(1, _CACHED // k))]
     return torch.cat(parts) * slack
 
@@ -146,7 +149,8 @@ def with_one(upper: Tensor, ord: float) -> Tensor:
     >>> with_one(torch.tensor([3**0.5], dtype=torch.float64), 2).round(decimals=3)
     tensor([2.], dtype=torch.float64)
     """
-    return torch.linalg.vector_norm(torch.stack([upper, torch.ones_like(upper)]), ord, dim=0) * (1 + 2.0**-50)
+    whole: Tensor = torch.linalg.vector_norm(torch.stack([upper, torch.ones_like(upper)]), ord, dim=0)
+    return whole * (1 + 2.0**-50)
 
 
 def power_of_two(x: Tensor, limit: int) -> Tensor:

@@ -965,7 +965,8 @@ class Sum(Rows):
         """The sum of the codes; a sketch of this leaf alone takes the pieces as it takes leaves, factored."""
         whole = len(sketch.space.leaves) == 1 and sketch.d == self.d
         name = sketch.space.leaves[0].name
-        codes = [leaf_code(sketch, name, r) if whole else r.through(sketch, lo) for r in self.pieces]
+        pieces: list[Rows] = [*self.pieces]
+        codes = [leaf_code(sketch, name, r) if whole else r.through(sketch, lo) for r in pieces]
         return total([code for code in codes if code is not None])
 
     def _tied(self) -> tuple[Outer, Lookup] | None:

@@ -433,7 +433,8 @@ def encoded_sum(
     lost = math.sqrt(sketch.m) * gamma(sketch.d + 64, torch.float64) * sketch.norm * float(total.norm())
     if lost * (math.sqrt(sketch.m) if ord == 1 else 1.0) <= kappa / 4 * single * gain:
         return sketch.forward(total)
-    validate.check(not isinstance(weights, Mapping), "clip", weights, "clip all leaves together before this sketch")
+    if isinstance(weights, Mapping):
+        validate.refuse("clip", weights, "clip all leaves together before this sketch")
     codes = sketch.encode(rows)
     weights = torch.where(codes.norm_upper(ord).isfinite().to(weights.device), weights, 0.0)
     return weighted_sum(codes, weights, single * gain, kappa, ord).to(torch.float64)
