@@ -50,7 +50,8 @@ def test_the_example_runs(parts: Any, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_sketch_takes_rows_of_every_precision(parts: Any, table: Any) -> None:
-    private = algorithms.priv_sgd(epsilon=1.0, clip=0.5, step=0.1, batch_size=100, m=3, sketch=parts.Folding, n="exact")
+    budget = {"epsilon": 1.0, "clip": 0.5, "n": "exact"}
+    private = algorithms.priv_sgd(**budget, m=3, step=0.1, sketch=parts.Folding)
     for dtype in (torch.float32, torch.float64):
         X, y = torch.as_tensor(table[0]).to(dtype), table[1]
         for recipe in (algorithms.comp_sgd(m=0.5, step=0.05, sketch=parts.Folding), private):
