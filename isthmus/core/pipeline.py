@@ -411,6 +411,7 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
             if stage.every > 1:
                 held[stage.name] = round.held[stage.name]
     update, w = pipe.update.apply(state.update, state.w, lifted, round.eta)
+    w = w.to(state.w.dtype)  # whatever a map of one's own computes in
     average, w = pipe.average.observe(state.average, w, round.eta, round.t)
     parts = {**state.parts, **round.changed}
     for stage in round.active:
