@@ -195,7 +195,7 @@ def put_on(module: nn.Module) -> nn.Module:
 def take_off(module: nn.Module) -> nn.Module:
     """The same module, of its own class again."""
     if isinstance(module, GradSampleModule):
-        module.__class__ = module._plain  # type: ignore[assignment]
+        module.__class__ = module._plain
     return module
 
 
