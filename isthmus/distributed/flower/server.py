@@ -15,6 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -150,7 +151,9 @@ class FlowerClients(Aggregator):
     def nothing(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of no records: its sizes, dtypes and bounds are those that every answer must have."""
         client = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients)
-        message = contribute(replace(round, memory={}), stage, client, context.keys)
+        fresh = copy(round)
+        fresh.memory = {}
+        message = contribute(fresh, stage, client, context.keys)
         message = replace(message, coded={}, dims=0, bytes=0)
         return narrowed(message, self.plan, stage.sampler) if stage.private else message
 
