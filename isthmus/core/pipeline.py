@@ -51,7 +51,7 @@ from isthmus.privacy.sampling import Sampler
 from isthmus.sketches import Encoder, Identity, Sketch
 
 if TYPE_CHECKING:
-    from isthmus.core.minimize import Prepared
+    from isthmus.core.minimize import Purchased
 
 StepSize = Callable[[int], float | Tensor]
 Maps = dict[str, tuple[Hashable, Sketch]]
@@ -134,7 +134,7 @@ class Promise:
         object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
 
 
-class Before(Protocol):
+class Purchase(Protocol):
     """One purchase: a look at the data before the loop, and what follows from what it released (`core.minimize`)."""
 
     @property
@@ -154,8 +154,8 @@ class Before(Protocol):
         """What the look costs: nothing, where there is none."""
         return dpa.NoOpDpEvent()
 
-    def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
-        """The `Prepared` problem with what follows from the released values."""
+    def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
+        """The `Purchased` problem with what follows from the released values."""
         ...
 
 
@@ -178,7 +178,7 @@ class Pipeline:
     output: str = "last"
     rounds: int | None = None
     promise: Promise | None = None
-    before: Sequence[Before] = ()
+    before: Sequence[Purchase] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))  # what was checked stays as it was
@@ -411,6 +411,7 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
             if stage.every > 1:
                 held[stage.name] = round.held[stage.name]
     update, w = pipe.update.apply(state.update, state.w, lifted, round.eta)
+    w = w.to(state.w.dtype)  # whatever a map of one's own computes in
     average, w = pipe.average.observe(state.average, w, round.eta, round.t)
     parts = {**state.parts, **round.changed}
     for stage in round.active:
