@@ -13,7 +13,7 @@ from isthmus.audit.records import LinearRecords
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
 from isthmus.core.measuring import fragment
-from isthmus.core.pipeline import Pipeline, Release, Stage, bind_stage, close_stage, open_round, slots, start
+from isthmus.core.pipeline import Pipeline, Release, Round, Stage, bind_stage, close_stage, slots, start
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
 from isthmus.lifts import discard
@@ -85,7 +85,7 @@ class Probe:
         assert pipe.promise is not None
         self.pipe, self.space, self.promise = pipe, as_space(space), pipe.promise
         state = replace(start(pipe, torch.zeros(self.space.d, dtype=torch.float64), seed), t=t)
-        self.round = open_round(
+        self.round = Round(
             pipe,
             state,
             space=self.space,

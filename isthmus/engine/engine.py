@@ -195,9 +195,7 @@ class PrivacyEngine:
         _check_noise(stage, layers)
         ranks = ranks_of(group, n, poisson_sampling)
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, not ranks.rank)
-        remedy = (
-            "give a number above 0: no budget is enough without noise (leave it out to look for mistakes)"
-        )
+        remedy = "give a number above 0: no budget is enough without noise (leave it out to look for mistakes)"
         validate.check(not bare or ledger.budget is None, "noise_multiplier", noise_multiplier, remedy)
         if ledger.budget is not None and self._limit is None:
             warn_of_large_delta(ledger.budget[1], n)

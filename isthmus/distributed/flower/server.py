@@ -16,9 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import torch
@@ -40,9 +41,6 @@ from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, Sec
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.sampling import Sampler
 from isthmus.privacy.statement import PrivacyStatement
-
-if TYPE_CHECKING:
-    pass
 
 LOG = logging.getLogger("flwr")
 
@@ -171,7 +169,9 @@ class FlowerClients(Aggregator):
     def nothing(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of no records: its sizes, dtypes and bounds are those that every answer must have."""
         client = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients)
-        message = contribute(replace(round, memory={}), stage, client, context.keys)
+        fresh = copy(round)
+        fresh.memory = {}
+        message = contribute(fresh, stage, client, context.keys)
         message = replace(message, coded={}, dims=0, bytes=0)
         return narrowed(message, self.plan, stage.sampler) if stage.private else message
 
