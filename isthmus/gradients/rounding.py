@@ -90,12 +90,12 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
         return _seen_upper(x, ord)
     k = x.shape[1]
     slack = 1 + 2 * gamma(k + 8, torch.float64)
+    norms: Tensor
     if is_sparse(x):
         norms = row_norms(x, ord)
         return norms if ord == math.inf else _above(norms * slack, norms)
     if k == 0:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-    norms: Tensor
     if k == 1 or ord == math.inf:
         norms = torch.linalg.vector_norm(x, math.inf, dim=1)
         return norms.to(torch.float64)
