@@ -711,7 +711,8 @@ class Outer(Rows):
         if mate is None or is_lazy(self.a):
             return super().inner(other)
         view = mate.whole_a()
-        pairs, m = self.positions * (1 if mate.b.ndim == 2 else mate.b.shape[1]), other.n
+        theirs, m = mate.b[:, ..., 0].numel() // max(1, other.n), other.n
+        pairs = self.positions * theirs
         like = (mate.b.shape[-1], view.shape[-1]) == (self.q, self.p)
         if not like or (pairs > 1 and pairs * (self.p + self.q) > self.p * self.q):
             return super().inner(other)
@@ -723,7 +724,7 @@ class Outer(Rows):
             for lo, hi in row_spans(self.n, width * dtype.itemsize):
                 a = self.a[lo:hi] if is_sparse(self.a) else _flat(self._shown(self.a[lo:hi]))
                 terms = _cross(a, inputs, dtype).to(self.device) * _cross(_flat(self.b[lo:hi]), outputs, dtype)
-                parts.append(terms.view(hi - lo, self.positions, m, -1).sum((1, 3)))
+                parts.append(terms.view(hi - lo, self.positions, m, theirs).sum((1, 3)))
         return torch.cat(parts)
 
     def _sizes(self, ord: float) -> Tensor:

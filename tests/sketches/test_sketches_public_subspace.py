@@ -346,7 +346,7 @@ def test_residuals_keep_norms_that_are_never_too_small(dtype):
         torch.testing.assert_close(found.dense().double(), want, rtol=SMALL[dtype], atol=10 * SMALL[dtype])
         true = want.norm(dim=1)
         assert bool((found.norms().double() >= true).all())
-        guard = math.sqrt(found.guard()) * rows.norms().double()
+        guard = math.sqrt(2.5 * torch.finfo(found.dtype).eps * (4 + math.log2(found.d))) * rows.norms().double()
         assert bool((found.norms().double() <= true * (1 + 1e-5) + 2 * guard).all())
 
 
