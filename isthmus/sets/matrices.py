@@ -11,9 +11,9 @@ from scipy.sparse.linalg import ArpackNoConvergence, svds
 from torch import Tensor
 
 from isthmus.base.matrix import Array
-from isthmus.base.validate import at_most, check, positive, positive_int
+from isthmus.base.validate import at_most, check, positive_int
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import ConvexSet, inside
+from isthmus.sets.base import Ball, inside
 from isthmus.sets.projections import Linearised, norm, same, sorted_threshold
 
 SMALL = 32
@@ -21,14 +21,14 @@ SMALL = 32
 
 
 @dataclass(frozen=True)
-class _MatrixSet(ConvexSet):
+class _MatrixSet(Ball):
     """The shape (p, q) and the passage between a flat vector and its matrix."""
 
     radius: float = 1.0
     shape: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        positive(radius=self.radius)
+        super().__post_init__()
         check(len(tuple(self.shape)) == 2, "shape", self.shape, "give (rows, columns)")
         for side in self.shape:
             positive_int(shape=side)
@@ -109,15 +109,12 @@ class NuclearBall(_MatrixSet):
         vertex = -self.radius * torch.outer(u, v).flatten().to(g)
         return inside(vertex, 1 + 2 * torch.finfo(g.dtype).eps), self.radius * missed
 
-    def _gauge(self, x: Tensor) -> float:
-        return float(torch.linalg.svdvals(self._matrix(x.double())).sum()) / self.radius
+    def _norm(self, x: Tensor) -> float:
+        return float(torch.linalg.svdvals(self._matrix(x.double())).sum())
 
     def _support(self, g: Tensor) -> Tensor:
         norms: Tensor = torch.linalg.matrix_norm(self._matrix(g), ord=2)
         return self.radius * norms
-
-    def _diameter(self, d: int) -> float:
-        return 2 * self.radius
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,10 @@ class LowRank(_MatrixSet):
     def _project(self, x: Tensor) -> Tensor:
         u, s, vh = self._svd(x)
         y = ((u[:, : self.rank] * s[: self.rank]) @ vh[: self.rank]).flatten()
-        return inside(y, norm(y) / self.radius).to(x.dtype)
+        return inside(y, self._gauge(y)).to(x.dtype)
+
+    def _norm(self, x: Tensor) -> float:
+        return norm(x)
 
     def _support(self, g: Tensor) -> Tensor:
         singular = torch.linalg.svdvals(self._matrix(g))[..., : self.rank]
