@@ -106,7 +106,7 @@ class OuterFactors(_Factors):
 
     def __init__(self, a: Stored, b: Tensor) -> None:
         self.a, self.b, self.dtype, self.device = a, b, b.dtype, b.device
-        (self.n, self.p), self.q = a.shape, b.shape[1]
+        self.n, self.p, self.q = len(b), int(a.shape[1]), b.shape[1]
         self.d = self.p * self.q
         self.numbers = b.numel() + (a.nnz if is_sparse(a) else a.numel())
 
@@ -195,7 +195,8 @@ class TableFactors(_Factors):
 
     def sizes(self) -> Tensor:
         """sum_t ||c_jt||, of factors in float64: values of equal places may cancel."""
-        return self.values.norm(dim=2).sum(1)
+        sizes: Tensor = torch.linalg.vector_norm(self.values, dim=2)
+        return sizes.sum(1)
 
     @property
     def roundings(self) -> int:
