@@ -12,7 +12,7 @@ import torch
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
-from isthmus.algorithms.purchases import Purchase, Ranges, ranged
+from isthmus.algorithms.purchases import Ranges, SumPurchase, ranged
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, canonical, is_sparse
 from isthmus.base.streamed import Streamed, dense_parts
@@ -31,7 +31,7 @@ class Inputs:
     """Public maps of rows, what has to be bought first, and what the statement must say about it."""
 
     maps: RowMaps
-    buys: tuple[Purchase, ...] = ()
+    buys: tuple[SumPurchase, ...] = ()
     assumptions: tuple[str, ...] = ()
 
 
