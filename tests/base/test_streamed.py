@@ -17,7 +17,7 @@ from isthmus.base.arrow import ArrowRows, opened
 from isthmus.base.parallel import ahead, in_order
 from isthmus.base.streamed import ChosenRows, FileRows, Streamed
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients.rounding import matrix_bounds
+from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives import Logistic, Softmax
 from isthmus.problems.scaling import RowMap, Scaled
 
@@ -73,7 +73,7 @@ def test_rows_on_disk_are_the_rows(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(rows.gram(), whole.double().T @ whole.double(), rtol=1e-12, atol=1e-12)
     for ord in (1, 2, torch.inf):
         true = torch.linalg.vector_norm(whole.double(), ord, dim=1)
-        upper = matrix_bounds(rows, ord)[1]
+        upper = upper_norms(rows, ord)
         assert bool((upper >= true).all()) and bool((upper <= true * (1 + 1e-5) + 1e-100).all())
     half = ChosenRows(rows, torch.arange(0, N, 2))
     assert torch.equal(half.dense(), whole[::2]) and torch.equal(half.take(torch.tensor([3])), whole[6:7])
