@@ -14,8 +14,8 @@ from isthmus import PrivateClassifier, PrivateRegressor, minimize
 from isthmus.algorithms import dp_gd, dp_sgd, gd
 from isthmus.base import matrix, streamed
 from isthmus.base.arrow import ArrowRows, opened
-from isthmus.base.parallel import in_order
-from isthmus.base.streamed import ChosenRows, FileRows, Streamed, ahead
+from isthmus.base.parallel import ahead, in_order
+from isthmus.base.streamed import ChosenRows, FileRows, Streamed
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives import Logistic, Softmax
@@ -28,7 +28,7 @@ N, D = 700, 5
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (matrix, streamed):
         monkeypatch.setattr(place, "CHUNK_BYTES", 1)
-        monkeypatch.setattr(place, "SLICE_BYTES", 8 * D * 90)
+    monkeypatch.setattr(matrix, "SLICE_BYTES", 8 * D * 90)
 
 
 def numbers(dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
