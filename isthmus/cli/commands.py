@@ -262,7 +262,7 @@ def _finish(screen: Out, outcome: Outcome) -> None:
         covered = "everything counted"
         if outcome.leaks:
             covered = "of what was released with noise"
-        elif outcome.warnings:
+        elif record.warnings:
             covered = "with the warnings above"
         if outcome.bought:
             covered += " (training and test figures)"
