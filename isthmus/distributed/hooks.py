@@ -43,35 +43,35 @@ from isthmus.base.randomness import key, sign_range
 from isthmus.base.space import Leaf, Space
 from isthmus.sketches import SRHT, Coordinates, CountSketch, Random, Sketch
 
-WIDE = 53
+_WIDE = 53
 """Integers below 2^53 are float64 numbers."""
 
 
-def exact_product(a: Tensor, b: Tensor) -> Tensor:
+def _exact_product(a: Tensor, b: Tensor) -> Tensor:
     """a b in float64, each factor rounded to half of 53 - log2(k) bits: the same bits in whatever order it is added.
 
     a keeps a scale for each row and b one for each column.
 
     >>> a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> exact_product(a, a).tolist()
+    >>> _exact_product(a, a).tolist()
     [[7.0, 10.0], [15.0, 22.0]]
     """
-    bits = (WIDE - math.ceil(math.log2(max(2, a.shape[1])))) // 2
+    bits = (_WIDE - math.ceil(math.log2(max(2, a.shape[1])))) // 2
     (left, rows), (right, columns) = _integers(a, bits, 1), _integers(b, bits, 0)
     return (left @ right) * rows * columns
 
 
-def orthonormal(columns: Tensor) -> Tensor:
+def _orthonormal(columns: Tensor) -> Tensor:
     """An orthonormal basis of what k linearly independent columns span, twice by R'R = X'X and X R^-1; float64.
 
-    >>> basis = orthonormal(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]))
+    >>> basis = _orthonormal(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]))
     >>> bool(torch.allclose(basis.T @ basis, torch.eye(2, dtype=torch.float64), atol=1e-6))
     True
     """
     for _ in range(2):  # the first leaves an error of the condition number's order, the second one of rounding's
         scales = _powers(columns, 0)
         columns = columns.double() / scales
-        columns = exact_product(columns, _inverse_factor(exact_product(columns.T, columns)))
+        columns = _exact_product(columns, _inverse_factor(_exact_product(columns.T, columns)))
     return columns
 
 
@@ -100,17 +100,17 @@ def _powers(x: Tensor, dim: int) -> Tensor:
     return torch.where(top > 0, torch.exp2(torch.frexp(top).exponent.double()), 1.0)
 
 
-EQUAL = (SRHT, CountSketch, Coordinates)
+_EQUAL = (SRHT, CountSketch, Coordinates)
 """Sketches whose maps and lifts are equal to the bit on every rank; those made by a QR depend on thread counts."""
 
-Names = tuple[str, ...]
+_Names = tuple[str, ...]
 
-Mean = Callable[[Tensor], Tensor]
+_Mean = Callable[[Tensor], Tensor]
 """The mean over all ranks of a vector; every rank must ask for it."""
 
 
 @dataclass(frozen=True)
-class Round:
+class _Round:
     """What one bucket is sent by: its place and the space of its parameters, the step, and the state that is kept."""
 
     state: "SketchState"
@@ -119,7 +119,7 @@ class Round:
     t: int
 
     @property
-    def names(self) -> Names:
+    def names(self) -> _Names:
         """The parameters, by the number under which the state knows them."""
         return tuple(leaf.name for leaf in self.space.leaves)
 
@@ -129,8 +129,8 @@ class Round:
         signs = sign_range(sign_key, 0, columns.numel(), columns.device).view(columns.shape).double()
         wide = columns.double()
         top = wide.abs().max()  # a maximum has no order
-        mixed = torch.where(top > 0, wide / torch.where(top > 0, top, 1.0) + INSURANCE * signs, signs)
-        return orthonormal(mixed).to(columns.dtype)
+        mixed = torch.where(top > 0, wide / torch.where(top > 0, top, 1.0) + _INSURANCE * signs, signs)
+        return _orthonormal(mixed).to(columns.dtype)
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class Drawn:
 
     def __post_init__(self) -> None:
         remedy = "give WarmRank(rank), or SRHT, CountSketch or Coordinates with a share of a bucket: CountSketch(0.01)"
-        validate.check(isinstance(self.encoder, EQUAL), "way", self.encoder, remedy)
+        validate.check(isinstance(self.encoder, _EQUAL), "way", self.encoder, remedy)
 
-    def map(self, round: Round, v: Tensor, mean: Mean) -> Sketch:
+    def map(self, round: _Round, v: Tensor, mean: _Mean) -> Sketch:
         """The map of (seed, t, bucket)."""
         sketch = self.encoder.draw(round.space, seed=key(round.state.seed, round.index), t=round.t)
         remedy = "make it with scaling='tight': other sketches have no cheap pseudo-inverse"
@@ -163,17 +163,17 @@ class Drawn:
             return lifted
         return lifted / torch.as_tensor(drawn.coverage).to(y)
 
-    def learn(self, round: Round, drawn: Sketch, code: Tensor) -> None:
+    def learn(self, round: _Round, drawn: Sketch, code: Tensor) -> None:
         """Nothing: the next map is drawn too."""
 
 
-LEFT, RIGHT = "left", "right"
+_LEFT, _RIGHT = "left", "right"
 
-INSURANCE = 2.0**-13
+_INSURANCE = 2.0**-13
 """Random directions that are mixed into a basis, relative to its length: where a gradient has fewer than r directions,
 the others are new ones and not what rounding leaves."""
 
-NARROW = 16
+_NARROW = 16
 """Products with a side below this differ between thread counts in the library of torch: they are made exact."""
 
 
@@ -191,49 +191,49 @@ class WarmRank:
     def __post_init__(self) -> None:
         validate.positive_int(rank=self.rank)
 
-    def map(self, round: Round, v: Tensor, mean: Mean) -> "LowRankMap":
+    def map(self, round: _Round, v: Tensor, mean: _Mean) -> "_LowRankMap":
         """The projection of this round: onto the mean's left directions, or onto what was kept."""
         space = round.space
-        warm = LowRankMap(space, {leaf.name: self._side(round, leaf, v) for leaf in space.leaves if self._rank(leaf)})
+        warm = _LowRankMap(space, {leaf.name: self._side(round, leaf, v) for leaf in space.leaves if self._rank(leaf)})
         if self.halves or not warm.sides:
             return warm
         chosen = [leaf for leaf in space.leaves if leaf.name in warm.sides]
-        narrow = LowRankMap(Space.of({leaf.name: leaf.shape for leaf in chosen}), warm.sides)
+        narrow = _LowRankMap(Space.of({leaf.name: leaf.shape for leaf in chosen}), warm.sides)
         if len(chosen) < len(space.leaves):
             v = torch.cat([v[space.slice(leaf.name)] for leaf in chosen])
         parts = narrow.parts(mean(narrow.forward(v)))
-        return LowRankMap(space, {leaf.name: (LEFT, round.basis(LEFT, leaf, part)) for leaf, part in parts})
+        return _LowRankMap(space, {leaf.name: (_LEFT, round.basis(_LEFT, leaf, part)) for leaf, part in parts})
 
-    def lift(self, drawn: "LowRankMap", y: Tensor) -> Tensor:
+    def lift(self, drawn: "_LowRankMap", y: Tensor) -> Tensor:
         """P R or P Q' of every leaf."""
         return drawn.pinv(y)
 
-    def learn(self, round: Round, drawn: "LowRankMap", code: Tensor) -> None:
+    def learn(self, round: _Round, drawn: "_LowRankMap", code: Tensor) -> None:
         """The basis of the other side, from the mean code that everybody received."""
         bases = round.state.bases
         for leaf, part in drawn.parts(code):
             if leaf.name in drawn.sides:
-                side, opposite, matrix = RIGHT, LEFT, part
-                if drawn.sides[leaf.name][0] == LEFT:
-                    side, opposite, matrix = LEFT, RIGHT, part.T
+                side, opposite, matrix = _RIGHT, _LEFT, part
+                if drawn.sides[leaf.name][0] == _LEFT:
+                    side, opposite, matrix = _LEFT, _RIGHT, part.T
                 bases.pop(f"{side} {leaf.name}", None)
                 bases[f"{opposite} {leaf.name}"] = round.basis(opposite, leaf, matrix)
 
     def _rank(self, leaf: Leaf) -> int:
-        n, k = matrix_shape(leaf)
+        n, k = _matrix_shape(leaf)
         return min(self.rank, n // 2, k // 2)
 
-    def _side(self, round: Round, leaf: Leaf, like: Tensor) -> tuple[str, Tensor]:
+    def _side(self, round: _Round, leaf: Leaf, like: Tensor) -> tuple[str, Tensor]:
         """The side of a leaf that is kept, and its basis; of a leaf that is new, random directions on the right."""
-        bases, left, right = round.state.bases, f"{LEFT} {leaf.name}", f"{RIGHT} {leaf.name}"
+        bases, left, right = round.state.bases, f"{_LEFT} {leaf.name}", f"{_RIGHT} {leaf.name}"
         if left in bases:
-            return LEFT, bases[left].to(like)
+            return _LEFT, bases[left].to(like)
         if right not in bases:
-            bases[right] = round.basis(RIGHT, leaf, like.new_zeros(matrix_shape(leaf)[1], self._rank(leaf)))
-        return RIGHT, bases[right].to(like)
+            bases[right] = round.basis(_RIGHT, leaf, like.new_zeros(_matrix_shape(leaf)[1], self._rank(leaf)))
+        return _RIGHT, bases[right].to(like)
 
 
-class LowRankMap:
+class _LowRankMap:
     """The projection of each leaf onto a basis of its left or right side; leaves without one are sent whole."""
 
     def __init__(self, space: Space, sides: Mapping[str, tuple[str, Tensor]]) -> None:
@@ -249,7 +249,7 @@ class LowRankMap:
             whole = _matrix(self.space, leaf, v)
             if side is None:
                 room.copy_(whole)
-            elif side == LEFT:
+            elif side == _LEFT:
                 torch.mm(basis.T, whole, out=room)
             else:
                 torch.mm(whole, basis, out=room)
@@ -264,9 +264,9 @@ class LowRankMap:
                 room.copy_(part)
                 continue
             side, basis = self.sides[leaf.name]
-            a, b = (basis, part) if side == LEFT else (part, basis.T)
-            if min(room.shape) < NARROW:
-                room.copy_(exact_product(a, b))
+            a, b = (basis, part) if side == _LEFT else (part, basis.T)
+            if min(room.shape) < _NARROW:
+                room.copy_(_exact_product(a, b))
             else:
                 torch.mm(a, b, out=room)
         return out
@@ -278,19 +278,19 @@ class LowRankMap:
         return list(zip(self.space.leaves, shaped, strict=True))
 
     def _code_shape(self, leaf: Leaf) -> tuple[int, int]:
-        n, k = matrix_shape(leaf)
+        n, k = _matrix_shape(leaf)
         side, basis = self.sides.get(leaf.name, (None, None))
         if basis is None:
             return n, k
-        if side == LEFT:
+        if side == _LEFT:
             return basis.shape[1], k
         return n, basis.shape[1]
 
 
-def matrix_shape(leaf: Leaf) -> tuple[int, int]:
+def _matrix_shape(leaf: Leaf) -> tuple[int, int]:
     """(n, k): outputs and everything else; a vector is one row.
 
-    >>> matrix_shape(Leaf("w", 0, (8, 3, 3, 3))), matrix_shape(Leaf("b", 0, (8,)))
+    >>> _matrix_shape(Leaf("w", 0, (8, 3, 3, 3))), _matrix_shape(Leaf("b", 0, (8,)))
     ((8, 27), (1, 8))
     """
     n = leaf.shape[0] if len(leaf.shape) > 1 else 1
@@ -298,10 +298,10 @@ def matrix_shape(leaf: Leaf) -> tuple[int, int]:
 
 
 def _matrix(space: Space, leaf: Leaf, vector: Tensor) -> Tensor:
-    return vector[space.slice(leaf.name)].view(matrix_shape(leaf))
+    return vector[space.slice(leaf.name)].view(_matrix_shape(leaf))
 
 
-FORMAT = "isthmus-hook-1"
+_FORMAT = "isthmus-hook-1"
 """What `state_dict` says that it is."""
 
 
@@ -352,15 +352,15 @@ class SketchState:
     def _forget_module(self) -> None:
         """Parameters and buckets of the module that comes next are met anew."""
         self._parameters: dict[int, tuple[str, Tensor]] = {}  # kept alive, so that no id comes twice
-        self._compared: set[tuple[int, Names]] = set()
+        self._compared: set[tuple[int, _Names]] = set()
 
     # ------------------------------------------------------------ buckets
 
-    def round(self, bucket: dist.GradBucket) -> Round:
+    def round(self, bucket: dist.GradBucket) -> _Round:
         """The parameters of a bucket by number: that of their first appearance, which has one order on all ranks."""
         count = len(self._parameters)
         shapes = {self._name(parameter): tuple(parameter.shape) for parameter in bucket.parameters()}
-        round = Round(self, bucket.index(), Space.of(shapes), self.t)
+        round = _Round(self, bucket.index(), Space.of(shapes), self.t)
         if len(self._parameters) > count:
             first = self.first.setdefault(str(round.index), list(shapes))
             remedy = f"use the same model and bucket_cap_mb: the bucket had {len(first)} parameters before"
@@ -380,7 +380,7 @@ class SketchState:
         self._parameters[id(parameter)] = name, parameter
         return name
 
-    def _compare(self, round: Round, device: torch.device) -> None:
+    def _compare(self, round: _Round, device: torch.device) -> None:
         """Ranks that would send other numbers find out before they add them; once for a bucket."""
         what = f"{self.way} seed={self.seed} start={self.start} t={self.t}"
         mine = torch.tensor([key(what, round.index, round.space) >> 1], device=device)
@@ -394,7 +394,7 @@ class SketchState:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only, by parameter: `torch.save` it, on every rank."""
         return {
-            **{"format": FORMAT, "way": str(self.way), "seed": self.seed},
+            **{"format": _FORMAT, "way": str(self.way), "seed": self.seed},
             **{"t": self.t, "sent": self.sent, "plain": self.plain},
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "first": dict(self.first),
@@ -404,7 +404,7 @@ class SketchState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the same way and seed, and a new DDP module if need be."""
-        validate.known_format("the state", state.get("format", FORMAT), [FORMAT])
+        validate.known_format("the state", state.get("format", _FORMAT), [_FORMAT])
         for name, own in (("way", str(self.way)), ("seed", self.seed)):
             remedy = f"make the state with {name}={state.get(name)}, as it was saved"
             validate.check(state.get(name) == own, name, own, remedy)
@@ -420,10 +420,10 @@ class SketchState:
         return {**self.__dict__, "process_group": None, "_parameters": {}, "_compared": set(), "errors": own}
 
 
-Future = torch.futures.Future
+_Future = torch.futures.Future
 
 
-def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
+def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> _Future[Tensor]:
     """The mean gradient of a bucket through the state's map; `ddp.register_comm_hook(state, sketch_hook)`.
 
     Numbers travel in the dtype of the bucket, so torch's `bf16_compress_wrapper` and `fp16_compress_wrapper` halve
@@ -459,7 +459,7 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
     if state.feedback:  # v - Phi^+ y for the y that was sent, in the room of v, while the numbers travel
         error = v.sub_(drawn.pinv(own))
 
-    def lifted(future: Future[list[Tensor]]) -> Tensor:
+    def lifted(future: _Future[list[Tensor]]) -> Tensor:
         mean = future.value()[0].to(wide)
         if not mean.sum().isfinite():
             return buffer.fill_(torch.nan)
@@ -471,7 +471,7 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
     return coming.then(lifted)
 
 
-def _sum(state: SketchState, wire: Tensor) -> Future[list[Tensor]]:
+def _sum(state: SketchState, wire: Tensor) -> _Future[list[Tensor]]:
     """The one all-reduce of a bucket."""
     state.sent += wire.numel() * wire.element_size()
     return dist.all_reduce(wire, group=state.process_group, async_op=True).get_future()

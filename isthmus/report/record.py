@@ -38,7 +38,7 @@ Fields = Mapping[str, Any]
 _Schema = dict[str, Any]
 
 FORMAT = "isthmus-run-1"
-FILE = "run.json"
+_FILE = "run.json"
 
 # ---------------------------------------------------------------- the schema
 
@@ -346,8 +346,8 @@ class Record:
     def from_file(cls, path: str | os.PathLike[str]) -> Record:
         """The record in a file, or in the file `run.json` of a folder."""
         where = Path(path)
-        where = where / FILE if os.path.isdir(where) else where
-        present(os.path.isfile(where), where, f"give a run's folder, or its {FILE}")
+        where = where / _FILE if os.path.isdir(where) else where
+        present(os.path.isfile(where), where, f"give a run's folder, or its {_FILE}")
         try:
             return cls.from_dict(json.loads(where.read_text(encoding="utf-8")))
         except InvalidInput:
@@ -370,7 +370,7 @@ class Record:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the record to a file, or to `run.json` in a folder that exists; returns the file."""
         where = Path(path)
-        where = where / FILE if os.path.isdir(where) else where
+        where = where / _FILE if os.path.isdir(where) else where
         with atomic_write(where) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
         return where

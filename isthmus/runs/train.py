@@ -47,7 +47,7 @@ from isthmus.runs.prepare import ALONE, PreparedRows, prepare
 from isthmus.tables.schema import Schema
 
 Say = Callable[[str], None]
-Fitted = PrivateClassifier | PrivateRegressor
+_Fitted = PrivateClassifier | PrivateRegressor
 
 HEADER = """# The public rules that turned the table into numbers. Columns with source = "data" were guessed from
 # private rows. Review a copy and give it as --schema next time: that declares it public, and nothing is guessed.
@@ -125,7 +125,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
         ledger = None
         if settings.private:
             ledger = Ledger(run.path / files.LEDGER)
-        return outcome_of(run, ledger)
+        return _outcome_of(run, ledger)
     schema = Schema.from_toml(stored["schema"], files.SCHEMA)
     problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
     shared = _shared(settings, crew)
@@ -223,7 +223,7 @@ class _Work:
                 fitted = self.trained(ledger, progress)
                 measured = self.measured(fitted, ledger)
                 write_record(run, settings, fitted, measured, ledger, heard)
-            return outcome_of(run, ledger)
+            return _outcome_of(run, ledger)
 
     def ledger(self, run: RunFolder) -> Ledger | None:
         """The run's own ledger, beside the shared one; None for a run that is not private."""
@@ -236,7 +236,7 @@ class _Work:
         more = {"label": run.settings["label"], "adjacency": settings.adjacency}
         return Ledger(path, math.inf, shared=self.shared, planned=measure.planned(settings, self.delta), **more)
 
-    def trained(self, ledger: Ledger | None, progress: bool) -> Fitted:
+    def trained(self, ledger: Ledger | None, progress: bool) -> _Fitted:
         """The fitted estimator; already trained, the one in the folder."""
         run, crew = self.run, self.crew
         if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
@@ -265,7 +265,7 @@ class _Work:
             estimators.save(estimator, run.path / files.MODEL)
         return estimator
 
-    def estimator(self, **own: Any) -> Fitted:
+    def estimator(self, **own: Any) -> _Fitted:
         """The estimator that the settings describe, not fitted."""
         settings, target = self.settings, self.problem.target
         options: dict[str, Any] = {name: vars(settings)[name] for name in _AS_GIVEN} | {
@@ -287,7 +287,7 @@ class _Work:
             return PrivateClassifier(**options, classes=classes, class_weight=settings.class_weight)
         return PrivateRegressor(**options, target_bounds=target.bounds)
 
-    def measured(self, fitted: Fitted, ledger: Ledger | None) -> Measured:
+    def measured(self, fitted: _Fitted, ledger: Ledger | None) -> Measured:
         """The figures of the test rows; already measured, those in the folder."""
         run, problem, settings, measured = self.run, self.problem, self.settings, Measured()
         if self.crew.lead(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
@@ -302,7 +302,7 @@ class _Work:
             run.write_sealed(files.METRICS, measured.to_dict())
         return measured
 
-    def facts_of(self, estimator: Fitted) -> dict[str, Any]:
+    def facts_of(self, estimator: _Fitted) -> dict[str, Any]:
         """What the record needs of the fitted estimator, for the stages after it."""
         settings, problem = self.settings, self.problem
         treatments = [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns]
@@ -395,7 +395,7 @@ class Outcome:
 
 
 def write_record(
-    run: RunFolder, settings: Settings, fitted: Fitted, measured: Measured, ledger: Ledger | None, heard: list[str]
+    run: RunFolder, settings: Settings, fitted: _Fitted, measured: Measured, ledger: Ledger | None, heard: list[str]
 ) -> None:
     """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
 
@@ -451,12 +451,12 @@ def _whole_statement(ledger: Ledger, text: str, leaks: list[str], measured: Meas
     return statement, lost
 
 
-def _releases(event: Mapping[str, object]) -> int:
+def _releases(event: dict[str, Any]) -> int:
     """How many single releases an event is made of."""
     return sum(count for _, count in event_json.flatten(event))
 
 
-def outcome_of(run: RunFolder, ledger: Ledger | None) -> Outcome:
+def _outcome_of(run: RunFolder, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
     record, delta, spent = Record.from_file(run.path), None, math.inf
     measured = Measured.from_dict(run.read_sealed(files.METRICS))
