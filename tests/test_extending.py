@@ -49,6 +49,16 @@ def test_the_example_runs(parts: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert "rounded to a grid" in out and "folded_gd" in out and "epsilon=1" in out
 
 
+def test_the_sketch_takes_rows_of_every_precision(parts: Any, table: Any) -> None:
+    budget = {"epsilon": 1.0, "clip": 0.5, "n": "exact"}
+    private = algorithms.priv_sgd(**budget, m=3, step=0.1, sketch=parts.Folding)
+    for dtype in (torch.float32, torch.float64):
+        X, y = torch.as_tensor(table[0]).to(dtype), table[1]
+        for recipe in (algorithms.comp_sgd(m=0.5, step=0.05, sketch=parts.Folding), private):
+            result = minimize(Logistic(X, y, classes=(0, 1)), recipe, steps=3)
+            assert result.x.dtype == dtype and bool(result.x.isfinite().all())
+
+
 def test_the_sketch_is_what_it_says(parts: Any) -> None:
     for d, m in ((12, 5), (10, 10), (7, 1)):
         sketch = parts.Folding(m).draw(d, seed=3, t=2)

@@ -42,10 +42,10 @@ from isthmus.algorithms.purchases import (
     Columns,
     Lambda,
     Moments,
-    Purchase,
     Shapes,
     ShrunkStatistics,
     Statistics,
+    SumPurchase,
     TargetShape,
     Terms,
     charges_of,
@@ -373,7 +373,7 @@ class _Private:
     schedule: Schedule | None = None
     stop: Any = None
     encoder: Encoder | None = None
-    buys: tuple[Purchase, ...] = ()
+    buys: tuple[SumPurchase, ...] = ()
     published: bool = False
     guarantee: str = ""
     clipped: str = "after"
@@ -520,14 +520,14 @@ def items_of(
     tau: float | None,
     shapes: Shapes,
     targets: bool = False,
-) -> tuple[Purchase, ...]:
+) -> tuple[SumPurchase, ...]:
     """What `dp_gd(scale=..., step=..., precondition=...)` buys; a step that is not given is bought with the rest."""
     validate.one_of(SCALES, scale=scale)
     if isinstance(step, str):
         validate.one_of(("auto",), step=step)
     if tau is not None:
         validate.positive(tau=tau)
-    scales: dict[str, tuple[Purchase, ...]] = {
+    scales: dict[str, tuple[SumPurchase, ...]] = {
         "none": (),
         "columns": (Columns(),),
         "moments": (Moments(),),
@@ -541,7 +541,7 @@ def items_of(
     return (*items, Lambda(tau=tau)) if automatic else items
 
 
-def check_buys(items: Sequence[Purchase], binding: Binding) -> None:
+def check_buys(items: Sequence[SumPurchase], binding: Binding) -> None:
     """Refuse sets and penalties that mean something else after what is bought."""
     free = isinstance(binding.constraint, Whole)
     scaled = any(isinstance(item, (Columns, Moments, Shapes)) for item in items)

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from isthmus.algorithms.purchases import ShrunkStatistics, scaled_targets
 from isthmus.base import validate
-from isthmus.core.minimize import Binding, Prepared, Recipe
+from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
-from isthmus.core.pipeline import Before, Pipeline, StepSize
+from isthmus.core.pipeline import Pipeline, Purchase, StepSize
 from isthmus.objectives.linear import LinearModel
 from isthmus.problems.public_fit import PublicFit, fit_public
 from isthmus.problems.scaling import Scaled
@@ -54,13 +54,13 @@ class Walk:
 
 
 @dataclass(frozen=True, eq=False)
-class PublicStart(Before):
-    """Labelled public rows, in the columns of the problem before anything is bought: a `Before` without a look.
+class PublicStart(Purchase):
+    """Labelled public rows, in the columns of the problem before anything is bought: a `Purchase` without a look.
 
     >>> from isthmus import LeastSquares
     >>> X, y = torch.eye(2, dtype=torch.float64).repeat(20, 1), torch.tensor([1.0, -1.0]).double().repeat(20)
     >>> loud = Walk(rounds=10, clip=1.0, noise=1e9, step=lambda t: 1.0)
-    >>> begun = PublicStart(X, y, loud).apply(Prepared(LeastSquares(X, y)), None)
+    >>> begun = PublicStart(X, y, loud).apply(Purchased(LeastSquares(X, y)), None)
     >>> [round(v, 2) for v in begun.start.tolist()], begun.step(0) < 1e-4
     ([1.0, -1.0], True)
     """
@@ -77,7 +77,7 @@ class PublicStart(Before):
         linear = isinstance(objective, LinearModel)
         validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
 
-    def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """The start, and steps that are as long as they pay."""
         public = self._public_view(prepared)
         fit = fit_public(public, self.weights, _prior(prepared))
@@ -94,7 +94,7 @@ class PublicStart(Before):
         start = first.to(prepared.objective.dtype)
         return replace(prepared, start=start, step=lambda t: factor * step(t))
 
-    def _public_view(self, prepared: Prepared) -> Any:
+    def _public_view(self, prepared: Purchased) -> Any:
         """The public rows as the private ones are seen now."""
         rows = self.rows if prepared.transform is None else prepared.transform(self.rows)
         public = prepared.objective.on((rows, self.targets))
@@ -168,7 +168,7 @@ def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
     return observed, thought, counts
 
 
-def _prior(prepared: Prepared) -> Tensor | None:
+def _prior(prepared: Purchased) -> Tensor | None:
     """The point that is known without any row: logits of bought class shares, 0 for centred targets; None: none is."""
     update = prepared.update
     first = update.towards if isinstance(update, Preconditioned) else prepared.start
@@ -177,7 +177,7 @@ def _prior(prepared: Prepared) -> Tensor | None:
     return first if first is not None and bool(first.any()) else None
 
 
-def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tensor, noise: float) -> Prepared:
+def _preconditioned(prepared: Purchased, public: Any, fit: PublicFit, first: Tensor, noise: float) -> Purchased:
     """Bought matrices that go back to the public fit where noise outweighs what it is off by.
 
     Along an eigenvector of curvature v steps are v / (v^2 + p) long and go back to the public fit by p / (v^2 + p), p

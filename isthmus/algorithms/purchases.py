@@ -30,9 +30,9 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy, is_sparse
 from isthmus.base.space import Space
-from isthmus.core.minimize import Binding, Prepared, Recipe
+from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
-from isthmus.core.pipeline import Before, Pipeline, Release, Stage
+from isthmus.core.pipeline import Pipeline, Purchase, Release, Stage
 from isthmus.gradients import Counts, Glm, Rows, Stack
 from isthmus.gradients.adding import KAPPA
 from isthmus.lifts import discard
@@ -74,7 +74,7 @@ class Terms:
     mu: float
 
 
-class Purchase(ABC):
+class SumPurchase(ABC):
     """One release before the loop: a clipped sum of one vector a record, or a query, and what follows from it."""
 
     name: str
@@ -111,12 +111,12 @@ class Purchase(ABC):
         return float(clip.total(clip.init())) * (1.0 if self.exact else 1 + KAPPA)
 
     @abstractmethod
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """What follows; `noise` is the standard deviation of each bought number."""
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges(Purchase):
+class Ranges(SumPurchase):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
@@ -156,7 +156,7 @@ class Ranges(Purchase):
         """One count a column and octave."""
         return len(self._unknown(objective)) * BINS
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
         X, columns = Scaled.of(prepared.objective.X).X, self._unknown(prepared.objective)
         d = X.shape[1]
@@ -176,7 +176,7 @@ class Ranges(Purchase):
 
 
 @dataclass(frozen=True)
-class TargetRange(Purchase):
+class TargetRange(SumPurchase):
     """The octaves of y, and y mapped to [-1, 1] (counts: to [0, 1])."""
 
     share: float = 0.02
@@ -196,7 +196,7 @@ class TargetRange(Purchase):
         """One count an octave."""
         return BINS
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The mapped targets."""
         low, high, _ = ranges(bought[None], noise, terms.n)
         target_range = float(low), float(high)
@@ -204,7 +204,7 @@ class TargetRange(Purchase):
 
 
 @dataclass(frozen=True)
-class ClassCounts(Purchase):
+class ClassCounts(SumPurchase):
     """How many records each class has: weights n / (K n_k), the largest of them 1."""
 
     share: float = 0.02
@@ -224,7 +224,7 @@ class ClassCounts(Purchase):
         """One count a class."""
         return len(objective.classes)
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
         objective = prepared.objective
         index = classes_of(objective)
@@ -235,7 +235,7 @@ class ClassCounts(Purchase):
 
 
 @dataclass(frozen=True)
-class Columns(Purchase):
+class Columns(SumPurchase):
     """Second moments of the columns of rows of norm at most 1; weights max(m, 3 sd)^-1/2, rows of length 1.
 
     A row's squares are shortened to norm 1 / sqrt(d): rows of many small entries lose nothing and pay far less noise.
@@ -257,7 +257,7 @@ class Columns(Purchase):
         """One a column."""
         return int(objective.X.shape[1])
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Weighted columns, rows renormalised."""
         prepared, weight = unit(prepared), bought.clamp(min=self.floor * noise).rsqrt()
         biased = bool(Scaled.of(prepared.objective.X).bias)
@@ -269,7 +269,7 @@ class Columns(Purchase):
 
 
 @dataclass(frozen=True)
-class Moments(Purchase):
+class Moments(SumPurchase):
     """Means and second moments of the columns: centred, scaled, shortened to sqrt(d + 1), with a bias."""
 
     share: float = 0.10
@@ -297,7 +297,7 @@ class Moments(Purchase):
         """Two a column."""
         return 2 * int(objective.X.shape[1])
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Centred and scaled columns and a bias."""
         d = len(bought) // 2
         mean, second = bought[:d] / terms.n, bought[d:] / terms.n
@@ -306,7 +306,7 @@ class Moments(Purchase):
 
 
 @dataclass(frozen=True)
-class Lambda(Purchase):
+class Lambda(SumPurchase):
     """lambda_max(X'X) for the step: stable, and with accumulated noise of about tau in a unit row's margin."""
 
     share: float = 0.02
@@ -327,7 +327,7 @@ class Lambda(Purchase):
         """One."""
         return 1
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
         prepared = unit(prepared)
         curvature = prepared.objective.curvature or 1.0
@@ -339,7 +339,7 @@ class Lambda(Purchase):
 
 
 @dataclass(frozen=True)
-class Statistics(Purchase):
+class Statistics(SumPurchase):
     """(X'X, X'y): start at the ridge solution, step with its inverse; Hessian .2 X'X (logistic) or X'X (squared)."""
 
     share: float = 0.30
@@ -367,7 +367,7 @@ class Statistics(Purchase):
         d = int(objective.X.shape[1])
         return d * d + d
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The start and the preconditioner."""
         prepared = unit(prepared)
         d = prepared.objective.X.shape[1]
@@ -472,14 +472,14 @@ def scaled_targets(objective: Any, low: float, high: float) -> Any:
     return objective.with_targets((objective.y.double().clamp(low, high) - shift) / width)
 
 
-def unit(prepared: Prepared) -> Prepared:
+def unit(prepared: Purchased) -> Purchased:
     """The problem with rows of norm at most 1, and the map that made them so."""
     if Scaled.of(prepared.objective.X).unit:
         return prepared if prepared.transform is not None else replace(prepared, transform=RowMaps(()))
     return _seen_through(prepared, RowMap())
 
 
-def _seen_through(prepared: Prepared, row_map: RowMap) -> Prepared:
+def _seen_through(prepared: Purchased, row_map: RowMap) -> Purchased:
     """The problem seen through one more map."""
     before = () if prepared.transform is None else tuple(prepared.transform.maps)
     objective = prepared.objective.with_inputs(row_map(prepared.objective.X))
@@ -494,7 +494,7 @@ TARGET_LEVEL = 6
 
 
 @dataclass(frozen=True)
-class Shapes(Purchase):
+class Shapes(SumPurchase):
     """Histograms of all columns: each becomes its linear function and smooth ones beside it, as many as are affordable.
 
     features   how many in all, at most; at least one a column (0: no more than that)
@@ -529,7 +529,7 @@ class Shapes(Purchase):
         """One count a column and bin."""
         return self._view(objective).shape[1] * (len(grid(self.level)) - 1)
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The features, their rows shortened to about their usual length: longer where records allow it."""
         view, edges = self._view(prepared.objective), grid(self.level)
         columns = distribution(bought.view(view.shape[1], -1), noise, terms.n, edges)
@@ -562,7 +562,7 @@ class _Bins:
 
 
 @dataclass(frozen=True)
-class TargetShape(Purchase):
+class TargetShape(SumPurchase):
     """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares.
 
     clips  whether gradients may be clipped at more than was planned, as far as records allow
@@ -586,7 +586,7 @@ class TargetShape(Purchase):
         """One count a bin or class."""
         return len(grid(TARGET_LEVEL)) - 1 if objective.classes is None else len(objective.classes)
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """What follows for the targets, the clip and the start."""
         if prepared.objective.classes is not None:
             return _labels(prepared, bought, noise, terms)
@@ -611,7 +611,7 @@ class ShrunkStatistics(Statistics):
     where there is something to learn, and little where there is not.
     """
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The start and the preconditioner: directions in which noise would outweigh a usual w go back to the first."""
         prepared = unit(prepared)
         loss, view = prepared.objective, Scaled.of(prepared.objective.X)
@@ -641,13 +641,13 @@ class ShrunkStatistics(Statistics):
         ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
         return 0.8 * max(float(ends[1] - ends[0]), 0.05)
 
-    def _noise(self, prepared: Prepared, matrix: float, terms: Terms) -> float:
+    def _noise(self, prepared: Purchased, matrix: float, terms: Terms) -> float:
         """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
         that of the matrix."""
         rounds = 1.3 * (terms.clip if prepared.clip is None else prepared.clip) / (terms.mu * math.sqrt(0.5))
         return rounds**2 + 0.03 * matrix**2 * self.usual(prepared) * int(prepared.objective.X.shape[1])
 
-    def usual(self, prepared: Prepared) -> float:
+    def usual(self, prepared: Purchased) -> float:
         """The square of a usual coordinate of w, generously: margins of the size that targets have."""
         view = Scaled.of(prepared.objective.X)
         spread = prepared.spread or (0.3 if prepared.objective.classes is None else 1.0)
@@ -683,7 +683,7 @@ def longest(records: float) -> float:
     return max(1.0, math.sqrt(records / 100))
 
 
-def _labels(prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+def _labels(prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
     """Margins start at the logarithms of the class shares, and slopes are clipped less the more records there are."""
     loss, view = prepared.objective, Scaled.of(prepared.objective.X)
     d = view.shape[1]
@@ -701,7 +701,7 @@ def _labels(prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> P
     return replace(prepared, start=start)
 
 
-def _numbers(prepared: Prepared, shape: Distribution, floor: float, terms: Terms) -> Prepared:
+def _numbers(prepared: Purchased, shape: Distribution, floor: float, terms: Terms) -> Purchased:
     """Targets less their mean, over their reach: as far as records are seen, and four standard deviations at least."""
     loss, view = prepared.objective, Scaled.of(prepared.objective.X)
     if not loss.equivariant or not view.bias:
@@ -732,10 +732,10 @@ def residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
 
 
 @dataclass(frozen=True)
-class Paid(Before):
+class Paid(Purchase):
     """A purchase with the mechanism that its share of the budget pays for."""
 
-    item: Purchase
+    item: SumPurchase
     mechanism: Mechanism
     terms: Terms
 
@@ -759,7 +759,7 @@ class Paid(Before):
         """What it costs."""
         return self.mechanism.event(adjacency)
 
-    def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """What follows."""
         assert bought is not None
         noise = self.mechanism.multiplier * self.item.bound(prepared.objective)  # type: ignore[attr-defined]
@@ -770,7 +770,7 @@ class Paid(Before):
 class _Rows:
     """The vectors that a purchase adds up."""
 
-    item: Purchase
+    item: SumPurchase
 
     @property
     def own_records(self) -> bool:
@@ -788,28 +788,28 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class _Copied(Before):
+class _Copied(Purchase):
     """Rows that are seen through maps, copied: sketches read them faster than through a map.  Nothing is bought."""
 
     name: str = "copy"
 
-    def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """The problem with a copy of its rows."""
         X = prepared.objective.X
         return replace(prepared, objective=prepared.objective.with_inputs(X.plain())) if is_lazy(X) else prepared
 
 
-def charges_of(items: Sequence[Purchase]) -> list[Charge]:
+def charges_of(items: Sequence[SumPurchase]) -> list[Charge]:
     """What the items take of a budget."""
     return [Charge(item.name, share=item.share) for item in items]
 
 
-def paid(plan: PrivacyPlan, items: Sequence[Purchase], terms: Terms) -> list[Before]:
+def paid(plan: PrivacyPlan, items: Sequence[SumPurchase], terms: Terms) -> list[Purchase]:
     """The items with the mechanisms of a plan."""
     return [Paid(item, plan.mechanism(item.name), terms) for item in items]
 
 
-def buying(recipe: Recipe, items: Sequence[Purchase], copy: bool = False) -> Recipe:
+def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> Recipe:
     """A private recipe that first buys `items` from the same budget; its own purchases come after them.
 
     copy  whether the rows, once mapped, are copied: sketches read them faster than through a map

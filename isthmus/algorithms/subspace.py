@@ -24,10 +24,10 @@ from isthmus.algorithms.facts import FLOPS, NUMBER, Facts
 from isthmus.algorithms.filling import Choice, Refusal, algorithm, allowed_step, sampled_run, sketched, walk
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Budget, Relation, _Private
-from isthmus.algorithms.purchases import Lambda, Purchase, Terms, unit
+from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
-from isthmus.core.minimize import Prepared, Recipe
+from isthmus.core.minimize import Purchased, Recipe
 from isthmus.gradients import Outer
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows
@@ -236,7 +236,7 @@ class _FoundMap(SubspaceMap):
 
 
 @dataclass(frozen=True)
-class Directions(Purchase):
+class Directions(SumPurchase):
     """X'X Omega for k + 10 random orthonormal columns, and the top directions of what was released."""
 
     k: int
@@ -267,7 +267,7 @@ class Directions(Purchase):
         d = int(objective.X.shape[1])
         return d * self._tried(d)
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The top directions that stand out of the noise."""
         prepared = unit(prepared)
         d = int(prepared.objective.X.shape[1])

@@ -136,7 +136,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Purchased:
     """What follows from purchases: another problem, a step, a start, an update, a map for new rows.
 
     target  the range that targets were clipped to, where it was bought
@@ -174,19 +174,19 @@ class Prepared:
 
 def prepare(
     pipe: Pipeline, objective: Any, spending: Spending | None, resume: State | None, aggregator: Aggregator
-) -> tuple[Prepared, dict[str, Any], Aggregator]:
+) -> tuple[Purchased, dict[str, Any], Aggregator]:
     """Take every purchase of the pipeline, or what an interrupted run has bought, and what follows from it.
 
     Gives what follows here, the released values by name for the state, and the holders of records: what was released
     is public, and every holder sees its own records through the same maps.
     """
     if spending is None or not pipe.before:
-        return Prepared(objective), {}, aggregator
+        return Purchased(objective), {}, aggregator
     earlier: dict[str, Tensor] | None = None if resume is None else resume.parts["prepare"]
     for item in pipe.before:
         item.check(objective)
-    prepared, bought = Prepared(objective), {}
-    holders = [prepared if problem is objective else Prepared(problem) for problem in aggregator.problems]
+    prepared, bought = Purchased(objective), {}
+    holders = [prepared if problem is objective else Purchased(problem) for problem in aggregator.problems]
     for item in pipe.before:
         purchase, value = item.stage(prepared.objective), None
         if purchase is not None:

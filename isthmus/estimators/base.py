@@ -23,7 +23,7 @@ from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.facts import CONSTANTS
 from isthmus.algorithms.filling import algorithm_of
 from isthmus.algorithms.public_start import starting
-from isthmus.algorithms.purchases import SMALL, Purchase, buying
+from isthmus.algorithms.purchases import SMALL, SumPurchase, buying
 from isthmus.base import notebook, secret, validate
 from isthmus.base.arrow import opened
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take
@@ -169,7 +169,7 @@ class Posed:
 
     objective: LinearModel
     inputs: Inputs
-    buys: tuple[Purchase, ...]
+    buys: tuple[SumPurchase, ...]
     assumptions: tuple[str, ...]
     facts: dict[str, Any]
     public: Any = None

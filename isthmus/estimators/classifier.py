@@ -13,7 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
-from isthmus.algorithms.purchases import ClassCounts, Purchase
+from isthmus.algorithms.purchases import ClassCounts, SumPurchase
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.stateless_steps import leak
@@ -130,7 +130,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
 
     # ------------------------------------------------------------ the problem
 
-    def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
+    def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[SumPurchase, ...], tuple[str, ...]]:
         weights, buys = self._class_weights(y, self._checked_weights(weight, X.shape[0]))
         common: dict[str, Any] = {"classes": tuple(self.classes_.tolist()), "l1": self.l1, "l2": self.l2}
         return self._kind(X, y, weights=weights, **common), buys, ()
@@ -153,7 +153,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
         return (leak(*CLASSES_READ),) if self._private else ()
 
-    def _class_weights(self, y: Any, weights: Any) -> tuple[Any, tuple[Purchase, ...]]:
+    def _class_weights(self, y: Any, weights: Any) -> tuple[Any, tuple[SumPurchase, ...]]:
         chosen = self.class_weight
         if chosen is None:
             return weights, ()

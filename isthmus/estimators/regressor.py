@@ -11,7 +11,7 @@ import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 
-from isthmus.algorithms.purchases import Purchase, TargetRange, scaled_targets, target_map
+from isthmus.algorithms.purchases import SumPurchase, TargetRange, scaled_targets, target_map
 from isthmus.base import validate
 from isthmus.estimators.base import Posed, PrivateLinear
 from isthmus.estimators.stateless_steps import leak
@@ -82,7 +82,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
                 "give a low of at least 0: counts are never negative",
             )
 
-    def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
+    def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[SumPurchase, ...], tuple[str, ...]]:
         remarks: tuple[str, ...] = ()
         common: dict[str, Any] = {"l1": self.l1, "l2": self.l2, "weights": self._checked_weights(weight, X.shape[0])}
         if issubclass(self._kind, Huber):

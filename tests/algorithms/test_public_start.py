@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 from isthmus import Huber, L2Ball, LeastSquares, Logistic, Poisson, PrivateClassifier, PrivateRegressor, Softmax
 from isthmus.algorithms.public_start import PublicStart, Walk
-from isthmus.core.minimize import Prepared
+from isthmus.core.minimize import Purchased
 from isthmus.problems.public_fit import fit_public
 
 KNOWN = {"bounds": (-3, 3), "noise_seed": 0}
@@ -88,12 +88,12 @@ def test_very_few_public_rows_are_taken_too(rows: int) -> None:
 # ---------------------------------------------------------------- between the public and the private fit
 
 
-def _start(noise: float, public: int = 60, constraint: Any = None) -> tuple[Prepared, Any]:
+def _start(noise: float, public: int = 60, constraint: Any = None) -> tuple[Purchased, Any]:
     X, y = table(public)
     X = X / 6
     loud = Walk(rounds=100, clip=1.0, noise=noise, step=lambda t: 4.0)
     objective = Logistic(X, y, classes=(0, 1))
-    found = PublicStart(X, y, loud, constraint).apply(Prepared(objective), None)
+    found = PublicStart(X, y, loud, constraint).apply(Purchased(objective), None)
     assert found.step is not None and found.start is not None
     return found, objective
 

@@ -22,10 +22,10 @@ from isthmus.algorithms.purchases import (
     Lambda,
     Moments,
     Paid,
-    Purchase,
     Ranges,
     Shapes,
     Statistics,
+    SumPurchase,
     TargetRange,
     TargetShape,
     Terms,
@@ -39,7 +39,7 @@ from isthmus.base.matrix import to_dense
 from isthmus.base.space import Space
 from isthmus.core.group import Local
 from isthmus.core.measuring import measure
-from isthmus.core.minimize import Prepared
+from isthmus.core.minimize import Purchased
 from isthmus.core.pipeline import Promise, Release
 from isthmus.core.spending import Spending
 from isthmus.gradients.adding import KAPPA
@@ -50,7 +50,7 @@ from isthmus.sketches.compose import IdentityMap
 
 D = 4
 HALF_KNOWN = (torch.tensor([0.0, math.nan, -1.0, math.nan]), torch.tensor([1.0, math.nan, 1.0, 2.0]))
-ITEMS: dict[str, Purchase] = {
+ITEMS: dict[str, SumPurchase] = {
     "ranges": Ranges(),
     "some ranges": Ranges(*HALF_KNOWN),
     "targets": TargetRange(),
@@ -89,7 +89,7 @@ def objective(name: str, X: np.ndarray, y: np.ndarray, view: str) -> Any:
     return LeastSquares(seen, np.where(y > 0, 1.0, -1.0) if name == "statistics" else 3.0 * y - 1.0)
 
 
-def measured(item: Purchase, problem: Any) -> Tensor:
+def measured(item: SumPurchase, problem: Any) -> Tensor:
     """What the item would release without its noise, as `measure` hands it to the mechanism."""
     clip = item.clip(problem)
     sketch = IdentityMap(Space.flat(item.numbers(problem)))
@@ -159,7 +159,7 @@ def test_counts_of_classes_are_counts() -> None:
 # ---------------------------------------------------------------- noise
 
 
-def bought(item: Purchase, problem: Any, ledger: Any, draws: int = 1) -> tuple[list[Tensor], PrivacyPlan]:
+def bought(item: SumPurchase, problem: Any, ledger: Any, draws: int = 1) -> tuple[list[Tensor], PrivacyPlan]:
     """What `draws` purchases of one item give, one after the other from one source of noise."""
     plan = PrivacyPlan(1.0, 1e-5, items=[Charge(item.name, share=1.0)])
     spending = Spending(Promise(1.0, 1e-5, plan=plan), ledger, noise_seed=0)
@@ -214,8 +214,8 @@ def test_everything_bought_is_charged_with_the_event_of_its_noise() -> None:
 # ---------------------------------------------------------------- what follows from what was bought
 
 
-def prepared(item: Purchase, problem: Any, noise: float = 1e-9) -> Prepared:
-    return item.apply(Prepared(problem), measured(item, problem), noise, Terms(problem.n, 10, 1.0, 0.5))
+def prepared(item: SumPurchase, problem: Any, noise: float = 1e-9) -> Purchased:
+    return item.apply(Purchased(problem), measured(item, problem), noise, Terms(problem.n, 10, 1.0, 0.5))
 
 
 def test_octaves_are_powers_of_two_on_either_side_of_zero() -> None:

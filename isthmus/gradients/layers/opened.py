@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.base import validate
-from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.attention import Replaced
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.embedding import check_table
@@ -22,6 +21,7 @@ from isthmus.gradients.layers.operations import Leaves, is_plain, near_enough, o
 from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, Site, Taps, Trainable
 from isthmus.gradients.layers.shared import Shared, bare, open_leaves, placed
 from isthmus.gradients.layers.twin import Dice
+from isthmus.gradients.rows import Rows
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 """Modules that only hold: whoever holds them computes."""

@@ -33,7 +33,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.gradients import rounding
-from isthmus.gradients.base import Dense, Lazy, Rows
 from isthmus.gradients.layers.convolution import weight_rows
 from isthmus.gradients.layers.folding import folded, pieces_of
 from isthmus.gradients.layers.rules import Site, as_multiplied, positions
@@ -51,7 +50,7 @@ from isthmus.gradients.layers.shared import (
     pulled,
     table_rows,
 )
-from isthmus.gradients.outer import Outer
+from isthmus.gradients.rows import Dense, Lazy, Outer, Rows
 
 Leaves = list[Any]
 """The pieces of arguments or outputs: tensors and anything else."""
