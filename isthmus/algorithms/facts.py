@@ -123,6 +123,16 @@ class Constants:
 
 CONSTANTS = Constants()
 
+
+def usual_tau(d: int, labels: bool, sparse: bool) -> float:
+    """The accumulated noise that a margin may get: few columns stand more of it each, labels more than numbers."""
+    scale, within = CONSTANTS.tau_numbers, CONSTANTS.tau_numbers_within
+    if labels:
+        scale, within = CONSTANTS.tau_labels, CONSTANTS.tau_labels_within
+    low, high = within[int(sparse)]
+    return min(max(scale / math.sqrt(d), low), high)
+
+
 SCALES = ("auto", "none", "columns", "moments", "shapes")
 
 FEATURES = ("auto", "linear", "smooth")
@@ -411,11 +421,7 @@ class Facts:
     @property
     def tau(self) -> float:
         """The accumulated noise that a margin may get: few columns stand more of it each, labels more than numbers."""
-        labels = self.of_loss.labelled()
-        within = CONSTANTS.tau_labels_within if labels else CONSTANTS.tau_numbers_within
-        low, high = within[int(self.sparse)]
-        scale = CONSTANTS.tau_labels if labels else CONSTANTS.tau_numbers
-        return min(max(scale / math.sqrt(self.d), low), high)
+        return usual_tau(self.d, self.of_loss.labelled(), self.sparse)
 
     @property
     def shapes(self) -> float:

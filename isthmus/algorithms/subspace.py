@@ -262,11 +262,6 @@ class Directions(SumPurchase):
         X = unit_rows(objective.X).plain()
         return Outer(X, matmul(X, self._omega(X.shape[1]).T))
 
-    def numbers(self, objective: Any) -> int:
-        """A column of d for each."""
-        d = int(objective.X.shape[1])
-        return d * self._tried(d)
-
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The top directions that stand out of the noise."""
         prepared = unit(prepared)

@@ -26,6 +26,8 @@ class Query(ABC):
     """A vector of the data whose l2 distance between neighbours is at most `bound`, for every data set."""
 
     bound: float
+    d = 1
+    """How many numbers it has."""
 
     @abstractmethod
     def value(self) -> Tensor:
