@@ -25,15 +25,18 @@ import numpy as np
 from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix
-from isthmus.core.minimize import Recipe
+from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.pipeline import Pipeline
 from isthmus.sets import Subspace
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why an algorithm cannot run, or has nothing to offer, on these facts."""
+class Refusal(Exception):
+    """Why an algorithm cannot run, or has nothing to offer, on these facts: a filling raises it, or returns it."""
 
-    reason: str
+    @property
+    def reason(self) -> str:
+        """In words."""
+        return str(self)
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,9 @@ class Choice:
         arguments = dict(self.arguments) | {key: value for key, value in overrides.items() if value is not None}
         if "data" in self.of.parameters:
             arguments["data"] = _examples(public)
-        for operation in self.of.needs if constraint is not None else ():
-            able = hasattr(constraint, operation) and constraint.can(operation)
-            validate.check(
-                able, "constraint", constraint, f"give a set with an {operation}, which {self.algorithm} needs"
-            )
+        for operation in self.of.needs:
+            able = constraint is None or constraint.can(operation)
+            validate.check(able, "constraint", constraint, f"give a set with an {operation}: {self.algorithm} needs it")
         if self.private:
             budget = {"epsilon": self.epsilon, "delta": self.delta, "n": n, "adjacency": self.adjacency}
             arguments |= {name: value for name, value in budget.items() if self.of.takes(name)}
@@ -190,10 +191,11 @@ class Run:
 
 
 def full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
-    """Rounds on all records: the caller's, or as wanted, within the allowed passes; 0 where none is left."""
-    if facts.rounds is not None:
-        return facts.rounds
-    return wanted if facts.max_passes is None else min(wanted, int(facts.max_passes) - looks)
+    """Rounds on all records: the caller's, or as wanted, within the allowed passes."""
+    most = math.inf if facts.max_passes is None else int(facts.max_passes) - looks
+    if most < 1 and facts.rounds is None:
+        raise Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
+    return facts.rounds or int(min(wanted, most))
 
 
 def batch_of(facts: Facts) -> int:
@@ -203,11 +205,8 @@ def batch_of(facts: Facts) -> int:
 
 def sampled_rounds(facts: Facts, batch_size: int, passes: float | None = None) -> int:
     """Rounds on batches: the caller's, or as wanted, within the allowed passes."""
-    if facts.rounds is not None:
-        return facts.rounds
-    if passes is None:
-        return CONSTANTS.sampled_rounds
-    return max(1, min(CONSTANTS.sampled_rounds, int(passes * facts.n / batch_size)))
+    most = math.inf if passes is None else max(1, int(passes * facts.n / batch_size))
+    return facts.rounds or int(min(CONSTANTS.sampled_rounds, most))
 
 
 def sampled_run(facts: Facts, clip: float, dims: int) -> Run:
@@ -217,18 +216,17 @@ def sampled_run(facts: Facts, clip: float, dims: int) -> Run:
     return Run(facts, rounds, batch, clip, facts.poisson_multiplier(batch / facts.n, rounds), dims)
 
 
-def full_run(facts: Facts, clip: float, dims: int, wanted: int, share: float = 1.0, looks: int = 0) -> Run | Refusal:
+def full_run(facts: Facts, clip: float, dims: int, wanted: int, share: float = 1.0, looks: int = 0) -> Run:
     """All records every round; the step's share of the budget where something else is bought, in so many looks."""
     rounds = full_rounds(facts, wanted, looks)
-    if rounds < 1:
-        return Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
     return Run(facts, rounds, None, clip, facts.full_multiplier(rounds, share), dims, looks)
 
 
 def free_run(facts: Facts, dims: int, sampled: bool) -> Run:
     """Without a budget: all records, or shuffled batches for some epochs."""
     if not sampled:
-        return Run(facts, max(1, full_rounds(facts, CONSTANTS.free_rounds)), None, 0.0, None, dims)
+        most = CONSTANTS.free_rounds if facts.max_passes is None else min(CONSTANTS.free_rounds, int(facts.max_passes))
+        return Run(facts, facts.rounds or max(1, most), None, 0.0, None, dims)
     batch = facts.batch_size or min(facts.n, CONSTANTS.free_batch)
     rounds = CONSTANTS.free_epochs * -(-facts.n // batch)
     if facts.max_passes is not None:  # the last batch of an epoch may be small: count whole ones
@@ -236,7 +234,7 @@ def free_run(facts: Facts, dims: int, sampled: bool) -> Run:
     return Run(facts, facts.rounds or rounds, batch, 0.0, None, dims)
 
 
-def plain_run(facts: Facts, dims: int) -> Run | Refusal:
+def plain_run(facts: Facts, dims: int) -> Run:
     """All records, one public step: step * T is what noise depends on, as long as the allowed noise lets it be."""
     low, high = CONSTANTS.full_rounds
     rounds = math.ceil(facts.tau * facts.b / (facts.the_clip * (CONSTANTS.longest / facts.smooth)))
@@ -269,6 +267,8 @@ def sketched(run: Run, arguments: Mapping[str, Any]) -> Choice:
 
 
 P = ParamSpec("P")
+Build = Callable[[Binding], Pipeline]
+"""What a recipe function returns: how a pipeline is built from public facts.  Its name and arguments follow."""
 
 Fill = Callable[[Facts], Choice | Refusal]
 
@@ -297,11 +297,11 @@ class Variant:
         """Algorithm and variant."""
         return f"{self.of.name} ({self.variant})" if self.variant else self.of.name
 
-    def __call__(self, facts: Facts) -> Choice | Refusal:
-        """The choice under its name, or why there is none."""
+    def __call__(self, facts: Facts) -> Choice:
+        """The choice under its name; a `Refusal` says why there is none."""
         choice = self.make(facts)
         if isinstance(choice, Refusal):
-            return choice
+            raise choice
         measured = None if self.shortfall is None else self.shortfall[int(facts.wide)]
         return replace(
             choice,
@@ -326,7 +326,7 @@ class Algorithm(Generic[P]):
     like      the algorithm that this is another name of: it is filled like that one
     """
 
-    function: Callable[P, Recipe]
+    function: Callable[P, Recipe | Build]
     private: bool
     direct: bool = False
     needs: tuple[str, ...] = ()
@@ -341,8 +341,12 @@ class Algorithm(Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Recipe:
         """The recipe for these arguments."""
         built = self.function(*args, **kwargs)
-        validate.check(isinstance(built, Recipe), "algorithm", self.name, "return a Recipe")
-        return built
+        if isinstance(built, Recipe):
+            return built
+        validate.check(callable(built), "algorithm", self.name, "return a Recipe, or what builds its pipeline")
+        given = self._signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return Recipe(self.name, built, given.arguments)
 
     def __repr__(self) -> str:
         return f"<algorithm {self.address}>"
@@ -353,15 +357,17 @@ class Algorithm(Generic[P]):
         return self.function.__name__
 
     @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
+    @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """What the recipe takes by name."""
-        return inspect.signature(self.function).parameters
+        return self._signature.parameters
 
     def takes(self, name: str) -> bool:
         """Whether the recipe takes an argument, by name or among others."""
-        return name in self.parameters or any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values()
-        )
+        return name in self.parameters or any(taken.kind is taken.VAR_KEYWORD for taken in self.parameters.values())
 
     # ------------------------------------------------------------ how it is filled
 
@@ -381,17 +387,15 @@ class Algorithm(Generic[P]):
 
         return declared
 
-    def _by_signature(self, facts: Facts) -> Choice | Refusal:
+    def _by_signature(self, facts: Facts) -> Choice:
         """clip, step, batch_size, m or k, and output, as far as the recipe takes them; the rest has its defaults."""
         sampled = "batch_size" in self.parameters
         dims = facts.narrow_size if {"m", "k"} & set(self.parameters) else facts.parameters
         if not facts.private:
-            run: Any = free_run(facts, dims, sampled)
+            run = free_run(facts, dims, sampled)
             step = facts.step or 1 / facts.smooth
         else:
             run = sampled_run(facts, facts.the_clip, dims) if sampled else plain_run(facts, dims)
-            if isinstance(run, Refusal):
-                return run
             step = allowed_step(run)
         values = {"clip": run.clip, "step": step, "batch_size": run.batch_size, "m": dims, "k": dims, "output": "last"}
         arguments = {name: value for name, value in values.items() if name in self.parameters}
@@ -415,17 +419,15 @@ class Algorithm(Generic[P]):
 
 
 @overload
-def algorithm(function: Callable[P, Recipe], /) -> Algorithm[P]: ...
-
-
+def algorithm(function: Callable[P, Recipe | Build], /) -> Algorithm[P]: ...
 @overload
 def algorithm(
     *, fill: Fill | None = None, private: bool | None = None, **said: Any
-) -> Callable[[Callable[P, Recipe]], Algorithm[P]]: ...
-
-
+) -> Callable[[Callable[P, Recipe | Build]], Algorithm[P]]: ...
 def algorithm(function: Any = None, /, *, fill: Fill | None = None, private: bool | None = None, **said: Any) -> Any:
     """Declare a recipe function as an algorithm, which planner and estimators then take like their own.
+
+    It returns a `Recipe`, or the function that builds one's pipeline: name and arguments are then its own.
 
     fill     how public facts fill it (see `Algorithm.filling`); by default by the names of its arguments
     private  whether it runs under a budget; by default, whether it takes an `epsilon`
@@ -449,15 +451,16 @@ def algorithm(function: Any = None, /, *, fill: Fill | None = None, private: boo
     ...         update = Step(binding.constraint, binding.penalty)
     ...         promise = budget.promise(split, binding)
     ...         return Pipeline([Stage(sampler, [release])], lambda t: step, update, rounds=rounds, promise=promise)
-    ...     return Recipe("my_gd", build)
+    ...     return build
     >>> ranked = plan(n=1000, d=5, epsilon=1.0, algorithms=["dp_sgd", my_gd])
     >>> [choice.name for choice in ranked.choices], dict(ranked.choice("my_gd").arguments)["clip"]
     (['dp_sgd', 'my_gd'], 0.5)
     """
 
     def declared(recipe: Any) -> Algorithm[Any]:
-        named = "epsilon" in inspect.signature(recipe).parameters
-        result = Algorithm(recipe, named if private is None else private, **said)
+        result = Algorithm(recipe, bool(private), **said)
+        if private is None:
+            result.private = "epsilon" in result.parameters
         if fill is not None:
             result.filling()(fill)
         return result

@@ -7,21 +7,18 @@ A step multiplies instead of adding: the rate depends on the largest entry of a 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from isthmus.algorithms.filling import algorithm
-from isthmus.algorithms.first_order import Family, StepRule, WidthRule, bound_size, scheduled_size, step_rule
-from isthmus.algorithms.private import Budget, Relation, _Private
+from isthmus.algorithms.filling import Build, algorithm
+from isthmus.algorithms.first_order import Descent, Family, StepRule, WidthRule, narrowed, step_rule
+from isthmus.algorithms.private import Relation, private_descent
 from isthmus.base import validate
-from isthmus.core.minimize import Binding, Recipe
-from isthmus.core.parts import average_of
+from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import pinv, unbiased
 from isthmus.parts import Full, Mirror, Shuffle
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip
 from isthmus.sets import Simplex
-from isthmus.sketches import CountSketch, Identity
+from isthmus.sketches import CountSketch
 from isthmus.sketches.base import Size
 from isthmus.theory import Schedule
 
@@ -37,7 +34,7 @@ def mirror_descent(
     schedule: Schedule | None = None,
     output: str = "average",
     sketch: Family = CountSketch,
-) -> Recipe:
+) -> Build:
     """Entropic mirror descent over `Simplex(radius)`, from its middle unless told otherwise.
 
     step        eta, or a rule t -> eta: sqrt(2 log d / T) over the largest entry of a gradient is the theorem's
@@ -48,23 +45,15 @@ def mirror_descent(
     >>> mirror_descent(step=0.1).name
     'mirror_descent'
     """
-    step_rule(step, schedule)
-    average_of(output)
+    rule, sampler = step_rule(step, schedule), Full() if batch_size is None else Shuffle(batch_size)
+    descent = Descent(m=m, schedule=schedule, output=output, sketch=sketch if narrowed(m, schedule) else None)
 
     def build(binding: Binding) -> Pipeline:
-        sampler = Full() if batch_size is None else Shuffle(batch_size)
-        size = scheduled_size(m, schedule)
-        encode = Identity() if size is None else sketch(bound_size(size, binding, sampler.rounds(binding.n)))
-        return Pipeline(
-            [Stage(sampler, [Release(encode=encode, lift=pinv if size is None else unbiased)])],
-            step_rule(step, schedule),
-            mirror_of(binding),
-            average_of(output),
-            output="last" if output == "last" else "average",
-            rounds=None if schedule is None else schedule.rounds,
-        )
+        encode = descent.encode(binding, sampler.rounds(binding.n))
+        stage = Stage(sampler, [Release(encode=encode, lift=pinv if descent.sketch is None else unbiased)])
+        return descent.pipeline(binding, [stage], rule, update=mirror_of(binding))
 
-    return Recipe("mirror_descent", build, {"m": m, "step": step, "batch_size": batch_size, "output": output})
+    return build
 
 
 @algorithm(left_out=ASKED, words="each round adds noise to a sum and moves by factors, inside a simplex")
@@ -78,14 +67,13 @@ def dp_mirror_descent(
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     output: str = "average",
-) -> Recipe:
+) -> Build:
     """`mirror_descent` on clipped sums with Gaussian noise; arguments as for `dp_sgd`.
 
     >>> dp_mirror_descent(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_mirror_descent'
     """
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0)
-    return replace(filling, update=mirror_of).recipe("dp_mirror_descent")
+    return private_descent(moves=mirror_of, **locals())
 
 
 def mirror_of(binding: Binding) -> Mirror:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
 from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
 from isthmus.algorithms.filling import (
     AVERAGED,
+    Build,
     Choice,
     Refusal,
     algorithm,
@@ -27,16 +28,7 @@ from isthmus.algorithms.filling import (
     sketched,
     walk,
 )
-from isthmus.algorithms.first_order import (
-    Family,
-    StepRule,
-    WidthRule,
-    bound_size,
-    largest_size,
-    scheduled_size,
-    step_rule,
-    stop_of,
-)
+from isthmus.algorithms.first_order import Descent, Family, StepRule, WidthRule, step_rule
 from isthmus.algorithms.purchases import (
     SMALL,
     Columns,
@@ -52,20 +44,20 @@ from isthmus.algorithms.purchases import (
     paid,
 )
 from isthmus.base import validate
-from isthmus.core.minimize import Binding, Recipe
-from isthmus.core.parts import Update, average_of
+from isthmus.core.minimize import Binding
+from isthmus.core.parts import Update
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, StepSize
-from isthmus.lifts import ProjectAndLift, discard, pinv
+from isthmus.lifts import discard
 from isthmus.objectives.linear import GRAM_LIMIT
-from isthmus.parts import Step, Tail
+from isthmus.parts import Tail
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, GroupClip, Poisson, PrivacyPlan
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder
 from isthmus.privacy.plan import default_delta
 from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Identity
-from isthmus.sketches.base import Size
+from isthmus.sketches import CountSketch, Encoder, GaussianSketch
+from isthmus.sketches.base import Size, resolve
 from isthmus.theory import Rule, Schedule
 from isthmus.theory.printed import Printed, own_length
 
@@ -174,7 +166,7 @@ def dp_sgd(
     schedule: Schedule | None = None,
     stop: Any = None,
     micro_batch: int = 1,
-) -> Recipe:
+) -> Build:
     """DP-SGD: Poisson batches, per-record clip, Gaussian noise in R^d.
 
     epsilon, delta  the whole run's budget; delta defaults to min(1e-5, n^-1.1)
@@ -198,8 +190,7 @@ def dp_sgd(
     >>> dp_sgd(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_sgd'
     """
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, momentum)
-    return replace(filling, schedule=schedule, stop=stop, micro=micro_batch).recipe("dp_sgd", **_unusual(micro_batch))
+    return private_descent(**locals())
 
 
 @algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
@@ -222,7 +213,7 @@ def dp_gd(
     tau: float | None = None,
     schedule: Schedule | None = None,
     stop: Any = None,
-) -> Recipe:
+) -> Build:
     """DP-GD: `dp_sgd` on all records every round.
 
     For linear models whose rows have norm at most 1 it can first buy, from the same budget, what it needs to know:
@@ -239,25 +230,24 @@ def dp_gd(
                   within limits), allows
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
-    buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
-    stepped = step is not None and not isinstance(step, str)
-    remedy = "leave it out: preconditioned steps have length 1"
-    validate.check(not (precondition and stepped), "step", step, remedy)
-    rule: StepRule | None = None if isinstance(step, str) else step
-    if buys:
-        fixed = not isinstance(clip, AdaptiveClip)
-        validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
-        validate.check(momentum == 0, "momentum", momentum, "leave it out: the step that is bought is for plain steps")
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, momentum, buys=buys)
-    planned = schedule is None and stop is None
-    validate.check(
-        planned or not buys,
-        "schedule, stop",
-        (schedule, stop),
-        "leave them out: the step that is bought needs a planned number of rounds",
-    )
-    arguments = {"scale": scale, "step": step, "precondition": precondition} if buys else {}
-    return replace(filling, schedule=schedule, stop=stop).recipe("dp_gd", **arguments)
+    buys = purchases_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
+    rule = None if isinstance(step, str) else step
+    validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
+    plain = {"clip": not isinstance(clip, AdaptiveClip), "momentum": momentum == 0}
+    plain |= {"schedule": schedule is None, "stop": stop is None}
+    for name, usual in plain.items():
+        remedy = "leave it out, or give a number as clip: what is bought is for a planned number of plain steps"
+        validate.check(usual or not buys, name, locals()[name], remedy)
+    return PrivateDescent(
+        Budget(epsilon, delta, adjacency, n),
+        clip=clip,
+        step=rule,
+        momentum=momentum,
+        output=output,
+        schedule=schedule,
+        stop=stop,
+        buys=buys,
+    ).build
 
 
 @algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
@@ -280,7 +270,7 @@ def dp_comp_minibatch(
     clipped: str = "after",
     micro_batch: int = 1,
     as_published: bool = False,
-) -> Recipe:
+) -> Build:
     """DP-CompMiniBatch (000): sketch, clip after, noise in R^m, project and lift onto the set.
 
     The published sensitivity of 2L/b is not proven and its noise can violate the claim; here the code of every
@@ -294,11 +284,7 @@ def dp_comp_minibatch(
     >>> dp_comp_minibatch(epsilon=1.0, m=50, clip=1.0, step=0.1, n="exact").arguments["m"]
     50
     """
-    budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
-    family = GaussianSketch if as_published else sketch
-    filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, pick, schedule, stop)
-    filling = replace(filling, published=as_published, clipped=clipped, micro=micro_batch)
-    return filling.recipe("dp_comp_minibatch", as_published=as_published, **_unusual(micro_batch, clipped))
+    return private_descent(**locals())
 
 
 @algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
@@ -320,7 +306,7 @@ def priv_sgd(
     clipped: str = "after",
     micro_batch: int = 1,
     as_published: bool = False,
-) -> Recipe:
+) -> Build:
     """PrivSGD = DP-CompGD (001, App. C; 000, Alg. 4): all records every round, noise in R^m, project and lift.
 
     m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
@@ -332,194 +318,151 @@ def priv_sgd(
     >>> priv_sgd(epsilon=1.0, m=50, clip=1.0, step=0.1, n="exact").name
     'priv_sgd'
     """
-    budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
-    family = GaussianSketch if as_published else sketch
-    filling = _Private(budget, clip, step, None, output, 0.0, m, family, tol, pick, schedule, stop)
-    filling = replace(filling, published=as_published, clipped=clipped, micro=micro_batch)
-    return filling.recipe("priv_sgd", as_published=as_published, **_unusual(micro_batch, clipped))
+    return private_descent(**locals())
 
 
-@algorithm(
-    private=True,
-    like=priv_sgd,
-    words="each round summarises all records in a few random numbers and adds noise to those",
-)
-def dp_comp_gd(**arguments: Any) -> Recipe:
+@algorithm(private=True, like=priv_sgd, words=priv_sgd.words)
+def dp_comp_gd(**arguments: Any) -> Build:
     """DP-CompGD (000): another name of `priv_sgd`."""
-    return replace(priv_sgd(**arguments), name="dp_comp_gd")
+    return priv_sgd(**arguments).build
+
+
+def private_descent(
+    *,
+    epsilon: float,
+    delta: float | None,
+    n: int | str | None,
+    adjacency: Relation,
+    as_published: bool = False,
+    **rest: Any,
+) -> Build:
+    """Private descent by the arguments of a recipe."""
+    if not as_published:
+        return PrivateDescent(Budget(epsilon, delta, adjacency, n), **rest).build
+    budget = published_budget(epsilon, delta, n)
+    return PrivateDescent(budget, published=True, **{**rest, "sketch": GaussianSketch}).build
 
 
 @dataclass(frozen=True)
-class _Private:
+class PrivateDescent(Descent):
     """One stage, one release: encode, clip after, Gaussian, lift, step on C; and what is bought before it.
 
-    published  sketch the whole sum as papers 001 and 000 print it
-    guarantee  what a sound mechanism, run as printed, says of itself
-    clipped    codes "after" the map, or gradients "before" it
-    micro      the expected size of micro-batches, whose means are clipped; 1: records are
-    update     of what the recipe is bound to, in place of a projected step
+    published    sketch the whole sum as papers 001 and 000 print it
+    guarantee    what a sound mechanism, run as printed, says of itself
+    clipped      codes "after" the map, or gradients "before" it
+    micro_batch  the expected size of micro-batches, whose means are clipped; 1: records are
+    dims         of codes, where an encoder of its own makes them
+    moves        the update, in place of a projected step
     """
 
     budget: Budget
+    _: KW_ONLY
     clip: float | AdaptiveClip
-    step: StepRule | None
-    batch_size: int | None
-    output: str
-    momentum: float
-    m: Size | WidthRule | None = None
-    sketch: Family | None = None
-    tol: float = 1e-2
-    pick: str = "nearest"
-    schedule: Schedule | None = None
-    stop: Any = None
+    batch_size: int | None = None
     encoder: Encoder | None = None
+    dims: int | None = None
     buys: tuple[SumPurchase, ...] = ()
     published: bool = False
     guarantee: str = ""
     clipped: str = "after"
-    micro: int = 1
-    update: Callable[[Binding], Update] | None = None
+    micro_batch: int = 1
+    moves: Callable[[Binding], Update] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         validate.one_of(("after", "before"), clipped=self.clipped)
-        validate.positive_int(micro_batch=self.micro)
-        allowed = self.micro == 1 or not (self.published or isinstance(self.clip, AdaptiveClip))
-        validate.check(
-            allowed,
-            "micro_batch",
-            self.micro,
-            "leave it out, or give a fixed clip and as_published=False, which micro-batches need",
-        )
-        fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
-        validate.check(fixed, "clip", self.clip, "give a number: the clip of a published algorithm does not move")
+        validate.positive_int(micro_batch=self.micro_batch)
+        moving = isinstance(self.clip, AdaptiveClip)
+        whole = self.micro_batch == 1 or not (self.published or moving)
+        remedy = "leave it out, or give a fixed clip and as_published=False, which micro-batches need"
+        validate.check(whole, "micro_batch", self.micro_batch, remedy)
+        remedy = "give a number: the clip of a published algorithm does not move"
+        validate.check(not (self.published and moving), "clip", self.clip, remedy)
         self.clipping()
-        if self.step is not None:
-            step_rule(self.step, None)
-        sized = self.sketch is None or self.size is not None
-        validate.check(sized, "m", self.m, "give the narrow dimension, or a schedule that has one")
-        validate.one_of(("nearest", "min_gauge"), pick=self.pick)
         if self.buys:
             validate.one_of(("last", "average"), output=self.output)
-        average_of(self.output)
-        validate.positive(tol=self.tol)
-
-    @property
-    def size(self) -> Size | WidthRule | None:
-        """The narrow dimension, as given or as scheduled; None where there is no map."""
-        return self.m if self.sketch is None else scheduled_size(self.m, self.schedule)
-
-    def recipe(self, name: str, **extra: Any) -> Recipe:
-        """The recipe under its name."""
-        arguments = {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "clip": self.clip, "m": self.m}
-        return Recipe(name, self.build, {**arguments, "batch_size": self.batch_size, "as_published": False, **extra})
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""
-        check_buys(self.buys, binding)
-        budget, n = self.budget, self.budget.records(binding)
-        sampler = self._sampler(binding)
+        check_purchases(self.buys, binding)
+        budget, n, sampler = self.budget, self.budget.records(binding), self._sampler(binding)
         rounds = rounds_of(binding, sampler, n, None if self.schedule is None else self.schedule.rounds)
         plan = budget.plan(binding, self._charges(rounds, sampler))
         promise = budget.promise(plan, binding)
-        groups = None if self.micro == 1 else round(sampler.divisor(n))
-        return Pipeline(
-            [Stage(sampler, self._releases(binding, plan, sampler, rounds), groups=groups)],
-            self._step(binding, plan, sampler, rounds),
-            Step(binding.constraint, binding.penalty, self.momentum) if self.update is None else self.update(binding),
-            Tail(start=rounds // 2) if self.buys else average_of(self.output),
-            stop=stop_of(self.stop, self.schedule, binding.constraint),
-            output="last" if self.output == "last" else "average",
-            rounds=rounds,
-            promise=replace(promise, epsilon=math.inf) if self.published else promise,
-            before=paid(plan, self.buys, Terms(n, rounds, self.clipping().init(), plan.mu)),
-        )
+        more: dict[str, object] = {"promise": replace(promise, epsilon=math.inf) if self.published else promise}
+        if self.moves is not None:
+            more["update"] = self.moves(binding)
+        if self.buys:
+            more["average"] = Tail(start=rounds // 2)
+            more["before"] = paid(plan, self.buys, Terms(n, rounds, self.clipping().init(), plan.mu))
+        groups = None if self.micro_batch == 1 else round(sampler.divisor(n))
+        stage = Stage(sampler, self._releases(binding, plan, sampler, rounds), groups=groups)
+        return self.pipeline(binding, [stage], self._step(binding, plan, sampler, rounds), rounds=rounds, **more)
 
     def _sampler(self, binding: Binding) -> PrivateSampler:
         if self.published and self.batch_size is not None:
             return FixedSize(self.batch_size, binding.n)
         sampler = self.budget.sampler(binding, self.batch_size)
-        if self.micro == 1:
+        if self.micro_batch == 1:
             return sampler
-        groups = max(1, round(sampler.divisor(self.budget.records(binding)) / self.micro))
+        groups = max(1, round(sampler.divisor(self.budget.records(binding)) / self.micro_batch))
         return replace(sampler, expected=float(groups))  # the mean is over groups
 
     def _releases(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> list[Release]:
         """The gradient, and the count that moves an adaptive clip."""
-        n, mechanism = self.budget.records(binding), plan.mechanism("gradient")
-        encode, lift = self._encode(binding, sampler.rounds(n)), self._lift(binding)
+        n, mechanism, clip = self.budget.records(binding), plan.mechanism("gradient"), self.clipping(sampler)
+        encode = self.encoder or self.encode(binding, sampler.rounds(n))
         mechanism = Printed(mechanism, self.guarantee) if self.guarantee else mechanism
-        release = Release(encode=encode, clip=self.clipping(sampler), mechanism=mechanism, lift=lift)
+        release = Release(encode=encode, clip=clip, mechanism=mechanism, lift=self.lift(binding))
         if self.published:
-            terms: dict[str, Any] = {
-                "n": n,
-                "steps": rounds,
-                "epsilon": self.budget.epsilon,
-                "delta": plan.delta or 0.0,
-            }
-            return [own_length(release, self.clipping().init(), **terms, batch=self.batch_size)]
-        clip = release.clip
-        if not isinstance(self.clip, AdaptiveClip) or not isinstance(clip, AdaptiveClip):
+            budget = {"epsilon": self.budget.epsilon, "delta": plan.delta or 0.0}
+            return [own_length(release, clip.init(), n=n, steps=rounds, **budget, batch=self.batch_size)]
+        if not isinstance(clip, AdaptiveClip):
             return [release]
         below = ClipCountEncoder(encode, clip, "main/gradient")
-        count = plan.mechanism(self.clip.release)
-        return [release, Release(self.clip.release, below, Clip(0.5), mechanism=count, lift=discard)]
+        return [release, Release(clip.release, below, Clip(0.5), mechanism=plan.mechanism(clip.release), lift=discard)]
 
-    def _step(self, binding: Binding, plan: Any, sampler: PrivateSampler, rounds: int) -> StepSize:
+    def _step(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> StepSize:
         """The given step, or ||C|| / sqrt(t (L^2 + m_T sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
         if self.step is not None or self.schedule is not None:
             return step_rule(self.step, self.schedule)
         if self.buys:
             return lambda t: 1.0
-        bounded = binding.constraint.bounded and binding.constraint.can("diameter")
-        validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
-        n, clip, size = self.budget.records(binding), self.clipping().init(), self.size
-        m = binding.d if size is None else largest_size(size, binding, sampler.rounds(n), rounds)
-        gain = math.sqrt(binding.d / m) if self.sketch is not None and self.clipped == "before" else 1.0
+        diameter, n, clip = diameter_of(binding), self.budget.records(binding), self.clipping().init()
+        size, m, gain = self.size(binding, sampler.rounds(n)), self.dims or binding.d, 1.0
+        if size is not None:  # m_T, the largest of the run
+            m = max(resolve(size, binding.d, t) for t in (range(rounds) if callable(size) else (0,)))
+            gain = math.sqrt(binding.d / m) if self.clipped == "before" else 1.0
         noise = plan.multiplier("gradient") * self.clipping(sampler).total(clip) * gain / sampler.divisor(n)
-        return Rule(binding.constraint.diameter(binding.d) / math.hypot(clip, math.sqrt(m) * noise), power=0.5)
+        return Rule(diameter / math.hypot(clip, math.sqrt(m) * noise), power=0.5)
 
-    def clipping(self, sampler: PrivateSampler | None = None) -> Any:
+    def clipping(self, sampler: PrivateSampler | None = None) -> AdaptiveClip | Clip | GroupClip:
         """The clip as its type; that of micro-batches depends on what the sampler looks at."""
         before = self.clipped == "before" or (self.encoder is not None and self.encoder.clips_before)
         if isinstance(self.clip, AdaptiveClip):
             return replace(self.clip, before=before)
-        if self.micro == 1:
+        if self.micro_batch == 1:
             return Clip(self.clip, before=before)
         whole = sampler is not None and sampler.rate == 1
         return GroupClip(self.clip, 2, before, whole and self.budget.relation is Adjacency.REPLACE_ONE)
 
     def _charges(self, rounds: int, sampler: PrivateSampler) -> list[Charge]:
+        if isinstance(self.clip, AdaptiveClip):
+            shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
+            return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
         remaining = 1 - sum(item.share for item in self.buys)
-        if not isinstance(self.clip, AdaptiveClip):
-            return [*charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
-        shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
-        return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
-
-    def _encode(self, binding: Binding, per_epoch: int) -> Encoder:
-        if self.encoder is not None:
-            return self.encoder
-        if self.sketch is None or self.size is None:
-            return Identity()
-        return self.sketch(bound_size(self.size, binding, per_epoch))
-
-    def _lift(self, binding: Binding) -> Any:
-        narrow = self.sketch is not None and not isinstance(binding.constraint, Whole)
-        return ProjectAndLift(binding.constraint, self.pick, self.tol) if narrow else pinv
+        return [*charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
 
 
-def _unusual(micro: int, clipped: str = "after") -> dict[str, Any]:
-    """What is not as usual, for the words of a recipe."""
-    arguments = {"micro_batch": micro} if micro != 1 else {}
-    return arguments | ({"clipped": clipped} if clipped != "after" else {})
+def diameter_of(binding: Binding) -> float:
+    """||C||, of which default steps are made."""
+    bounded = binding.constraint.bounded and binding.constraint.can("diameter")
+    validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
+    return float(binding.constraint.diameter(binding.d))
 
 
-def items_of(
-    scale: str,
-    step: StepRule | str | None,
-    precondition: bool,
-    tau: float | None,
-    shapes: Shapes,
-    targets: bool = False,
+def purchases_of(
+    scale: str, step: StepRule | str | None, precondition: bool, tau: float | None, shapes: Shapes, targets: bool
 ) -> tuple[SumPurchase, ...]:
     """What `dp_gd(scale=..., step=..., precondition=...)` buys; a step that is not given is bought with the rest."""
     validate.one_of(SCALES, scale=scale)
@@ -527,21 +470,19 @@ def items_of(
         validate.one_of(("auto",), step=step)
     if tau is not None:
         validate.positive(tau=tau)
-    scales: dict[str, tuple[SumPurchase, ...]] = {
-        "none": (),
-        "columns": (Columns(),),
-        "moments": (Moments(),),
-        "shapes": (shapes,),
-    }
-    whole = scale == "shapes"
-    items = (*scales[scale], TargetShape(clips=whole)) if targets or whole else scales[scale]
+    smooth, items = scale == "shapes", list[SumPurchase]()
+    if scale != "none":
+        items.append({"columns": Columns(), "moments": Moments(), "shapes": shapes}[scale])
+    if targets or smooth:
+        items.append(TargetShape(clips=smooth))
     if precondition:
-        return (*items, ShrunkStatistics() if scale == "shapes" else Statistics())
-    automatic = isinstance(step, str) or (step is None and scale != "none")
-    return (*items, Lambda(tau=tau)) if automatic else items
+        items.append(ShrunkStatistics() if smooth else Statistics())
+    elif step == "auto" or (step is None and scale != "none"):
+        items.append(Lambda(tau=tau))
+    return tuple(items)
 
 
-def check_buys(items: Sequence[SumPurchase], binding: Binding) -> None:
+def check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
     """Refuse sets and penalties that mean something else after what is bought."""
     free = isinstance(binding.constraint, Whole)
     scaled = any(isinstance(item, (Columns, Moments, Shapes)) for item in items)
@@ -576,38 +517,32 @@ def spent_on(facts: Facts, scale: str) -> float:
     evidence="measured (private_tables): a9a .839, IMDB .811 at epsilon 0.5 with 100 rounds",
     shortfall=(0.011, 0.037),
 )
-def plain(facts: Facts) -> Choice | Refusal:
+def plain(facts: Facts) -> Choice:
     """All records, one public step; nothing is bought."""
     run = plain_run(facts, facts.parameters)
-    if isinstance(run, Refusal):
-        return run
     step = allowed_step(run)
     return run.choice({"clip": facts.the_clip, "step": step}, margin_noise=walk(run, step))
 
 
-def _preconditioned(facts: Facts, scale: str) -> Choice | Refusal:
+def _preconditioned(facts: Facts, scale: str) -> Choice:
     """A scale, then X'X."""
-    reason = _cannot_prepare(facts, scale)
-    if reason is not None:
-        return Refusal(reason)
+    _check_prepared(facts, scale)
     if not facts.free:
-        return Refusal("preconditioned steps have no proximal map: leave out the set and the penalty")
+        raise Refusal("preconditioned steps have no proximal map: leave out the set and the penalty")
     if facts.of_loss.curvature is None or facts.outputs > 1:
-        return Refusal("noisy X'X is for a smooth loss with one output")
+        raise Refusal("noisy X'X is for a smooth loss with one output")
     columns = facts.smooth_features if scale == "shapes" else facts.d
     if columns + 1 > SMALL:
-        return Refusal(f"noisy X'X is for fewer than {SMALL} columns")
+        raise Refusal(f"noisy X'X is for fewer than {SMALL} columns")
     least = facts.smooth_statistics if scale == "shapes" else CONSTANTS.statistics_b * columns**2
     if facts.b < least:
-        return Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}")
+        raise Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}")
     if facts.step is not None:
-        return Refusal("preconditioned steps have length 1: leave step out")
+        raise Refusal("preconditioned steps have length 1: leave step out")
     share = 1 - spent_on(facts, scale) - Statistics().share
     looks = 1 + _looks(facts, scale, automatic=False)
     rounds = CONSTANTS.shapes_rounds if scale == "shapes" else CONSTANTS.statistics_rounds
     run = full_run(facts, facts.the_clip, columns + 1, rounds, share, looks)
-    if isinstance(run, Refusal):
-        return run
     # standardised rows of norm 1 have X'X / n near I / (d + 1); the points of all rounds are averaged
     inverse = (columns + 1) / (facts.of_loss.usual_curvature or facts.of_loss.curvature)
     margin = inverse * run.sigma / math.sqrt(max(1, run.rounds - run.rounds // 2))
@@ -638,7 +573,7 @@ def _copied(facts: Facts, scale: str) -> int:
     evidence="measured: a9a .840 in one pass, all records .764; .846 in 10 passes at epsilon 0.5 (private_tables)",
     shortfall=(0.004, 0.026),
 )
-def batches(facts: Facts) -> Choice | Refusal:
+def batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
     run = sampled_run(facts, facts.the_clip, facts.parameters)
     step = allowed_step(run)
@@ -651,7 +586,7 @@ def batches(facts: Facts) -> Choice | Refusal:
     shortfall=(0.011, 0.05),
     research=True,
 )
-def sketched_batches(facts: Facts) -> Choice | Refusal:
+def sketched_batches(facts: Facts) -> Choice:
     """Poisson batches, a fresh count-sketch every round."""
     run = sampled_run(facts, facts.the_clip, facts.narrow_size)
     return sketched(run, {"m": run.dims, "batch_size": run.batch_size})
@@ -661,10 +596,10 @@ def sketched_batches(facts: Facts) -> Choice | Refusal:
     evidence="Theorem 12 (000); measured: lending R2 .439 with 3000 rows and m = 20, on batches .436, in blocks .26",
     shortfall=(0.012, 0.06),
 )
-def sketched_sums(facts: Facts) -> Choice | Refusal:
+def sketched_sums(facts: Facts) -> Choice:
     """All records, a fresh count-sketch every round."""
     run = full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
-    return run if isinstance(run, Refusal) else sketched(run, {"m": run.dims})
+    return sketched(run, {"m": run.dims})
 
 
 def preferred(facts: Facts) -> str:
@@ -702,18 +637,18 @@ def shaped(facts: Facts) -> bool:
     return required or facts.shapes >= (least if facts.ranged else max(least, CONSTANTS.shapes_levels[-1]))
 
 
-def _cannot_prepare(facts: Facts, scale: str) -> str | None:
-    """Why this preparation is not for these facts."""
+def _check_prepared(facts: Facts, scale: str) -> None:
+    """Refuse facts that this preparation is not for."""
     if scale != "none" and not facts.free and (facts.scale == "auto" or facts.constraint is not None):
-        return "a set or a penalty is about the coefficients as they are: columns are not rescaled"
+        raise Refusal("a set or a penalty is about the coefficients as they are: columns are not rescaled")
+    if facts.scale == "none" != scale and facts.public is not None:
+        raise Refusal("columns were scaled by public rows")
     if facts.scale not in ("auto", scale):
-        by_public = facts.scale == "none" and facts.public is not None
-        return "columns were scaled by public rows" if by_public else f"scale={facts.scale!r} was asked for"
+        raise Refusal(f"scale={facts.scale!r} was asked for")
     if scale == "shapes" and facts.sparse:
-        return "smooth features are for dense rows"
+        raise Refusal("smooth features are for dense rows")
     if scale == "moments" and facts.sparse and facts.d > SMALL:
-        return f"CSR rows of more than {SMALL} columns are not centred"
-    return None
+        raise Refusal(f"CSR rows of more than {SMALL} columns are not centred")
 
 
 def _looks(facts: Facts, scale: str, automatic: bool) -> int:
@@ -734,18 +669,14 @@ def _rounds(facts: Facts, scale: str) -> int:
     return CONSTANTS.scaled_rounds
 
 
-def _prepared(facts: Facts, scale: str) -> Choice | Refusal:
-    reason = _cannot_prepare(facts, scale)
-    if reason is not None:
-        return Refusal(reason)
+def _prepared(facts: Facts, scale: str) -> Choice:
+    _check_prepared(facts, scale)
     automatic = facts.step is None
     spent = spent_on(facts, scale) + (Lambda().share if automatic else 0)
     columns = facts.smooth_features if scale == "shapes" else facts.d
     dims = (columns + (scale in ("moments", "shapes"))) * facts.outputs
     looks = _looks(facts, scale, automatic)
     run = full_run(facts, facts.the_clip, dims, _rounds(facts, scale), 1 - spent, looks)
-    if isinstance(run, Refusal):
-        return run
     numbers = facts.of_loss.curvature is not None and not facts.of_loss.labelled()
     averaged = numbers and not facts.sparse and (scale != "none" or facts.public is not None)
     arguments: dict[str, Any] = {"clip": facts.the_clip, "scale": scale, "output": "average" if averaged else "last"}

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from isthmus.algorithms.facts import FLOPS, NUMBER, Facts
-from isthmus.algorithms.filling import Choice, Refusal, algorithm, allowed_step, sampled_run, sketched, walk
+from isthmus.algorithms.filling import Build, Choice, Refusal, algorithm, allowed_step, sampled_run, sketched, walk
 from isthmus.algorithms.first_order import StepRule
-from isthmus.algorithms.private import Budget, Relation, _Private
+from isthmus.algorithms.private import Budget, PrivateDescent, Relation
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
-from isthmus.core.minimize import Purchased, Recipe
+from isthmus.core.minimize import Purchased
 from isthmus.gradients import Outer
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows
@@ -65,7 +65,7 @@ def pdp_sgd(
     schedule: Schedule | None = None,
     stop: Any = None,
     as_published: bool = False,
-) -> Recipe:
+) -> Build:
     """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
 
     k, data       V_k: top eigenvectors of the second moment of the gradients of the public examples `data` (with
@@ -80,12 +80,20 @@ def pdp_sgd(
     >>> pdp_sgd(epsilon=1.0, k=10, data=([[1.0]], [1]), clip=1.0, step=0.1, n="exact").arguments["k"]
     10
     """
-    where = "before" if as_published else "after"
-    encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    filling = replace(filling, guarantee=_PUBLISHED if as_published else "", micro=micro_batch)
-    filling = replace(filling, schedule=schedule, stop=stop)
-    return filling.recipe("pdp_sgd", as_published=as_published, k=k, refresh=refresh, start_epoch=start_epoch)
+    where, guarantee = ("before", _PUBLISHED) if as_published else ("after", "")
+    return PrivateDescent(
+        Budget(epsilon, delta, adjacency, n),
+        clip=clip,
+        step=step,
+        batch_size=batch_size,
+        output=output,
+        micro_batch=micro_batch,
+        schedule=schedule,
+        stop=stop,
+        encoder=PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method),
+        dims=k,
+        guarantee=guarantee,
+    ).build
 
 
 @algorithm(words="noise is added in a few random directions, and the step stays in them")
@@ -106,7 +114,7 @@ def rpdp_sgd(
     micro_batch: int = 1,
     schedule: Schedule | None = None,
     stop: Any = None,
-) -> Recipe:
+) -> Build:
     """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
 
     start_epoch  before it nothing is projected, and the noise is in R^d (15 in Fig. 4b of paper 004)
@@ -121,9 +129,19 @@ def rpdp_sgd(
     encoder: Encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
     if start_epoch > 0:
         encoder = Progressive([(start_epoch, Identity()), (math.inf, encoder)])
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    filling = replace(filling, clipped=clipped, micro=micro_batch, schedule=schedule, stop=stop)
-    return filling.recipe("rpdp_sgd", k=k, refresh=refresh, start_epoch=start_epoch)
+    return PrivateDescent(
+        Budget(epsilon, delta, adjacency, n),
+        clip=clip,
+        step=step,
+        batch_size=batch_size,
+        output=output,
+        clipped=clipped,
+        micro_batch=micro_batch,
+        schedule=schedule,
+        stop=stop,
+        encoder=encoder,
+        dims=k,
+    ).build
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -138,7 +156,7 @@ REFRESH = 10
     shortfall=(0.012, 0.06),
     research=True,
 )
-def _fill_random(facts: Facts) -> Choice | Refusal:
+def _fill_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
     run = sampled_run(facts, facts.the_clip, k)
@@ -150,12 +168,12 @@ def _fill_random(facts: Facts) -> Choice | Refusal:
 
 
 @pdp_sgd.filling(shortfall=(0.014, 0.11))
-def _fill_public(facts: Facts) -> Choice | Refusal:
+def _fill_public(facts: Facts) -> Choice:
     """The top-k eigenspace of public gradients, k from the energy curve."""
     if facts.public is None:
-        return Refusal("no public rows: give public=X or (X, y)")
+        raise Refusal("no public rows: give public=X or (X, y)")
     if facts.outputs > 1 and not facts.public.labelled:
-        return Refusal("several outputs: the public rows need labels")
+        raise Refusal("several outputs: the public rows need labels")
     k = facts.public_size
     share = facts.public.share(k)
     run = sampled_run(facts, facts.the_clip, k)
@@ -192,7 +210,7 @@ def dp_subspace_gd(
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     output: str = "last",
-) -> Recipe:
+) -> Build:
     """PDP-SGD on all records, in a subspace that is bought first: for linear models whose rows have norm at most 1.
 
     k      at most so many directions; those that do not stand out of the noise of their purchase are left out
@@ -211,11 +229,14 @@ def dp_subspace_gd(
         validate.one_of(("auto",), step=step)
     fixed = not isinstance(clip, AdaptiveClip)
     validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
-    directions = Directions(k, share=share)
-    buys = (directions, Lambda()) if isinstance(step, str) else (directions,)
-    rule = None if isinstance(step, str) else step
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, 0.0, m=k, buys=buys)
-    return filling.recipe("dp_subspace_gd", k=k, step=step, share=share)
+    buys: tuple[SumPurchase, ...] = (Directions(k, share=share),)
+    rule: StepRule | None = None
+    if isinstance(step, str):
+        buys = (*buys, Lambda())
+    else:
+        rule = step
+    budget = Budget(epsilon, delta, adjacency, n)
+    return PrivateDescent(budget, clip=clip, step=rule, output=output, dims=k, buys=buys).build
 
 
 @dataclass(frozen=True)

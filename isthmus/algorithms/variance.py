@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
-from isthmus.algorithms.filling import Choice, Refusal, Run, algorithm, batch_of, sampled_rounds, walk
+from isthmus.algorithms.filling import Build, Choice, Run, algorithm, batch_of, sampled_rounds, walk
 from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Budget, Relation, rounds_of
 from isthmus.base import validate
-from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.parts import AgainstAnchor, Restart, Step
 from isthmus.privacy import Charge, Clip, Poisson
@@ -31,7 +31,7 @@ def dp_svrg(
     anchor_share: float = 0.5,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
-) -> Recipe:
+) -> Build:
     """DP-SVRG: w+ = w - eta (anchor gradient + g(w) - g(anchor)), restarted at the mean of each inner loop.
 
     inner         K, the rounds of an inner loop, at least 2
@@ -71,8 +71,7 @@ def dp_svrg(
             promise=budget.promise(plan, binding),
         )
 
-    arguments = {"epsilon": epsilon, "delta": delta, "clip": clip, "inner": inner, "batch_size": batch_size}
-    return Recipe("dp_svrg", build, arguments)
+    return build
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -83,7 +82,7 @@ def dp_svrg(
     shortfall=(0.010, 0.044),
     research=True,
 )
-def _fill(facts: Facts) -> Choice | Refusal:
+def _fill(facts: Facts) -> Choice:
     """A private anchor every 20 rounds, private differences in between."""
     clip, batch = facts.the_clip, batch_of(facts)
     inner = CONSTANTS.svrg_inner

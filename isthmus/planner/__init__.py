@@ -62,15 +62,7 @@ def plan(
     if smoothness is not None:
         smoothness = tuple(validate.as_tensor("smoothness", smoothness).double().reshape(-1).tolist())
     problem = Facts(
-        n,
-        d,
-        epsilon,
-        delta,
-        loss,
-        classes,
-        public=read_public(public, loss, classes),
-        smoothness=smoothness,
-        **facts,
+        n, d, epsilon, delta, loss, classes, public=read_public(public, loss, classes), smoothness=smoothness, **facts
     )
     choices, refused = _filled(problem, algorithms)
     rule, order = _first_rule(problem, choices)
@@ -98,11 +90,10 @@ def _filled(facts: Facts, algorithms: Asked | Iterable[Asked] | None) -> tuple[l
     refused: dict[str, str] = {}
     fillings = _everything(facts, refused) if algorithms is None else _requested(facts, algorithms, refused)
     for filling in dict.fromkeys(fillings):
-        filled = _within(facts, filling(facts))
-        if isinstance(filled, Refusal):
-            refused[filling.name] = filled.reason
-        else:
-            choices.append(filled)
+        try:
+            choices.append(_within(facts, filling(facts)))
+        except Refusal as refusal:
+            refused[filling.name] = refusal.reason
     return choices, refused
 
 
@@ -147,14 +138,12 @@ def _named(request: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
     return algorithm, fillings
 
 
-def _within(facts: Facts, choice: Choice | Refusal) -> Choice | Refusal:
+def _within(facts: Facts, choice: Choice) -> Choice:
     """Refuse what sends more numbers, or looks more often, than is allowed."""
-    if isinstance(choice, Refusal):
-        return choice
     if facts.max_dims is not None and choice.dims > facts.max_dims:
-        return Refusal(f"it releases {choice.dims:,} numbers in a round, more than max_dims = {facts.max_dims:,}")
+        raise Refusal(f"it releases {choice.dims:,} numbers in a round, more than max_dims = {facts.max_dims:,}")
     if facts.max_passes is not None and choice.passes > facts.max_passes * (1 + 1e-9):
-        return Refusal(f"it takes {choice.passes:.3g} passes, more than max_passes = {facts.max_passes:g}")
+        raise Refusal(f"it takes {choice.passes:.3g} passes, more than max_passes = {facts.max_passes:g}")
     return choice
 
 

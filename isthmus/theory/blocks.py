@@ -182,12 +182,10 @@ def smoothness_matrix(matrix: Any) -> np.ndarray:
     M = np.asarray(matrix, dtype=float)
     validate.check(M.ndim == 2 and M.shape[0] == M.shape[1] > 0, "smoothness.shape", M.shape, "give a d x d matrix")
     validate.check(bool(np.isfinite(M).all()), "smoothness", "a matrix", "give finite numbers")
-    scale = float(np.abs(M).max())
+    scale, least = float(np.abs(M).max()), float(np.diagonal(M).min())
     same = bool((np.abs(M - M.T) <= 1e-10 * scale).all())
     validate.check(same, "smoothness", "a matrix that is not symmetric", "give (M + M') / 2: only that part counts")
-    validate.check(
-        bool((np.diagonal(M) > 0).all()), "smoothness", "a diagonal with entries <= 0", "give entries above 0"
-    )
+    validate.check(least > 0, "smoothness", f"a diagonal entry {least:g}", "give entries above 0")
     least = float(np.linalg.eigvalsh(M)[0])
     remedy = "give M >= 0, as a bound of Hessians of convex losses is"
     validate.check(least >= -1e-10 * scale, "smoothness", f"an eigenvalue {least:g}", remedy)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from isthmus.base import validate
 
@@ -172,39 +172,40 @@ def convex_schedule(diameter: float, gradient_bound: float) -> Schedule:
 # ---------------------------------------------------------------- nonconvex
 
 
+class Smooth(TypedDict, total=False):
+    """What the schedules of smooth losses ask for beside their own terms."""
+
+    smoothness: Required[float]
+    diameter: Required[float]
+    gap: Required[float]
+    failure: float
+    constant: float
+
+
 def _stationary(
     accuracy: float,
-    smoothness: float,
-    diameter: float,
+    code_bound: Callable[[int], float],
     gradient_bound: float,
     noise: float,
-    gap: float,
-    failure: float,
-    constant: float,
-    code_bound: Callable[[int], float] | None = None,
-) -> Schedule:
-    """Theorem 2.4; the bound of codes from so many clients takes the place of the first G (Corollary D.2, part 4)."""
-    check_arguments(locals(), code_bound=None)
-    speed = gradient_bound + smoothness * diameter
-    needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
-    batch = constant * max(1.0, needed**2) / failure
-    bound = gradient_bound if code_bound is None else code_bound(round_up(batch))
-    rounds = constant * gap * speed**2 / (smoothness * accuracy**2 * failure)
-    beta = min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
-    return Schedule(Rule(1 / smoothness), Rule(beta), Rule(batch), max(1, round_up(rounds)), accuracy / speed)
-
-
-def stationary_schedule(
-    accuracy: float,
     *,
     smoothness: float,
     diameter: float,
-    gradient_bound: float,
-    noise: float,
     gap: float,
     failure: float = 0.1,
     constant: float = 1.0,
 ) -> Schedule:
+    """Theorem 2.4; `code_bound` of so many clients takes the place of the first G (Corollary D.2, part 4)."""
+    check_arguments(locals(), code_bound=None)
+    speed = gradient_bound + smoothness * diameter
+    needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
+    batch = constant * max(1.0, needed**2) / failure
+    rounds = constant * gap * speed**2 / (smoothness * accuracy**2 * failure)
+    bound = code_bound(round_up(batch))
+    beta = min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
+    return Schedule(Rule(1 / smoothness), Rule(beta), Rule(batch), max(1, round_up(rounds)), accuracy / speed)
+
+
+def stationary_schedule(accuracy: float, *, gradient_bound: float, noise: float, **problem: Unpack[Smooth]) -> Schedule:
     """The rules of Theorem 2.4 (B.4), paper 001; batch and T up to a constant.
 
         eta = 1/mu          beta = min(1/4, mu alpha^2 / (64 G ||C|| (G + mu ||C||)^2))
@@ -219,47 +220,37 @@ def stationary_schedule(
     >>> plan.step(5), plan.beta(5), plan.batch_size(), plan.rounds, plan.threshold
     (1.0, 0.00390625, 10, 20, 0.5)
     """
-    return _stationary(**locals())
+    return _stationary(accuracy, lambda clients: gradient_bound, gradient_bound, noise, **problem)
 
 
-def private_stationary_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    lipschitz: float,
-    gap: float,
-    failure: float = 0.1,
-    constant: float = 1.0,
-) -> Schedule:
+def private_stationary_schedule(accuracy: float, *, lipschitz: float, **problem: Unpack[Smooth]) -> Schedule:
     """eta = 1/mu, beta, T and the threshold of Corollary C.2, paper 001; T up to a constant.
 
-    Theorem 2.4 with G = L, on full batches (`batch` has no meaning here).
+    Theorem 2.4 with G = L, on full batches (`batch` has no meaning here); `problem` as for `stationary_schedule`.
 
     >>> plan = private_stationary_schedule(1.0, smoothness=1.0, diameter=1.0, lipschitz=1.0, gap=0.5)
     >>> plan.step(5), plan.beta(5), plan.rounds, plan.threshold
     (1.0, 0.00390625, 20, 0.5)
     """
-    plan = _stationary(accuracy, smoothness, diameter, lipschitz, 0.0, gap, failure, constant)
+    validate.positive(lipschitz=lipschitz)
+    plan = stationary_schedule(accuracy, gradient_bound=lipschitz, noise=0.0, **problem)
     return replace(plan, batch=Rule(1.0))
 
 
 def _mapping(
     accuracy: float,
+    code_bound: Callable[[int], float],
+    noise: float,
     smoothness: float,
     diameter: float,
-    gradient_bound: float,
-    noise: float,
     gap: float,
     constant: float,
-    code_bound: Callable[[int], float] | None = None,
 ) -> Schedule:
-    """Theorem B.5; the bound of codes from so many clients takes the place of G (Corollary D.2, part 5)."""
+    """Theorem B.5; `code_bound` of so many clients takes the place of G (Corollary D.2, part 5)."""
     check_arguments(locals(), code_bound=None)
     plain = (noise / accuracy) ** 2
     batch = constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
-    bound = gradient_bound if code_bound is None else code_bound(round_up(batch))
-    beta = min(0.25, accuracy**2 / (smoothness * bound * diameter))
+    beta = min(0.25, accuracy**2 / (smoothness * code_bound(round_up(batch)) * diameter))
     rounds = max(1, round_up(constant * smoothness * gap / accuracy**2))
     return Schedule(Rule(1 / (2 * smoothness)), Rule(beta), Rule(batch), rounds)
 
@@ -285,7 +276,8 @@ def mapping_schedule(
     >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
     (0.25, 0.1, 1, 8)
     """
-    return _mapping(**locals())
+    validate.positive(gradient_bound=gradient_bound)
+    return _mapping(accuracy, lambda clients: gradient_bound, noise, smoothness, diameter, gap, constant)
 
 
 def private_mapping_schedule(
@@ -299,7 +291,9 @@ def private_mapping_schedule(
     >>> plan.step(0), plan.beta(0), plan.rounds
     (0.25, 0.1, 8)
     """
-    return replace(_mapping(accuracy, smoothness, diameter, lipschitz, 0.0, gap, constant), batch=Rule(1.0))
+    validate.positive(lipschitz=lipschitz)
+    plan = _mapping(accuracy, lambda clients: lipschitz, 0.0, smoothness, diameter, gap, constant)
+    return replace(plan, batch=Rule(1.0))
 
 
 def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: float, noise: float) -> Schedule:
@@ -397,17 +391,7 @@ def distributed_convex_schedule(diameter: float, gradient_bound: float, chi: flo
 
 
 def distributed_stationary_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    between: float,
-    chi: float,
-    gap: float,
-    failure: float = 0.1,
-    constant: float = 1.0,
+    accuracy: float, *, gradient_bound: float, noise: float, between: float, chi: float, **problem: Unpack[Smooth]
 ) -> Schedule:
     """The rules of Corollary D.2, part 4 (paper 001); kappa (the batch) and T up to a constant.
 
@@ -423,7 +407,7 @@ def distributed_stationary_schedule(
     """
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     code_bound = partial(_code_bound, gradient_bound, chi)
-    return _stationary(accuracy, smoothness, diameter, gradient_bound, spread, gap, failure, constant, code_bound)
+    return _stationary(accuracy, code_bound, gradient_bound, spread, **problem)
 
 
 def distributed_mapping_schedule(
@@ -450,7 +434,7 @@ def distributed_mapping_schedule(
     """
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     code_bound = partial(_code_bound, gradient_bound, chi)
-    return _mapping(accuracy, smoothness, diameter, gradient_bound, spread, gap, constant, code_bound)
+    return _mapping(accuracy, code_bound, spread, smoothness, diameter, gap, constant)
 
 
 # ---------------------------------------------------------------- steps and T by goal
@@ -487,28 +471,21 @@ def goal_schedule(
     >>> goal_schedule("comp_sgd", "generalisation", n=4).step(0)
     0.125
     """
+    check_arguments({name: value for name, value in locals().items() if value is not None})
     validate.one_of(ALGORITHMS, algorithm=algorithm)
     validate.one_of(("optimisation", "generalisation"), goal=goal)
     smooth, learning, whole = smoothness is not None, goal == "generalisation", algorithm == "comp_gd"
     if rounds is None and learning:
         if n is None:
             validate.refuse("n", n, "give the number of records, or rounds")
-        validate.positive_int(n=n)
         rounds = n if smooth else n**2
         if smooth and whole:
             rounds = round_up(math.sqrt(n))
-    if rounds is not None:
-        validate.positive_int(rounds=rounds)
     largest = math.inf
-    if smoothness is not None:
-        validate.positive(smoothness=smoothness)
-        if whole:
-            largest = 1 / (2 * smoothness)
-        elif learning:
-            largest = 2 / smoothness
+    if smoothness is not None and (whole or learning):
+        largest = 1 / (2 * smoothness) if whole else 2 / smoothness
     if scale is None:
         scale = 1.0 if math.isinf(largest) else largest
-    validate.positive(scale=scale)
     validate.at_most(largest, "the largest step of the theorem", scale=scale)
     beta = None if algorithm == "sgd" else Rule(1.0, power=1.0, offset=2)
     if smooth and whole:
