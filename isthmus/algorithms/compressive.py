@@ -12,8 +12,20 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.algorithms.facts import CONSTANTS, FLOPS, NUMBER, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, Run, algorithm, allowed_step, full_rounds, full_run
+from isthmus.algorithms.filling import (
+    CONSTANTS,
+    FLOPS,
+    NUMBER,
+    Build,
+    Choice,
+    Facts,
+    Refusal,
+    Run,
+    algorithm,
+    allowed_step,
+    full_rounds,
+    full_run,
+)
 from isthmus.algorithms.first_order import Descent, StepRule, step_rule
 from isthmus.algorithms.private import Budget, Relation, diameter_of, published_budget, rounds_of
 from isthmus.base import validate

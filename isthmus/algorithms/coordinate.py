@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import AVERAGED, Build, Choice, Run, algorithm, full_run, sampled_run
+from isthmus.algorithms.filling import AVERAGED, CONSTANTS, Build, Choice, Facts, Run, algorithm, full_run, sampled_run
 from isthmus.algorithms.private import Budget, Relation, rounds_of
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
@@ -27,7 +26,8 @@ from isthmus.lifts import unbiased
 from isthmus.parts import Restart, Step
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.sketches import Blocks, Encoder, Nice
-from isthmus.theory.blocks import (
+from isthmus.theory.printed import Printed, skgd_sigma
+from isthmus.theory.schedules import (
     Loops,
     cover,
     expected_smoothness,
@@ -35,7 +35,6 @@ from isthmus.theory.blocks import (
     sampling_probabilities,
     smoothness_matrix,
 )
-from isthmus.theory.printed import Printed, skgd_sigma
 
 SAMPLINGS = ("full", "single", "block", "nice")
 

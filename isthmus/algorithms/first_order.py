@@ -13,8 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Run, algorithm, free_run
+from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.core.minimize import Binding

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, Run, algorithm, free_run, full_rounds
+from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm, free_run, full_rounds
 from isthmus.algorithms.first_order import Descent, WidthRule, narrowed
 from isthmus.algorithms.private import Budget, Relation, rounds_of
 from isthmus.base import validate

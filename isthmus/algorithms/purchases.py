@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import usual_tau
+from isthmus.algorithms.filling import usual_tau
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy, is_sparse
 from isthmus.base.space import Space
@@ -43,8 +43,7 @@ from isthmus.privacy import Charge, Clip, FullBatch, Mechanism, PerLeafClip, Pri
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import DpEvent
 from isthmus.problems.features import Distribution, SmoothMap, bins_of, distribution, grid, smooth_map
-from isthmus.problems.moments import Products, Squares
-from isthmus.problems.queries import Query, TopEigenvalue
+from isthmus.problems.queries import Products, Query, Squares, TopEigenvalue
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled, unit_rows
 
 SMALL = 300

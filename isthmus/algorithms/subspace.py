@@ -20,8 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import FLOPS, NUMBER, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, algorithm, allowed_step, sampled_run, sketched, walk
+from isthmus.algorithms.filling import (
+    FLOPS,
+    NUMBER,
+    Build,
+    Choice,
+    Facts,
+    Refusal,
+    algorithm,
+    allowed_step,
+    sampled_run,
+    sketched,
+    walk,
+)
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Budget, PrivateDescent, Relation
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit

@@ -6,9 +6,10 @@ ranks the rest by rules that are written down with what supports them (`RULES`, 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,16 +17,243 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import KNOWN
-from isthmus.algorithms.facts import CONSTANTS, Facts, PublicFacts
-from isthmus.algorithms.filling import Algorithm, Choice, Refusal, Variant, algorithm_of
-from isthmus.base import validate
+from isthmus.algorithms.filling import CONSTANTS, Algorithm, Choice, Facts, PublicFacts, Refusal, Variant, algorithm_of
+from isthmus.base import notebook, validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.core.minimize import Recipe
 from isthmus.diagnostics import captured_energy
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.objectives.linear import Loss, loss_of
-from isthmus.planner.choices import Plan, energy_of, notes_of
 from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Rule, place_of
+
+FORMAT = "isthmus-choices-1"
+"""What the JSON of a plan says that it is."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ranked choices (best first), those refused with their reasons, and remarks.
+
+    >>> from isthmus.planner import plan
+    >>> ranked = plan(n=30_000, d=100, epsilon=1.0)
+    >>> ranked.best.algorithm, ranked.best is ranked.choices[0]
+    ('dp_gd', True)
+    """
+
+    facts: Facts
+    choices: tuple[Choice, ...]
+    refused: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    energy: Mapping[str, Any] | None = field(default=None)
+
+    @property
+    def best(self) -> Choice:
+        """The first choice; refused where every algorithm is."""
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
+        validate.check(
+            bool(self.choices),
+            "algorithms",
+            list(self.refused),
+            f"name another algorithm or give other facts: none of these can run here ({reasons})",
+        )
+        return self.choices[0]
+
+    def choice(self, name: str) -> Choice:
+        """The best choice of an algorithm, or the one of a full name such as "dp_gd (plain)"."""
+        for choice in self.choices:
+            if name in (choice.algorithm, choice.name):
+                return choice
+        reasons = [reason for key, reason in self.refused.items() if name in (key, key.split(" ")[0])]
+        names = sorted({choice.algorithm for choice in self.choices})
+        why = f" (this one cannot run here: {'; '.join(reasons)})" if reasons else ""
+        validate.refuse("algorithm", name, f"choose one of {names}{why}")
+
+    def words(self) -> str:
+        """What is recommended, what it costs, why, and what was left out."""
+        facts, best = self.facts, self.best
+        budget = f"epsilon {facts.epsilon:g}, delta {facts.delta:.3g}" if facts.private else "no privacy"
+        lines = [
+            f"{facts.n:,} records, {facts.d:,} columns, {facts.loss_name} loss, {budget}.",
+            f"Use {best.name}: {best.why}.",
+            f"It needs {best.rounds:,} rounds ({_short(best.passes)} passes over the data): about "
+            f"{_time(best.seconds)} on one core, and {_bytes(best.memory)} of memory besides the data (estimates).",
+        ]
+        if best.private and best.noise_multiplier is not None:
+            lines.append(_noise(best))
+        lines.append(f"Evidence: {best.evidence}.")
+        lines += [f"Note: {note}." for note in self.notes]
+        lines += [f"Not used: {name} ({reason})." for name, reason in self.refused.items()]
+        return "\n".join(lines)
+
+    def rows(self) -> list[list[str]]:
+        """The cells of the table."""
+        return [[str(i), *_row(choice)] for i, choice in enumerate(self.choices, 1)]
+
+    def table(self) -> str:
+        """The choices, best first, aligned and at most 120 columns wide."""
+        head = [*HEAD]
+        rows = self.rows()
+        widths = [max(len(line[j]) for line in [head, *rows]) for j in range(len(head))]
+        # names give way, numbers do not
+        widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(head) - 1))
+        rows = [[row[0], _cut(row[1], widths[1]), *row[2:]] for row in rows]
+
+        def line(cells: list[str]) -> str:
+            padded = [c.ljust(w) if j == 1 else c.rjust(w) for j, (c, w) in enumerate(zip(cells, widths, strict=True))]
+            return "  ".join(padded).rstrip()
+
+        return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
+
+    def _repr_html_(self) -> str:
+        """The plan as a card of a notebook: the recommendation in words, and the table folded away."""
+        best, facts = self.best, self.facts
+        title = f"Use {best.name}" + (f" at epsilon {facts.epsilon:g}" if facts.private else " (not private)")
+        lines = [line for line in self.words().splitlines() if not line.startswith("Not used: ")]
+        refused = notebook.items(f"{name}: {reason}" for name, reason in self.refused.items())
+        return notebook.card(
+            title,
+            *map(notebook.paragraph, lines),
+            notebook.details(f"All {len(self.choices)} choices, best first", notebook.table(HEAD, self.rows())),
+            notebook.details(f"{len(self.refused)} algorithms that cannot run here", refused) if self.refused else "",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a file or a report."""
+        return {
+            "format": FORMAT,
+            "facts": self.facts.to_dict(),
+            "choices": [choice.to_dict() for choice in self.choices],
+            "refused": dict(self.refused),
+            "notes": list(self.notes),
+            "energy": None if self.energy is None else dict(self.energy),
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, sort_keys=True, allow_nan=False)
+
+
+WIDTH = 120
+
+HEAD = ("", "algorithm", "noise mult.", "noise norm", "in a score", "numbers", "bytes", "memory", "time", "passes")
+
+
+def _row(choice: Choice) -> list[str]:
+    star = " *" if choice.research else ""
+    return [
+        choice.name + star,
+        _short(choice.noise_multiplier),
+        _short(choice.noise_norm),
+        _short(choice.margin_noise),
+        _count(choice.dims),
+        _bytes(choice.bytes),
+        _bytes(choice.memory),
+        _time(choice.seconds),
+        _short(choice.passes),
+    ]
+
+
+def _noise(best: Choice) -> str:
+    sentence = f"Noise multiplier {_short(best.noise_multiplier)}"
+    if best.noise_norm is not None:
+        sentence += f"; noise of length {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
+    if best.margin_noise is not None:
+        sentence += f"; in the end at most {_short(best.margin_noise)} of noise in the score of a row of length 1"
+    return sentence + "."
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
+
+
+def _count(value: int) -> str:
+    return f"{value:,}" if value < 10**7 else f"{value:.2g}"
+
+
+def _bytes(value: float) -> str:
+    units = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
+    power = 0 if value < 1 else min(len(units) - 1, int(math.log10(value) // 3))
+    return f"{value / 1000**power:.3g} {units[power]}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    years = seconds / 3.156e7
+    return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{years:,.1f} y"
+
+
+def notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
+    """What a reader of the plan should know."""
+    if not choices or not facts.private:
+        return ()
+    notes = []
+    best = choices[0]
+    whole = best.of is not None and best.of.direct and not best.of.needs
+    if whole and len({choice.algorithm for choice in choices}) > 1:
+        notes.append(
+            "compression does not help here: noise counts only in the directions that rows have, so a compressed "
+            "release is no quieter where it counts, and it loses a part of each gradient"
+        )
+    start = facts.public is not None and facts.public.labelled
+    if start:
+        notes.append(_labelled(facts, best, whole))
+    if (expect := _expectation(facts)) is not None:
+        than = "the model of the public rows" if start and whole else _trivial(facts)
+        notes.append(
+            f"for {facts.d:,} columns there are too few records at this epsilon (n mu = {facts.b:.3g}): expect results "
+            f"{expect} than {than}; more records, a larger epsilon, fewer columns or labelled public rows would help, "
+            "another algorithm would not"
+        )
+    if best.research:
+        notes.append(f"{best.name} is for research: no case is known in which it is the best choice")
+    return tuple(notes)
+
+
+def _trivial(facts: Facts) -> str:
+    """What is predicted without any column."""
+    return "the majority class" if facts.of_loss.labelled() else "the mean"
+
+
+def _labelled(facts: Facts, best: Choice, whole: bool) -> str:
+    """What becomes of labelled public rows."""
+    assert facts.public is not None
+    used = "the run starts from a model of these rows, and private steps improve on it as far as the budget allows"
+    unused = (
+        f"{best.name} cannot start from a model: compare it with one trained on these rows alone, at no privacy cost"
+    )
+    return f"{facts.public.rows:,} public rows have labels: {used if whole else unused}"
+
+
+def _expectation(facts: Facts) -> str | None:
+    """What to say where n mu is too small; CSR rows have far fewer directions than columns."""
+    columns = min(facts.d, CONSTANTS.sparse_columns) if facts.sparse else facts.d
+    least, enough = CONSTANTS.nothing_b
+    if facts.b < max(least, columns):
+        return "no better"
+    return "little better" if facts.b < max(enough, 3 * columns) else None
+
+
+def energy_of(facts: Facts) -> dict[str, Any] | None:
+    """The public energy curve, with the k that was chosen from it."""
+    if facts.public is None or facts.public.curve is None:
+        return None
+    curve = facts.public.curve
+    return {
+        "k": list(curve.ks),
+        "captured": list(curve.shares),
+        "chosen": facts.public_size,
+        "source": f"{curve.n_fit} public rows, judged on {curve.n_holdout} others",
+    }
+
 
 __all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]
 
@@ -88,8 +316,7 @@ def _filled(facts: Facts, algorithms: Asked | Iterable[Asked] | None) -> tuple[l
     """Every asked filling, as a choice or with the reason why not."""
     choices: list[Choice] = []
     refused: dict[str, str] = {}
-    fillings = _everything(facts, refused) if algorithms is None else _requested(facts, algorithms, refused)
-    for filling in dict.fromkeys(fillings):
+    for filling in dict.fromkeys(_fillings(facts, algorithms, refused)):
         try:
             choices.append(_within(facts, filling(facts)))
         except Refusal as refusal:
@@ -97,45 +324,43 @@ def _filled(facts: Facts, algorithms: Asked | Iterable[Asked] | None) -> tuple[l
     return choices, refused
 
 
-def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Variant]:
-    """The fillings of all algorithms that are planned without being named."""
-    for candidate in KNOWN.values():
-        if candidate.private != facts.private or candidate.like is not None:
-            continue
-        if not candidate.left_out:
-            yield from candidate.fillings
-        elif candidate.fillings:
-            refused[candidate.name] = candidate.left_out
-
-
-def _requested(facts: Facts, algorithms: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
-    """The fillings that were asked for: by a name, by that of one filling, as an algorithm or as a recipe function."""
-    single = isinstance(algorithms, (str, Algorithm)) or callable(algorithms)
-    remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
-    validate.check(single or isinstance(algorithms, Iterable), "algorithms", algorithms, remedy)
-    requests = [algorithms] if isinstance(algorithms, (str, Algorithm)) or callable(algorithms) else list(algorithms)
+def _fillings(facts: Facts, asked: Asked | Iterable[Asked] | None, refused: dict[str, str]) -> Iterator[Variant]:
+    """The fillings that were asked for, or of all algorithms that are planned without being named."""
+    if asked is None:
+        for candidate in KNOWN.values():
+            if candidate.private == facts.private and candidate.like is None and candidate.fillings:
+                if candidate.left_out:
+                    refused[candidate.name] = candidate.left_out
+                else:
+                    yield from candidate.fillings
+        return
+    requests: list[Asked] = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else []
+    if not requests:
+        remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
+        validate.check(isinstance(asked, Iterable), "algorithms", asked, remedy)
+        requests = list(asked)  # type: ignore[arg-type]
     for request in dict.fromkeys(requests):
         named, fillings = _named(request)
         if not fillings:
             refused[named.name] = named.left_out
         elif named.private != facts.private:
-            asked_for = f"epsilon={facts.epsilon:g} was asked for"
             reason = "it is not private" if facts.private else "it needs a finite epsilon"
-            refused[request if isinstance(request, str) else named.name] = f"{asked_for}, and {reason}"
+            name = request if isinstance(request, str) else named.name
+            refused[name] = f"epsilon={facts.epsilon:g} was asked for, and {reason}"
         else:
             yield from fillings
 
 
 def _named(request: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
-    """An algorithm, and those of its fillings that are meant."""
+    """An algorithm, by its name or that of one filling, as it is or as a recipe function; and the fillings meant."""
     if not isinstance(request, str):
         return algorithm_of(request), algorithm_of(request).fillings
-    algorithm, remedy = KNOWN.get(request.split(" ")[0]), f"choose from {sorted(KNOWN)}, or give an algorithm"
-    validate.check(algorithm is not None, "algorithms", request, remedy)
-    assert algorithm is not None
-    fillings = tuple(filling for filling in algorithm.fillings if request in (algorithm.name, filling.name))
-    validate.check(bool(fillings) or request == algorithm.name, "algorithms", request, remedy)
-    return algorithm, fillings
+    named, found = KNOWN.get(request.split(" ")[0]), list[Variant]()
+    if named is not None:
+        found = [filling for filling in named.fillings if request in (named.name, filling.name)]
+    if named is None or not (found or request == named.name):
+        validate.refuse("algorithms", request, f"choose from {sorted(KNOWN)}, or give an algorithm")
+    return named, tuple(found)
 
 
 def _within(facts: Facts, choice: Choice) -> Choice:
@@ -151,11 +376,10 @@ def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Rule, dict[str, in
     """The first rule that holds and has something to prefer, with its order."""
     rules = PRIVATE_RULES if facts.private else FREE_RULES
     for rule in rules:
-        if not rule.when(facts):
-            continue
-        order = {name: i for i, name in reversed(list(enumerate(rule.prefers(facts))))}
-        if any(place_of(choice, order) is not None for choice in choices):
-            return rule, order
+        if rule.when(facts):
+            order = {name: i for i, name in reversed(list(enumerate(rule.prefers(facts))))}
+            if any(place_of(choice, order) is not None for choice in choices):
+                return rule, order
     return rules[-1], {}
 
 
@@ -170,9 +394,12 @@ def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]
     named = place_of(choice, order) is not None
     if choice is ranked[0] and named:
         return f"{rule.why} (rule: {rule.name})"
-    behind = f"{100 * (choice.shortfall or 0):.1f} points behind the best where measured"
-    place = "the same rule's next" if named else "it was not measured" if choice.shortfall is None else behind
-    return place if not choice.research else f"{place}; for research only"
+    place = "it was not measured"
+    if named:
+        place = "the same rule's next"
+    elif choice.shortfall is not None:
+        place = f"{100 * choice.shortfall:.1f} points behind the best where measured"
+    return f"{place}; for research only" if choice.research else place
 
 
 LEAST = 4

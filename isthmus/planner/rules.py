@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Choice
+from isthmus.algorithms.filling import CONSTANTS, Choice, Facts
 from isthmus.algorithms.frank_wolfe import ball_bound, reach, vertex_bound
 from isthmus.algorithms.private import preferred
 from isthmus.sets import Subspace

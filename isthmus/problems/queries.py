@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import matmul, rmatmul
+from isthmus.gradients import Rows, adding, rounding
 from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import Bounds
 from isthmus.objectives.linear import lanczos_top, top_eigenvalue
-from isthmus.problems.scaling import Scaled, unit_rows
+from isthmus.problems.scaling import STEP, Scaled, unit_rows
 
 SMALL_JOINT = 256
 """Up to this many columns holders send X'X whole: one product."""
@@ -93,3 +95,81 @@ class TopEigenvalue(Query):
             values: Tensor = torch.linalg.eigvalsh((gram + gram.T) / 2)
             return values[-1:].clamp_min(0)
         return torch.tensor([lanczos_top(lambda v: products(torch.from_numpy(v)[:, None])[:, 0].numpy(), d)])
+
+
+class _OfRows(Rows):
+    """What the two share: a view of the rows, answered some rows at a time in float64."""
+
+    dtype = torch.float64
+    device = torch.device("cpu")
+
+    def __init__(self, X: Any) -> None:
+        self.X = Scaled.of(X)
+        self.n = self.X.shape[0]
+
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return self.sum_to(self._weights(weights), 2.0**-30, out)
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        c = weights.to(torch.float64)
+        total = adding.in_float64(self.n, rho, (self.d,), self.device, lambda lo, hi: self._add(lo, hi, c), STEP)
+        return self._into(out, total)
+
+    def _add(self, lo: int, hi: int, c: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Squares(_OfRows):
+    """Rows x_i^2, entry by entry: their sum holds the second moments of the columns.
+
+    >>> Squares(torch.tensor([[1.0, 2.0], [3.0, 0.0]])).sum().tolist()
+    [10.0, 4.0]
+    """
+
+    def __init__(self, X: Any) -> None:
+        super().__init__(X)
+        self.d = self.X.shape[1]
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        if ord != 2:
+            return rounding.matrix_bounds(self.dense(), ord)
+        sizes = self.X.square_norms()
+        slack = (self.d + 64) * 2.0**-52
+        return sizes * (1 - slack), sizes * (1 + slack)
+
+    def part(self, lo: int, hi: int) -> Squares:
+        return Squares(self.X[lo:hi])
+
+    def dense(self) -> Tensor:
+        return self.X.dense().square()
+
+    def _add(self, lo: int, hi: int, c: Tensor) -> Tensor:
+        return self.X[lo:hi].square_sum(c[lo:hi])
+
+
+class Products(_OfRows):
+    """Rows vec(x_i x_i'): their sum is X'X, and ||x x'||_F = ||x||^2.
+
+    >>> Products(torch.tensor([[1.0, 2.0], [3.0, 0.0]])).sum().tolist()
+    [10.0, 2.0, 2.0, 4.0]
+    """
+
+    def __init__(self, X: Any) -> None:
+        super().__init__(X)
+        self.d = self.X.shape[1] ** 2
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        if ord != 2:
+            return rounding.matrix_bounds(self.dense(), ord)
+        upper = self.X.upper.square() * (1 + 2.0**-50)
+        return torch.zeros_like(upper), upper
+
+    def part(self, lo: int, hi: int) -> Products:
+        return Products(self.X[lo:hi])
+
+    def dense(self) -> Tensor:
+        rows = self.X.dense()
+        return (rows[:, :, None] * rows[:, None, :]).reshape(self.n, self.d)
+
+    def _add(self, lo: int, hi: int, c: Tensor) -> Tensor:
+        return self.X[lo:hi].gram(c[lo:hi]).reshape(-1)

@@ -227,35 +227,26 @@ class Scaled(View):
             return DerivedRows(self, lambda part, where: part.dense(), self.shape[1], torch.float64)
         if not is_sparse(self.X):
             return self.dense()
-        p = len(self.weight)
-        remedy = 'use scale="columns": a centred copy of sparse data would be dense'
-        validate.check(not bool(self.B[:, :p].any()), "X", "CSR, centred", remedy)
-        scaled = _weighted(self.X, self.weight, self.r)
-        if self.shape[1] > p:
-            scaled = sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())])
-        copy: Csr = sp.csr_matrix(scaled)
-        return copy
+        if self._csr is None:
+            validate.refuse("X", "CSR, centred", 'use scale="columns": a centred copy of sparse data would be dense')
+        return self._csr
 
     def square_norms(self) -> Tensor:
         """||x_i^2|| of every row."""
         if (csr := self._csr) is not None:
-            squares, rest, factors = self._squares(csr)
-            return torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
-        parts = [torch.from_numpy(np.sqrt(lengths(np.square(rows.numpy())))) for _, _, rows in self.chunks()]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+            return row_norms(csr.power(2))
+        parts = [np.sqrt(lengths(np.square(rows.numpy()))) for _, _, rows in self.chunks()]
+        return torch.from_numpy(np.concatenate([np.zeros(0), *parts]))
 
     def square_sum(self, c: Tensor) -> Tensor:
         """sum_i c_i x_i^2."""
+        if (csr := self._csr) is not None:
+            return torch.from_numpy(csr.power(2).T @ c.numpy())
         total = torch.zeros(self.shape[1], dtype=torch.float64)
-        if (csr := self._csr) is None:
-            for lo, hi, rows in self.chunks():
-                squares = rows.numpy()
-                np.square(squares, out=squares)
-                total += torch.from_numpy(c[lo:hi].numpy() @ squares)
-            return total
-        p, (squared, rest, factors) = len(self.weight), self._squares(csr)
-        total[:p] = torch.from_numpy(np.asarray(squared.T @ (c * factors).numpy()))
-        total[p:] = c @ rest
+        for lo, hi, rows in self.chunks():
+            squares = rows.numpy()
+            np.square(squares, out=squares)
+            total += torch.from_numpy(c[lo:hi].numpy() @ squares)
         return total
 
     def gram(self, c: Tensor | None = None) -> Tensor:
@@ -264,53 +255,41 @@ class Scaled(View):
         Off by at most n^2 u, u = 2^-53, for rows of norm 1, and for more than `MANY` rows by n `STEP` u: by less than
         2^-11 up to 2^27 rows.
         """
-        total = Total((self.shape[1], self.shape[1]), exact=self.shape[0] > MANY)
-        if (csr := self._csr) is None:
+        d = self.shape[1]
+        total = Total((d, d), exact=self.shape[0] > MANY)
+        c = torch.ones(self.shape[0], dtype=torch.float64) if c is None else c
+        if self._csr is None:
             for lo, hi, rows in self.chunks():
-                total.add_product(rows if c is None else rows * c[lo:hi, None], rows)
+                total.add_product(rows * c[lo:hi, None], rows)
             return total.result()
         for lo in range(0, self.shape[0], STEP):
-            share = None if c is None else c[lo : lo + STEP]
-            total.add(self[lo : lo + STEP]._sparse_gram(csr[lo : lo + STEP], share))
+            part = self[lo : lo + STEP]._csr
+            assert part is not None
+            shares = _weighted(part, torch.ones(d).double(), c[lo : lo + STEP])
+            total.add(torch.from_numpy((shares.T @ part) @ np.eye(d)))
         return total.result()
 
     @property
     def _csr(self) -> Csr | None:
-        """X where the rows are as sparse as it is: CSR, and no column is centred."""
-        return self.X if is_sparse(self.X) and not bool(self.B[:, : len(self.weight)].any()) else None
-
-    def _squares(self, X: Csr) -> tuple[Csr, Tensor, Tensor]:
-        """The squares of a sparse view: CSR to be multiplied by factors, and the columns that no entry of X has."""
-        squares = _weighted(X, self.weight)
-        squares.data **= 2
-        return squares, (self.U @ self.B[:, len(self.weight) :]).square(), self.r**2
-
-    def _sparse_gram(self, X: Csr, c: Tensor | None) -> Tensor:
-        p, total = len(self.weight), torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
-        inner = _weighted(X, self.weight, self.r)
-        shares = inner if c is None else _weighted(X, self.weight, self.r * c)
-        total[:p, :p] = torch.from_numpy((shares.T @ inner) @ np.eye(p))
-        cross = torch.from_numpy(shares.T @ self.U.numpy()) @ self.B
-        total[:p] += cross
-        total[:, :p] += cross.T
-        return total + self.B.T @ ((self.U if c is None else self.U * c[:, None]).T @ self.U) @ self.B
+        """The rows as CSR where they are as sparse as X: no column is centred."""
+        p = len(self.weight)
+        if not is_sparse(self.X) or bool(self.B[:, :p].any()):
+            return None
+        rows = _weighted(self.X, self.weight, self.r)
+        if self.shape[1] > p:
+            rows = sp.hstack([rows, sp.csr_array((self.U @ self.B[:, p:]).numpy())])
+        return sp.csr_matrix(rows)
 
     def _norms(self) -> Tensor:
-        p = len(self.weight)
         slack = 1 + (self.shape[1] + 64) * 2.0**-52
-        if (X := self._csr) is not None:
-            rest = torch.linalg.vector_norm(self.U @ self.B[:, p:], dim=1)
-            return torch.hypot(self.r * row_norms(_weighted(X, self.weight)), rest) * slack
+        if (rows := self._csr) is not None:
+            return row_norms(rows) * slack
         parts = [np.sqrt(lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
-        norms = torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0).double()
-        return norms + self._cancelled()
+        return torch.from_numpy(np.concatenate([np.zeros(0), *parts])) + self._cancelled()
 
     def _cancelled(self) -> Tensor:
         """What rounding may have hidden in the entries of each row: their parts can be longer than they are."""
-        if not len(self.B):
-            return torch.zeros_like(self.r)
-        p = len(self.weight)
-        if not bool(self.B[:, :p].any()):
+        if not bool(self.B[:, : len(self.weight)].any()):
             return torch.zeros_like(self.r)
         # |r x * weight| <= |row| + |U B|: what cancelled is at most twice the second
         return self._shifts() * 2.0**-48
