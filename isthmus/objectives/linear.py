@@ -651,10 +651,10 @@ def largest_eigenvalue(X: Matrix) -> float:
     frobenius = float((matrix_bounds(X, 2)[1] ** 2).sum())
     rows = float(matrix_bounds(X, 1)[1].max())
     if is_lazy(X):
-        columns = sum(part.abs().sum(0) for _, _, part in X.chunks())
+        columns = float(torch.stack([part.abs().sum(0) for _, _, part in X.chunks()]).sum(0).max())
     else:
-        columns = abs(X).sum(0)
-    return min(frobenius, rows * float(columns.max()) * (1 + X.shape[0] * 2.0**-23))
+        columns = float(abs(X).sum(0).max())  # type: ignore[operator]  # SciPy's and torch's alike
+    return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
 
 
 def top_eigenvalue(X: Matrix) -> float:

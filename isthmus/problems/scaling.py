@@ -234,14 +234,14 @@ class Scaled(View):
     def square_norms(self) -> Tensor:
         """||x_i^2|| of every row."""
         if (csr := self._csr) is not None:
-            return row_norms(csr.power(2))
+            return row_norms(csr.multiply(csr))
         parts = [np.sqrt(lengths(np.square(rows.numpy()))) for _, _, rows in self.chunks()]
         return torch.from_numpy(np.concatenate([np.zeros(0), *parts]))
 
     def square_sum(self, c: Tensor) -> Tensor:
         """sum_i c_i x_i^2."""
         if (csr := self._csr) is not None:
-            return torch.from_numpy(csr.power(2).T @ c.numpy())
+            return torch.from_numpy(csr.multiply(csr).T @ c.numpy())
         total = torch.zeros(self.shape[1], dtype=torch.float64)
         for lo, hi, rows in self.chunks():
             squares = rows.numpy()
@@ -278,7 +278,8 @@ class Scaled(View):
         rows = _weighted(self.X, self.weight, self.r)
         if self.shape[1] > p:
             rows = sp.hstack([rows, sp.csr_array((self.U @ self.B[:, p:]).numpy())])
-        return sp.csr_matrix(rows)
+        matrix: Csr = sp.csr_matrix(rows)
+        return matrix
 
     def _norms(self) -> Tensor:
         slack = 1 + (self.shape[1] + 64) * 2.0**-52
