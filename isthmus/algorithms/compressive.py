@@ -12,20 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.algorithms.filling import (
-    CONSTANTS,
-    FLOPS,
-    NUMBER,
-    Build,
-    Choice,
-    Facts,
-    Refusal,
-    Run,
-    algorithm,
-    allowed_step,
-    full_rounds,
-    full_run,
-)
+from isthmus.algorithms import filling
+from isthmus.algorithms.filling import CONSTANTS, FLOPS, NUMBER, Build, Choice, Facts, Refusal, Run, algorithm
 from isthmus.algorithms.first_order import Descent, StepRule, step_rule
 from isthmus.algorithms.private import Budget, Relation, diameter_of, published_budget, rounds_of
 from isthmus.base import validate
@@ -202,9 +190,9 @@ def _fill_gaussian(facts: Facts) -> Choice:
     p = p if facts.max_dims is None else max(3, min(p, facts.max_dims))
     kappa = max(1, min(CONSTANTS.kappa, p // 5))
     rounds = CONSTANTS.full_rounds[0] if d <= CONSTANTS.small else CONSTANTS.decodings
-    run = full_run(facts, facts.the_clip, p, rounds)
+    run = filling.full_run(facts, facts.the_clip, p, rounds)
     gain = math.sqrt(kappa / d)
-    step = allowed_step(run, gain)
+    step = filling.allowed_step(run, gain)
     return run.choice(
         {"p": p, "kappa": kappa, "clip": facts.the_clip, "step": step},
         noise_norm=run.sigma * math.sqrt(kappa),  # what the decoder keeps of it
@@ -223,13 +211,13 @@ def _fill_selection(facts: Facts) -> Choice:
     """kappa coordinates chosen by the exponential mechanism, then their values."""
     if facts.parameters < 3:
         raise Refusal("fewer than 3 parameters: nothing to compress")
-    rounds = full_rounds(facts, CONSTANTS.selections if facts.sparsity else CONSTANTS.full_rounds[0])
+    rounds = filling.full_rounds(facts, CONSTANTS.selections if facts.sparsity else CONSTANTS.full_rounds[0])
     kappa = min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     gain = math.sqrt(kappa / facts.parameters)
-    step = allowed_step(run, gain)
+    step = filling.allowed_step(run, gain)
     arguments = {"kappa": kappa, "clip": entry, "step": step, "variant": "selection"}
     return run.choice(
         arguments, noise_norm=run.sigma * math.sqrt(kappa), margin_noise=step * math.sqrt(rounds) * run.sigma * gain

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.filling import AVERAGED, CONSTANTS, Build, Choice, Facts, Run, algorithm, full_run, sampled_run
+from isthmus.algorithms import filling
+from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm
 from isthmus.algorithms.private import Budget, Relation, rounds_of
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
@@ -203,11 +204,11 @@ def _fill_blocks(facts: Facts) -> Choice:
     shape, d = facts.component_smoothness, facts.parameters
     blocks = min(d, CONSTANTS.blocks if facts.max_dims is None else max(CONSTANTS.blocks, -(-d // facts.max_dims)))
     size = -(-d // blocks)
-    run = sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
+    run = filling.sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
     base = facts.smooth / 2  # steps of 2 / L
     arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
     arguments |= {"inner": min(CONSTANTS.inner, run.rounds), "smoothness": base, "blocks": blocks}
-    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
+    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * filling.AVERAGED["average"]
     if shape is not None:
         wide = base * np.maximum(shape / shape.max(), CONSTANTS.block_floor)
         order = np.argsort(-wide, kind="stable")
@@ -236,7 +237,7 @@ def _fill_single(facts: Facts) -> Choice:
     wide = np.array([facts.smooth * facts.entry**2]) if shape is None else shape
     bounds = clip * np.sqrt(wide / facts.smooth)
     low, high = CONSTANTS.coordinate_rounds
-    run = full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
+    run = filling.full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
     arguments: dict[str, Any] = {"smoothness": _few(wide), "clip": _few(bounds)}
     arguments["inner"] = max(1, run.rounds // CONSTANTS.loops)
     sigma = run.sigma * bounds
@@ -261,7 +262,7 @@ def _margin(run: Run, wide: np.ndarray, law: np.ndarray, sigma: np.ndarray) -> f
     """Noise in the margin of a unit row whose squares are spread as M is; inner loops return their means."""
     visits = run.rounds * law
     walked = np.sqrt((wide / wide.sum() * visits * (sigma / wide) ** 2).sum())
-    return float(walked) * AVERAGED["average"]
+    return float(walked) * filling.AVERAGED["average"]
 
 
 def _law_of(wide: np.ndarray, blocks: int) -> np.ndarray:

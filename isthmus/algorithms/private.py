@@ -14,40 +14,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
-from isthmus.algorithms.filling import (
-    AVERAGED,
-    CONSTANTS,
-    NUMBER,
-    Build,
-    Choice,
-    Facts,
-    Refusal,
-    Run,
-    algorithm,
-    allowed_step,
-    batch_of,
-    full_run,
-    plain_run,
-    sampled_rounds,
-    sampled_run,
-    sketched,
-    walk,
-)
+from isthmus.algorithms import filling, purchases
+from isthmus.algorithms.filling import CONSTANTS, NUMBER, Build, Choice, Facts, Refusal, Run, algorithm
 from isthmus.algorithms.first_order import Descent, Family, StepRule, WidthRule, narrowed, step_rule
-from isthmus.algorithms.purchases import (
-    SMALL,
-    Columns,
-    Lambda,
-    Moments,
-    Shapes,
-    ShrunkStatistics,
-    Statistics,
-    SumPurchase,
-    TargetShape,
-    Terms,
-    charges_of,
-    paid,
-)
+from isthmus.algorithms.purchases import SMALL, SumPurchase
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import Update
@@ -235,7 +205,7 @@ def dp_gd(
                   within limits), allows
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
-    buys = purchases_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
+    buys = purchases_of(scale, step, precondition, tau, purchases.Shapes(features or 0, functions, level), targets)
     rule = None if isinstance(step, str) else step
     validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
     plain = {"clip": not isinstance(clip, AdaptiveClip), "momentum": momentum == 0}
@@ -399,7 +369,8 @@ class PrivateDescent(Descent):
             more["update"] = self.moves(binding)
         if self.buys:
             more["average"] = Tail(start=rounds // 2)
-            more["before"] = paid(plan, self.buys, Terms(n, rounds, self.clipping().init(), plan.mu))
+            terms = purchases.Terms(n, rounds, self.clipping().init(), plan.mu)
+            more["before"] = purchases.paid(plan, self.buys, terms)
         groups = None if self.micro_batch == 1 else round(sampler.divisor(n))
         stage = Stage(sampler, self._releases(binding, plan, sampler, rounds), groups=groups)
         return self.pipeline(binding, [stage], self._step(binding, plan, sampler, rounds), rounds=rounds, **more)
@@ -456,7 +427,7 @@ class PrivateDescent(Descent):
             shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
             return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
         remaining = 1 - sum(item.share for item in self.buys)
-        return [*charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
+        return [*purchases.charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
 
 
 def diameter_of(binding: Binding) -> float:
@@ -467,7 +438,12 @@ def diameter_of(binding: Binding) -> float:
 
 
 def purchases_of(
-    scale: str, step: StepRule | str | None, precondition: bool, tau: float | None, shapes: Shapes, targets: bool
+    scale: str,
+    step: StepRule | str | None,
+    precondition: bool,
+    tau: float | None,
+    shapes: purchases.Shapes,
+    targets: bool,
 ) -> tuple[SumPurchase, ...]:
     """What `dp_gd(scale=..., step=..., precondition=...)` buys; a step that is not given is bought with the rest."""
     validate.one_of(SCALES, scale=scale)
@@ -477,33 +453,33 @@ def purchases_of(
         validate.positive(tau=tau)
     smooth, items = scale == "shapes", list[SumPurchase]()
     if scale != "none":
-        items.append({"columns": Columns(), "moments": Moments(), "shapes": shapes}[scale])
+        items.append({"columns": purchases.Columns(), "moments": purchases.Moments(), "shapes": shapes}[scale])
     if targets or smooth:
-        items.append(TargetShape(clips=smooth))
+        items.append(purchases.TargetShape(clips=smooth))
     if precondition:
-        items.append(ShrunkStatistics() if smooth else Statistics())
+        items.append(purchases.ShrunkStatistics() if smooth else purchases.Statistics())
     elif step == "auto" or (step is None and scale != "none"):
-        items.append(Lambda(tau=tau))
+        items.append(purchases.Lambda(tau=tau))
     return tuple(items)
 
 
 def check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
     """Refuse sets and penalties that mean something else after what is bought."""
     free = isinstance(binding.constraint, Whole)
-    scaled = any(isinstance(item, (Columns, Moments, Shapes)) for item in items)
+    scaled = any(isinstance(item, (purchases.Columns, purchases.Moments, purchases.Shapes)) for item in items)
     remedy = "leave it out: scaled columns change what a set means"
     validate.check(free or not scaled, "constraint", binding.constraint, remedy)
     plain = free and isinstance(binding.penalty, NoPenalty)
     alone = "leave out the set and the penalty: preconditioned steps have no proximal map"
-    preconditioned = any(isinstance(item, Statistics) for item in items)
+    preconditioned = any(isinstance(item, purchases.Statistics) for item in items)
     validate.check(plain or not preconditioned, "precondition", True, alone)
 
 
 SHARES = {
     "none": 0.0,
-    "columns": Columns().share,
-    "moments": Moments().share,
-    "shapes": Shapes(0).share + TargetShape().share,
+    "columns": purchases.Columns().share,
+    "moments": purchases.Moments().share,
+    "shapes": purchases.Shapes(0).share + purchases.TargetShape().share,
 }
 
 
@@ -514,7 +490,7 @@ def centred(facts: Facts, scale: str) -> bool:
 
 def spent_on(facts: Facts, scale: str) -> float:
     """The share of the budget that a scale takes, with the targets' where they are bought."""
-    return SHARES[scale] + (TargetShape().share if centred(facts, scale) else 0.0)
+    return SHARES[scale] + (purchases.TargetShape().share if centred(facts, scale) else 0.0)
 
 
 @dp_gd.filling(
@@ -524,9 +500,9 @@ def spent_on(facts: Facts, scale: str) -> float:
 )
 def plain(facts: Facts) -> Choice:
     """All records, one public step; nothing is bought."""
-    run = plain_run(facts, facts.parameters)
-    step = allowed_step(run)
-    return run.choice({"clip": facts.the_clip, "step": step}, margin_noise=walk(run, step))
+    run = filling.plain_run(facts, facts.parameters)
+    step = filling.allowed_step(run)
+    return run.choice({"clip": facts.the_clip, "step": step}, margin_noise=filling.walk(run, step))
 
 
 def _preconditioned(facts: Facts, scale: str) -> Choice:
@@ -544,10 +520,10 @@ def _preconditioned(facts: Facts, scale: str) -> Choice:
         raise Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}")
     if facts.step is not None:
         raise Refusal("preconditioned steps have length 1: leave step out")
-    share = 1 - spent_on(facts, scale) - Statistics().share
+    share = 1 - spent_on(facts, scale) - purchases.Statistics().share
     looks = 1 + _looks(facts, scale, automatic=False)
     rounds = CONSTANTS.shapes_rounds if scale == "shapes" else CONSTANTS.statistics_rounds
-    run = full_run(facts, facts.the_clip, columns + 1, rounds, share, looks)
+    run = filling.full_run(facts, facts.the_clip, columns + 1, rounds, share, looks)
     # standardised rows of norm 1 have X'X / n near I / (d + 1); the points of all rounds are averaged
     inverse = (columns + 1) / (facts.of_loss.usual_curvature or facts.of_loss.curvature)
     margin = inverse * run.sigma / math.sqrt(max(1, run.rounds - run.rounds // 2))
@@ -580,10 +556,10 @@ def _copied(facts: Facts, scale: str) -> int:
 )
 def batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
-    run = sampled_run(facts, facts.the_clip, facts.parameters)
-    step = allowed_step(run)
+    run = filling.sampled_run(facts, facts.the_clip, facts.parameters)
+    step = filling.allowed_step(run)
     arguments = {"clip": facts.the_clip, "step": step, "batch_size": run.batch_size}
-    return run.choice(arguments, margin_noise=walk(run, step))
+    return run.choice(arguments, margin_noise=filling.walk(run, step))
 
 
 @dp_comp_minibatch.filling(
@@ -593,8 +569,8 @@ def batches(facts: Facts) -> Choice:
 )
 def sketched_batches(facts: Facts) -> Choice:
     """Poisson batches, a fresh count-sketch every round."""
-    run = sampled_run(facts, facts.the_clip, facts.narrow_size)
-    return sketched(run, {"m": run.dims, "batch_size": run.batch_size})
+    run = filling.sampled_run(facts, facts.the_clip, facts.narrow_size)
+    return filling.sketched(run, {"m": run.dims, "batch_size": run.batch_size})
 
 
 @priv_sgd.filling(
@@ -603,8 +579,8 @@ def sketched_batches(facts: Facts) -> Choice:
 )
 def sketched_sums(facts: Facts) -> Choice:
     """All records, a fresh count-sketch every round."""
-    run = full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
-    return sketched(run, {"m": run.dims})
+    run = filling.full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
+    return filling.sketched(run, {"m": run.dims})
 
 
 def preferred(facts: Facts) -> str:
@@ -677,26 +653,26 @@ def _rounds(facts: Facts, scale: str) -> int:
 def _prepared(facts: Facts, scale: str) -> Choice:
     _check_prepared(facts, scale)
     automatic = facts.step is None
-    spent = spent_on(facts, scale) + (Lambda().share if automatic else 0)
+    spent = spent_on(facts, scale) + (purchases.Lambda().share if automatic else 0)
     columns = facts.smooth_features if scale == "shapes" else facts.d
     dims = (columns + (scale in ("moments", "shapes"))) * facts.outputs
     looks = _looks(facts, scale, automatic)
-    run = full_run(facts, facts.the_clip, dims, _rounds(facts, scale), 1 - spent, looks)
+    run = filling.full_run(facts, facts.the_clip, dims, _rounds(facts, scale), 1 - spent, looks)
     numbers = facts.of_loss.curvature is not None and not facts.of_loss.labelled()
     averaged = numbers and not facts.sparse and (scale != "none" or facts.public is not None)
     arguments: dict[str, Any] = {"clip": facts.the_clip, "scale": scale, "output": "average" if averaged else "last"}
     arguments |= _shaped(facts, scale)
     if facts.step is not None:
-        margin = walk(run, facts.step)
+        margin = filling.walk(run, facts.step)
         arguments["step"] = facts.step
     else:
         # the longest stable step is d times 1.8 / h at most, as the spectrum allows; or what tau allows
-        margin = min(walk(run, CONSTANTS.longest * dims / facts.smooth), facts.tau * math.sqrt(1 / (1 - spent)))
+        margin = min(filling.walk(run, CONSTANTS.longest * dims / facts.smooth), facts.tau * math.sqrt(1 / (1 - spent)))
         arguments |= {"step": "auto", "tau": facts.tau}
     large = automatic and looks < CONSTANTS.lanczos_passes
     return run.choice(
         arguments,
-        margin_noise=margin * AVERAGED["tail" if averaged else "last"],
+        margin_noise=margin * filling.AVERAGED["tail" if averaged else "last"],
         seconds=facts.seconds(run.rounds + looks, None, dims, facts.gram_seconds if large else 0.0),
         memory=facts.memory(None, extra=_copied(facts, scale) + (NUMBER * min(facts.n, columns) ** 2 if large else 0)),
     )
@@ -808,10 +784,10 @@ def dp_svrg(
 )
 def _fill(facts: Facts) -> Choice:
     """A private anchor every 20 rounds, private differences in between."""
-    clip, batch = facts.the_clip, batch_of(facts)
+    clip, batch = facts.the_clip, filling.batch_of(facts)
     inner = CONSTANTS.svrg_inner
     passes = None if facts.max_passes is None else facts.max_passes / (1 + facts.n / (inner * batch))
-    rounds = sampled_rounds(facts, batch, passes)
+    rounds = filling.sampled_rounds(facts, batch, passes)
     inner = max(2, min(inner, rounds))
     looks = -(-rounds // inner)
     items = (
@@ -821,7 +797,7 @@ def _fill(facts: Facts) -> Choice:
     numbers = facts.split(*items)
     run = Run(facts, rounds, batch, clip, numbers["difference"], facts.parameters)
     anchor = numbers["anchor"] * clip / facts.n  # the same noise in every step of an inner loop
-    unit = math.hypot(walk(run, 1.0, "average"), math.sqrt(looks) * inner / 2 * anchor)
+    unit = math.hypot(filling.walk(run, 1.0, "average"), math.sqrt(looks) * inner / 2 * anchor)
     step = min(CONSTANTS.svrg_step / facts.smooth, facts.tau / unit) if facts.step is None else facts.step
     arguments = {"clip": clip, "inner": inner, "step": step, "batch_size": batch}
     return run.choice(

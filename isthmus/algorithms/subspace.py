@@ -20,19 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.filling import (
-    FLOPS,
-    NUMBER,
-    Build,
-    Choice,
-    Facts,
-    Refusal,
-    algorithm,
-    allowed_step,
-    sampled_run,
-    sketched,
-    walk,
-)
+from isthmus.algorithms import filling
+from isthmus.algorithms.filling import FLOPS, NUMBER, Build, Choice, Facts, Refusal, algorithm
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Budget, PrivateDescent, Relation
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
@@ -170,8 +159,8 @@ REFRESH = 10
 def _fill_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
-    run = sampled_run(facts, facts.the_clip, k)
-    filled = sketched(run, {"k": k, "batch_size": run.batch_size})
+    run = filling.sampled_run(facts, facts.the_clip, k)
+    filled = filling.sketched(run, {"k": k, "batch_size": run.batch_size})
     drawn = run.rounds / REFRESH * k**2 * facts.parameters / FLOPS
     multiplied = run.rounds * (run.batch_size or 0) * k * facts.filled / FLOPS
     memory = filled.memory + NUMBER * k * facts.parameters
@@ -187,15 +176,15 @@ def _fill_public(facts: Facts) -> Choice:
         raise Refusal("several outputs: the public rows need labels")
     k = facts.public_size
     share = facts.public.share(k)
-    run = sampled_run(facts, facts.the_clip, k)
+    run = filling.sampled_run(facts, facts.the_clip, k)
     gain = math.sqrt(share) if share else 1.0  # a row lies in the subspace up to what the subspace misses
-    step = allowed_step(run, gain)
+    step = filling.allowed_step(run, gain)
     captured = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
     rows = facts.public.rows
     learned = run.rounds / REFRESH * (2 * rows**2 * facts.parameters + rows**3) / FLOPS
     return run.choice(
         {"clip": facts.the_clip, "step": step, "batch_size": run.batch_size, "k": k, "refresh": REFRESH},
-        margin_noise=walk(run, step, gain=gain),
+        margin_noise=filling.walk(run, step, gain=gain),
         memory=facts.memory(run.batch_size, extra=NUMBER * k * facts.parameters),
         seconds=facts.seconds(run.rounds, run.batch_size, k, learned),
         evidence=f"{captured}; Theorem 6 (004)",

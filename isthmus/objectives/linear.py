@@ -17,22 +17,10 @@ import torch.nn.functional as F
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
-from isthmus.base import secret, validate
+from isthmus.base import matrix, secret, validate
 from isthmus.base.arrow import opened
 from isthmus.base.class_registry import subclasses
-from isthmus.base.matrix import (
-    Array,
-    Matrix,
-    as_matrix,
-    dtype_of,
-    is_lazy,
-    is_sparse,
-    margins,
-    matmul,
-    rmatmul,
-    spans_of,
-    take,
-)
+from isthmus.base.matrix import Array, Matrix, as_matrix, is_lazy, is_sparse
 from isthmus.base.space import Space
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.gradients.lengths import Lengths
@@ -185,18 +173,19 @@ class LinearModel(Objective):
     def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
         X, slopes = self._of(self.slopes, w, self._where(index))
-        return rmatmul(X, slopes).movedim(0, -1).reshape(-1) / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
+        mean = matrix.rmatmul(X, slopes).movedim(0, -1).reshape(-1) / max(X.shape[0], 1)
+        return mean + self.penalty.gradient(w.detach())
 
     def spans(self) -> list[tuple[int, int]] | None:
         """Ranges of records that are looked at together, a choice of speed and memory; None: all."""
-        return spans_of(self.X)
+        return matrix.spans_of(self.X)
 
     def part(self, index: Index) -> LinearModel:
         """The same problem with some of its records only."""
         where = self._where(index)
         if where is None:
             return self._with(lengths=Lengths(self.n))
-        X = take(self.X, where)
+        X = matrix.take(self.X, where)
         weights = None if self.weights is None else self.weights[where]
         return self._with(X=X, y=self.y[where], weights=weights, n=X.shape[0], lengths=Lengths(X.shape[0]))
 
@@ -254,9 +243,9 @@ class LinearModel(Objective):
 
     def with_inputs(self, X: object) -> LinearModel:
         """The same loss, targets and penalty on other columns of the same examples (scaled, with a bias, ...)."""
-        matrix = as_matrix("X", X)
-        validate.check(matrix.shape[0] == self.n, "X.shape", tuple(matrix.shape), f"give {self.n} rows")
-        model = self._with(X=matrix, dtype=dtype_of(matrix), lengths=Lengths(self.n))
+        inputs = as_matrix("X", X)
+        validate.check(inputs.shape[0] == self.n, "X.shape", tuple(inputs.shape), f"give {self.n} rows")
+        model = self._with(X=inputs, dtype=matrix.dtype_of(inputs), lengths=Lengths(self.n))
         model.space = model._space()
         return model
 
@@ -286,8 +275,8 @@ class LinearModel(Objective):
         """The chosen rows, and their losses or slopes at w times their weights."""
         X, y, weights = self.X, self.y, self.weights
         if where is not None:
-            X, y, weights = take(X, where), y[where], None if weights is None else weights[where]
-        z = margins(X, self._as_columns(check_point(w, self.d)))
+            X, y, weights = matrix.take(X, where), y[where], None if weights is None else weights[where]
+        z = matrix.margins(X, self._as_columns(check_point(w, self.d)))
         values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
         values = values.to(dtype or values.dtype)
         if weights is not None:
@@ -304,7 +293,7 @@ class LinearModel(Objective):
         some = self.X.shape[1] > 0 and (self.X.shape[0] > 0 or is_lazy(self.X))  # a rank's part of a fit may be empty
         validate.check(some, "X.shape", tuple(self.X.shape), "give at least one row and one column")
         self.targets, target = self.targets.read(y)
-        self.n, self.dtype = self.X.shape[0], dtype_of(self.X)
+        self.n, self.dtype = self.X.shape[0], matrix.dtype_of(self.X)
         validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of the {self.n} rows")
         self.y = target if is_sparse(self.X) else target.to(self.X.device)
         self.space, self.lengths = self._space(), Lengths(self.n)
@@ -316,7 +305,7 @@ class LinearModel(Objective):
         data = self.X if X is None else as_matrix("X", opened(X)[0])
         columns = self.X.shape[1]
         validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
-        return matmul(data, self._as_columns(check_point(w, self.d)))
+        return matrix.matmul(data, self._as_columns(check_point(w, self.d)))
 
     def _as_columns(self, w: Tensor) -> Tensor:
         return w
@@ -672,7 +661,7 @@ def top_eigenvalue(X: Matrix) -> float:
         gram: Array = _gram(X).numpy()
         return lanczos_top(lambda v: gram @ v, len(gram))
     wide = X.astype(np.float64) if is_sparse(X) else X
-    return lanczos_top(lambda v: rmatmul(wide, matmul(wide, torch.from_numpy(v))).numpy(), X.shape[1])
+    return lanczos_top(lambda v: matrix.rmatmul(wide, matrix.matmul(wide, torch.from_numpy(v))).numpy(), X.shape[1])
 
 
 def lanczos_top(square: Callable[[Array], Array], size: int) -> float:

@@ -20,28 +20,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.base import validate
-from isthmus.base.matrix import (
-    CACHE_BYTES,
-    CHUNK_BYTES,
-    Array,
-    Csr,
-    Matrix,
-    Stored,
-    Total,
-    View,
-    as_matrix,
-    canonical,
-    is_lazy,
-    is_sparse,
-    margins,
-    rmatmul,
-    row_norms,
-    spans_of,
-    take,
-    to_dense,
-    with_data,
-)
+from isthmus.base import matrix, validate
+from isthmus.base.matrix import Array, Csr, Matrix, Stored, View, as_matrix, is_lazy, is_sparse
 from isthmus.base.streamed import DerivedRows, Streamed
 
 UP = 1 + 2.0**-48
@@ -78,7 +58,7 @@ class Scaled(View):
         reach: float = 1.0,
     ) -> None:
         self.far, self.unit, self.bias, self.reach = far, unit, bias, reach
-        self.X: Stored | Streamed = canonical(X) if is_sparse(X) else X
+        self.X: Stored | Streamed = matrix.canonical(X) if is_sparse(X) else X
         self.weight, self.r, self.U, self.B = weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
         self._upper = upper
@@ -147,9 +127,9 @@ class Scaled(View):
         """S w for a vector or a matrix w."""
         wide = w.to(torch.float64)
         if self.far:
-            parts = [margins(rows, wide) for _, _, rows in self.chunks()]
+            parts = [matrix.margins(rows, wide) for _, _, rows in self.chunks()]
             return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
-        z = _rows(self.r, margins(self.X, _rows(self.weight, wide[: self.weight.shape[0]])))
+        z = _rows(self.r, matrix.margins(self.X, _rows(self.weight, wide[: self.weight.shape[0]])))
         for u, moved in zip(self.U.unbind(1), (self.B @ wide).unbind(0), strict=True):
             # entry by entry: a product rounds a row by its place
             if wide.ndim == 1:
@@ -165,12 +145,12 @@ class Scaled(View):
             sums = (rows.T @ wide[lo:hi] for lo, hi, rows in self.chunks())
             return sum(sums, wide.new_zeros(self.shape[1], *wide.shape[1:])).to(v.dtype)
         total = self.B.T @ (self.U.T @ wide)
-        total[: len(self.weight)] += _rows(self.weight, rmatmul(self.X, _rows(self.r, wide)))
+        total[: len(self.weight)] += _rows(self.weight, matrix.rmatmul(self.X, _rows(self.r, wide)))
         return total.to(v.dtype)
 
     def take(self, index: Tensor) -> Scaled:
         """Some rows, in the given order."""
-        X = take(self.X, index)
+        X = matrix.take(self.X, index)
         assert not is_lazy(X)  # rows of a table are in memory once they are taken
         upper = self.upper[index]
         return Scaled(
@@ -184,7 +164,7 @@ class Scaled(View):
 
     def dense(self) -> Tensor:
         """The rows themselves: for chunks and small data."""
-        inner = (to_dense(self.X, torch.float64) * self.weight).mul_(self.r[:, None])
+        inner = (matrix.to_dense(self.X, torch.float64) * self.weight).mul_(self.r[:, None])
         if inner.shape[1] < self.shape[1]:
             inner = torch.nn.functional.pad(inner, (0, self.shape[1] - inner.shape[1]))
         for u, b in zip(self.U.T, self.B, strict=True):  # entry by entry: a product rounds a row by its place
@@ -193,7 +173,7 @@ class Scaled(View):
 
     def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
         """`(lo, hi, rows)`: small enough to stay in a cache while they are looked at; the next overwrites the last."""
-        step = min(STEP, max(1, CACHE_BYTES // (8 * self.shape[1])))
+        step = min(STEP, max(1, matrix.CACHE_BYTES // (8 * self.shape[1])))
         if is_sparse(self.X):
             for lo in range(0, self.shape[0], step):
                 hi = min(lo + step, self.shape[0])
@@ -219,7 +199,7 @@ class Scaled(View):
 
     def spans(self) -> list[tuple[int, int]] | None:
         """Those of X."""
-        return spans_of(self.X)
+        return matrix.spans_of(self.X)
 
     def plain(self) -> Matrix:
         """A copy: CSR where X is CSR and is not centred, else dense; rows of a table are computed as they are read."""
@@ -234,7 +214,7 @@ class Scaled(View):
     def square_norms(self) -> Tensor:
         """||x_i^2|| of every row."""
         if (csr := self._csr) is not None:
-            return row_norms(csr.multiply(csr))
+            return matrix.row_norms(csr.multiply(csr))
         parts = [np.sqrt(lengths(np.square(rows.numpy()))) for _, _, rows in self.chunks()]
         return torch.from_numpy(np.concatenate([np.zeros(0), *parts]))
 
@@ -256,7 +236,7 @@ class Scaled(View):
         2^-11 up to 2^27 rows.
         """
         d = self.shape[1]
-        total = Total((d, d), exact=self.shape[0] > MANY)
+        total = matrix.Total((d, d), exact=self.shape[0] > MANY)
         c = torch.ones(self.shape[0], dtype=torch.float64) if c is None else c
         if self._csr is None:
             for lo, hi, rows in self.chunks():
@@ -284,7 +264,7 @@ class Scaled(View):
     def _norms(self) -> Tensor:
         slack = 1 + (self.shape[1] + 64) * 2.0**-52
         if (rows := self._csr) is not None:
-            return row_norms(rows) * slack
+            return matrix.row_norms(rows) * slack
         parts = [np.sqrt(lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
         return torch.from_numpy(np.concatenate([np.zeros(0), *parts])) + self._cancelled()
 
@@ -402,7 +382,8 @@ class RowMap:
         if isinstance(X, Streamed):
             return X.mapped(lambda rows, where: torch.minimum(torch.maximum(rows, low), high))
         inside = all(
-            bool(((part >= low) & (part <= high)).all()) for part in X.split(max(1, CHUNK_BYTES // (8 * X.shape[1])))
+            bool(((part >= low) & (part <= high)).all())
+            for part in X.split(max(1, matrix.CHUNK_BYTES // (8 * X.shape[1])))
         )
         return X if inside else torch.minimum(torch.maximum(X, low), high)
 
@@ -463,7 +444,7 @@ def _weighted(X: Csr, weight: Tensor, r: Tensor | None = None) -> Csr:
     data = X.data * weight.numpy()[X.indices]
     if r is not None:
         data *= np.repeat(r.numpy(), np.diff(X.indptr))
-    scaled = with_data(X, data)
+    scaled = matrix.with_data(X, data)
     scaled.has_canonical_format = True  # that of X, which was made so
     return scaled
 
@@ -474,7 +455,7 @@ def _without(X: Stored | Streamed, rows: Tensor) -> Stored | Streamed:
         return X.mapped(lambda part, where: torch.where(rows[where][:, None], torch.zeros_like(part), part))
     if not is_sparse(X):
         return torch.where(rows[:, None], torch.zeros_like(X), X)
-    return with_data(X, np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data))
+    return matrix.with_data(X, np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data))
 
 
 def _rows(factors: Tensor, values: Tensor) -> Tensor:
