@@ -45,19 +45,17 @@ from isthmus.core.pipeline import (
     advance,
     bind_stage,
     close_stage,
-    open_round,
     slots,
     start,
     take_stage,
 )
 from isthmus.core.wire import Keys, Message
-from isthmus.gradients.base import Rows
-from isthmus.gradients.computed import Computed
+from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.layers.between import Between
 from isthmus.gradients.layers.rules import Args, Kwargs
-from isthmus.gradients.stack import Stack
+from isthmus.gradients.rows import Rows, Stack, compact
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, merged, unused
 from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
@@ -274,8 +272,8 @@ class BackwardAccumulator:
     def _smaller(self, rows: Rows) -> Rows:
         """Products in place of their factors, where they take less room until the backward pass has ended."""
         if not self.fast:
-            return rows.compact()
-        computed = rows.computed()
+            return compact(rows)
+        computed = as_computed(rows)
         return rows if isinstance(computed, Computed) else computed
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
@@ -283,7 +281,7 @@ class BackwardAccumulator:
         rows = merged(name, pieces)
         if not self.fast or rows is None:
             return rows
-        computed = rows.computed(bound)
+        computed = as_computed(rows, bound)
         if isinstance(computed, Computed):
             computed.watched = self._watched in (None, name)
         return computed
@@ -522,7 +520,7 @@ class TorchDriver:
         if self._round is None:
             self._busy = True
             try:
-                round = open_round(
+                round = Round(
                     self.pipe,
                     self.state,
                     space=self.layers.space,
@@ -533,7 +531,7 @@ class TorchDriver:
                     eta=self.optimizer.param_groups[0]["lr"],
                     maps=self._kept,
                     device=self._device,
-                    place=None if self._directions or self.observers else self.pending.placed,
+                    place=self._place,
                     group=self.group,
                 )
                 bind_stage(round, self.stage)
@@ -542,6 +540,10 @@ class TorchDriver:
             finally:
                 self._busy = False
         return self._round
+
+    def _place(self, slot: str, sketch: Sketch) -> Sketch:
+        """Memory that stays where it is, unless somebody keeps what was lifted through the map."""
+        return sketch if self._directions or self.observers else self.pending.placed(slot, sketch)
 
     def _close(self) -> None:
         """Release the logical batch; an empty one still takes its round."""
