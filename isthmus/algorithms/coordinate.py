@@ -97,8 +97,9 @@ def dp_skgd(
     bounds, smooth = (validate.as_tensor(*pair).double() for pair in (("clip", clip), ("smoothness", smoothness)))
     if smooth.ndim == 2:
         smoothness_matrix(smooth.numpy())
-    for name, numbers in {"clip": bounds, "smoothness": smooth.diagonal() if smooth.ndim == 2 else smooth}.items():
-        validate.check(bool((numbers > 0).all()), name, numbers, "give finite numbers above 0")
+    elif not bool((smooth > 0).all()):
+        validate.refuse("smoothness", smoothness, "give finite numbers above 0")
+    validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
     law = _Law(sampling, blocks, probabilities, tau)
 
     def build(binding: Binding) -> Pipeline:

@@ -22,6 +22,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
+from isthmus.core.parts import Last
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import Lifted, adjoint
 from isthmus.parts import FrankWolfe, Full, GapBelow, Uniform, WithoutReplacement
@@ -90,7 +91,7 @@ def comp_fw(
         loss = binding.loss if line_search == "line" else None
         update = FrankWolfe(binding.constraint, line_search, smoothness, loss, away, lmo_error)
         release = Release(encode=descent.encode(binding, drawn.rounds(binding.n)), lift=adjoint)
-        return descent.pipeline(binding, [Stage(drawn, [release])], rule, update=update, stop=stop)
+        return descent.pipeline(binding, [Stage(drawn, [release])], rule, update=update, average=Last(), stop=stop)
 
     return build
 

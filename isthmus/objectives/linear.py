@@ -641,7 +641,7 @@ def largest_eigenvalue(X: Matrix) -> float:
     if is_lazy(X):
         columns = float(torch.stack([part.abs().sum(0) for _, _, part in X.chunks()]).sum(0).max())
     else:
-        columns = float(abs(X).sum(0).max())  # type: ignore[operator]  # SciPy's and torch's alike
+        columns = float(abs(X).sum(0).max())  # that of SciPy and that of torch are alike
     return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
 
 

@@ -1,4 +1,4 @@
-"""Quantities of the data that are no sum of terms of single records, each with its proven bound.
+"""Quantities of the data that are no sum of terms of single records, each with its proven bound; and rows x^2, x x'.
 
 Sums are bounded by clipping every record (`privacy.clips`).  What is no sum is a `Query`: it states what one record
 more or less can move it by, with the proof in its docstring; replacing a record is removing one and adding another.

@@ -258,8 +258,8 @@ class Scaled(View):
         rows = _weighted(self.X, self.weight, self.r)
         if self.shape[1] > p:
             rows = sp.hstack([rows, sp.csr_array((self.U @ self.B[:, p:]).numpy())])
-        matrix: Csr = sp.csr_matrix(rows)
-        return matrix
+        seen: Csr = sp.csr_matrix(rows)
+        return seen
 
     def _norms(self) -> Tensor:
         slack = 1 + (self.shape[1] + 64) * 2.0**-52
