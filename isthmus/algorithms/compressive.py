@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from isthmus.algorithms import filling
 from isthmus.algorithms.filling import CONSTANTS, FLOPS, NUMBER, Build, Choice, Facts, Refusal, Run, algorithm
 from isthmus.algorithms.first_order import Descent, StepRule, step_rule
-from isthmus.algorithms.private import Budget, Relation, diameter_of, published_budget, rounds_of
+from isthmus.algorithms.private import Budget, BudgetOptions, diameter_of, published_budget, rounds_of
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
@@ -33,19 +33,16 @@ VARIANTS = ("gaussian", "laplace", "selection", "dense")
 @algorithm(words="each round adds noise to a short code, from which a sparse step is decoded")
 def compressive_dp_sgd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     p: int | None = None,
     kappa: int | None = None,
     clip: float,
     step: StepRule | None = None,
     variant: str = "gaussian",
     batch_size: int | None = None,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
     output: str = "last",
     schedule: Schedule | None = None,
     as_published: bool = False,
+    **terms: Unpack[BudgetOptions],
 ) -> Build:
     """Compressive DP-SGD (002): a private gradient with at most kappa non-zeros a round.
 
@@ -77,7 +74,7 @@ def compressive_dp_sgd(
     validate.check(p is None or p >= 3, "p", p, "give a whole number of at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
     validate.check(not sampled, "batch_size", batch_size, "leave it out: selection gains nothing from sampling")
-    budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
+    budget = published_budget(**terms) if as_published else Budget(**terms)
     descent, kept, codes = Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
     Clip(clip)
 
@@ -96,7 +93,7 @@ def compressive_dp_sgd(
             items = [choose, replace(gradient, share=0.5)]
         plan = budget.plan(binding, items)
         if as_published:
-            release, length = _printed(binding, variant == "dense", epsilon, rounds, clip, codes, kept)
+            release, length = _printed(binding, variant == "dense", budget.epsilon, rounds, clip, codes, kept)
         else:
             release = _sound(variant, plan, clip, codes, kept)
             length = _length(

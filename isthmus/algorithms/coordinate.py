@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from isthmus.algorithms import filling
 from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm
-from isthmus.algorithms.private import Budget, Relation, rounds_of
+from isthmus.algorithms.private import Budget, BudgetOptions, rounds_of
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import unbiased
 from isthmus.parts import Restart, Step
 from isthmus.privacy import Charge, Clip, Gaussian
+from isthmus.privacy.accounting import Adjacency
 from isthmus.sketches import Blocks, Encoder, Nice
 from isthmus.theory.printed import Printed, skgd_sigma
 from isthmus.theory.schedules import (
@@ -43,8 +44,6 @@ SAMPLINGS = ("full", "single", "block", "nice")
 @algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
 def dp_skgd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     smoothness: Any,
     clip: Any,
     sampling: str = "block",
@@ -53,11 +52,10 @@ def dp_skgd(
     tau: int = 1,
     inner: int | None = None,
     step: float = 1.0,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
     batch_size: int | None = None,
     schedule: Loops | None = None,
     as_published: bool = False,
+    **terms: Unpack[BudgetOptions],
 ) -> Build:
     """DP-SkGD (003): noisy steps on random blocks of coordinates, each with its own step 1 / M_j.
 
@@ -83,7 +81,9 @@ def dp_skgd(
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
     """
-    budget = Budget(epsilon, delta, "replace-one" if as_published else adjacency, n)
+    budget = Budget(**terms)
+    if as_published:
+        budget = replace(budget, adjacency=Adjacency.REPLACE_ONE)
     sampled = as_published and batch_size is not None
     validate.check(not sampled, "batch_size", batch_size, "leave it out: the paper looks at all records in every round")
     validate.one_of(SAMPLINGS, sampling=sampling)
@@ -109,9 +109,9 @@ def dp_skgd(
         plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
         mechanism = plan.mechanism("gradient")
         if as_published:
-            claim = skgd_sigma(lipschitz=1.0, n=records, steps=rounds, epsilon=epsilon, delta=plan.delta or 0.0)
+            claim = skgd_sigma(lipschitz=1.0, n=records, steps=rounds, epsilon=budget.epsilon, delta=plan.delta or 0.0)
             remedy = f"leave out as_published: its noise gives epsilon {claim.epsilon:.6g} at so large an epsilon"
-            validate.check(claim.epsilon <= epsilon, "epsilon", epsilon, remedy)
+            validate.check(claim.epsilon <= budget.epsilon, "epsilon", budget.epsilon, remedy)
             mechanism = Printed(Gaussian(claim.sigma * records), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
         gamma, loop = step * drawn / m, inner if schedule is None else schedule.inner

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache, update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, overload
+from typing import Any, Generic, ParamSpec, Protocol, Required, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
 
@@ -825,13 +825,13 @@ class Algorithm(Generic[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Recipe:
         """The recipe for these arguments."""
+        given = self.__signature__.bind(*args, **kwargs)
         built = self.function(*args, **kwargs)
         if isinstance(built, Recipe):
             return built
         validate.check(callable(built), "algorithm", self.name, "return a Recipe, or what builds its pipeline")
-        given = self._signature.bind(*args, **kwargs)
         given.apply_defaults()
-        return Recipe(self.name, built, given.arguments)
+        return Recipe(self.name, built, {k: v for k, v in given.arguments.items() if v is not ...})
 
     def __repr__(self) -> str:
         return f"<algorithm {self.address}>"
@@ -842,13 +842,21 @@ class Algorithm(Generic[P]):
         return self.function.__name__
 
     @cached_property
-    def _signature(self) -> inspect.Signature:
-        return inspect.signature(self.function)
+    def __signature__(self) -> inspect.Signature:
+        """That of its function, with the options of `**options: Unpack[...]` by name; `...` is their own default."""
+        signature = inspect.signature(self.function)
+        own, shared = list(signature.parameters.values()), list[inspect.Parameter]()
+        if own and "Unpack[" in str(own[-1].annotation):
+            (options,) = get_args(get_type_hints(self.function)[own.pop().name])
+            for name, hint in get_type_hints(options, include_extras=True).items():
+                default = inspect.Parameter.empty if get_origin(hint) is Required else ...
+                shared.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+        return signature.replace(parameters=[*shared, *own])
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """What the recipe takes by name."""
-        return self._signature.parameters
+        return self.__signature__.parameters
 
     def takes(self, name: str) -> bool:
         """Whether the recipe takes an argument, by name or among others."""

@@ -9,9 +9,9 @@ dimension m_t may follow a `WidthRule`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm, free_run
 from isthmus.base import validate
@@ -84,6 +84,7 @@ def relative_width(constraint: ConvexSet, d: int) -> float:
 StepRule = float | Callable[[int], float]
 
 Family = Callable[[Size], Encoder]
+Stop = Callable[[Round, State, State], bool]
 
 
 @algorithm(direct=True)
@@ -108,8 +109,9 @@ def sgd(
     >>> sgd(step=0.1).name
     'sgd'
     """
-    sampler = _sampler(draw, batch_size)
-    return _FreeDescent(sampler, step=step, momentum=momentum, schedule=schedule, output=output).build
+    return _FreeDescent(
+        sampler=_sampler(draw, batch_size), step=step, momentum=momentum, schedule=schedule, output=output
+    ).build
 
 
 @algorithm(direct=True)
@@ -117,25 +119,31 @@ def gd(
     *, step: StepRule | None = None, momentum: float = 0.0, schedule: Schedule | None = None, output: str = "last"
 ) -> Build:
     """Projected gradient descent on all records; arguments as for `sgd`."""
-    return _FreeDescent(Full(), step=step, momentum=momentum, schedule=schedule, output=output).build
+    return _FreeDescent(step=step, momentum=momentum, schedule=schedule, output=output).build
+
+
+class NarrowOptions(TypedDict, total=False):
+    """What compressed descents share; see `comp_sgd`."""
+
+    m: Size | WidthRule | None
+    step: StepRule | None
+    error_feedback: bool
+    schedule: Schedule | None
+    output: str
+    sketch: Family
+    refresh: int
+    tol: float
+    pick: str
 
 
 @algorithm
 def comp_sgd(
     *,
-    m: Size | WidthRule | None = None,
-    step: StepRule | None = None,
     batch_size: int = 32,
-    error_feedback: bool = False,
     momentum: float = 0.0,
-    schedule: Schedule | None = None,
-    output: str = "last",
     draw: str = "shuffle",
-    sketch: Family = CountSketch,
-    refresh: int = 1,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-    stop: Any = None,
+    stop: Stop | None = None,
+    **options: Unpack[NarrowOptions],
 ) -> Build:
     """CompSGD (001, 000): SGD that sees m numbers of each gradient.
 
@@ -158,48 +166,28 @@ def comp_sgd(
     >>> comp_sgd(m=0.1, step=0.1, error_feedback=True).arguments["m"]
     0.1
     """
-    return _narrow_descent(_sampler(draw, batch_size), **locals())
+    return _NarrowDescent(sampler=_sampler(draw, batch_size), momentum=momentum, stop=stop, **options).build
 
 
 @algorithm
 def comp_gd(
-    *,
-    m: Size | WidthRule | None = None,
-    step: StepRule | None = None,
-    error_feedback: bool = False,
-    shifts: bool = False,
-    momentum: float = 0.0,
-    schedule: Schedule | None = None,
-    output: str = "last",
-    sketch: Family = CountSketch,
-    refresh: int = 1,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-    stop: Any = None,
+    *, shifts: bool = False, momentum: float = 0.0, stop: Stop | None = None, **options: Unpack[NarrowOptions]
 ) -> Build:
     """CompGD (000): the full-batch form of `comp_sgd`.
 
     shifts  the sender learns a shift and sends what the gradient differs from it (DIANA): the sketch loses less and
             less, and the run converges to the minimiser itself, penalties included; steps up to about m / (6 d mu)
     """
-    return _narrow_descent(Full(), **locals())
+    return _NarrowDescent(shifts=shifts, momentum=momentum, stop=stop, **options).build
 
 
 @algorithm
 def comp_minibatch(
     *,
-    m: Size | WidthRule | None = None,
-    step: StepRule | None = None,
     batch_size: int | Callable[[int], int] | None = None,
-    error_feedback: bool = False,
-    schedule: Schedule | None = None,
-    output: str = "last",
     draw: str | None = None,
-    sketch: Family = CountSketch,
-    refresh: int = 1,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-    stop: Any = None,
+    stop: Stop | None = None,
+    **options: Unpack[NarrowOptions],
 ) -> Build:
     """CompMinibatch (000, 001): a fresh batch each round, whose size may be a rule, or the schedule's.
 
@@ -208,27 +196,24 @@ def comp_minibatch(
 
     Other arguments as for `comp_sgd`.
     """
-    return _narrow_descent(_fresh_batches(batch_size, draw, schedule), **locals())
+    schedule = options.get("schedule")
+    if batch_size is None and schedule is None:
+        validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
+    size, usual = (batch_size, "subset") if schedule is None or batch_size else (schedule.batch_size, "independent")
+    sampler = _sampler(draw or usual, size or 1, ("subset", "independent"))
+    return _NarrowDescent(sampler=sampler, stop=stop, **options).build
 
 
 @algorithm(left_out="it is for several holders of data: give their objectives to minimize(clients=...)")
 def comp_dist_sgd(
     *,
-    m: Size | WidthRule | None = None,
-    step: StepRule | None = None,
     clients_per_round: int | Callable[[int], int] | None = None,
     batch_size: int | None = None,
     codec: Codec | str | None = None,
-    error_feedback: bool = False,
     shifts: bool = False,
     heavy: int | None = None,
     momentum: float = 0.0,
-    schedule: Schedule | None = None,
-    output: str = "last",
-    sketch: Family | None = None,
-    refresh: int = 1,
-    tol: float = 1e-2,
-    pick: str = "nearest",
+    **options: Unpack[NarrowOptions],
 ) -> Build:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
 
@@ -256,22 +241,19 @@ def comp_dist_sgd(
         validate.check(momentum == 0, "momentum", momentum, "leave it out, or give heavy=: only codes have a momentum")
     else:
         validate.positive_int(heavy=heavy)
-        memory = error_feedback or shifts
+        memory, refresh = options.get("error_feedback", False) or shifts, options.get("refresh", 1)
         validate.check(not memory, "error_feedback, shifts", True, "leave it out with heavy=: one memory is enough")
         validate.check(refresh > 1, "refresh", refresh, "give 2 or more: a memory of codes lasts as long as its map")
-    return _FreeDescent(
-        Full() if batch_size is None else Shuffle(batch_size),
-        step=step,
-        schedule=schedule,
-        output=output,
-        m=m,
-        sketch=sketch or (CountSketch if heavy is None else partial(SparseJL, s=5)),
-        refresh=refresh,
-        tol=tol,
-        wire=Wire(named(codec), error_feedback, clients_per_round or (schedule.batch_size if schedule else None)),
-        pick=pick,
+        options["sketch"] = options.get("sketch") or partial(SparseJL, s=5)
+    schedule = options.get("schedule")
+    if clients_per_round is None and schedule is not None:
+        clients_per_round = schedule.batch_size
+    return _NarrowDescent(
+        sampler=Full() if batch_size is None else Shuffle(batch_size),
+        wire=Wire(named(codec), False, clients_per_round),
         shifts=shifts,
         heavy=None if heavy is None else HeavyHitters(heavy, momentum),
+        **options,
     ).build
 
 
@@ -287,17 +269,6 @@ def _sampler(
 ) -> Sampler:
     validate.one_of(draws, draw=draw)
     return SAMPLERS[draw](size)
-
-
-def _fresh_batches(
-    batch_size: int | Callable[[int], int] | None, draw: str | None, schedule: Schedule | None
-) -> Sampler:
-    """Batches as told, else of the size that a schedule says, whose records are drawn one by one."""
-    if batch_size is not None:
-        return _sampler(draw or "subset", batch_size, ("subset", "independent"))
-    if schedule is None:
-        validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
-    return _sampler(draw or "independent", schedule.batch_size, ("subset", "independent"))
 
 
 def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
@@ -325,7 +296,7 @@ class Descent:
     schedule: Schedule | None = None
     output: str = "last"
     momentum: float = 0.0
-    stop: Callable[[Round, State, State], bool] | None = None
+    stop: Stop | None = None
     m: Size | WidthRule | None = None
     sketch: Family | None = None
     tol: float = 1e-2
@@ -375,13 +346,13 @@ class Descent:
         return Pipeline(stages, step, **{**slots, **more})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _FreeDescent(Descent):
-    """Descent without a budget; what a map loses may be kept by senders (`wire`), or codes be lifted otherwise."""
+    """Descent without a budget; what a map loses may be kept by senders, or codes be lifted otherwise."""
 
-    sampler: Sampler
-    _: KW_ONLY
+    sampler: Sampler = Full()
     refresh: int = 1
+    error_feedback: bool = False
     wire: Wire = Wire()
     shifts: bool = False
     heavy: Lift | None = None
@@ -390,11 +361,13 @@ class _FreeDescent(Descent):
         super().__post_init__()
         step_rule(self.step, self.schedule)
         validate.positive_int(refresh=self.refresh)
-        nearest = self.pick == "nearest" or not (self.wire.feedback or self.shifts)
+        nearest = self.pick == "nearest" or not (self.error_feedback or self.shifts)
         remedy = "leave it out: error feedback and shifts lift by the pseudo-inverse"
         validate.check(nearest, "pick", self.pick, remedy)
+        wire = replace(self.wire, feedback=self.error_feedback)
+        object.__setattr__(self, "wire", wire)
         if self.shifts:
-            replace(self.wire, shift=1.0)  # refused here, not when it is bound
+            replace(wire, shift=1.0)  # refused here, not when it is bound
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a number of records."""
@@ -420,14 +393,14 @@ class _FreeDescent(Descent):
         """Of heavy hitters; with a memory of what was lost, the nearest or an unbiased one."""
         if self.shifts:
             return unbiased
-        return self.heavy or (pinv if self.wire.feedback else super().lift(binding))
+        return self.heavy or (pinv if self.error_feedback else super().lift(binding))
 
 
-def _narrow_descent(
-    sampler: Sampler, *, error_feedback: bool, draw: str | None = None, batch_size: object = None, **rest: Any
-) -> Build:
-    """Descent through maps, by the arguments of a recipe."""
-    return _FreeDescent(sampler, wire=Wire(feedback=error_feedback), **rest).build
+@dataclass(frozen=True, kw_only=True)
+class _NarrowDescent(_FreeDescent):
+    """Through maps."""
+
+    sketch: Family = CountSketch
 
 
 # ---------------------------------------------------------------- how it is filled from public facts

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm, free_run, full_rounds
 from isthmus.algorithms.first_order import Descent, WidthRule, narrowed
-from isthmus.algorithms.private import Budget, Relation, rounds_of
+from isthmus.algorithms.private import Budget, BudgetOptions, rounds_of
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
@@ -129,12 +129,9 @@ def _fill_free(facts: Facts) -> Choice:
 )
 def dp_fw(
     *,
-    epsilon: float,
-    delta: float | None = None,
     clip: float,
     step: Callable[[int], float] | None = None,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
+    **terms: Unpack[BudgetOptions],
 ) -> Build:
     """DP-FW over a polytope (l1 ball, simplex, convex hull): w+ = w + gamma (s - w), s a privately chosen vertex.
 
@@ -147,7 +144,7 @@ def dp_fw(
     >>> dp_fw(epsilon=1.0, clip=1.0, n="exact").name
     'dp_fw'
     """
-    budget, bound = Budget(epsilon, delta, adjacency, n), Clip(clip, ord=float("inf"))
+    budget, bound = Budget(**terms), Clip(clip, ord=float("inf"))
     rule = step or Rule(2.0, power=1.0, offset=2)
 
     def build(binding: Binding) -> Pipeline:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Required, TypedDict, Unpack
 
 from isthmus.algorithms import filling, purchases
 from isthmus.algorithms.filling import CONSTANTS, NUMBER, Build, Choice, Facts, Refusal, Run, algorithm
-from isthmus.algorithms.first_order import Descent, Family, StepRule, WidthRule, narrowed, step_rule
+from isthmus.algorithms.first_order import Descent, Family, StepRule, Stop, WidthRule, narrowed, step_rule
 from isthmus.algorithms.purchases import SMALL, SumPurchase
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
@@ -45,6 +45,18 @@ ASSUMPTIONS = (
 )
 
 
+Relation = Adjacency | str
+
+
+class BudgetOptions(TypedDict, total=False):
+    """What every private recipe takes: the arguments of `Budget`."""
+
+    epsilon: Required[float]
+    delta: float | None
+    n: int | str | None
+    adjacency: Relation
+
+
 @dataclass(frozen=True)
 class Budget:
     """(epsilon, delta), the adjacency, and what is public about the number of records.
@@ -54,9 +66,9 @@ class Budget:
     """
 
     epsilon: float
-    delta: float | None
-    adjacency: Adjacency | str
-    n: int | str | None
+    delta: float | None = None
+    adjacency: Adjacency | str = "add-remove"
+    n: int | str | None = None
 
     def __post_init__(self) -> None:
         validate.positive(epsilon=self.epsilon)
@@ -99,10 +111,11 @@ class Budget:
         return Promise(self.epsilon, delta, self.relation, n, ASSUMPTIONS, plan, self.records(binding))
 
 
-def published_budget(epsilon: float, delta: float | None, n: int | str | None) -> Budget:
+def published_budget(**terms: Unpack[BudgetOptions]) -> Budget:
     """The budget of a mechanism run as printed: replace-one, and its formulas use the true number of records."""
+    n = terms.get("n")
     validate.check(n == "exact", "n", n, 'give n="exact": as published, the number of records is fixed and public')
-    return Budget(epsilon, delta, Adjacency.REPLACE_ONE, n)
+    return replace(Budget(**terms), adjacency=Adjacency.REPLACE_ONE)
 
 
 def rounds_of(binding: Binding, sampler: FullBatch | Poisson | FixedSize, n: int, scheduled: int | None = None) -> int:
@@ -116,32 +129,38 @@ def rounds_of(binding: Binding, sampler: FullBatch | Poisson | FixedSize, n: int
     return max(1, round(binding.epochs * sampler.rounds(n)))
 
 
-Relation = Adjacency | str
-
 PrivateSampler = FullBatch | Poisson | FixedSize
 
 SCALES = ("none", "columns", "moments", "shapes")
+
+
+class PrivateOptions(BudgetOptions, total=False):
+    """What private descents share; see `dp_sgd`."""
+
+    clip: Required[float | AdaptiveClip]
+    step: StepRule | None
+    output: str
+    schedule: Schedule | None
+    stop: Stop | None
+    micro_batch: int
+
+
+class NarrowPrivateOptions(PrivateOptions, total=False):
+    """What those with maps share; see `dp_comp_minibatch`."""
+
+    m: Size | WidthRule | None
+    sketch: Family
+    tol: float
+    pick: str
+    clipped: str
+    as_published: bool
 
 
 @algorithm(
     direct=True,
     words="each round takes a random sample of the records, limits what one record can contribute, and adds noise",
 )
-def dp_sgd(
-    *,
-    epsilon: float,
-    delta: float | None = None,
-    clip: float | AdaptiveClip,
-    step: StepRule | None = None,
-    batch_size: int | None = 256,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-    momentum: float = 0.0,
-    output: str = "last",
-    schedule: Schedule | None = None,
-    stop: Any = None,
-    micro_batch: int = 1,
-) -> Build:
+def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Unpack[PrivateOptions]) -> Build:
     """DP-SGD: Poisson batches, per-record clip, Gaussian noise in R^d.
 
     epsilon, delta  the whole run's budget; delta defaults to min(1e-5, n^-1.1)
@@ -165,18 +184,14 @@ def dp_sgd(
     >>> dp_sgd(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_sgd'
     """
-    return private_descent(**locals())
+    return PrivateDescent(batch_size=batch_size, momentum=momentum, **options).build
 
 
 @algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
 def dp_gd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     clip: float | AdaptiveClip,
     step: StepRule | str | None = None,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
     momentum: float = 0.0,
     output: str = "last",
     scale: str = "none",
@@ -187,7 +202,8 @@ def dp_gd(
     precondition: bool = False,
     tau: float | None = None,
     schedule: Schedule | None = None,
-    stop: Any = None,
+    stop: Stop | None = None,
+    **budget: Unpack[BudgetOptions],
 ) -> Build:
     """DP-GD: `dp_sgd` on all records every round.
 
@@ -213,39 +229,12 @@ def dp_gd(
     for name, usual in plain.items():
         remedy = "leave it out, or give a number as clip: what is bought is for a planned number of plain steps"
         validate.check(usual or not buys, name, locals()[name], remedy)
-    return PrivateDescent(
-        Budget(epsilon, delta, adjacency, n),
-        clip=clip,
-        step=rule,
-        momentum=momentum,
-        output=output,
-        schedule=schedule,
-        stop=stop,
-        buys=buys,
-    ).build
+    loop = {"momentum": momentum, "output": output, "schedule": schedule, "stop": stop}
+    return PrivateDescent(clip=clip, step=rule, buys=buys, **loop, **budget).build  # type: ignore[arg-type]
 
 
 @algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
-def dp_comp_minibatch(
-    *,
-    epsilon: float,
-    delta: float | None = None,
-    m: Size | WidthRule | None = None,
-    clip: float | AdaptiveClip,
-    step: StepRule | None = None,
-    batch_size: int | None = 256,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-    sketch: Family = CountSketch,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-    output: str = "average",
-    schedule: Schedule | None = None,
-    stop: Any = None,
-    clipped: str = "after",
-    micro_batch: int = 1,
-    as_published: bool = False,
-) -> Build:
+def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[NarrowPrivateOptions]) -> Build:
     """DP-CompMiniBatch (000): sketch, clip after, noise in R^m, project and lift onto the set.
 
     The published sensitivity of 2L/b is not proven and its noise can violate the claim; here the code of every
@@ -259,29 +248,11 @@ def dp_comp_minibatch(
     >>> dp_comp_minibatch(epsilon=1.0, m=50, clip=1.0, step=0.1, n="exact").arguments["m"]
     50
     """
-    return private_descent(**locals())
+    return NarrowPrivateDescent(batch_size=batch_size, **options).build
 
 
 @algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
-def priv_sgd(
-    *,
-    epsilon: float,
-    delta: float | None = None,
-    m: Size | WidthRule | None = None,
-    clip: float | AdaptiveClip,
-    step: StepRule | None = None,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-    sketch: Family = CountSketch,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-    output: str = "average",
-    schedule: Schedule | None = None,
-    stop: Any = None,
-    clipped: str = "after",
-    micro_batch: int = 1,
-    as_published: bool = False,
-) -> Build:
+def priv_sgd(**options: Unpack[NarrowPrivateOptions]) -> Build:
     """PrivSGD = DP-CompGD (001, App. C; 000, Alg. 4): all records every round, noise in R^m, project and lift.
 
     m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
@@ -293,36 +264,20 @@ def priv_sgd(
     >>> priv_sgd(epsilon=1.0, m=50, clip=1.0, step=0.1, n="exact").name
     'priv_sgd'
     """
-    return private_descent(**locals())
+    return NarrowPrivateDescent(**options).build
 
 
-@algorithm(private=True, like=priv_sgd, words=priv_sgd.words)
-def dp_comp_gd(**arguments: Any) -> Build:
+@algorithm(like=priv_sgd, words=priv_sgd.words)
+def dp_comp_gd(**options: Unpack[NarrowPrivateOptions]) -> Build:
     """DP-CompGD (000): another name of `priv_sgd`."""
-    return priv_sgd(**arguments).build
+    return priv_sgd(**options).build
 
 
-def private_descent(
-    *,
-    epsilon: float,
-    delta: float | None,
-    n: int | str | None,
-    adjacency: Relation,
-    as_published: bool = False,
-    **rest: Any,
-) -> Build:
-    """Private descent by the arguments of a recipe."""
-    if not as_published:
-        return PrivateDescent(Budget(epsilon, delta, adjacency, n), **rest).build
-    budget = published_budget(epsilon, delta, n)
-    return PrivateDescent(budget, published=True, **{**rest, "sketch": GaussianSketch}).build
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrivateDescent(Descent):
     """One stage, one release: encode, clip after, Gaussian, lift, step on C; and what is bought before it.
 
-    published    sketch the whole sum as papers 001 and 000 print it
+    as_published sketch the whole sum as papers 001 and 000 print it
     guarantee    what a sound mechanism, run as printed, says of itself
     clipped      codes "after" the map, or gradients "before" it
     micro_batch  the expected size of micro-batches, whose means are clipped; 1: records are
@@ -330,14 +285,16 @@ class PrivateDescent(Descent):
     moves        the update, in place of a projected step
     """
 
-    budget: Budget
-    _: KW_ONLY
+    epsilon: float
+    delta: float | None = None
+    n: int | str | None = None
+    adjacency: Relation = "add-remove"
     clip: float | AdaptiveClip
     batch_size: int | None = None
     encoder: Encoder | None = None
     dims: int | None = None
     buys: tuple[SumPurchase, ...] = ()
-    published: bool = False
+    as_published: bool = False
     guarantee: str = ""
     clipped: str = "after"
     micro_batch: int = 1
@@ -345,17 +302,24 @@ class PrivateDescent(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        assert self.budget  # checked here, not when it is bound
         validate.one_of(("after", "before"), clipped=self.clipped)
         validate.positive_int(micro_batch=self.micro_batch)
         moving = isinstance(self.clip, AdaptiveClip)
-        whole = self.micro_batch == 1 or not (self.published or moving)
+        whole = self.micro_batch == 1 or not (self.as_published or moving)
         remedy = "leave it out, or give a fixed clip and as_published=False, which micro-batches need"
         validate.check(whole, "micro_batch", self.micro_batch, remedy)
         remedy = "give a number: the clip of a published algorithm does not move"
-        validate.check(not (self.published and moving), "clip", self.clip, remedy)
+        validate.check(not (self.as_published and moving), "clip", self.clip, remedy)
         self.clipping()
         if self.buys:
             validate.one_of(("last", "average"), output=self.output)
+
+    @cached_property
+    def budget(self) -> Budget:
+        """Of the run; as published, replace-one, and the formulas use the true number of records."""
+        make = published_budget if self.as_published else Budget
+        return make(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency, n=self.n)
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""
@@ -364,7 +328,7 @@ class PrivateDescent(Descent):
         rounds = rounds_of(binding, sampler, n, None if self.schedule is None else self.schedule.rounds)
         plan = budget.plan(binding, self._charges(rounds, sampler))
         promise = budget.promise(plan, binding)
-        more: dict[str, object] = {"promise": replace(promise, epsilon=math.inf) if self.published else promise}
+        more: dict[str, object] = {"promise": replace(promise, epsilon=math.inf) if self.as_published else promise}
         if self.moves is not None:
             more["update"] = self.moves(binding)
         if self.buys:
@@ -376,7 +340,7 @@ class PrivateDescent(Descent):
         return self.pipeline(binding, [stage], self._step(binding, plan, sampler, rounds), rounds=rounds, **more)
 
     def _sampler(self, binding: Binding) -> PrivateSampler:
-        if self.published and self.batch_size is not None:
+        if self.as_published and self.batch_size is not None:
             return FixedSize(self.batch_size, binding.n)
         sampler = self.budget.sampler(binding, self.batch_size)
         if self.micro_batch == 1:
@@ -390,7 +354,7 @@ class PrivateDescent(Descent):
         encode = self.encoder or self.encode(binding, sampler.rounds(n))
         mechanism = Printed(mechanism, self.guarantee) if self.guarantee else mechanism
         release = Release(encode=encode, clip=clip, mechanism=mechanism, lift=self.lift(binding))
-        if self.published:
+        if self.as_published:
             budget = {"epsilon": self.budget.epsilon, "delta": plan.delta or 0.0}
             return [own_length(release, clip.init(), n=n, steps=rounds, **budget, batch=self.batch_size)]
         if not isinstance(clip, AdaptiveClip):
@@ -428,6 +392,20 @@ class PrivateDescent(Descent):
             return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
         remaining = 1 - sum(item.share for item in self.buys)
         return [*purchases.charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowPrivateDescent(PrivateDescent):
+    """Through maps: as published, Gaussian ones."""
+
+    sketch: Family = CountSketch
+    output: str = "average"
+
+    def encode(self, binding: Binding, per_epoch: int) -> Encoder:
+        """The map."""
+        size = self.size(binding, per_epoch)
+        assert size is not None
+        return GaussianSketch(size) if self.as_published else self.sketch(size)
 
 
 def diameter_of(binding: Binding) -> float:
@@ -721,16 +699,13 @@ for _variant, _make, _scale, _evidence, _shortfall in (
 )
 def dp_svrg(
     *,
-    epsilon: float,
-    delta: float | None = None,
     clip: float,
     step: StepRule,
     inner: int,
     batch_size: int | None = 256,
     inner_clip: float | None = None,
     anchor_share: float = 0.5,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
+    **terms: Unpack[BudgetOptions],
 ) -> Build:
     """DP-SVRG: w+ = w - eta (anchor gradient + g(w) - g(anchor)), restarted at the mean of each inner loop.
 
@@ -741,7 +716,7 @@ def dp_svrg(
     >>> dp_svrg(epsilon=1.0, clip=1.0, step=0.1, inner=20, n="exact").name
     'dp_svrg'
     """
-    budget = Budget(epsilon, delta, adjacency, n)
+    budget = Budget(**terms)
     rule, bounds = step_rule(step, None), (Clip(clip), Clip(clip if inner_clip is None else inner_clip))
     validate.positive_int(inner=inner)
     validate.check(inner > 1, "inner", inner, "give 2 or more: with an anchor in every round, use dp_gd")
@@ -845,23 +820,14 @@ def mirror_descent(
 
 
 @algorithm(left_out=ASKED, words="each round adds noise to a sum and moves by factors, inside a simplex")
-def dp_mirror_descent(
-    *,
-    epsilon: float,
-    delta: float | None = None,
-    clip: float | AdaptiveClip,
-    step: StepRule,
-    batch_size: int | None = None,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-    output: str = "average",
-) -> Build:
+def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[PrivateOptions]) -> Build:
     """`mirror_descent` on clipped sums with Gaussian noise; arguments as for `dp_sgd`.
 
     >>> dp_mirror_descent(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_mirror_descent'
     """
-    return private_descent(moves=mirror_of, **locals())
+    options.setdefault("output", "average")
+    return PrivateDescent(batch_size=batch_size, moves=mirror_of, **options).build
 
 
 def mirror_of(binding: Binding) -> Mirror:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from isthmus.algorithms import filling
 from isthmus.algorithms.filling import FLOPS, NUMBER, Build, Choice, Facts, Refusal, algorithm
 from isthmus.algorithms.first_order import StepRule
-from isthmus.algorithms.private import Budget, PrivateDescent, Relation
+from isthmus.algorithms.private import BudgetOptions, PrivateDescent, PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
@@ -34,7 +34,6 @@ from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progressive, PublicSubspace, Sketch
 from isthmus.sketches.dense import random_rows
 from isthmus.sketches.public import SubspaceMap
-from isthmus.theory import Schedule
 
 __all__ = ["Directions", "dp_subspace_gd"]
 
@@ -47,24 +46,15 @@ _PUBLISHED = (
 @algorithm(words="public records show the few directions that matter, and noise is added in those alone")
 def pdp_sgd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     k: int,
     data: Any,
     loss: Any = None,
-    clip: float | AdaptiveClip,
-    step: StepRule | None = None,
     batch_size: int | None = 256,
     refresh: int = 10,
     start_epoch: int = 0,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-    output: str = "last",
     method: str = "gram",
-    micro_batch: int = 1,
-    schedule: Schedule | None = None,
-    stop: Any = None,
     as_published: bool = False,
+    **options: Unpack[PrivateOptions],
 ) -> Build:
     """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
 
@@ -81,39 +71,19 @@ def pdp_sgd(
     10
     """
     where, guarantee = ("before", _PUBLISHED) if as_published else ("after", "")
-    return PrivateDescent(
-        Budget(epsilon, delta, adjacency, n),
-        clip=clip,
-        step=step,
-        batch_size=batch_size,
-        output=output,
-        micro_batch=micro_batch,
-        schedule=schedule,
-        stop=stop,
-        encoder=PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method),
-        dims=k,
-        guarantee=guarantee,
-    ).build
+    encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
+    return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, guarantee=guarantee, **options).build
 
 
 @algorithm(words="noise is added in a few random directions, and the step stays in them")
 def rpdp_sgd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     k: int = 800,
-    clip: float | AdaptiveClip,
-    step: StepRule | None = None,
     batch_size: int | None = 256,
     refresh: int = 10,
     start_epoch: int = 0,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-    output: str = "last",
     clipped: str = "after",
-    micro_batch: int = 1,
-    schedule: Schedule | None = None,
-    stop: Any = None,
+    **options: Unpack[PrivateOptions],
 ) -> Build:
     """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
 
@@ -129,19 +99,7 @@ def rpdp_sgd(
     encoder: Encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
     if start_epoch > 0:
         encoder = Progressive([(start_epoch, Identity()), (math.inf, encoder)])
-    return PrivateDescent(
-        Budget(epsilon, delta, adjacency, n),
-        clip=clip,
-        step=step,
-        batch_size=batch_size,
-        output=output,
-        clipped=clipped,
-        micro_batch=micro_batch,
-        schedule=schedule,
-        stop=stop,
-        encoder=encoder,
-        dims=k,
-    ).build
+    return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, clipped=clipped, **options).build
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -201,15 +159,12 @@ MORE = 10
 )
 def dp_subspace_gd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     k: int,
     clip: float | AdaptiveClip,
     step: StepRule | str = "auto",
     share: float = 0.3,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
     output: str = "last",
+    **terms: Unpack[BudgetOptions],
 ) -> Build:
     """PDP-SGD on all records, in a subspace that is bought first: for linear models whose rows have norm at most 1.
 
@@ -235,8 +190,7 @@ def dp_subspace_gd(
         buys = (*buys, Lambda())
     else:
         rule = step
-    budget = Budget(epsilon, delta, adjacency, n)
-    return PrivateDescent(budget, clip=clip, step=rule, output=output, dims=k, buys=buys).build
+    return PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
 
 
 @dataclass(frozen=True)
