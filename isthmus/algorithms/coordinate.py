@@ -38,7 +38,7 @@ from isthmus.theory.schedules import (
     smoothness_matrix,
 )
 
-SAMPLINGS = ("full", "single", "block", "nice")
+_SAMPLINGS = ("full", "single", "block", "nice")
 
 
 @algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
@@ -86,7 +86,7 @@ def dp_skgd(
         budget = replace(budget, adjacency=Adjacency.REPLACE_ONE)
     sampled = as_published and batch_size is not None
     validate.check(not sampled, "batch_size", batch_size, "leave it out: the paper looks at all records in every round")
-    validate.one_of(SAMPLINGS, sampling=sampling)
+    validate.one_of(_SAMPLINGS, sampling=sampling)
     validate.positive(step=step)
     validate.positive_int(tau=tau)
     if inner is not None:

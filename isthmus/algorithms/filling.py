@@ -145,26 +145,26 @@ def usual_tau(d: int, labels: bool, sparse: bool) -> float:
     return min(max(scale / math.sqrt(d), low), high)
 
 
-SCALES = ("auto", "none", "columns", "moments", "shapes")
+_SCALES = ("auto", "none", "columns", "moments", "shapes")
 
-FEATURES = ("auto", "linear", "smooth")
+_FEATURES = ("auto", "linear", "smooth")
 
 NUMBER = 8
 """Bytes of a number (float64)."""
 
-ENTRIES = 4e8
+_ENTRIES = 4e8
 """Dense entries a second that one core reads in a product."""
 
-SPARSE_ENTRIES = 1.5e8
+_SPARSE_ENTRIES = 1.5e8
 """CSR entries a second."""
 
-NORMALS = 1.5e6
+_NORMALS = 1.5e6
 """Secret normals a second."""
 
 FLOPS = 4e9
 """Multiplications a second in dense products."""
 
-ROUND = 4e-4
+_ROUND = 4e-4
 """Seconds that a round costs whatever its size."""
 
 LOOKS = 3
@@ -298,8 +298,8 @@ class Facts:
         remedy = f'give 2, which is what {self.loss_name} has, or loss="softmax" for more'
         validate.check(fits, "classes", self.classes, remedy)
         validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
-        validate.one_of(SCALES, scale=self.scale)
-        validate.one_of(FEATURES, features=self.features)
+        validate.one_of(_SCALES, scale=self.scale)
+        validate.one_of(_FEATURES, features=self.features)
         validate.non_negative(before=self.before)
         validate.check(self.before < 1, "before", self.before, "give a share of the budget, at least 0 and below 1")
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -473,9 +473,9 @@ class Facts:
 
     def seconds(self, rounds: int, batch_size: int | None, noised: int, extra: float = 0.0) -> float:
         """Rounds times (fixed cost + reading the batch + drawing noise), plus what a method adds of its own."""
-        speed = SPARSE_ENTRIES if self.sparse else ENTRIES
+        speed = _SPARSE_ENTRIES if self.sparse else _ENTRIES
         reading = LOOKS * (batch_size or self.n) * self.filled * self.outputs / speed
-        return rounds * (ROUND + reading + self.private * noised / NORMALS) + extra
+        return rounds * (_ROUND + reading + self.private * noised / _NORMALS) + extra
 
     @property
     def gram_seconds(self) -> float:
@@ -755,7 +755,7 @@ P = ParamSpec("P")
 Build = Callable[[Binding], Pipeline]
 """What a recipe function returns: how a pipeline is built from public facts.  Its name and arguments follow."""
 
-Fill = Callable[[Facts], Choice | Refusal]
+_Fill = Callable[[Facts], Choice | Refusal]
 
 
 @dataclass(frozen=True)
@@ -771,7 +771,7 @@ class Variant:
     """
 
     of: Algorithm[Any]
-    make: Fill
+    make: _Fill
     variant: str = ""
     evidence: str = "not measured"
     shortfall: tuple[float, float] | None = None
@@ -871,10 +871,10 @@ class Algorithm(Generic[P]):
             return tuple(replace(filling, of=self) for filling in self.like.fillings)
         return tuple(self.own) if self.own or self.left_out else (Variant(self, self._by_signature),)
 
-    def filling(self, variant: str = "", **said: Any) -> Callable[[Fill], Fill]:
+    def filling(self, variant: str = "", **said: Any) -> Callable[[_Fill], _Fill]:
         """Declare a function of the facts as a way to fill this algorithm; `said` is the rest of a `Variant`."""
 
-        def declared(make: Fill) -> Fill:
+        def declared(make: _Fill) -> _Fill:
             self.own.append(Variant(self, make, variant, **said))
             return make
 
@@ -915,9 +915,9 @@ class Algorithm(Generic[P]):
 def algorithm(function: Callable[P, Recipe | Build], /) -> Algorithm[P]: ...
 @overload
 def algorithm(
-    *, fill: Fill | None = None, private: bool | None = None, **said: Any
+    *, fill: _Fill | None = None, private: bool | None = None, **said: Any
 ) -> Callable[[Callable[P, Recipe | Build]], Algorithm[P]]: ...
-def algorithm(function: Any = None, /, *, fill: Fill | None = None, private: bool | None = None, **said: Any) -> Any:
+def algorithm(function: Any = None, /, *, fill: _Fill | None = None, private: bool | None = None, **said: Any) -> Any:
     """Declare a recipe function as an algorithm, which planner and estimators then take like their own.
 
     It returns a `Recipe`, or the function that builds one's pipeline: name and arguments are then its own.

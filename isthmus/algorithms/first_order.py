@@ -64,16 +64,16 @@ class WidthRule:
 
     def rule(self, constraint: ConvexSet, d: int, per_epoch: int) -> Callable[[int], int]:
         """t -> m_t for a set in R^d."""
-        width = self.width or relative_width(constraint, d)
+        width = self.width or _relative_width(constraint, d)
         every = 1 if self.per == "step" else per_epoch
         return lambda t: narrow_dimension(d, width, self.beta(t // every), self.constant)
 
 
-def relative_width(constraint: ConvexSet, d: int) -> float:
+def _relative_width(constraint: ConvexSet, d: int) -> float:
     """w(C) over half the diameter of C: the width of a set of that shape and radius 1.
 
     >>> from isthmus.sets import L2Ball
-    >>> abs(relative_width(L2Ball(7.0), 400) - 20) < 0.02
+    >>> abs(_relative_width(L2Ball(7.0), 400) - 20) < 0.02
     True
     """
     size = constraint.diameter(d)
@@ -257,7 +257,7 @@ def comp_dist_sgd(
     ).build
 
 
-SAMPLERS: dict[str, Callable[[int | Callable[[int], int]], Sampler]] = {
+_SAMPLERS: dict[str, Callable[[int | Callable[[int], int]], Sampler]] = {
     "shuffle": Shuffle,
     "independent": Uniform,
     "subset": WithoutReplacement,
@@ -268,7 +268,7 @@ def _sampler(
     draw: str, size: int | Callable[[int], int], draws: tuple[str, ...] = ("shuffle", "independent")
 ) -> Sampler:
     validate.one_of(draws, draw=draw)
-    return SAMPLERS[draw](size)
+    return _SAMPLERS[draw](size)
 
 
 def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:

@@ -246,7 +246,7 @@ class _RowScores(Sketch):
 # ---------------------------------------------------------------- how it is filled from public facts
 
 
-GUMBEL = math.pi / math.sqrt(6)
+_GUMBEL = math.pi / math.sqrt(6)
 """s.d. of a Gumbel variable of scale 1."""
 
 
@@ -289,7 +289,7 @@ def _fill_private(facts: Facts) -> Choice:
     run = Run(facts, rounds, None, clip, spent, dims)
     return run.choice(
         {"clip": clip},
-        noise_norm=GUMBEL * 2 * clip / (spent * facts.n),
+        noise_norm=_GUMBEL * 2 * clip / (spent * facts.n),
         evidence=f"excess loss at most {vertex_bound(facts, rounds):.2g} (DP-GD: {ball_bound(facts):.2g}), hardly "
         "growing with d; measured: 1.00 where DP-GD has .59 (n = d = 2000), IMDB .722 against .811",
     )

@@ -38,14 +38,14 @@ from isthmus.theory.printed import Printed, own_length
 
 __all__ = ["dp_comp_gd", "dp_comp_minibatch", "dp_gd", "dp_sgd", "priv_sgd"]
 
-ASSUMPTIONS = (
+_ASSUMPTIONS = (
     "one record belongs to one person",
     "nothing about the data was published except what is stated here: step, clip, set, number of rounds and the sketch "
     "are public choices",
 )
 
 
-Relation = Adjacency | str
+_Relation = Adjacency | str
 
 
 class BudgetOptions(TypedDict, total=False):
@@ -54,7 +54,7 @@ class BudgetOptions(TypedDict, total=False):
     epsilon: Required[float]
     delta: float | None
     n: int | str | None
-    adjacency: Relation
+    adjacency: _Relation
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Budget:
         """What the pipeline promises under a plan."""
         n = binding.n if self.n == "exact" else None
         delta = float(plan.delta or 0)
-        return Promise(self.epsilon, delta, self.relation, n, ASSUMPTIONS, plan, self.records(binding))
+        return Promise(self.epsilon, delta, self.relation, n, _ASSUMPTIONS, plan, self.records(binding))
 
 
 def published_budget(**terms: Unpack[BudgetOptions]) -> Budget:
@@ -129,9 +129,9 @@ def rounds_of(binding: Binding, sampler: FullBatch | Poisson | FixedSize, n: int
     return max(1, round(binding.epochs * sampler.rounds(n)))
 
 
-PrivateSampler = FullBatch | Poisson | FixedSize
+_PrivateSampler = FullBatch | Poisson | FixedSize
 
-SCALES = ("none", "columns", "moments", "shapes")
+_SCALES = ("none", "columns", "moments", "shapes")
 
 
 class PrivateOptions(BudgetOptions, total=False):
@@ -221,7 +221,7 @@ def dp_gd(
                   within limits), allows
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
-    buys = purchases_of(scale, step, precondition, tau, purchases.Shapes(features or 0, functions, level), targets)
+    buys = _purchases_of(scale, step, precondition, tau, purchases.Shapes(features or 0, functions, level), targets)
     rule = None if isinstance(step, str) else step
     validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
     plain = {"clip": not isinstance(clip, AdaptiveClip), "momentum": momentum == 0}
@@ -288,7 +288,7 @@ class PrivateDescent(Descent):
     epsilon: float
     delta: float | None = None
     n: int | str | None = None
-    adjacency: Relation = "add-remove"
+    adjacency: _Relation = "add-remove"
     clip: float | AdaptiveClip
     batch_size: int | None = None
     encoder: Encoder | None = None
@@ -323,7 +323,7 @@ class PrivateDescent(Descent):
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""
-        check_purchases(self.buys, binding)
+        _check_purchases(self.buys, binding)
         budget, n, sampler = self.budget, self.budget.records(binding), self._sampler(binding)
         rounds = rounds_of(binding, sampler, n, None if self.schedule is None else self.schedule.rounds)
         plan = budget.plan(binding, self._charges(rounds, sampler))
@@ -339,7 +339,7 @@ class PrivateDescent(Descent):
         stage = Stage(sampler, self._releases(binding, plan, sampler, rounds), groups=groups)
         return self.pipeline(binding, [stage], self._step(binding, plan, sampler, rounds), rounds=rounds, **more)
 
-    def _sampler(self, binding: Binding) -> PrivateSampler:
+    def _sampler(self, binding: Binding) -> _PrivateSampler:
         if self.as_published and self.batch_size is not None:
             return FixedSize(self.batch_size, binding.n)
         sampler = self.budget.sampler(binding, self.batch_size)
@@ -348,7 +348,7 @@ class PrivateDescent(Descent):
         groups = max(1, round(sampler.divisor(self.budget.records(binding)) / self.micro_batch))
         return replace(sampler, expected=float(groups))  # the mean is over groups
 
-    def _releases(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> list[Release]:
+    def _releases(self, binding: Binding, plan: PrivacyPlan, sampler: _PrivateSampler, rounds: int) -> list[Release]:
         """The gradient, and the count that moves an adaptive clip."""
         n, mechanism, clip = self.budget.records(binding), plan.mechanism("gradient"), self.clipping(sampler)
         encode = self.encoder or self.encode(binding, sampler.rounds(n))
@@ -362,7 +362,7 @@ class PrivateDescent(Descent):
         below = ClipCountEncoder(encode, clip, "main/gradient")
         return [release, Release(clip.release, below, Clip(0.5), mechanism=plan.mechanism(clip.release), lift=discard)]
 
-    def _step(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> StepSize:
+    def _step(self, binding: Binding, plan: PrivacyPlan, sampler: _PrivateSampler, rounds: int) -> StepSize:
         """The given step, or ||C|| / sqrt(t (L^2 + m_T sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
         if self.step is not None or self.schedule is not None:
             return step_rule(self.step, self.schedule)
@@ -376,7 +376,7 @@ class PrivateDescent(Descent):
         noise = plan.multiplier("gradient") * self.clipping(sampler).total(clip) * gain / sampler.divisor(n)
         return Rule(diameter / math.hypot(clip, math.sqrt(m) * noise), power=0.5)
 
-    def clipping(self, sampler: PrivateSampler | None = None) -> AdaptiveClip | Clip | GroupClip:
+    def clipping(self, sampler: _PrivateSampler | None = None) -> AdaptiveClip | Clip | GroupClip:
         """The clip as its type; that of micro-batches depends on what the sampler looks at."""
         before = self.clipped == "before" or (self.encoder is not None and self.encoder.clips_before)
         if isinstance(self.clip, AdaptiveClip):
@@ -386,7 +386,7 @@ class PrivateDescent(Descent):
         whole = sampler is not None and sampler.rate == 1
         return GroupClip(self.clip, 2, before, whole and self.budget.relation is Adjacency.REPLACE_ONE)
 
-    def _charges(self, rounds: int, sampler: PrivateSampler) -> list[Charge]:
+    def _charges(self, rounds: int, sampler: _PrivateSampler) -> list[Charge]:
         if isinstance(self.clip, AdaptiveClip):
             shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
             return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
@@ -415,7 +415,7 @@ def diameter_of(binding: Binding) -> float:
     return float(binding.constraint.diameter(binding.d))
 
 
-def purchases_of(
+def _purchases_of(
     scale: str,
     step: StepRule | str | None,
     precondition: bool,
@@ -424,7 +424,7 @@ def purchases_of(
     targets: bool,
 ) -> tuple[SumPurchase, ...]:
     """What `dp_gd(scale=..., step=..., precondition=...)` buys; a step that is not given is bought with the rest."""
-    validate.one_of(SCALES, scale=scale)
+    validate.one_of(_SCALES, scale=scale)
     if isinstance(step, str):
         validate.one_of(("auto",), step=step)
     if tau is not None:
@@ -441,7 +441,7 @@ def purchases_of(
     return tuple(items)
 
 
-def check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
+def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
     """Refuse sets and penalties that mean something else after what is bought."""
     free = isinstance(binding.constraint, Whole)
     scaled = any(isinstance(item, (purchases.Columns, purchases.Moments, purchases.Shapes)) for item in items)
@@ -461,14 +461,14 @@ SHARES = {
 }
 
 
-def centred(facts: Facts, scale: str) -> bool:
+def _centred(facts: Facts, scale: str) -> bool:
     """Whether the distribution of the targets is bought beside a scale that does not bring it."""
     return scale in ("none", "moments") and facts.of_loss.equivariant and not facts.sparse and facts.free
 
 
-def spent_on(facts: Facts, scale: str) -> float:
+def _spent_on(facts: Facts, scale: str) -> float:
     """The share of the budget that a scale takes, with the targets' where they are bought."""
-    return SHARES[scale] + (purchases.TargetShape().share if centred(facts, scale) else 0.0)
+    return SHARES[scale] + (purchases.TargetShape().share if _centred(facts, scale) else 0.0)
 
 
 @dp_gd.filling(
@@ -498,7 +498,7 @@ def _preconditioned(facts: Facts, scale: str) -> Choice:
         raise Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}")
     if facts.step is not None:
         raise Refusal("preconditioned steps have length 1: leave step out")
-    share = 1 - spent_on(facts, scale) - purchases.Statistics().share
+    share = 1 - _spent_on(facts, scale) - purchases.Statistics().share
     looks = 1 + _looks(facts, scale, automatic=False)
     rounds = CONSTANTS.shapes_rounds if scale == "shapes" else CONSTANTS.statistics_rounds
     run = filling.full_run(facts, facts.the_clip, columns + 1, rounds, share, looks)
@@ -518,7 +518,7 @@ def _preconditioned(facts: Facts, scale: str) -> Choice:
 def _shaped(facts: Facts, scale: str) -> dict[str, Any]:
     """What the recipe is told of smooth features."""
     if scale != "shapes":
-        return {"targets": True} if centred(facts, scale) else {}
+        return {"targets": True} if _centred(facts, scale) else {}
     functions = 1 if facts.features == "linear" else CONSTANTS.functions
     return {"features": facts.smooth_features, "functions": functions, "level": facts.shapes_level}
 
@@ -545,7 +545,7 @@ def batches(facts: Facts) -> Choice:
     shortfall=(0.011, 0.05),
     research=True,
 )
-def sketched_batches(facts: Facts) -> Choice:
+def _sketched_batches(facts: Facts) -> Choice:
     """Poisson batches, a fresh count-sketch every round."""
     run = filling.sampled_run(facts, facts.the_clip, facts.narrow_size)
     return filling.sketched(run, {"m": run.dims, "batch_size": run.batch_size})
@@ -555,7 +555,7 @@ def sketched_batches(facts: Facts) -> Choice:
     evidence="Theorem 12 (000); measured: lending R2 .439 with 3000 rows and m = 20, on batches .436, in blocks .26",
     shortfall=(0.012, 0.06),
 )
-def sketched_sums(facts: Facts) -> Choice:
+def _sketched_sums(facts: Facts) -> Choice:
     """All records, a fresh count-sketch every round."""
     run = filling.full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
     return filling.sketched(run, {"m": run.dims})
@@ -613,7 +613,7 @@ def _check_prepared(facts: Facts, scale: str) -> None:
 def _looks(facts: Facts, scale: str, automatic: bool) -> int:
     """Passes over the data before the loop."""
     spectrum = 1 if min(facts.n, facts.d) <= GRAM_LIMIT else CONSTANTS.lanczos_passes
-    targets = scale == "shapes" or centred(facts, scale)
+    targets = scale == "shapes" or _centred(facts, scale)
     return int(scale != "none") + int(targets) + (spectrum if automatic else 0)
 
 
@@ -631,7 +631,7 @@ def _rounds(facts: Facts, scale: str) -> int:
 def _prepared(facts: Facts, scale: str) -> Choice:
     _check_prepared(facts, scale)
     automatic = facts.step is None
-    spent = spent_on(facts, scale) + (purchases.Lambda().share if automatic else 0)
+    spent = _spent_on(facts, scale) + (purchases.Lambda().share if automatic else 0)
     columns = facts.smooth_features if scale == "shapes" else facts.d
     dims = (columns + (scale in ("moments", "shapes"))) * facts.outputs
     looks = _looks(facts, scale, automatic)
@@ -785,10 +785,10 @@ def _fill(facts: Facts) -> Choice:
     )
 
 
-ASKED = "for a simplex only: planned where it is asked for by name"
+_ASKED = "for a simplex only: planned where it is asked for by name"
 
 
-@algorithm(left_out=ASKED)
+@algorithm(left_out=_ASKED)
 def mirror_descent(
     *,
     step: StepRule | None = None,
@@ -814,12 +814,12 @@ def mirror_descent(
     def build(binding: Binding) -> Pipeline:
         encode = descent.encode(binding, sampler.rounds(binding.n))
         stage = Stage(sampler, [Release(encode=encode, lift=pinv if descent.sketch is None else unbiased)])
-        return descent.pipeline(binding, [stage], rule, update=mirror_of(binding))
+        return descent.pipeline(binding, [stage], rule, update=_mirror_of(binding))
 
     return build
 
 
-@algorithm(left_out=ASKED, words="each round adds noise to a sum and moves by factors, inside a simplex")
+@algorithm(left_out=_ASKED, words="each round adds noise to a sum and moves by factors, inside a simplex")
 def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[PrivateOptions]) -> Build:
     """`mirror_descent` on clipped sums with Gaussian noise; arguments as for `dp_sgd`.
 
@@ -827,10 +827,10 @@ def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[Privat
     'dp_mirror_descent'
     """
     options.setdefault("output", "average")
-    return PrivateDescent(batch_size=batch_size, moves=mirror_of, **options).build
+    return PrivateDescent(batch_size=batch_size, moves=_mirror_of, **options).build
 
 
-def mirror_of(binding: Binding) -> Mirror:
+def _mirror_of(binding: Binding) -> Mirror:
     """The multiplicative step of a simplex."""
     constraint, bare = binding.constraint, isinstance(binding.penalty, NoPenalty)
     simplex = isinstance(constraint, Simplex)

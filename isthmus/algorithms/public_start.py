@@ -1,7 +1,7 @@
 """A start that is fitted to labelled public rows, and private steps from there that are as long as they pay.
 
 After everything is bought the public rows are seen through the same maps, and the same loss is fitted to them (see
-`problems.public_fit`).  Private steps start there.  How far they may go follows from public figures: along a direction
+`fit_public`).  Private steps start there.  How far they may go follows from public figures: along a direction
 of curvature h, the start is off by about s_0 (its own sampling error), T steps of length f eta leave the share
 exp(-2 f h eta T) of it and add noise, and f minimises
 
@@ -34,26 +34,26 @@ from isthmus.objectives.linear import LinearModel
 from isthmus.problems.scaling import Scaled
 from isthmus.sets import ConvexSet
 
-FOLDS = 5
-STRENGTHS = tuple(10 ** (k / 2) for k in range(3, -9, -1))
+_FOLDS = 5
+_STRENGTHS = tuple(10 ** (k / 2) for k in range(3, -9, -1))
 """lambda over the mean squared length of a row."""
-CONSTANT = 1e-3
+_CONSTANT = 1e-3
 """What the strength is multiplied by for a column that does not vary: an intercept is hardly shrunk."""
-VARIES = 0.05
+_VARIES = 0.05
 """A column varies where its variance is this share of its mean square."""
-ITERATIONS, EARLY = 200, 10
+_ITERATIONS, _EARLY = 200, 10
 """Steps of a fit, and of one that has more columns than rows: stopped early it errs less on others."""
-CROSS = 1e-6
+_CROSS = 1e-6
 """Relative precision of the fits that only compare strengths."""
-NEVER = 1e-12
-LARGER = 10.0
+_NEVER = 1e-12
+_LARGER = 10.0
 """Coefficients may have this many times the variance that the strength found by cross-validation stands for."""
 LEAST = 0.25
 """Of the variance that margins would have if they explained all that targets vary by."""
 UNSEEN = (0.01, 1.0)
 """The least variance of margins (numbers in [-1, 1], labels), even of rows that all have one target; a hundredth of it
 is the least square of slopes."""
-FLAT = 0.05
+_FLAT = 0.05
 """The least curvature over its bound: public rows may all have been easy."""
 MOST = 50.0
 """Times the variance of held-out margins."""
@@ -84,13 +84,13 @@ class PublicFit:
         """Of the error of w along directions of these energies: (v / h) / (m h e + lambda), v the slopes' square.
 
         v / (h lambda) is how large coefficients are thought to be where no row tells: by the strength that was found,
-        times `LARGER`, for few rows ask for more shrinking than many would.  `sober` leaves that out, and does not
+        times `_LARGER`, for few rows ask for more shrinking than many would.  `sober` leaves that out, and does not
         believe in margins far longer than those of held-out rows.
         """
-        h = max(self.curvature, NEVER)
+        h = max(self.curvature, _NEVER)
         unit = self.slopes / h
-        believed = min(self.strength, unit / max(self.least, NEVER))
-        believed = max(believed, unit / max(self.most, NEVER)) if sober else believed / LARGER
+        believed = min(self.strength, unit / max(self.least, _NEVER))
+        believed = max(believed, unit / max(self.most, _NEVER)) if sober else believed / _LARGER
         return unit / (rows * h * energies + believed)
 
 
@@ -113,7 +113,7 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
         w=rows.lifted(rows.fit(strength)),
         strength=strength,
         slopes=max(float(rows.slopes(margins).square().mean()), UNSEEN[labels] / 100),
-        curvature=max(rows.curvature(margins), FLAT * bound / rows.outputs),
+        curvature=max(rows.curvature(margins), _FLAT * bound / rows.outputs),
         energies=rows.energies,
         least=max(LEAST * rows.spread(), UNSEEN[labels]) / rows.energy,
         most=MOST * float(margins.var(0, correction=0).mean()) / rows.energy,
@@ -139,7 +139,7 @@ class _Reduced:
         root = _shrunk(Z) if towards is None else torch.ones(d, dtype=torch.float64)
         scaled = Z @ sp.diags((1 / root).numpy()) if is_sparse(Z) else Z / root
         values, vectors = torch.linalg.eigh(_product(scaled))
-        spanned = values > NEVER * max(float(values.max()), NEVER)
+        spanned = values > _NEVER * max(float(values.max()), _NEVER)
         lengths, left = values[spanned].sqrt(), vectors[:, spanned]
         # w = D^-1/2 V b, with V = (Z D^-1/2)'U / S
         back = rmatmul(scaled, left / lengths) / root[:, None]
@@ -160,7 +160,7 @@ class _Reduced:
     @property
     def energy(self) -> float:
         """The mean squared length of a row."""
-        return max(float(self.energies.sum()), NEVER)
+        return max(float(self.energies.sum()), _NEVER)
 
     def losses(self, z: Tensor, index: Any = slice(None)) -> Tensor:
         """Of the rows whose margins are z beyond those of the first point."""
@@ -181,7 +181,7 @@ class _Reduced:
     def spread(self) -> float:
         """What margins would vary by if they explained all of the targets: var(slope) / curvature^2 at w = 0."""
         zero = torch.zeros_like(self.offset)
-        return float(self.slopes(zero).var(0, correction=0).mean()) / max(self.curvature(zero), NEVER) ** 2
+        return float(self.slopes(zero).var(0, correction=0).mean()) / max(self.curvature(zero), _NEVER) ** 2
 
     def fit(
         self, strength: float, index: Any = slice(None), start: Tensor | None = None, precise: float = 1e-9
@@ -197,7 +197,7 @@ class _Reduced:
             return float(self.losses(z, index).sum() + strength / 2 * b.square().sum()), gradient.numpy().reshape(-1)
 
         first = np.zeros(shape[0] * shape[1]) if start is None else start.numpy().reshape(-1)
-        options = {"maxiter": EARLY if R.shape[1] >= len(R) else ITERATIONS, "ftol": precise}
+        options = {"maxiter": _EARLY if R.shape[1] >= len(R) else _ITERATIONS, "ftol": precise}
         minimum = scipy_minimize(value, first, jac=True, method="L-BFGS-B", options=options)
         return torch.from_numpy(minimum.x).view(shape)
 
@@ -216,14 +216,14 @@ def _path(rows: _Reduced) -> tuple[float, Tensor]:
 
     The path ends where the loss has risen twice: weaker ones fit ever more noise, and take ever longer.
     """
-    folds = np.random.default_rng(0).permutation(rows.n) % min(FOLDS, rows.n)  # rows may be sorted
+    folds = np.random.default_rng(0).permutation(rows.n) % min(_FOLDS, rows.n)  # rows may be sorted
     parts = [(np.flatnonzero(folds == k), np.flatnonzero(folds != k)) for k in range(int(folds.max()) + 1)]
     points: list[Tensor | None] = [None] * len(parts)
     least, best, risen = float("inf"), (0.0, torch.zeros(0)), 0
-    for strength in (multiple * rows.energy for multiple in STRENGTHS):
+    for strength in (multiple * rows.energy for multiple in _STRENGTHS):
         z = torch.zeros(rows.n, rows.outputs, dtype=torch.float64)
         for k, (inside, outside) in enumerate(parts):
-            point = rows.fit(strength, outside, points[k], CROSS)  # from the last one, which was shrunk more
+            point = rows.fit(strength, outside, points[k], _CROSS)  # from the last one, which was shrunk more
             points[k], z[inside] = point, rows.R[inside] @ point
         loss = float(rows.losses(z).mean())
         if loss < least or not best[0]:
@@ -249,19 +249,19 @@ def _shrunk(Z: Any) -> Tensor:
     """sqrt D: 1, and near 0 for columns whose mean is far larger than what they vary by."""
     parts = (Z, Z.multiply(Z)) if is_sparse(Z) else (Z.numpy(), Z.square().numpy())
     mean, second = (torch.from_numpy(np.asarray(part.mean(0), dtype=float).reshape(-1)) for part in parts)
-    share = (1 - mean.square() / second.clamp(min=NEVER)).clamp(0, 1) / VARIES
-    return torch.where(second > NEVER, share.clamp(CONSTANT, 1), 1.0).sqrt()
+    share = (1 - mean.square() / second.clamp(min=_NEVER)).clamp(0, 1) / _VARIES
+    return torch.where(second > _NEVER, share.clamp(_CONSTANT, 1), 1.0).sqrt()
 
 
-FACTORS = torch.logspace(-5, 0, 101, dtype=torch.float64)
+_FACTORS = torch.logspace(-5, 0, 101, dtype=torch.float64)
 """What steps may be multiplied by."""
-WANTED = torch.cat([FACTORS, torch.logspace(0, math.log10(4), 13, dtype=torch.float64)[1:]])
+_WANTED = torch.cat([_FACTORS, torch.logspace(0, math.log10(4), 13, dtype=torch.float64)[1:]])
 """What they would be multiplied by if their length were not limited: by 4 at most."""
-ALIKE, SHORTEST = 5, 0.1
+_ALIKE, _SHORTEST = 5, 0.1
 """Rows that have as much of every direction, added to what public rows say; the least squared length of a row."""
-OFF = 4.0
+_OFF = 4.0
 """Where matrices were bought the public fit is taken to be off by this many times its predicted squared error."""
-SLOWER = 0.2
+_SLOWER = 0.2
 """Steps are taken to close a gap so much more slowly than public rows say: the private ones hold what those do not."""
 
 
@@ -362,26 +362,26 @@ def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: flo
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
     observed, energies, counts = _spectrum(fit, public)
-    h, f = fit.curvature * energies, WANTED[:, None]
-    passed = (2 * f * SLOWER * h * total).clamp(min=1e-12)
+    h, f = fit.curvature * energies, _WANTED[:, None]
+    passed = (2 * f * _SLOWER * h * total).clamp(min=1e-12)
     remaining = torch.exp(-passed)
     noise = (f * sigma).square() * squares * -torch.expm1(-passed) / passed
     risk = (counts * h * (remaining * fit.variance(observed, public.n, sober) + noise)).sum(1)
-    return float(WANTED[int(risk.argmin())])
+    return float(_WANTED[int(risk.argmin())])
 
 
 def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Energies of directions in the public rows, those that private rows are thought to have, how many there are.
 
     Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
-    do not see is taken from them and spread over all that they do not see, and `ALIKE` rows are added that have as much
+    do not see is taken from them and spread over all that they do not see, and `_ALIKE` rows are added that have as much
     of every direction.
     """
     columns, rows = public.X.shape[1], public.n
     observed = fit.energies
     unseen = columns - len(observed)
-    whole = max(float(observed.sum()), SHORTEST) / columns
-    thought = (rows * observed * (len(observed) / columns) + ALIKE * whole) / (rows + ALIKE)
+    whole = max(float(observed.sum()), _SHORTEST) / columns
+    thought = (rows * observed * (len(observed) / columns) + _ALIKE * whole) / (rows + _ALIKE)
     counts = torch.ones_like(observed)
     if unseen > 0:
         last = torch.tensor([whole], dtype=observed.dtype)
@@ -412,7 +412,7 @@ def _preconditioned(prepared: Purchased, public: Any, fit: PublicFit, first: Ten
     lengths, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
     energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
     usual = ShrunkStatistics().usual(prepared)
-    off = (OFF * fit.variance(energies, public.n)).clamp(min=1e-12 * usual, max=usual)
+    off = (_OFF * fit.variance(energies, public.n)).clamp(min=1e-12 * usual, max=usual)
     if update.pull is None:
         curvatures, squares = 1 / lengths.clamp(min=1e-300), torch.full_like(lengths, noise**2)
         alone = vectors.T @ (prepared.start - first)

@@ -55,13 +55,13 @@ LEAST, MOST = -40, 64
 BINS = 2 * (MOST - LEAST + 1) + 1
 """Both signs of each, and 0."""
 
-USUAL = 0.1
+_USUAL = 0.1
 """The mean square that an entry scaled to [-1, 1] is taken to have where nothing is known."""
 
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all records have."""
 
-CAPACITY = 1 << 27
+_CAPACITY = 1 << 27
 """Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
 
@@ -88,9 +88,9 @@ class SumPurchase(ABC):
     """Whether it is a sum over records: else it looks at all of them together."""
 
     def check(self, objective: Any) -> None:
-        """Refuse what it cannot be bought for, before anything is: linear models of at most `CAPACITY` records only."""
+        """Refuse what it cannot be bought for, before anything is: linear models of at most `_CAPACITY` records only."""
         check_linear(objective)
-        validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
+        validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
     @abstractmethod
     def rows(self, objective: Any) -> Rows | Query:
@@ -168,7 +168,7 @@ class Ranges(Histogram):
         d = X.shape[1]
         empty = torch.full((d,), math.nan, dtype=torch.float64)
         low, high = (empty.clone() if ends is None else ends.double().clone() for ends in (self.low, self.high))
-        second = torch.full((d,), USUAL, dtype=torch.float64)
+        second = torch.full((d,), _USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
         limit = math.sqrt(d) if self.whole else None
         range_map = ranged(low, high, self.bias, float(second.sum()), limit=limit, origin=self.origin)
@@ -208,14 +208,14 @@ class ClassCounts(Histogram):
 
     def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
         """The record's class."""
-        index = classes_of(objective)
+        index = _classes_of(objective)
         return lambda lo, hi: index[lo:hi, None], 1, len(objective.classes)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
         objective = prepared.objective
         rare = bought.clamp(min=max(2 * noise, 1.0))
-        weights = (rare.min() / rare)[classes_of(objective)]
+        weights = (rare.min() / rare)[_classes_of(objective)]
         weights = weights if objective.weights is None else weights * objective.weights
         return replace(prepared, objective=objective.with_weights(weights))
 
@@ -362,7 +362,7 @@ def check_linear(objective: Any) -> None:
     validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
 
 
-def classes_of(objective: Any) -> Tensor:
+def _classes_of(objective: Any) -> Tensor:
     """The class of every record, as a number from 0 on."""
     index: Tensor = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
     return index
@@ -422,7 +422,7 @@ def ranged(
     """The map of rows with these ranges: entries in [-1, 1], lengths up to `limit` (1.5 times the usual one)."""
     low, high = (low.clamp(max=0), high.clamp(min=0)) if origin else (low, high)
     shift, half = centre(low, high)
-    usual = math.sqrt(max(USUAL * len(low) if second is None else second, 0.01))
+    usual = math.sqrt(max(_USUAL * len(low) if second is None else second, 0.01))
     return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else limit, bias)
 
 
@@ -456,7 +456,7 @@ def _seen_through(prepared: Purchased, row_map: RowMap | SmoothMap) -> Purchased
 UNSEEN = 0.01
 """Records that may differ from all others in a column that looks constant."""
 
-TARGET_LEVEL = 6
+_TARGET_LEVEL = 6
 """The grid of targets: one column, so that a fine one is cheap."""
 
 
@@ -516,14 +516,14 @@ class TargetShape(Histogram):
         """The bin of y, or its class."""
         if objective.classes is not None:
             return ClassCounts().bins(objective)
-        edges = grid(TARGET_LEVEL)
+        edges = grid(_TARGET_LEVEL)
         return lambda lo, hi: bins_of(edges, objective.y[lo:hi, None].double()), 1, len(edges) - 1
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """What follows for the targets, the clip and the start."""
         if prepared.objective.classes is not None:
             return _labels(prepared, bought, noise, terms)
-        shape = distribution(bought[None], noise, terms.n, grid(TARGET_LEVEL))
+        shape = distribution(bought[None], noise, terms.n, grid(_TARGET_LEVEL))
         centred = _numbers(prepared, shape, noise / terms.n, terms)
         if self.clips or centred.clip is None:
             return centred
@@ -638,17 +638,17 @@ def _numbers(prepared: Purchased, shape: Distribution, floor: float, terms: Term
     width = min(1.0, max(high - mean, mean - low, 1e-12))  # a few beyond 1 are clipped where that counts
     y = (loss.y.double().clamp(low, high) - mean) / width
     sizes = (shape.middles.clamp(low, high) - mean) / width
-    clip = residual_clip(shape.p[0], sizes, view.shape[1] / (terms.n * terms.mu))
+    clip = _residual_clip(shape.p[0], sizes, view.shape[1] / (terms.n * terms.mu))
     return replace(
         prepared, objective=loss.with_targets(y), centre=(mean, width), clip=clip, spread=min(1.0, sd / width)
     )
 
 
-def residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
+def _residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
     """The clip of residuals that loses least: what it cuts off of targets about their mean, and `noise` times it.
 
     >>> p, y = torch.tensor([0.5, 0.49, 0.01]).double(), torch.tensor([-0.1, 0.1, 1.0]).double()
-    >>> residual_clip(p, y, 10.0) < 0.05, residual_clip(p, y, 1e-4) > 0.8
+    >>> residual_clip(p, y, 10.0) < 0.05, _residual_clip(p, y, 1e-4) > 0.8
     (True, True)
     """
     clips = torch.logspace(-1.5, math.log10(2.0), 40, dtype=torch.float64)
@@ -672,7 +672,7 @@ class Paid(Purchase):
 
     def check(self, objective: Any) -> None:
         """Refuse what it cannot be bought for."""
-        validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
+        validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
         self.item.check(objective)
 
     def stage(self, objective: Any) -> tuple[Stage, Space]:

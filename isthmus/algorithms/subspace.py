@@ -149,7 +149,7 @@ def _fill_public(facts: Facts) -> Choice:
     )
 
 
-MORE = 10
+_MORE = 10
 """Directions that are tried beyond k: the span of a few more holds the top k far better."""
 
 
@@ -249,7 +249,7 @@ class Directions(SumPurchase):
         return replace(prepared, encode=Basis(basis))
 
     def _tried(self, d: int) -> int:
-        return min(d, self.k + MORE)
+        return min(d, self.k + _MORE)
 
     def _omega(self, d: int) -> Tensor:
         """Orthonormal rows from a public key."""

@@ -624,7 +624,7 @@ def loss_for(loss: str | Loss, classes: int) -> Loss:
 
 GRAM_LIMIT = 2000
 """`smoothness` takes eigenvalues of a Gram matrix up to this size, and a certified bound beyond it."""
-SMALL_GRAM = 300
+_SMALL_GRAM = 300
 """Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
 
 
@@ -654,7 +654,7 @@ def top_eigenvalue(X: Matrix) -> float:
     >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
     9.0
     """
-    if min(X.shape) <= SMALL_GRAM:
+    if min(X.shape) <= _SMALL_GRAM:
         return _top_of(_gram(X))
     if min(X.shape) <= GRAM_LIMIT:
         gram: Array = _gram(X).numpy()

@@ -28,7 +28,7 @@ from isthmus.gradients import Glm, Outer, Rows
 from isthmus.objectives.linear import Loss, loss_of
 from isthmus.sets import Subspace
 
-PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
+_PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
 
 SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")
 
@@ -100,7 +100,7 @@ def _sketch(facts: Facts) -> tuple[str, ...]:
 
 
 def _default(facts: Facts) -> tuple[str, ...]:
-    return (f"dp_gd ({preferred(facts)})", *PREPARED)
+    return (f"dp_gd ({preferred(facts)})", *_PREPARED)
 
 
 PRIVATE_RULES: tuple[Rule, ...] = (
@@ -242,13 +242,10 @@ class Plan:
     @property
     def best(self) -> Choice:
         """The first choice; refused where every algorithm is."""
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
-        validate.check(
-            bool(self.choices),
-            "algorithms",
-            list(self.refused),
-            f"name another algorithm or give other facts: none of these can run here ({reasons})",
-        )
+        if not self.choices:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
+            remedy = f"name another algorithm or give other facts: none of these can run here ({reasons})"
+            validate.refuse("algorithms", list(self.refused), remedy)
         return self.choices[0]
 
     def choice(self, name: str) -> Choice:
@@ -288,7 +285,7 @@ class Plan:
         rows = self.rows()
         widths = [max(len(line[j]) for line in [head, *rows]) for j in range(len(head))]
         # names give way, numbers do not
-        widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(head) - 1))
+        widths[1] = min(widths[1], _WIDTH - sum(widths) + widths[1] - 2 * (len(head) - 1))
         rows = [[row[0], _cut(row[1], widths[1]), *row[2:]] for row in rows]
 
         def line(cells: list[str]) -> str:
@@ -326,7 +323,7 @@ class Plan:
         return json.dumps(self.to_dict(), indent=1, sort_keys=True, allow_nan=False)
 
 
-WIDTH = 120
+_WIDTH = 120
 
 HEAD = ("", "algorithm", "noise mult.", "noise norm", "in a score", "numbers", "bytes", "memory", "time", "passes")
 
@@ -435,7 +432,7 @@ def _expectation(facts: Facts) -> str | None:
     return "little better" if facts.b < max(enough, 3 * columns) else None
 
 
-def energy_of(facts: Facts) -> dict[str, Any] | None:
+def _energy_of(facts: Facts) -> dict[str, Any] | None:
     """The public energy curve, with the k that was chosen from it."""
     if facts.public is None or facts.public.curve is None:
         return None
@@ -450,7 +447,7 @@ def energy_of(facts: Facts) -> dict[str, Any] | None:
 
 __all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]
 
-Asked = str | Algorithm[Any] | Callable[..., Recipe]
+_Asked = str | Algorithm[Any] | Callable[..., Recipe]
 
 
 def plan(
@@ -463,7 +460,7 @@ def plan(
     classes: int = 2,
     public: Any = None,
     smoothness: Any = None,
-    algorithms: Asked | Iterable[Asked] | None = None,
+    algorithms: _Asked | Iterable[_Asked] | None = None,
     **facts: Any,
 ) -> Plan:
     """Rank the algorithms for public facts; see `Facts` for all of them.
@@ -489,7 +486,7 @@ def plan(
     rule, order = _first_rule(problem, choices)
     ranked = sorted(choices, key=lambda choice: _rank(choice, order))
     explained = tuple(replace(choice, why=_why(choice, ranked, rule, order)) for choice in ranked)
-    return Plan(problem, explained, refused, notes_of(problem, explained), energy_of(problem))
+    return Plan(problem, explained, refused, notes_of(problem, explained), _energy_of(problem))
 
 
 def _check_names(facts: Iterable[str]) -> None:
@@ -505,7 +502,7 @@ def _check_names(facts: Iterable[str]) -> None:
             )
 
 
-def _filled(facts: Facts, algorithms: Asked | Iterable[Asked] | None) -> tuple[list[Choice], dict[str, str]]:
+def _filled(facts: Facts, algorithms: _Asked | Iterable[_Asked] | None) -> tuple[list[Choice], dict[str, str]]:
     """Every asked filling, as a choice or with the reason why not."""
     choices: list[Choice] = []
     refused: dict[str, str] = {}
@@ -517,7 +514,7 @@ def _filled(facts: Facts, algorithms: Asked | Iterable[Asked] | None) -> tuple[l
     return choices, refused
 
 
-def _fillings(facts: Facts, asked: Asked | Iterable[Asked] | None, refused: dict[str, str]) -> Iterator[Variant]:
+def _fillings(facts: Facts, asked: _Asked | Iterable[_Asked] | None, refused: dict[str, str]) -> Iterator[Variant]:
     """The fillings that were asked for, or of all algorithms that are planned without being named."""
     if asked is None:
         for candidate in KNOWN.values():
@@ -527,7 +524,7 @@ def _fillings(facts: Facts, asked: Asked | Iterable[Asked] | None, refused: dict
                 else:
                     yield from candidate.fillings
         return
-    requests: list[Asked] = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else []
+    requests: list[_Asked] = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else []
     if not requests:
         remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
         validate.check(isinstance(asked, Iterable), "algorithms", asked, remedy)
@@ -544,7 +541,7 @@ def _fillings(facts: Facts, asked: Asked | Iterable[Asked] | None, refused: dict
             yield from fillings
 
 
-def _named(request: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
+def _named(request: _Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
     """An algorithm, by its name or that of one filling, as it is or as a recipe function; and the fillings meant."""
     if not isinstance(request, str):
         return algorithm_of(request), algorithm_of(request).fillings

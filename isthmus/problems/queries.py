@@ -19,7 +19,7 @@ from isthmus.gradients.adding import KAPPA
 from isthmus.objectives.linear import lanczos_top, top_eigenvalue
 from isthmus.problems.scaling import STEP, Scaled, unit_rows
 
-SMALL_JOINT = 256
+_SMALL_JOINT = 256
 """Up to this many columns holders send X'X whole: one product."""
 
 
@@ -89,7 +89,7 @@ class TopEigenvalue(Query):
         [1.6]
         """
         d = self.X.shape[1]
-        if d <= SMALL_JOINT:
+        if d <= _SMALL_JOINT:
             gram = products(torch.eye(d, dtype=torch.float64))
             values: Tensor = torch.linalg.eigvalsh((gram + gram.T) / 2)
             return values[-1:].clamp_min(0)

@@ -174,14 +174,19 @@ def convex_schedule(diameter: float, gradient_bound: float) -> Schedule:
 # ---------------------------------------------------------------- nonconvex
 
 
-class Smooth(TypedDict, total=False):
-    """What the schedules of smooth losses ask for beside their own terms."""
+class _Smooth(TypedDict, total=False):
+    """What the schedules of smooth losses ask for beside their own terms; bounds hold up to `constant`."""
 
     smoothness: Required[float]
     diameter: Required[float]
     gap: Required[float]
-    failure: float
     constant: float
+
+
+class _Stationary(_Smooth, total=False):
+    """The same with the probability of failure."""
+
+    failure: float
 
 
 def _stationary(
@@ -207,7 +212,9 @@ def _stationary(
     return Schedule(Rule(1 / smoothness), Rule(beta), Rule(batch), max(1, round_up(rounds)), accuracy / speed)
 
 
-def stationary_schedule(accuracy: float, *, gradient_bound: float, noise: float, **problem: Unpack[Smooth]) -> Schedule:
+def stationary_schedule(
+    accuracy: float, *, gradient_bound: float, noise: float, **problem: Unpack[_Stationary]
+) -> Schedule:
     """The rules of Theorem 2.4 (B.4), paper 001; batch and T up to a constant.
 
         eta = 1/mu          beta = min(1/4, mu alpha^2 / (64 G ||C|| (G + mu ||C||)^2))
@@ -225,7 +232,7 @@ def stationary_schedule(accuracy: float, *, gradient_bound: float, noise: float,
     return _stationary(accuracy, lambda clients: gradient_bound, gradient_bound, noise, **problem)
 
 
-def private_stationary_schedule(accuracy: float, *, lipschitz: float, **problem: Unpack[Smooth]) -> Schedule:
+def private_stationary_schedule(accuracy: float, *, lipschitz: float, **problem: Unpack[_Stationary]) -> Schedule:
     """eta = 1/mu, beta, T and the threshold of Corollary C.2, paper 001; T up to a constant.
 
     Theorem 2.4 with G = L, on full batches (`batch` has no meaning here); `problem` as for `stationary_schedule`.
@@ -243,10 +250,11 @@ def _mapping(
     accuracy: float,
     code_bound: Callable[[int], float],
     noise: float,
+    *,
     smoothness: float,
     diameter: float,
     gap: float,
-    constant: float,
+    constant: float = 1.0,
 ) -> Schedule:
     """Theorem B.5; `code_bound` of so many clients takes the place of G (Corollary D.2, part 5)."""
     check_arguments(locals(), code_bound=None)
@@ -257,16 +265,7 @@ def _mapping(
     return Schedule(Rule(1 / (2 * smoothness)), Rule(beta), Rule(batch), rounds)
 
 
-def mapping_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    gap: float,
-    constant: float = 1.0,
-) -> Schedule:
+def mapping_schedule(accuracy: float, *, gradient_bound: float, noise: float, **problem: Unpack[_Smooth]) -> Schedule:
     """The rules of Theorem B.5, paper 001; batch and T up to a constant.
 
         eta = 1/(2 mu)      beta = min(1/4, alpha^2 / (mu G ||C||))
@@ -279,12 +278,10 @@ def mapping_schedule(
     (0.25, 0.1, 1, 8)
     """
     validate.positive(gradient_bound=gradient_bound)
-    return _mapping(accuracy, lambda clients: gradient_bound, noise, smoothness, diameter, gap, constant)
+    return _mapping(accuracy, lambda clients: gradient_bound, noise, **problem)
 
 
-def private_mapping_schedule(
-    accuracy: float, *, smoothness: float, diameter: float, lipschitz: float, gap: float, constant: float = 1.0
-) -> Schedule:
+def private_mapping_schedule(accuracy: float, *, lipschitz: float, **problem: Unpack[_Smooth]) -> Schedule:
     """eta = 1/(2 mu), beta and T of Corollary C.3, paper 001; T up to a constant.
 
     Theorem B.5 with G = L, on full batches (`batch` has no meaning here).
@@ -294,7 +291,7 @@ def private_mapping_schedule(
     (0.25, 0.1, 8)
     """
     validate.positive(lipschitz=lipschitz)
-    plan = _mapping(accuracy, lambda clients: lipschitz, 0.0, smoothness, diameter, gap, constant)
+    plan = _mapping(accuracy, lambda clients: lipschitz, 0.0, **problem)
     return replace(plan, batch=Rule(1.0))
 
 
@@ -393,7 +390,7 @@ def distributed_convex_schedule(diameter: float, gradient_bound: float, chi: flo
 
 
 def distributed_stationary_schedule(
-    accuracy: float, *, gradient_bound: float, noise: float, between: float, chi: float, **problem: Unpack[Smooth]
+    accuracy: float, *, gradient_bound: float, noise: float, between: float, chi: float, **problem: Unpack[_Stationary]
 ) -> Schedule:
     """The rules of Corollary D.2, part 4 (paper 001); kappa (the batch) and T up to a constant.
 
@@ -413,16 +410,7 @@ def distributed_stationary_schedule(
 
 
 def distributed_mapping_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    between: float,
-    chi: float,
-    gap: float,
-    constant: float = 1.0,
+    accuracy: float, *, gradient_bound: float, noise: float, between: float, chi: float, **problem: Unpack[_Smooth]
 ) -> Schedule:
     """The rules of Corollary D.2, part 5 (paper 001); kappa (the batch) and T up to a constant.
 
@@ -436,7 +424,7 @@ def distributed_mapping_schedule(
     """
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     code_bound = partial(_code_bound, gradient_bound, chi)
-    return _mapping(accuracy, code_bound, spread, smoothness, diameter, gap, constant)
+    return _mapping(accuracy, code_bound, spread, **problem)
 
 
 # ---------------------------------------------------------------- steps and T by goal
