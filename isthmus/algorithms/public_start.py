@@ -374,8 +374,8 @@ def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Energies of directions in the public rows, those that private rows are thought to have, how many there are.
 
     Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
-    do not see is taken from them and spread over all that they do not see, and `_ALIKE` rows are added that have as much
-    of every direction.
+    do not see is taken from them and spread over all that they do not see, and `_ALIKE` rows are added that have as
+    much of every direction.
     """
     columns, rows = public.X.shape[1], public.n
     observed = fit.energies

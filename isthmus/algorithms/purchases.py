@@ -88,7 +88,7 @@ class SumPurchase(ABC):
     """Whether it is a sum over records: else it looks at all of them together."""
 
     def check(self, objective: Any) -> None:
-        """Refuse what it cannot be bought for, before anything is: linear models of at most `_CAPACITY` records only."""
+        """Refuse what it cannot be bought for, before anything is: linear models of `_CAPACITY` records at most only."""
         check_linear(objective)
         validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
@@ -648,7 +648,7 @@ def _residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
     """The clip of residuals that loses least: what it cuts off of targets about their mean, and `noise` times it.
 
     >>> p, y = torch.tensor([0.5, 0.49, 0.01]).double(), torch.tensor([-0.1, 0.1, 1.0]).double()
-    >>> residual_clip(p, y, 10.0) < 0.05, _residual_clip(p, y, 1e-4) > 0.8
+    >>> _residual_clip(p, y, 10.0) < 0.05, _residual_clip(p, y, 1e-4) > 0.8
     (True, True)
     """
     clips = torch.logspace(-1.5, math.log10(2.0), 40, dtype=torch.float64)

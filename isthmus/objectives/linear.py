@@ -139,7 +139,8 @@ class LinearModel(Objective):
         """The clip for rows of norm 1 where none is given."""
         clip = cls.slope_bound if cls.default_clip is None else cls.default_clip
         if clip is None:
-            validate.refuse("clip", None, f"give clip=: {cls.__name__} states neither default_clip nor slope_bound")
+            why = f"because {cls.__name__} states neither default_clip nor slope_bound"
+            validate.refuse("clip", None, f"give clip=, {why}")
         return clip
 
     @property
