@@ -21,7 +21,6 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -59,30 +58,6 @@ KNOWN_NORMALS = (
     -0.7006590119467667, 0.5607932611343496, 1.7737066131332784, 0.5502080102878408,
 )  # fmt: skip
 """The normals of the first block of ChaCha20 under that key: every device must give them before its noise is used."""
-
-
-class Noise(Protocol):
-    """What mechanisms and samplers draw from: `Source` and whoever offers the same."""
-
-    seeded: bool
-
-    def describe(self) -> str: ...
-
-    def uniform(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
-
-    def normal(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
-
-    def add_normal(self, out: Tensor, scale: float) -> None: ...
-
-    def laplace(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
-
-    def gumbel(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
-
-    def mask(self, n: int, q: float, device: Device = ...) -> Tensor: ...
-
-    def subset(self, n: int, k: int) -> Tensor: ...
-
-    def integers(self, high: int, size: int) -> Tensor: ...
 
 
 class Source:

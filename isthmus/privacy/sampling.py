@@ -14,7 +14,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.privacy.accounting import sampled
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, dpa
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 
 
 class Keyring(Protocol):
@@ -23,7 +23,7 @@ class Keyring(Protocol):
     @property
     def seed(self) -> int: ...
     @property
-    def noise(self) -> Noise | None: ...
+    def noise(self) -> Source | None: ...
 
 
 class Sampler(Protocol):
@@ -179,8 +179,8 @@ class FixedSize:
         return f"every round looks at {self.batch_size} of {self.n} records, drawn without replacement"
 
 
-def _secret(sampler: Sampler, keys: Keyring) -> Noise:
-    source: Noise | None = getattr(keys, "noise", None)
+def _secret(sampler: Sampler, keys: Keyring) -> Source:
+    source: Source | None = getattr(keys, "noise", None)
     name = type(sampler).__name__
     if source is None:
         validate.refuse("noise", source, f"give a SecretSource as keys.noise: {name} draws secretly")
