@@ -132,7 +132,7 @@ ROUNDING = (
     "models and for sketches, at most 5 % for whole gradients of a network."
 )
 _LEAKED = "Epsilon does NOT cover the following, which was read from the private data without noise:"
-_ASSUMED = {True: "The guarantee rests on these assumptions:", False: "The run assumed the following:"}
+_BASIS = {True: "The guarantee rests on these assumptions:", False: "The run assumed the following:"}
 _ROUTES = {
     "pld": "privacy-loss distributions (the library dp-accounting)",
     "pair": "privacy-loss distributions of the pair -C, +C (the library dp-accounting)",
@@ -291,10 +291,10 @@ class PrivacyStatement:
         if self.guarantee:
             really = self.guarantee.rstrip(".")
             parts.append(f"The mechanism was run as it was published. What it really guarantees: {really}.")
-        rests = "There are no further assumptions."
+        last = "There are no further assumptions."
         if self.assumptions:
-            rests = _listed(_ASSUMED[self.private], self.assumptions)
-        return "\n\n".join([*parts, rests])
+            last = _listed(_BASIS[self.private], self.assumptions)
+        return "\n\n".join([*parts, last])
 
     def _promise(self) -> str:
         relation = self.adjacency.describe()
@@ -347,11 +347,11 @@ class PrivacyStatement:
 
     def _repr_html_(self) -> str:
         """The statement as a card of a notebook."""
-        leaked, assumed, tone = "", "", "good"
+        leaked, basis, tone = "", "", "good"
         if self.leaks:
             leaked = notebook.paragraph(_LEAKED) + notebook.items(self.leaks)
         if self.assumptions:
-            assumed = notebook.details(_ASSUMED[self.private], notebook.items(self.assumptions))
+            basis = notebook.details(_BASIS[self.private], notebook.items(self.assumptions))
         if not self.private:
             tone = "bad"
         elif self.leaks or self._cautioned():
@@ -362,7 +362,7 @@ class PrivacyStatement:
             leaked,
             notebook.table(_HEAD, (row.cells for row in self.releases)),
             notebook.paragraph(self._made_of()),
-            assumed,
+            basis,
             tone=tone,
         )
 
