@@ -19,8 +19,10 @@ from isthmus.privacy.noise import Source
 
 
 class Keyring(Protocol):
-    """The randomness of a run, of which samplers draw from the secret source."""
+    """The randomness of a run that samplers draw from: its public seed and its secret source."""
 
+    @property
+    def seed(self) -> int: ...
     @property
     def noise(self) -> Source | None: ...
 
@@ -68,7 +70,7 @@ class FullBatch(_Expecting):
     """
 
     expected: float | None = None
-    rate: ClassVar[float] = 1.0
+    rate: ClassVar[float] = 1.0  # type: ignore[misc]
 
     def draw(self, n: int, t: int, keys: Keyring | None, client: str) -> None:
         """All records."""
