@@ -40,12 +40,12 @@ from isthmus.distributed.secagg.shamir import CLIENTS, ELEMENTS, PACKINGS
 from isthmus.distributed.secagg.wire import WIDEST, packed_length
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.privacy.sampling import Poisson
 from isthmus.privacy.skellam import MOST, variance_for
 from isthmus.privacy.statement import Account, PrivacyStatement
 
-LONGEST = 1 << 28
+_LONGEST = 1 << 28
 """The longest vector, in grid steps: squares of its numbers add up in 64 bits."""
 
 _TRIES = 8
@@ -59,11 +59,11 @@ def squared_limit(steps: float, m: int) -> int:
     """
     validate.positive(steps=steps)
     validate.positive_int(m=m)
-    validate.at_most(LONGEST, "the longest vector in grid steps: take a coarser grid", steps=steps)
+    validate.at_most(_LONGEST, "the longest vector in grid steps: take a coarser grid", steps=steps)
     return math.floor(steps**2 + m / 4 + 3 * (steps + math.sqrt(m) / 4))
 
 
-def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Noise) -> NDArray[np.int64]:
+def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Source) -> NDArray[np.int64]:
     """Each row (in grid steps) clipped to `steps`, rounded to integers of squared length at most `limit`.
 
     A row with anything that is no finite number counts as zero.
@@ -95,7 +95,7 @@ def _fits(rows: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
     return within
 
 
-VERSION = 2
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -282,16 +282,16 @@ class SecurePlan:
 
     def to_json(self) -> str:
         """The plan as text: all that a client needs to know of a round."""
-        return json.dumps({"version": VERSION} | asdict(self), sort_keys=True)
+        return json.dumps({"version": _VERSION} | asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> SecurePlan:
         """The plan that `to_json` wrote; anything else is refused."""
         names = {member.name for member in fields(cls)}
-        remedy = f"give what to_json wrote: JSON of version {VERSION} with the fields {sorted(names)}"
+        remedy = f"give what to_json wrote: JSON of version {_VERSION} with the fields {sorted(names)}"
         with validate.reading("plan", text, remedy):
             data = json.loads(text)
-            fits = data.keys() == names | {"version"} and data["version"] == VERSION
+            fits = data.keys() == names | {"version"} and data["version"] == _VERSION
         validate.check(fits, "plan", text, remedy)
         return cls(**{name: data[name] for name in names})
 
