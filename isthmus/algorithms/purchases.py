@@ -88,7 +88,7 @@ class SumPurchase(ABC):
     """Whether it is a sum over records: else it looks at all of them together."""
 
     def check(self, objective: Any) -> None:
-        """Refuse what it cannot be bought for, before anything is: linear models of `_CAPACITY` records at most only."""
+        """Refuse what it cannot be bought for, before anything is: linear models of `_CAPACITY` records only."""
         check_linear(objective)
         validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
