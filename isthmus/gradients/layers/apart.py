@@ -49,8 +49,6 @@ NUMBERS = 1 << 20
 """Numbers of a gradient that are compared in a trial: of some layers, drawn anew, where a module has more."""
 SHAPES = 4
 """So many shapes of arguments are tried out when they are first seen; the others wait for chance."""
-LARGE = 1 << 24
-"""A module with more parameters is tried out on its own device, but for one extreme."""
 
 Values = tuple[float | None, ...]
 """What examples are replaced by: NaN, huge numbers of either sign, or (None) other examples."""
@@ -89,7 +87,7 @@ def look(
     tried = sum(bool(way) == bool(other) for other, _ in known.trusted)
     # pieces of examples are seen where they were seen in a trial of the same shapes only
     first = shape not in known.trusted and (tried < SHAPES or bool(known.pieces))
-    before, large = known.trusted.get(shape, frozenset()), _large(layers.module)
+    before, large = known.trusted.get(shape, frozenset()), layers.large
     if not first and secret.randbelow(SELDOM if large else AGAIN):
         return before
     known.pieces.clear()
@@ -122,7 +120,7 @@ def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
     """Whether a shape of arguments is to be tried out: the first few when they are new, later ones by chance."""
     first = shape not in before and len(before) < SHAPES
     before.update({shape} if first else ())
-    return first or not secret.randbelow(SELDOM if _large(layers.module) else AGAIN)
+    return first or not secret.randbelow(SELDOM if layers.large else AGAIN)
 
 
 def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwargs], n: int, place: int) -> bool:
@@ -137,7 +135,7 @@ def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwar
             module = twin_of(layers.module, set())
             _quiet(module)
             args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-            if not _large(module):
+            if not layers.large:
                 args, kwargs = tree_map_only(Tensor, lambda x: x.double() if _floats(x) else x, (args, kwargs))
                 module = module.double()
             dice.rewind()
@@ -164,10 +162,6 @@ def _holds(x: Tensor, part: Tensor) -> bool:
     return near(begins, part, slack) or near(ends, part, slack)
 
 
-def _large(module: nn.Module) -> bool:
-    return sum(parameter.numel() for parameter in module.parameters()) > LARGE
-
-
 def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     return module(*args, **kwargs)
 
@@ -180,7 +174,7 @@ def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> bool:
     There an index that NaN made would stop the device for good.  A large module costs too much on the host for more
     than two examples and one extreme: the rest of its trial is on the device.
     """
-    large = _large(trial.module)
+    large = trial.layers.large
     if not trial.remote:
         return _try_part(trial, batch, count, EXTREMES)
     if not thorough or (large and _try_part(trial.on_host(), batch, 2, EXTREMES[:1], alone=False)):

@@ -94,8 +94,8 @@ class Way:
         """Do an operation and write it down."""
         leaves, spec = tree_flatten((args, kwargs))
         references = [self.reference(x) for x in leaves]
-        dice = Dice(next(x for x in leaves if isinstance(x, Followed)).device)
         with torch._C.DisableTorchFunctionSubclass():
+            dice = Dice(next(x for x in leaves if isinstance(x, Followed)).device)
             result = func(*args, **kwargs)
             drew = dice.drew()
         results: list[int] = []

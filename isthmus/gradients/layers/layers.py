@@ -23,7 +23,7 @@ from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.convolution import ConvolutionRule
 from isthmus.gradients.layers.embedding import EmbeddingBagRule, EmbeddingRule
 from isthmus.gradients.layers.folding import folded, pieces_of
-from isthmus.gradients.layers.normalisation import GroupNormRule, InstanceNormRule, LayerNormRule
+from isthmus.gradients.layers.normalisation import GroupNormRule, LayerNormRule
 from isthmus.gradients.layers.opened import OperationRule, install_root
 from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, LayerRule, LinearRule, Listener, Site, Trainable
 from isthmus.gradients.layers.shared import Shared, open_leaves, placed
@@ -31,7 +31,7 @@ from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.rows import Outer, Rows, Stack
 
 RULES: list[type[LayerRule[Any, Any]]] = [OutputRule, LinearRule, AttentionRule]
-RULES += [ConvolutionRule, LayerNormRule, GroupNormRule, InstanceNormRule, EmbeddingRule, EmbeddingBagRule]
+RULES += [ConvolutionRule, LayerNormRule, GroupNormRule, EmbeddingRule, EmbeddingBagRule]
 
 REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
 REFUSED: list[tuple[tuple[type, ...], str]] = [
@@ -69,6 +69,8 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any, 
     return OperationRule(dim)
 
 
+LARGE = 1 << 24
+"""A module with more parameters is tried out on its own device, but for one extreme."""
 Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], None]
 """Takes the name of a layer, what makes its rows of a gradient, the gradient, and what else is read for it."""
 
@@ -138,6 +140,7 @@ class Layers:
         )
         self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
         self.check_apart()
+        self.large = sum(parameter.numel() for parameter in module.parameters()) > LARGE
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in trained, self.batch_dim)
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
@@ -244,14 +247,14 @@ class Layers:
         """
         if not self.listens():
             return args, kwargs, self.silence(site.parameters)
-        args = site.rule.prepare(site.layer, args, self.batch) or args
+        args = site.rule.prepare(site.layer, args, self.now.batch) or args
         shared = self._given_no_examples(site, args, kwargs)
         names = [name for name in site.layer._parameters if name in site.layer.__dict__]
         if not shared and not names:
             return args, kwargs, self.silence(site.parameters)
         with ExitStack() as stack:
             if shared:
-                stack.enter_context(placed(site.layer, open_leaves(site, self, self.batch)))
+                stack.enter_context(placed(site.layer, open_leaves(site, self, self.now.batch)))
             else:
                 stack.enter_context(placed(site.layer, dict.fromkeys(names)))
                 stack.callback(self.silence(site.parameters))
@@ -263,11 +266,11 @@ class Layers:
         if examples is None:
             return False
         x, dim = examples
-        if isinstance(x, Shared) or x.requires_grad or not self.batch:
+        if isinstance(x, Shared) or x.requires_grad or not self.now.batch:
             return isinstance(x, Shared)
         self.now.calls[site.name] += 1
         key = (site.name, "input", self.now.calls[site.name])
-        if x.shape[dim] != self.batch:
+        if x.shape[dim] != self.now.batch:
             self.known.shared_places.add(key)
         return key in self.known.shared_places
 
@@ -284,9 +287,9 @@ class Layers:
     def _check_dimensions(self, site: Site, output: Tensor) -> None:
         """Refuse a batch of one whose example has lost the dimension that examples have in larger batches."""
         usual = self.known.dimensions.setdefault(site.name, set())
-        if self.batch is not None and self.batch > 1:
+        if self.now.batch is not None and self.now.batch > 1:
             usual.add(output.ndim)
-        elif self.batch == 1 and usual and output.ndim not in usual:
+        elif self.now.batch == 1 and usual and output.ndim not in usual:
             if output.ndim < 2 or output.shape[site.rule.dim(site.layer, output)] != 1:
                 raise validate.InvalidInput(
                     f"layer {site.name!r} was given a batch of one example without a dimension for examples: its "
@@ -347,17 +350,18 @@ class Layers:
 
     def push(self, site: Site, rows: dict[str, Rows]) -> None:
         """Hand the rows of a site to the listener, under the names of its leaves."""
+        listener, batch = self.now.listener, self.now.batch
         for suffix, piece in rows.items():
-            if self.batch and piece.n != self.batch and self.batch_dim == 0 and pieces_of(piece.n, self.batch):
-                self.note_pieces(site, piece.n // self.batch)
-                piece = folded(piece, self.batch)
-            if self.batch is not None and piece.n != self.batch:
+            if batch and piece.n != batch and self.batch_dim == 0 and pieces_of(piece.n, batch):
+                self.note_pieces(site, piece.n // batch)
+                piece = folded(piece, batch)
+            if batch is not None and piece.n != batch:
                 raise validate.InvalidInput(
-                    f"layer {site.name!r} saw {piece.n} examples where the module was given {self.batch}: keep the "
+                    f"layer {site.name!r} saw {piece.n} examples where the module was given {batch}: keep the "
                     "examples in the first dimension of every layer's input (batch_first=False: in the second)"
                 )
-            if self.now.listener is not None:
-                self.now.listener(site.leaves[suffix], piece)
+            if listener is not None:
+                listener(site.leaves[suffix], piece)
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters with the names the module gives them, each once."""

@@ -34,6 +34,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 
 from isthmus.gradients import rounding
 from isthmus.gradients.layers.convolution import weight_rows
+from isthmus.gradients.layers.embedding import table_rows
 from isthmus.gradients.layers.folding import folded, pieces_of
 from isthmus.gradients.layers.rules import Site, as_multiplied, positions
 from isthmus.gradients.layers.shared import (
@@ -48,7 +49,6 @@ from isthmus.gradients.layers.shared import (
     bare,
     mark,
     pulled,
-    table_rows,
 )
 from isthmus.gradients.rows import Dense, Lazy, Outer, Rows
 

@@ -216,27 +216,26 @@ def things(module: nn.Module) -> Things:
     for path, layer in module.named_modules():
         dot, own = path and f"{path}.", layer.__dict__
         for table in (own["_parameters"], own["_buffers"]):
-            by_name |= {dot + name: x for name, x in table.items() if x is not None}
+            for name, x in table.items():
+                if x is not None:
+                    by_name[dot + name] = x
         for name, value in own.items():
             if name in _OWN or type(value) in _PLAIN:
                 continue
-            for suffix, item in _inside(value):
+            items: Any = enumerate(value) if isinstance(value, (list, tuple)) else ()
+            if isinstance(value, dict):
+                items = value.items()
+            elif isinstance(value, (Tensor, torch.Generator)):
+                by_name[dot + name] = value
+            for key, item in items:
                 if isinstance(item, (Tensor, torch.Generator)):
-                    by_name[f"{dot}{name}{suffix}"] = item
+                    by_name[f"{dot}{name}[{key!r}]"] = item
     return by_name
 
 
 _OWN = frozenset(vars(nn.Module()))
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.device, torch.dtype))
 """Types of attributes that hold no tensor."""
-
-
-def _inside(value: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [(f"[{number}]", item) for number, item in enumerate(value)]
-    return (("", value),)
 
 
 def held(present: Things, copies: bool = False) -> Held:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isthmus.base import validate
+from isthmus.gradients.layers.embedding import table_rows
 from isthmus.gradients.layers.rules import Site
 from isthmus.gradients.rounding import CHUNK_BYTES
-from isthmus.gradients.rows import Dense, Lazy, Lookup, Outer, Rows, row_spans
+from isthmus.gradients.rows import Dense, Lazy, Outer, Rows, row_spans
 
 if TYPE_CHECKING:
     from isthmus.gradients.layers.layers import Layers
@@ -191,14 +192,6 @@ def pulled(value: Shared, rows: Rows) -> Found:
         values = rows.dense().reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
         rows = table_rows(index, values, vocabulary, trace.padding)
     return [(leaf, leaf.laid(rows))]
-
-
-def table_rows(index: Tensor, values: Tensor, vocabulary: int, padding: int | None) -> Lookup:
-    """The rows of a table that is read at the places `index` (n, T), without those of its padding."""
-    index = index % vocabulary
-    if padding is not None:
-        values = values.masked_fill((index == padding)[:, :, None], 0.0)
-    return Lookup(index, values, vocabulary)
 
 
 def _dense(rows: Rows) -> Rows:
