@@ -37,27 +37,6 @@ from isthmus.sketches.public import NEGLIGIBLE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "Angles",
-    "Components",
-    "EnergyCurve",
-    "NoiseToSignal",
-    "Sink",
-    "Spectra",
-    "Spectrum",
-    "Tracker",
-    "captured_energy",
-    "choose_k",
-    "eigen_gap",
-    "noise_to_signal",
-    "principal_angles",
-    "principal_residual_ratio",
-    "sorted_components",
-    "spectrum",
-    "subspace_distance",
-]
-
-
 # ---------------------------------------------------------------- what they share
 
 

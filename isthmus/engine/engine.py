@@ -404,12 +404,8 @@ class PrivacyEngine:
         Of several ranks rank 0 writes it, with its ledger; the others wait until it is there.
         """
         own = self._training_of(module)
-        seeded = self._seeded
-
-        def write() -> None:
-            checkpoint.save(path, own.driver, self.ledger, own.terms, module, optimizer, checkpoint_dict, seeded)
-
-        own.driver.group.on_leader(write)
+        more = {"terms": own.terms, "seeded": self._seeded, "extra": checkpoint_dict or {}}
+        own.driver.group.on_leader(lambda: checkpoint.save(path, own.driver, self.ledger, optimizer, **more))
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
@@ -423,7 +419,7 @@ class PrivacyEngine:
         """
         own, extra, error = self._training_of(module), {}, None
         try:
-            extra = checkpoint.load(path, own.driver, self.ledger, own.terms, module, optimizer)
+            extra = checkpoint.load(path, own.driver, self.ledger, own.terms, optimizer)
         except Exception as failed:
             error = failed
         own.driver.group.agree("meet", error=error)
@@ -443,8 +439,8 @@ class PrivacyEngine:
 
     def _noise(self, generator: torch.Generator | None) -> Any:
         if generator is not None:
-            valid = isinstance(generator, torch.Generator)
-            validate.check(valid, "noise_generator", generator, "give a torch.Generator (for tests: not private)")
+            remedy = "give a torch.Generator (for tests: not private)"
+            validate.check(isinstance(generator, torch.Generator), "noise_generator", generator, remedy)
             validate.check(not self.secure_mode, "noise_generator", generator, "leave it out with secure_mode=True")
             return GeneratorSource(generator)
         return SecretSource() if self.secure_mode else FastSource()
