@@ -19,7 +19,8 @@ import math
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,43 +69,43 @@ LEAST = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 _EVALUATES = (
     "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
-    "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
-    "evaluation"
+    "first (from_pretrained returns a module in eval mode), or write torch.no_grad() around an evaluation"
 )
 _FOLLOWS = (
-    "the loop drew random numbers for a private batch from torch's own generator, which follows a seed that may be "
-    "known (it is the same in every process until torch.manual_seed or torch.seed is called): one record more "
-    "shifts what is drawn for the others, and its bound does not hold; draw inside the module's forward, where the "
-    "generator is secret, or call torch.seed() before training"
+    "the loop drew random numbers for a private batch from torch's own generator, whose seed may be known (until "
+    "torch.manual_seed or torch.seed is called it is the same in every process): one record more shifts what is drawn "
+    "for the others; draw inside the module's forward, where the generator is secret, or call torch.seed() first"
 )
 _COUNTED = (
     "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch: how many there "
-    "are depends on who was drawn, which nobody may see, so a schedule must not count them; let the scheduler follow "
-    "what is released: optimizer.register_step_post_hook(lambda *_: scheduler.step()), or step it once an epoch"
+    "are depends on who was drawn, which nobody may see; let the scheduler follow what is released: "
+    "optimizer.register_step_post_hook(lambda *_: scheduler.step()), or step it once an epoch"
 )
 _GATHERED = (
     "a batch of the private loader, which cuts batches into pieces, was read to its end, and no step was taken with "
-    "its last piece: how many pieces it has depends on who was drawn, which nobody may see, so steps must not follow a "
-    "count of them; call step() for every piece (it waits for the last one), and make the loader's batch larger in "
-    "place of accumulating"
+    "its last piece: steps must not follow a count of pieces, which depends on who was drawn; call step() for every "
+    "piece (it waits for the last one), and make the loader's batch larger in place of accumulating"
 )
 _MIXED = (
     "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
-    "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts "
-    "for; leave the mixing out, or mix each example with public ones"
+    "then in several examples, each clipped by itself, and moves the sum by more than epsilon accounts for; leave the "
+    "mixing out, or mix each example with public ones"
 )
 _ANOTHER_PASS = (
     "another pass over the private loader has begun since: only the latest one hands out batches, or one record could "
     "count twice in a round; read one pass to its end, or give each its own make_private"
 )
 _ADRIFT = (
-    "a batch of the private loader was read before the one before it was used: batches may be out of step, and one "
-    "record could count twice in a round; use every batch before you read the next (no reading ahead, skipping or "
-    "collecting), or begin a new pass over the loader"
+    "a batch of the private loader was read before the one before it was used, and one record could count twice in a "
+    "round: use every batch before you read the next (no reading ahead, skipping or collecting), or begin a new pass"
 )
 _COMPILED = (
     "torch.compile cannot trace the training of a private module, whose layers keep what each example did: make "
     "the module itself private, and give it the batches of the private loader; in eval mode it may be compiled"
+)
+_LATE = (
+    "a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch goes through the "
+    'module and back once (call backward() once, on the whole loss), or use clipping="flat"'
 )
 _DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
 """Those whose hooks are on a module."""
@@ -143,30 +144,30 @@ class PendingGradients:
         self._maps: dict[str, list[Tensor]] = {}
         """Memory for the maps of the slots, which stays where it is."""
 
-    def keep(self, layer: str, push: Callable[[Tensor], None], b: Tensor, inputs: Sequence[Tensor]) -> None:
+    def keep(self, *item: Any) -> None:
         """A gradient, inside backward."""
-        self.items.append((layer, push, b, inputs))
+        self.items.append(item)  # type: ignore[arg-type]
 
     def message(self, round: Round, key: Hashable, compute: Callable[[], Message]) -> Message:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
-        maps = [sketch for sketch in round.sketches.values() if isinstance(sketch, Movable)]
-        if len(maps) < len(round.sketches):
-            return compute()
-        inputs = [x for _, _, b, reads in self.items for x in (b, *reads)]
-        inputs += [x for sketch in maps for x in sketch.tensors()]
-        sizes = tuple((slot, sketch.m, sketch.norm) for slot, sketch in round.sketches.items())
-        return self.replay((key, self._layers(), sizes, tuple(sorted(round.bounds.items()))), inputs, compute)
+        inputs, sizes = [x for _, _, b, reads in self.items for x in (b, *reads)], []
+        for slot, sketch in round.sketches.items():
+            if not isinstance(sketch, Movable):
+                return compute()
+            inputs += sketch.tensors()
+            sizes.append((slot, sketch.m, sketch.norm))
+        key = (key, self._layers(), tuple(sizes), tuple(sorted(round.bounds.items())))
+        return self.replay(key, inputs, compute)
 
     def placed(self, slot: str, sketch: Sketch) -> Sketch:
         """A map on a device in memory that stays where it is: the one before it there is overwritten."""
-        memory = sketch.tensors() if isinstance(sketch, Movable) else ()
-        if not isinstance(sketch, Movable) or not memory or not all(x.is_cuda for x in memory):
+        if not isinstance(sketch, Movable) or not sketch.tensors() or not all(x.is_cuda for x in sketch.tensors()):
             return sketch
-        shapes = [(x.shape, x.dtype) for x in memory]
-        if [(x.shape, x.dtype) for x in self._maps.get(slot, [])] != shapes:
-            self._maps[slot] = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in memory]
-        torch._foreach_copy_(self._maps[slot], list(memory))
-        return sketch.placed(self._maps[slot])
+        new, old = list(sketch.tensors()), self._maps.get(slot, [])
+        if [(x.shape, x.dtype) for x in old] != [(x.shape, x.dtype) for x in new]:
+            old = self._maps[slot] = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in new]
+        torch._foreach_copy_(old, new)
+        return sketch.placed(old)
 
     def idle(self, otherwise: list[str]) -> list[str]:
         """The leaves that took no part, as they were when the same layers told something before."""
@@ -222,14 +223,10 @@ class BackwardAccumulator:
         self.told.add(name)
         for release, slot, early in self._coded:
             if name in self.sums.get(release.name, ()):
-                raise validate.InvalidInput(
-                    f"a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch "
-                    "goes through the module and back once (call backward() once, on the whole loss), or use "
-                    'clipping="flat"'
-                )
+                raise validate.InvalidInput(_LATE.format(name=name))
             codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
             code = leaf_code(self.round.sketches[slot], name, rows)
-            codes.append(None if code is None else self._smaller(code))
+            codes.append(code and self._smaller(code))
             if early and len(codes) == self.uses[name]:
                 self._sum_leaf(release, slot, name, *self.scale())
         if self._keeps_rows:
@@ -240,13 +237,13 @@ class BackwardAccumulator:
         round, (factor, rounding) = self.round, self.scale()
 
         def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
-            rows = rows.scaled(factor) if factor != 1.0 else rows
+            rows = _scaled(rows, factor)
             return rows if groups is None else rows.regrouped(groups)
 
         self._watched = None if recording_now() else names[round.t % len(names)]
         rows, codes, ready = None, {}, {}
         if self._keeps_rows:
-            joined = [(name, self._joined(name, self.rows[name])) for name in names]
+            joined = ((name, self._joined(name, self.rows[name])) for name in names)
             rows = whole(Stack([(name, piece) for name, piece in joined if piece is not None]))
         for release, slot, early in self._coded:
             if early:
@@ -267,8 +264,8 @@ class BackwardAccumulator:
         assert rows is not None
         if isinstance(rows, Computed):
             rows.hold = True
-        rows = rows.scaled(factor) if factor != 1.0 else rows
-        self.sums.setdefault(release.name, {})[name] = measure_leaf(release.clipped, bound, name, rows, rounding)
+        summed = measure_leaf(release.clipped, bound, name, _scaled(rows, factor), rounding)
+        self.sums.setdefault(release.name, {})[name] = summed
 
     def _smaller(self, rows: Rows) -> Rows:
         """Products in place of their factors, where they take less room until the backward pass has ended."""
@@ -286,6 +283,10 @@ class BackwardAccumulator:
         if isinstance(computed, Computed):
             computed.watched = self._watched in (None, name)
         return computed
+
+
+def _scaled(rows: Rows, factor: float) -> Rows:
+    return rows if factor == 1.0 else rows.scaled(factor)
 
 
 def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
@@ -347,10 +348,7 @@ class TorchDriver:
         self._names = [leaf.name for leaf in self.layers.space.leaves]
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         # the round in progress
-        self._round: Round | None = None
-        self._sum: Message | None = None
-        self._parts = 0
-        """Physical batches that were summed."""
+        self._forget_round()
         self._kept: Maps = {}
         self._unused: set[str] = set()
         self._left_out: list[str] = []
@@ -380,6 +378,12 @@ class TorchDriver:
         if self.private:
             self._check_module()
         self._attach()
+
+    def _forget_round(self) -> None:
+        """No round is open: the sum of no physical batch yet, and how many were summed."""
+        self._round: Round | None = None
+        self._sum: Message | None = None
+        self._parts = 0
 
     def _attach(self) -> None:
         """Put the hooks on; functions, so that a copy of the module leaves the driver alone."""
@@ -451,9 +455,10 @@ class TorchDriver:
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
         self._drop()
+        self._forget_round()
         self.losses.reset()
         self._directions.clear()
-        self._sum, self._round, self._parts, self.unmoved = None, None, 0, False
+        self.unmoved = False
 
     def detach(self) -> None:
         """Take the hooks off; the parameters ask for gradients again."""
@@ -474,8 +479,9 @@ class TorchDriver:
             self._awaiting.end()
             self._check_trained()
             if self.private and ticket is not None and (self._settings or not ticket.last):
-                before, now = self._settings, _settings_of(self.optimizer)
-                self._settings = "" if ticket.last else now
+                groups = self.optimizer.param_groups  # all that they say but the parameters, in words
+                now = repr([{name: value for name, value in group.items() if name != "params"} for group in groups])
+                before, self._settings = self._settings, "" if ticket.last else now
                 validate.require(before in ("", now), _COUNTED)
             if self._sum is None and ticket is not None and ticket.last and ticket.size:  # before anything is charged
                 raise RuntimeError(
@@ -497,9 +503,15 @@ class TorchDriver:
 
     def public_rows(self, data: object = None) -> Stack:
         """Per-example gradients of public data at the present weights, taken without touching the round."""
+        with self._on_behalf():
+            return self._public_rows(torch.empty(0), data)
+
+    @contextmanager
+    def _on_behalf(self) -> Iterator[None]:
+        """Public data passes on behalf of a sketch: the hooks look away."""
         self._busy = True
         try:
-            return self._public_rows(torch.empty(0), data)
+            yield
         finally:
             self._busy = False
 
@@ -518,29 +530,18 @@ class TorchDriver:
 
     def _open(self) -> Round:
         """The round in progress; the first pass or step opens it."""
-        if self._round is None:
-            self._busy = True
-            try:
-                round = Round(
-                    self.pipe,
-                    self.state,
-                    space=self.layers.space,
-                    seed=self.keys.seed,
-                    epoch=self.state.t // self.stage.sampler.rounds(self.n),
-                    read=self.layers.pack,
-                    public_rows=self._public_rows,
-                    eta=self.optimizer.param_groups[0]["lr"],
-                    maps=self._kept,
-                    device=self._device,
-                    place=self._place,
-                    group=self.group,
-                )
-                bind_stage(round, self.stage)
-                self._accumulator.begin(round)
-                self._round = round
-            finally:
-                self._busy = False
-        return self._round
+        if self._round is not None:
+            return self._round
+        public = {"space": self.layers.space, "read": self.layers.pack, "public_rows": self._public_rows}
+        turn = {"seed": self.keys.seed, "epoch": self.state.t // self.stage.sampler.rounds(self.n), "group": self.group}
+        here = {"maps": self._kept, "device": self._device, "place": self._place}
+        with self._on_behalf():
+            eta = self.optimizer.param_groups[0]["lr"]
+            round = Round(self.pipe, self.state, eta=eta, **public, **turn, **here)  # type: ignore[arg-type]
+            bind_stage(round, self.stage)
+            self._accumulator.begin(round)
+        self._round = round
+        return round
 
     def _place(self, slot: str, sketch: Sketch) -> Sketch:
         """Memory that stays where it is, unless somebody keeps what was lifted through the map."""
@@ -549,16 +550,11 @@ class TorchDriver:
     def _close(self) -> None:
         """Release the logical batch; an empty one still takes its round."""
         round, empty, t = self._open(), self._sum is None, self.state.t
-        message = self._no_records() if self._sum is None else self._sum
-        values = {name: replace(bounded, spare=True) for name, bounded in message.values.items()}  # to be used up
-        mine = replace(
-            message,
-            values=values,
-            divisor=self.stage.sampler.divisor(self.n, t),
-            dims=sum(bounded.value.numel() for bounded in values.values()),
-            bytes=sum(bounded.size for bounded in values.values()),
-            fixed=True,
-        )
+        values = (self._sum or self._no_records()).values
+        values = {name: replace(bounded, spare=True) for name, bounded in values.items()}  # to be used up
+        dims = sum(bounded.value.numel() for bounded in values.values())
+        size = sum(bounded.size for bounded in values.values())
+        mine = Message(values, self.stage.sampler.divisor(self.n, t), dims, size, fixed=True)
         own = len(range(self.group.rank, self.n, self.group.size))
 
         def checksum() -> int:
@@ -575,7 +571,7 @@ class TorchDriver:
         if self.group.rank and self.ledger is not None and self.private:
             self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
         self.state = advance(round, self.state, [message])
-        self._round, self._sum, self._parts = None, None, 0
+        self._forget_round()
         for observe in self.observers:
             observe(round)
 
@@ -623,11 +619,12 @@ class TorchDriver:
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
             self._finish_backward()
             self._new_physical_batch(sizes[0] if sizes else None)
-        elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
-            raise validate.InvalidInput(
+        elif sizes:  # a mask or a table may stand beside the examples
+            validate.require(
+                self._ticket.size in sizes,
                 f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
                 "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
-                "module.eval() for other data"
+                "module.eval() for other data",
             )
 
     def _new_physical_batch(self, size: int | None) -> None:
@@ -659,7 +656,7 @@ class TorchDriver:
                 low = torch.is_autocast_enabled(device) or any(p.dtype.itemsize < 4 for p in self.module.parameters())
                 output = self._correction.outputs(output, self.layers.anchor, self._batch, low)
                 if self._correction.on:
-                    self._correction.check_kept(passes.things(self.module) if things is None else things)
+                    self._correction.check_kept(things or passes.things(self.module))
             if self._looks:
                 self.losses.expect(output, self._batch, self.loss_scale)
                 self._looks = False
@@ -707,7 +704,7 @@ class TorchDriver:
         finally:
             self._drop()
         self._parts += 1
-        self._sum = message if self._sum is None else self._sum + message
+        self._sum = self._sum + message if self._sum else message
         self._spend()
 
     def _summed(self, round: Round) -> Message:
@@ -788,20 +785,18 @@ class TorchDriver:
     def _check_trained(self) -> None:
         """Refuse to move what has been frozen since: the number of coordinates of a round was fixed with its noise."""
         frozen = [name for name, p in self._trained if not p.requires_grad]
-        if frozen and self.private:
-            raise validate.InvalidInput(
-                f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
-                "would be moved all the same: call engine.detach(), freeze them, and make training private again with "
-                "an optimiser of the others"
-            )
+        validate.require(
+            not frozen or not self.private,
+            f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
+            "would be moved all the same: call engine.detach(), freeze them, and make training private again with "
+            "an optimiser of the others",
+        )
 
 
 def check_undriven(module: nn.Module) -> None:
     """A module that is private already would be clipped and noised twice."""
-    driven = any(driver.module is module for driver in _DRIVERS)
-    validate.check(
-        not driven, "module", type(module).__name__, "call detach() on its engine first: it is private already"
-    )
+    driven, remedy = any(driver.module is module for driver in _DRIVERS), "call detach() on its engine first"
+    validate.check(not driven, "module", type(module).__name__, f"{remedy}: it is private already")
 
 
 def _check_drivable(pipe: Pipeline) -> None:
@@ -822,9 +817,3 @@ def _least_bound(pipe: Pipeline) -> float:
     bounds = [clip.each(clip.init()) for clip in clips]
     least = [min(bound.values()) if isinstance(bound, Mapping) else bound for bound in bounds]
     return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)
-
-
-def _settings_of(optimizer: torch.optim.Optimizer) -> str:
-    """What an optimiser is set to, in words: its learning rates and all else but the parameters."""
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    return repr(groups)
