@@ -31,12 +31,11 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from isthmus.base import storage, validate
 from isthmus.base.randomness import key
 from isthmus.base.recording import Replay, recording_now
-from isthmus.core.directions import Awaiting, GradientWriter
+from isthmus.core.directions import Awaiting, GradientWriter, plain_copies
 from isthmus.core.group import ALONE, Group
 from isthmus.core.loop_checks import Losses, MeanLossCorrection, mixed
 from isthmus.core.measuring import fragment, measure_leaf, measured_leaves
 from isthmus.core.parts import Delegate, Last, current
-from isthmus.core.pickling import plain_copies
 from isthmus.core.pipeline import (
     Maps,
     Pipeline,
@@ -146,7 +145,7 @@ class PendingGradients:
 
     def keep(self, *item: Any) -> None:
         """A gradient, inside backward."""
-        self.items.append(item)  # type: ignore[arg-type]
+        self.items.append(item)
 
     def message(self, round: Round, key: Hashable, compute: Callable[[], Message]) -> Message:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""

@@ -20,8 +20,7 @@ from isthmus.core.parts import Update
 from isthmus.core.pipeline import Pipeline, Release, RunContext, StepSize, opened_again, run, start
 from isthmus.core.sound import claims
 from isthmus.core.spending import Spending, same_terms
-from isthmus.core.state import State
-from isthmus.core.wire import Keys
+from isthmus.core.wire import Keys, State
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.clips import Clip
 from isthmus.privacy.plan import Charge

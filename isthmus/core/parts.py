@@ -19,7 +19,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.randomness import generator, key
 from isthmus.base.space import Space
-from isthmus.core.state import StageOutput, State
+from isthmus.core.wire import StageOutput, State
 from isthmus.gradients import Rows
 from isthmus.lifts import Lifted, compressed_gradient_mapping
 from isthmus.penalties import NoPenalty, Penalty

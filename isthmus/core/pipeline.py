@@ -36,8 +36,7 @@ from isthmus.base.space import Space
 from isthmus.core.group import ALONE, Aggregator, Group
 from isthmus.core.parts import Average, Last, RowSource, Step, Update, current
 from isthmus.core.sound import check_sound
-from isthmus.core.state import StageOutput, State
-from isthmus.core.wire import Keys, Message, Wire
+from isthmus.core.wire import Keys, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.lifts import Lift, Lifted, pinv
 from isthmus.privacy.accounting import Adjacency, joint

@@ -156,6 +156,16 @@ def others_parts(stages: Sequence[Stage]) -> list[str]:
     return list(names)
 
 
+def stopped(planned: int, done: int) -> list[str]:
+    """What a statement says of a run that was stopped before its last round.
+
+    >>> stopped(10, 10), len(stopped(10, 4))
+    ([], 1)
+    """
+    counted = f"{done} of {planned} planned rounds were made, and all planned rounds are counted"
+    return [] if done >= planned else [f"{counted}: earlier results may have decided when to stop"]
+
+
 def _foreign(part: object) -> bool:
     """Whether somebody else wrote the class of a part."""
     return part is not None and type(part).__module__.split(".")[0] != __name__.split(".")[0]

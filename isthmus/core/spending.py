@@ -14,7 +14,7 @@ from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.group import Aggregator, Group
 from isthmus.core.pipeline import Pipeline, Promise, RunContext, Stage, look
-from isthmus.core.sound import assumed
+from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys
 from isthmus.gradients.layers.passes import KEPT, MIXING, PIECES, RANDOM
 from isthmus.privacy import event_json
@@ -174,20 +174,6 @@ class Spending:
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}
-
-
-def stopped(planned: int, done: int) -> list[str]:
-    """What a statement says of a run that was stopped before its last round.
-
-    >>> stopped(10, 10), len(stopped(10, 4))
-    ([], 1)
-    """
-    if done >= planned:
-        return []
-    return [
-        f"{done} of {planned} planned rounds were made, and all planned rounds are counted: earlier results may have "
-        "decided when to stop"
-    ]
 
 
 def same_terms(old: str | None, new: str | None) -> bool:

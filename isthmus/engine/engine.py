@@ -16,25 +16,24 @@ from isthmus import modules
 from isthmus.base import validate
 from isthmus.core.driver import Ticket, TorchDriver
 from isthmus.core.pipeline import Pipeline, Promise, Stage
-from isthmus.core.sound import others_parts
-from isthmus.core.spending import stopped
+from isthmus.core.sound import others_parts, stopped
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint
-from isthmus.engine.accountant import Accountant
-from isthmus.engine.claims import FIXED, UNSEEN, claims
+from isthmus.engine.accountant import FIXED, UNSEEN, Accountant, claims
 from isthmus.engine.filling import Norm, Unnoised, check_loss, check_options, looks_at_public, releases
 from isthmus.engine.group import SHARED, met, ranks_of
 from isthmus.engine.loader import Draws, PrivateLoader, check_draws, check_loader, check_physical, collates
 from isthmus.engine.optimizer import (
     check_fresh,
     check_optimizer,
+    fix_scale,
     leaf_sets,
     make_steps_private,
     product_of,
     restore_steps,
+    scale_of,
     unwrapped,
 )
-from isthmus.engine.scaler import fix_scale, scale_of
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.passes import KEPT, PIECES
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
@@ -161,7 +160,7 @@ class PrivacyEngine:
         grad_sample_mode   "hooks", "functorch", "ew" and "ghost" are one and the same here; "ghost" returns four,
                      (module, optimizer, criterion, data_loader), as it does in Opacus
         clipping     "flat", "per_layer" (one bound, or one for each layer), "adaptive"
-        grad_scaler  the `GradScaler` of the loop, whose scale stays as it is from now on (`isthmus.engine.scaler`)
+        grad_scaler  the `GradScaler` of the loop, whose scale stays as it is from now on (`isthmus.engine.optimizer`)
         precision    "network": a record's gradient is what the device computes in the precision of the network (TF32,
                      bfloat16 with float32 sums), measured as it is; "exact": products of float32 numbers in float32
         group        a `torch.distributed` process group (True: the default one): every rank calls this with its copy of
