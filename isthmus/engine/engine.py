@@ -362,7 +362,7 @@ class PrivacyEngine:
             bound = first.clipped.total(round.bounds[f"{driver.stage.name}/{first.name}"])
             multiplier = getattr(first.mechanism, "multiplier", 0.0)
             std = multiplier * bound / driver.stage.sampler.divisor(driver.n, round.t)
-            below = released.get(getattr(first.clip, "release", ""))
+            below = released.get(first.clipped.release or "")
             clipped = None if below is None else min(1.0, max(0.0, 0.5 - float(below.reshape(-1)[0])))
             tracker.observe(round.t, released[first.name], std, clipped)
 
