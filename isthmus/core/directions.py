@@ -218,7 +218,7 @@ def plain_copies(module: nn.Module) -> list[_PlainCopies]:
     return [_PlainCopies(layer) for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
 
 
-def _cleaned(part: Any) -> Any:
+def _cleaned(part: object) -> Any:
     """What a layer gives away of itself, in its state or among the arguments that it is made anew with."""
     if isinstance(part, tuple):
         return tuple(map(_cleaned, part))

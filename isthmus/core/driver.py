@@ -396,7 +396,7 @@ class TorchDriver:
             if layer is module and not self._busy:
                 self._before_forward(args, kwargs)
 
-        def after(layer: nn.Module, args: Args, output: Any) -> Any:
+        def after(layer: nn.Module, args: Args, output: object) -> Any:
             return self._after_forward(output) if layer is module and not self._busy else output
 
         watched = [p for p in module.parameters() if self.private and p.requires_grad]
@@ -645,7 +645,7 @@ class TorchDriver:
             self._ticket.look(args, kwargs)
         return things
 
-    def _after_forward(self, output: Any) -> Any:
+    def _after_forward(self, output: object) -> Any:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._listener
         things = self.guard.leave(self.module, output)

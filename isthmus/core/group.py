@@ -22,7 +22,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -189,7 +189,7 @@ class Group:
         data = storage.pack("value", mine)
         return [storage.unpack(self.broadcast(data, rank), "value") for rank in range(self.size)]
 
-    def mean(self, value: Any, n: int) -> Any:
+    def mean(self, value: object, n: int) -> Any:
         """The mean of everybody's number or tensor, weighted by how many records each has."""
         if self.size == 1:
             return value
@@ -215,7 +215,7 @@ class Group:
 
         What matrices make of a vector depends on the number of threads in its last bits: with one it is alike.
         """
-        return one_thread(self.size > 1)
+        return one_thread(True) if self.size > 1 else nullcontext()
 
     def add(
         self,

@@ -377,7 +377,7 @@ def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, sca
             yield found
 
 
-def _of(node: Any, name: str) -> Any:
+def _of(node: object, name: str) -> Any:
     """What a node of a graph has saved; None where this kind of node has nothing of that name."""
     return getattr(node, name, None)
 
@@ -413,7 +413,7 @@ def _dimensions(places: Sequence[int], ndim: int) -> set[int]:
     return {place if place < ndim else place - (1 << 64) + ndim for place in places} or set(range(ndim))
 
 
-def _number(node: Any, divides: bool) -> float | None:
+def _number(node: object, divides: bool) -> float | None:
     """What a product with a number, or a quotient by one, multiplies by; None for all others."""
     other, own = _of(node, "_saved_other"), _of(node, "_saved_self")
     if (other is None) == (own is None) or (divides and other is None):

@@ -173,7 +173,7 @@ class Purchased:
 
 
 def prepare(
-    pipe: Pipeline, objective: Any, spending: Spending | None, resume: State | None, aggregator: Aggregator
+    pipe: Pipeline, objective: object, spending: Spending | None, resume: State | None, aggregator: Aggregator
 ) -> tuple[Purchased, dict[str, Any], Aggregator]:
     """Take every purchase of the pipeline, or what an interrupted run has bought, and what follows from it.
 
@@ -431,7 +431,7 @@ class _View:
         validate.check(not self.closed, "recipe", "a look at the objective", remedy)
         self.used = True
 
-    def close(self, recipe: Any) -> None:
+    def close(self, recipe: object) -> None:
         """No look from now on; one that was taken while the recipe was bound is refused."""
         self.closed = True
         remedy = "use public facts only: the recipe claims to be private, and read the loss or a gradient when set up"

@@ -246,7 +246,7 @@ class Step(Update):
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The projected (proximal) step."""
-        alone, plain, step = len(lifted) == 1 and not self.momentum, isinstance(self.penalty, NoPenalty), eta
+        alone, plain = len(lifted) == 1 and not self.momentum, isinstance(self.penalty, NoPenalty)
         point = lifted[0].point if alone else None
         if point is not None and plain:
             return memo, point
@@ -256,9 +256,12 @@ class Step(Update):
                 direction = memo["velocity"].mul(self.momentum).add_(direction)
                 memo = {"velocity": direction}
             point = w - eta * direction
-        if alone and not plain:
-            step = eta * lifted[0].stretch
-        return memo, self.constraint.project(point if plain else self.penalty.prox(point, step))
+        if not plain:
+            point = self.penalty.prox(point, eta * lifted[0].stretch if alone else eta)
+        if isinstance(self.constraint, Whole):  # the identity, of points that have not diverged
+            validate.finite(x=point)
+            return memo, point
+        return memo, self.constraint.project(point)
 
 
 @dataclass(frozen=True)

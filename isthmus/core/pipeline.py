@@ -141,11 +141,11 @@ class Purchase(Protocol):
         """Under which it is charged."""
         ...
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: object) -> None:
         """Refuse a problem that it cannot be released for, before anything is."""
         return
 
-    def stage(self, objective: Any) -> tuple[Stage, Space] | None:
+    def stage(self, objective: object) -> tuple[Stage, Space] | None:
         """The look, and the space of what it releases; None where nothing is looked at."""
         return None
 
@@ -215,7 +215,7 @@ def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
 # ---------------------------------------------------------------- a round
 
 
-def no_public(w: Tensor, data: Any) -> NoReturn:
+def no_public(w: Tensor, data: object) -> NoReturn:
     """Refuse a sketch that asks for public examples where there are none."""
     validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")
 

@@ -64,7 +64,7 @@ class Spending:
         remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {counted.value}"
         validate.check(counted == promise.adjacency, "ledger", self.ledger, remedy)
 
-    def warn(self, *objectives: Any) -> None:
+    def warn(self, *objectives: object) -> None:
         """Warn, before anything is spent, of what the promise does not cover."""
         n = self.promise.records or self.promise.n
         _, delta = getattr(self.ledger, "budget", None) or (None, self.promise.delta)
@@ -188,7 +188,7 @@ def same_terms(old: str | None, new: str | None) -> bool:
     return terms.pop("sound", None) is True and _near(terms, json.loads(new))
 
 
-def _near(old: Any, new: Any) -> bool:
+def _near(old: object, new: object) -> bool:
     """Equal values, numbers within 1e-9 of each other."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_near(old[key], new[key]) for key in old)

@@ -29,7 +29,7 @@ def terms(event: Any, sampler: Any, sketch: Any, **choices: Any) -> dict[str, An
     }
 
 
-def words(part: Any) -> Any:
+def words(part: object) -> Any:
     """A sketch by its kind and its numbers; data and functions are not compared.
 
     >>> from isthmus.sketches import Kronecker
@@ -46,7 +46,7 @@ def words(part: Any) -> Any:
 
 
 def save(
-    path: str | Path, driver: TorchDriver, ledger: Ledger, optimizer: torch.optim.Optimizer | None, **more: Any
+    path: str | Path, driver: TorchDriver, ledger: Ledger, optimizer: torch.optim.Optimizer | None, **more: object
 ) -> None:
     """Write one file, whole or not at all.
 
@@ -117,7 +117,7 @@ def _as_torch_has_it(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "state": {int(key): value for key, value in state["state"].items()}}
 
 
-def _moved(tree: Any, device: torch.device) -> Any:
+def _moved(tree: object, device: torch.device) -> Any:
     if isinstance(tree, torch.Tensor):
         return tree.to(device)
     if isinstance(tree, dict):

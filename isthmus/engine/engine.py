@@ -369,26 +369,15 @@ class PrivacyEngine:
         driver.observers.append(observe)
         return tracker
 
-    def public_rows(self, public: Any = None) -> Any:
+    def public_rows(self, public: object = None) -> Any:
         """Per-example gradients of public examples at the present weights, for `isthmus.diagnostics`."""
         return self._require_driver().public_rows(public)
 
     # ------------------------------------------------------------ modules and checkpoints
 
-    @classmethod
-    def is_compatible(cls, *, module: nn.Module) -> bool:
-        """Whether every trainable layer has per-example gradients."""
-        return modules.is_compatible(module)
-
-    @classmethod
-    def validate(cls, *, module: nn.Module, strict: bool = False) -> list[Any]:
-        """Every problem of a module with its remedy; `strict` raises them."""
-        return modules.validate(module, strict=strict)
-
-    @classmethod
-    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
-        """A copy whose layers keep examples apart: BatchNorm becomes GroupNorm, recurrent layers become cells."""
-        return modules.get_compatible_module(module)
+    is_compatible = staticmethod(modules.is_compatible)
+    validate = staticmethod(modules.validate)
+    get_compatible_module = staticmethod(modules.get_compatible_module)
 
     def save_checkpoint(
         self,
@@ -416,12 +405,9 @@ class PrivacyEngine:
         else goes on from the checkpoint, each with the whole of its target: the statement says so.  One ledger file
         for all of them counts what they spend together.
         """
-        own, extra, error = self._training_of(module), {}, None
-        try:
+        own = self._training_of(module)
+        with own.driver.group.joined("meet"):
             extra = checkpoint.load(path, own.driver, self.ledger, own.terms, optimizer)
-        except Exception as failed:
-            error = failed
-        own.driver.group.agree("meet", error=error)
         self._unseen = own.driver.group.on_leader(lambda: checkpoint.went_on_unseen(self.ledger))
         return extra
 

@@ -37,7 +37,7 @@ def _guarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
         _plain = kind
         _step_supports_amp_scaling = True  # a GradScaler that nobody has told us of shows itself in `step`
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             if name in LOCKED:
                 remedy = "give it to make_private: it is fixed with what the ledger charges; call engine.detach() first"
                 validate.refuse(f"optimizer.{name}", value, remedy)
@@ -47,7 +47,7 @@ def _guarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
             remedy = "call engine.detach() and add it before make_private: its parameters would move by raw gradients"
             validate.refuse("optimizer.add_param_group", sorted(param_group), remedy)
 
-        def __reduce_ex__(self, protocol: Any) -> Any:
+        def __reduce_ex__(self, protocol: object) -> Any:
             return _bare, (kind,), self.__getstate__()
 
     Private.__name__, Private.__qualname__, Private.__module__ = kind.__name__, kind.__qualname__, kind.__module__
@@ -111,7 +111,7 @@ def _watch_others(driver: TorchDriver, private: set[int]) -> None:
     """Refuse steps that other optimisers take with private parameters while a batch waits for the private one."""
     seen = weakref.ref(driver)  # torch keeps the hook, and an engine may be forgotten
 
-    def before(other: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def before(other: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         driver = seen()
         if driver is None or not driver.unmoved:
             return
@@ -236,7 +236,7 @@ class _Fixed(torch.amp.GradScaler):
         self._check(optimizer)
         return optimizer.step(*args, **kwargs)
 
-    def update(self, new_scale: Any = None) -> None:
+    def update(self, new_scale: object = None) -> None:
         """Nothing: the scale stays."""
         validate.check(new_scale is None, "new_scale", new_scale, KEPT)
 
@@ -245,12 +245,12 @@ class _Fixed(torch.amp.GradScaler):
         scale = state_dict.get("scale", self.get_scale())
         validate.check(scale == self.get_scale(), "scale", scale, KEPT)
 
-    def _check(self, optimizer: Any) -> None:
+    def _check(self, optimizer: object) -> None:
         is_private = id(optimizer) in self._private
         remedy = "give other optimisers a scaler of their own: this one belongs to private training"
         validate.check(is_private, "optimizer", type(optimizer).__name__, remedy)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         state = {name: value for name, value in self.__getstate__().items() if name not in ("_private", "_plain")}
         return _bare, (self._plain,), state
 
