@@ -18,7 +18,7 @@ from isthmus.base.matrix import as_matrix, canonical, is_sparse
 from isthmus.base.streamed import Streamed, dense_parts
 from isthmus.estimators.rank_group import ALONE, RankGroup
 from isthmus.estimators.stateless_steps import leak
-from isthmus.gradients.rounding import matrix_bounds
+from isthmus.gradients.rounding import upper_norms
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
@@ -133,7 +133,7 @@ def inputs_of(
         bounds = _ranges_of(X, ranks)
         leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
     if isinstance(data_norm, str) and data_norm == "data":
-        longest = max(ranks.all(float(matrix_bounds(X, 2)[1].max()) if n else 0.0))
+        longest = max(ranks.all(float(upper_norms(X).max()) if n else 0.0))
         data_norm = max(longest, 1e-12)
         leaks.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
