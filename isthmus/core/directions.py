@@ -22,10 +22,9 @@ Place = tuple[str, Tensor, Tensor, int, int]
 
 
 EARLY = (
-    "the gradient was changed between backward() and optimizer.step() ({what}), which does nothing: until step() has "
-    "released it there is none. Every example's gradient is clipped to max_grad_norm before they are added: leave "
-    "clip_grad_norm_ out (trainers take gradient_clip_val=None or max_grad_norm=0), or change what was released in a "
-    "hook of optimizer.register_step_pre_hook"
+    "the gradient was changed between backward() and optimizer.step() ({what}), which does nothing: every example's "
+    "gradient is clipped to max_grad_norm, and step() releases their sum. Leave clip_grad_norm_ out (trainers take "
+    "gradient_clip_val=None), or change what was released in a hook of optimizer.register_step_pre_hook"
 )
 
 

@@ -66,32 +66,28 @@ from isthmus.sketches.base import Movable, Sketch, join_codes, leaf_code, withou
 LEAST = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 _EVALUATES = (
-    "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
-    "first (from_pretrained returns a module in eval mode), or write torch.no_grad() around an evaluation"
+    "a private batch was given to a module in eval mode, where nothing is trained: call module.train() first "
+    "(from_pretrained returns a module in eval mode), or write torch.no_grad() around an evaluation"
 )
 _FOLLOWS = (
-    "the loop drew random numbers for a private batch from torch's own generator, whose seed may be known (until "
-    "torch.manual_seed or torch.seed is called it is the same in every process): one record more shifts what is drawn "
-    "for the others; draw inside the module's forward, where the generator is secret, or call torch.seed() first"
+    "the loop drew random numbers for a private batch from torch's own generator, whose seed may be known, and one "
+    "record more shifts what is drawn for the others: draw inside the module's forward, or call torch.seed() first"
 )
 _COUNTED = (
-    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch: how many there "
-    "are depends on who was drawn, which nobody may see; let the scheduler follow what is released: "
-    "optimizer.register_step_post_hook(lambda *_: scheduler.step()), or step it once an epoch"
+    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch, whose number "
+    "nobody may see: step the scheduler once an epoch, or in a hook of optimizer.register_step_post_hook"
 )
 _GATHERED = (
-    "a batch of the private loader, which cuts batches into pieces, was read to its end, and no step was taken with "
-    "its last piece: steps must not follow a count of pieces, which depends on who was drawn; call step() for every "
-    "piece (it waits for the last one), and make the loader's batch larger in place of accumulating"
+    "a batch that the private loader cuts into pieces was read to its end, and no step was taken with its last piece: "
+    "call step() for every piece (it waits for the last one), and make the batch larger in place of accumulating"
 )
 _MIXED = (
-    "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
-    "then in several examples, each clipped by itself, and moves the sum by more than epsilon accounts for; leave the "
-    "mixing out, or mix each example with public ones"
+    "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix), where a record "
+    "counts more than once: leave the mixing out, or mix each example with public ones"
 )
 _ANOTHER_PASS = (
-    "another pass over the private loader has begun since: only the latest one hands out batches, or one record could "
-    "count twice in a round; read one pass to its end, or give each its own make_private"
+    "another pass over the private loader has begun since, and one record could count twice in a round: read one pass "
+    "to its end, or give each its own make_private"
 )
 _ADRIFT = (
     "a batch of the private loader was read before the one before it was used, and one record could count twice in a "
@@ -99,11 +95,19 @@ _ADRIFT = (
 )
 _COMPILED = (
     "torch.compile cannot trace the training of a private module, whose layers keep what each example did: make "
-    "the module itself private, and give it the batches of the private loader; in eval mode it may be compiled"
+    "the module itself private (in eval mode it may be compiled)"
 )
 _LATE = (
     "a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch goes through the "
     'module and back once (call backward() once, on the whole loss), or use clipping="flat"'
+)
+_UNUSED = (
+    "a batch was drawn, and no step was taken with it: whether a step is taken must not depend on the data; call "
+    "optimizer.step() for every batch, empty ones too"
+)
+_NOTHING = (
+    "optimizer.step() was called, and no gradient of this batch arrived: call module.train(), then backward() on a "
+    "loss of the module's output"
 )
 _DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
 """Those whose hooks are on a module."""
@@ -113,12 +117,14 @@ _DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
 class Ticket:
     """A physical batch: how many examples it holds, whether its logical batch ends with it, its micro-batches.
 
+    No size where no loader hands batches out: then every forward pass is a physical batch.
+
     `groups` has the micro-batch of every example, drawn independently of every other example.  Examples that do not
     count stand in for a batch that has none: they pass as any other, and their gradient is dropped.  `look` is shown
     the arguments that a batch became, and refuses those that depend on how records were put together.
     """
 
-    size: int
+    size: int | None
     last: bool = True
     groups: Tensor | None = None
     counts: bool = True
@@ -351,7 +357,7 @@ class TorchDriver:
         self._unused: set[str] = set()
         self._left_out: list[str] = []
         # the batch in progress
-        self._ticket: Ticket | None = None
+        self._ticket = Ticket(None)
         self._turn: object = None
         """The pass over the loader that batches are taken from."""
         self._batch = 0
@@ -418,17 +424,13 @@ class TorchDriver:
         """The next physical batch is about to be handed out, by the pass over the loader that `rest` began."""
         validate.require(turn is None or turn is self._turn, _ANOTHER_PASS)
         before = self._end_batch()
-        self._adrift |= before is not None and before.size > 0  # nobody used it: what comes may be of it
-        if before is not None and before.last:
+        self._adrift |= bool(before.size)  # nobody used it: what comes may be of it
+        if before.last:
             if self._waits():  # several logical batches before one step: each is a round of its own
                 validate.require(not (self._cut and self.private), _GATHERED)
                 self._close()
             elif self.unmoved:
-                warnings.warn(
-                    "a batch was drawn, and no step was taken with it: whether a step is taken must not depend "
-                    "on the data; call optimizer.step() for every batch, empty ones too",
-                    stacklevel=3,
-                )
+                warnings.warn(_UNUSED, stacklevel=3)
         self._ticket, self.unmoved, self._handed = ticket, True, batch
         self._cut |= not ticket.last
         self._draws = b"" if self._followed else passes.public_state()
@@ -440,11 +442,11 @@ class TorchDriver:
         Returns the token of the pass over the loader that begins now.
         """
         before = self._end_batch()
-        if before is not None and before.last and self._waits():
+        if before.last and self._waits():
             self._close()
         self._drop()
         self._sum, self._parts, self.unmoved, self._settings = None, 0, False, ""
-        if before is not None:
+        if before.size is not None:
             self._ticket = Ticket(0)
             self._spend()
         self._turn, self._adrift = object(), False
@@ -476,19 +478,16 @@ class TorchDriver:
             self._finish_backward()
             self._awaiting.end()
             self._check_trained()
-            if self.private and ticket is not None and (self._settings or not ticket.last):
+            if self.private and (self._settings or not ticket.last):
                 groups = self.optimizer.param_groups  # all that they say but the parameters, in words
                 now = repr([{name: value for name, value in group.items() if name != "params"} for group in groups])
                 before, self._settings = self._settings, "" if ticket.last else now
                 validate.require(before in ("", now), _COUNTED)
-            if self._sum is None and ticket is not None and ticket.last and ticket.size:  # before anything is charged
-                raise RuntimeError(
-                    "optimizer.step() was called, and no gradient of this batch arrived: call module.train(), then "
-                    "backward() on a loss of the module's output"
-                )
+            if self._sum is None and ticket.last and ticket.size:  # before anything is charged
+                raise RuntimeError(_NOTHING)
         except Exception as error:
             self.group.agree("meet", error=error)
-        if ticket is not None and not ticket.last:
+        if not ticket.last:
             return False
         with self.group.alike():
             self._close()
@@ -590,7 +589,7 @@ class TorchDriver:
     def _before_forward(self, args: Args, kwargs: Kwargs) -> None:
         if not self.module.training:
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
-            handed = self._ticket.size if self._ticket is not None and self.unmoved else 0
+            handed = self.unmoved and self._ticket.size
             if handed and torch.is_grad_enabled() and handed in self._sizes(args, kwargs):
                 warnings.warn(_EVALUATES, stacklevel=2)
             return
@@ -614,15 +613,13 @@ class TorchDriver:
     def _admit(self, sizes: list[int]) -> None:
         """Let a batch in whose tensors have these sizes, or refuse it."""
         self._open()
-        if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
+        if self._ticket.size is None:
             self._finish_backward()
             self._new_physical_batch(sizes[0] if sizes else None)
-        elif sizes:  # a mask or a table may stand beside the examples
-            validate.require(
-                self._ticket.size in sizes,
+        elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
+            raise validate.InvalidInput(
                 f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
-                "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
-                "module.eval() for other data",
+                "pass whole batches of the loader through it, and call module.eval() for other data"
             )
 
     def _new_physical_batch(self, size: int | None) -> None:
@@ -640,7 +637,7 @@ class TorchDriver:
             warnings.warn(_MIXED, stacklevel=7)
         self._handed = None
         look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
-        if self._ticket is not None and self._ticket.look is not None:
+        if self._ticket.look is not None:
             self._ticket.look(args, kwargs)
         return things
 
@@ -686,7 +683,7 @@ class TorchDriver:
         A mean has divided them by the size of the batch, a scaler has multiplied them.
         """
         factor = float(self._batch) if self.reduction == "mean" and not self._correction.on else 1.0
-        last = self._ticket is not None and self._ticket.last
+        last = self._ticket.size is not None and self._ticket.last
         share = part_of_error(self._parts + 1, last) / self.group.size
         return factor / self.loss_scale, Rounding(self.stage.sampler.divisor(self.n, self.state.t), share)
 
@@ -697,8 +694,7 @@ class TorchDriver:
         try:
             self._between.look()
             with torch.no_grad():
-                counts = self._ticket is None or self._ticket.counts
-                message = self._summed(self._round) if counts else self._no_records()
+                message = self._summed(self._round) if self._ticket.counts else self._no_records()
         finally:
             self._drop()
         self._parts += 1
@@ -707,7 +703,7 @@ class TorchDriver:
 
     def _summed(self, round: Round) -> Message:
         """The message of the physical batch; on a device perhaps by what it has recorded."""
-        groups = None if self._ticket is None else self._ticket.groups
+        groups = self._ticket.groups
         if not self.pending.items or self._accumulator.told or groups is not None:
             return self._message(round, groups)
         depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
@@ -743,14 +739,14 @@ class TorchDriver:
 
     def _spend(self) -> None:
         """The examples of the ticket have been summed: no other pass may add them again."""
-        if self._ticket is not None:
+        if self._ticket.size is not None:
             self._ticket = replace(self._ticket, size=0)
             self.layers.batch, self._batch = 0, 0
         self.layers.token = object()
         self._between.forget()
         self.losses.reset()
 
-    def _end_batch(self) -> Ticket | None:
+    def _end_batch(self) -> Ticket:
         """Nothing more comes of the present physical batch; returns its ticket."""
         self.guard.reset()
         self._finish_backward()
@@ -763,11 +759,8 @@ class TorchDriver:
         """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
         mine = set(map(id, self._parameters))
         stray = [name for name, p in self._trained if id(p) not in mine]
-        remedy = (
-            "freeze these parameters (requires_grad_(False)), or take off what computes a weight from them "
-            "(remove_weight_norm): they are trained by no layer that has per-example gradients"
-        )
-        validate.check(not stray, "module", stray, remedy)
+        remedy = "freeze these parameters, or take off what computes a weight from them (remove_weight_norm)"
+        validate.check(not stray, "module", stray, f"{remedy}: no layer that has per-example gradients trains them")
         for each in self.module.modules():
             compiled = "_orig_mod" in each._modules or each._compiled_call_impl is not None
             validate.check(not compiled, "module", type(each).__name__, _COMPILED)
@@ -783,12 +776,11 @@ class TorchDriver:
     def _check_trained(self) -> None:
         """Refuse to move what has been frozen since: the number of coordinates of a round was fixed with its noise."""
         frozen = [name for name, p in self._trained if not p.requires_grad]
-        validate.require(
-            not frozen or not self.private,
-            f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
-            "would be moved all the same: call engine.detach(), freeze them, and make training private again with "
-            "an optimiser of the others",
-        )
+        if frozen and self.private:
+            raise validate.InvalidInput(
+                f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
+                "would be moved all the same: call engine.detach(), freeze them, and make training private again"
+            )
 
 
 def check_undriven(module: nn.Module) -> None:

@@ -73,9 +73,8 @@ _REDUCTION = (
 )
 _WEIGHED = (
     "the loss divides by the weights of the batch's targets (weight= of a mean), or by how many of them are not "
-    "ignored (ignore_index), so that one record would change every other one's share: take reduction='none', weigh or "
-    "leave out the terms of each example by yourself, add them up for each example, and divide by a public number: "
-    ".mean() over the examples, or a sum with make_private(loss_reduction='sum')"
+    "ignored (ignore_index), so that one record would change every other one's share: take reduction='none', add up "
+    "the terms of each example, and divide by a public number (the mean over examples)"
 )
 _CROSSED = (
     "examples meet in the loss: its gradient for the outputs of one example changes with the outputs of others (as in "

@@ -151,7 +151,7 @@ class PrivateLoader(DataLoader):
                 return
             ticket, index = tickets.popleft()
             batch = self._placed(batch)
-            if self._together is not None and ticket.size > 1:
+            if self._together is not None and len(index) > 1:
                 ticket = replace(ticket, look=partial(self._together.look, index, batch))
             self._driver.begin(ticket, turn, batch)
             yield batch
