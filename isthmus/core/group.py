@@ -139,21 +139,19 @@ class Group:
             return make()
         if not met:
             self.agree("lead")
-        if self.rank:
-            answer = storage.unpack(self.broadcast(None), "led")
-            if answer["error"] is not None:
-                raise _raised(answer["error"], 0)
-            value: T = answer["value"]
+        if not self.rank:
+            try:
+                value = make()
+                data = storage.pack("led", {"error": None, "value": value})
+            except BaseException as error:
+                self.broadcast(storage.pack("led", {"error": _as_values(error), "value": None}))
+                raise _known(error)  # noqa: B904  # the error itself
+            self.broadcast(data)
             return value
-        try:
-            value = make()
-            data = storage.pack("led", {"error": None, "value": value})
-        except BaseException as error:
-            self.broadcast(storage.pack("led", {"error": _as_values(error), "value": None}))
-            _known(error)
-            raise
-        self.broadcast(data)
-        return value
+        answer = storage.unpack(self.broadcast(None), "led")
+        if answer["error"] is not None:
+            raise _raised(answer["error"], 0)
+        return answer["value"]  # type: ignore[no-any-return]
 
     def agree(
         self, place: str, header: Sequence[float] = (), error: BaseException | None = None, names: Sequence[str] = ()
@@ -177,8 +175,7 @@ class Group:
                 same = not name or len(set(numbers) - {0}) < 2  # 0 is a rank that has nothing to compare
                 validate.check(same, name, numbers, remedy)
         except validate.InvalidInput as differ:
-            _known(differ)
-            raise
+            raise _known(differ)  # noqa: B904  # the error itself
         return [entry[2:] for entry in headers]
 
     def all(self, mine: T) -> list[T]:
@@ -325,11 +322,11 @@ def _reachable() -> Iterator[None]:
 
 def _as_values(error: BaseException | None) -> storage.Fields:
     """An error as plain values."""
-    asked: list[object] = []
-    kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
     if isinstance(error, BudgetExceeded):
-        kind, asked = "budget", [error.what, error.rounds, error.spent, error.asked, *error.budget]
-    return {"kind": kind, "text": str(error), "asked": asked}
+        asked = [error.what, error.rounds, error.spent, error.asked, *error.budget]
+        return {"kind": "budget", "text": str(error), "asked": asked}
+    kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
+    return {"kind": kind, "text": str(error)}
 
 
 def _raised(failure: storage.Fields, rank: int) -> BaseException:

@@ -212,8 +212,7 @@ class Wire:
         """What a sender encodes: its sum with the error of earlier rounds, or without its shift."""
         if memory is None:
             return value
-        factor = divisor / eta if self.feedback else -divisor
-        return value + factor * memory if isinstance(factor, Tensor) else torch.add(value, memory, alpha=factor)
+        return value + (divisor / eta if self.feedback else -divisor) * memory
 
     def remembered(
         self,
@@ -226,9 +225,7 @@ class Wire:
     ) -> Tensor:
         """What a sender keeps after it has sent the `code` of `value`."""
         if self.feedback:
-            back = leave_pinv(sketch, code / divisor)  # what the receiver lifts, too
-            mine = value * (eta / divisor)
-            return mine - eta * back if isinstance(eta, Tensor) else torch.sub(mine, back, alpha=eta)
+            return eta * (value / divisor - leave_pinv(sketch, code / divisor))  # the receiver lifts the same
         assert self.shift is not None
         moved = unbiased(sketch, code, None, eta).direction.mul(self.shift / divisor)
         return moved if memory is None else moved.add_(memory)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from isthmus.base import storage, validate
 from isthmus.core.driver import TorchDriver
@@ -81,7 +82,8 @@ def load(
     driver.forget()
     saved = tree["driver"]
     device = next(driver.layers.parameters()).device
-    driver.state = driver.state.replace(**{**saved, "parts": _moved(saved["parts"], device)})
+    parts = tree_map_only(torch.Tensor, lambda x: x.to(device), saved["parts"])
+    driver.state = driver.state.replace(**{**saved, "parts": parts})
     return tree["extra"]
 
 
@@ -115,11 +117,3 @@ def went_on_unseen(ledger: Ledger) -> bool:
 def _as_torch_has_it(state: dict[str, Any]) -> dict[str, Any]:
     """An optimiser's state dict: format 1 had the numbers of parameters as strings."""
     return {**state, "state": {int(key): value for key, value in state["state"].items()}}
-
-
-def _moved(tree: object, device: torch.device) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.to(device)
-    if isinstance(tree, dict):
-        return {key: _moved(value, device) for key, value in tree.items()}
-    return type(tree)(_moved(value, device) for value in tree) if isinstance(tree, (list, tuple)) else tree

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -174,14 +174,7 @@ def moved(batch: object, device: torch.device) -> Any:
     >>> moved({"x": [torch.ones(1)], "n": 3}, torch.device("cpu"))
     {'x': [tensor([1.])], 'n': 3}
     """
-    if hasattr(batch, "to") and callable(batch.to):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: moved(item, device) for key, item in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, (tuple, list)):
-        items = [moved(item, device) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    return batch
+    return tree_map(lambda item: item.to(device) if hasattr(item, "to") else item, batch)
 
 
 def collates(loader: DataLoader) -> bool:
