@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -41,13 +41,7 @@ class NotYet(Tensor):
     """
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Reads zeros; says that what would be written is not."""
         written = args[0] if args else None
         tensors = written if isinstance(written, (list, tuple)) else [written]
@@ -57,9 +51,9 @@ class NotYet(Tensor):
             return written
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-            if not (isinstance(result, Tensor) and isinstance(written, NotYet)):
-                return result
-            return result.as_subclass(NotYet) if result.data_ptr() == written.data_ptr() else result
+            if isinstance(result, Tensor) and isinstance(written, NotYet) and result.data_ptr() == written.data_ptr():
+                return result.as_subclass(NotYet)
+            return result
 
 
 QUIET = ("zero_", "_foreach_zero_", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_")
@@ -119,12 +113,10 @@ class GradientWriter:
     def write(self, rounds: Directions) -> None:
         """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
         code = rounds[0][0].code if len(rounds) == 1 and len(rounds[0]) == 1 else None
-        rates = plain_rates(self.optimizer)
-        if code is None or rates is None:
-            give(self.layers, rounds)
-            return
-        places = [(name, *place) for name, binding in self.layers.bindings.items() for place in binding.places()]
-        if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+        rates = None if code is None else plain_rates(self.optimizer)
+        bindings = {} if rates is None else self.layers.bindings
+        places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
+        if code is None or rates is None or not all(_in_memory(p, matrix) for _, p, matrix, _, _ in places):
             give(self.layers, rounds)
             return
         for _, parameter, _, _, _ in places:
