@@ -60,7 +60,7 @@ from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, merged, unused
 from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
 from isthmus.privacy.ledger import Chargeable
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.sketches.base import Movable, Sketch, join_codes, leaf_code, without_memo
 
 LEAST = 1e-9
@@ -323,7 +323,7 @@ class TorchDriver:
         public: Any = None,
         reduction: str = "mean",
         seed: int = 0,
-        noise: Noise | None = None,
+        noise: Source | None = None,
         ledger: Chargeable | None = None,
         layers: Layers | None = None,
         fast: bool = True,

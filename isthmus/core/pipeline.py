@@ -44,7 +44,7 @@ from isthmus.privacy.clips import ClippedSum, Clipping
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.privacy.sampling import Sampler
 from isthmus.sketches import Encoder, Identity, Sketch
@@ -349,7 +349,7 @@ def close_stage(
     return released
 
 
-def _noised(release: Release, name: str, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+def _noised(release: Release, name: str, bounded: ClippedSum, noise: Source | None) -> Tensor:
     """What a mechanism makes of a bounded value: the only place where it is asked to."""
     return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 

@@ -15,7 +15,7 @@ from isthmus.base import storage, validate
 from isthmus.codecs import Codec, named
 from isthmus.lifts import Lifted, unbiased
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.sketches import Sketch
 from isthmus.sketches.base import leave_pinv
 
@@ -29,7 +29,7 @@ class Keys:
     """The randomness of a run: a public seed, and a secret source of noise (operating-system entropy)."""
 
     seed: int = 0
-    noise: Noise | None = None
+    noise: Source | None = None
 
     def __post_init__(self) -> None:
         validate.non_negative_int(seed=self.seed)

@@ -18,7 +18,7 @@ from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder, ClippedSum, Clipping, GroupClip
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import split
 from isthmus.sets import ConvexSet
 from isthmus.sketches import Encoder, Identity, Residual, Sketch
@@ -133,7 +133,7 @@ class Unnoised(Mechanism):
     source = "nowhere, for none was added (noise_multiplier=0, to look for mistakes with)"
     guarantee = "nothing: no noise was added (noise_multiplier=0)"
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The clipped sum itself."""
         return bounded.value
 
