@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from isthmus.base import validate
 from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers import passes
-from isthmus.gradients.layers.apart import look
+from isthmus.gradients.layers.apart import Pieces, look
 from isthmus.gradients.rows import Outer, Rows, Stack, compact
 from isthmus.penalties import NoPenalty, Penalty
 
@@ -86,8 +86,8 @@ class ModuleObjective:
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
         private, idle = passes.present(), list[str]()
         with self.guard.around(private):
-            look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
-            rows = captured(self.layers, self._loss, x, y, self.reduction, idle)
+            pieces = look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
+            rows = captured(self.layers, self._loss, x, y, self.reduction, idle, pieces)
         if private is not None and private.cut:
             passes.check_idle(idle, private.idle.setdefault(id(w), idle))
         return rows
@@ -108,15 +108,22 @@ class ModuleObjective:
 
 
 def captured(
-    layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "mean", idle: list[str] | None = None
+    layers: Layers,
+    loss: Any,
+    x: Tensor,
+    y: Tensor,
+    reduction: str = "mean",
+    idle: list[str] | None = None,
+    pieces: Pieces = None,
 ) -> Stack:
     """Forward and backward once; the per-example gradients of every layer as factors.
 
-    The layers that took no part are added to `idle`.
+    The layers that took no part are added to `idle`; `pieces` is what `look` has returned.
     """
     idle = [] if idle is None else idle
     pieces_of: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
-    with layers.listening(lambda name, rows: pieces_of[name].append(compact(rows)), len(x)), torch.enable_grad():
+    listener = layers.listening(lambda name, rows: pieces_of[name].append(compact(rows)), len(x), pieces)
+    with listener, torch.enable_grad():
         value = loss(layers.module(x), y)
         (value * len(x) if reduction == "mean" else value).backward()
     idle += [name for name, pieces in pieces_of.items() if not pieces]
