@@ -19,8 +19,7 @@ from isthmus.codecs import Codec, named
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import average_of
 from isthmus.core.pipeline import Pipeline, Release, Round, Stage, StepSize
-from isthmus.core.state import State
-from isthmus.core.wire import Wire
+from isthmus.core.wire import State, Wire
 from isthmus.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unbiased
 from isthmus.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
 from isthmus.privacy.sampling import Sampler
