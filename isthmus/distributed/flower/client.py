@@ -11,7 +11,7 @@ from isthmus.base import validate
 from isthmus.core.measuring import Client
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower import records
-from isthmus.distributed.flower.federation import Federation, OneTerm, check_linear, check_plan, narrowed
+from isthmus.distributed.flower.federation import Federation, OneTerm, narrowed
 from isthmus.distributed.flower.records import ARRAYS, RECORD, Ask, flower, from_arrays, to_arrays
 from isthmus.distributed.order import DataSite, stage_of
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
@@ -129,7 +129,9 @@ class _Site:
     def reply(self, message: Any) -> Any:
         """The reply to an order, or to a step of secure aggregation."""
         plan, content, app = self.plan, message.content, flower().app
-        check_plan(plan, content[RECORD])
+        sent = content[RECORD].get("plan")  # looked at before any record is
+        remedy = f"give server and clients the same Federation: this one is {records.ANOTHER} than this client's"
+        validate.check(sent == plan.digest, "plan", sent, f"{remedy} ({plan.digest})")
         if plan.dropouts is None:
             asked = records.read_ask(content, plan.whole, records.kept_vectors(self.state, _ITERATE).get("w"))
             if plan.down == "update" and asked.order.w is not None:
@@ -153,7 +155,9 @@ class _Site:
             read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
             remedy = "give it to the objective as a public number: it was read from private records, unpaid for"
             validate.check(not read_off, "data", read_off, remedy)
-            check_linear(plan, problem)
+            fits = not plan.linear or getattr(problem, "linear", False)  # others round more than the bound holds
+            kind = type(problem).__name__
+            validate.check(fits, "linear", plan.linear, f"give linear=False: {kind} is not a linear model")
         message = site.answer(order, Client(self.name, problem, asked.visit, plan.terms, 1 / plan.clients))
         if pipe.wire.remembers:
             records.keep(self.state, _MEMORY, site.memory)

@@ -25,7 +25,6 @@ from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.parts import Shuffle
 from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.core.wire import Keys, Message
-from isthmus.distributed.flower.records import ANOTHER
 from isthmus.distributed.secagg import SecurePlan
 from isthmus.gradients import Dense
 from isthmus.gradients.layers.passes import MEAN, MIXING, RANDOM, SHAPES
@@ -457,16 +456,3 @@ def _words(value: Any) -> Iterator[str]:
         yield type(value).__qualname__
     else:
         yield repr(value)
-
-
-def check_plan(plan: Federation, config: Mapping[str, Any]) -> None:
-    """Refuse an order that was made by another plan, before a record is looked at."""
-    sent = config.get("plan")
-    remedy = f"give server and clients the same Federation: this one is {ANOTHER} than this client's ({plan.digest})"
-    validate.check(sent == plan.digest, "plan", sent, remedy)
-
-
-def check_linear(plan: Federation, problem: Any) -> None:
-    """Refuse a model that is not linear where the plan says so: its sums round more than the server's bound holds."""
-    fits = not plan.problem.linear or bool(getattr(problem, "linear", False))
-    validate.check(fits, "linear", plan.linear, f"give linear=False: {type(problem).__name__} is not a linear model")
