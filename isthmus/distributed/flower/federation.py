@@ -202,11 +202,7 @@ class Federation:
         uniform = 'leave it out: a client is one term, whatever it has (unit="record" counts records)'
         for right, name, remedy in (
             (by_client or self.n is not None, "n", "give the number of records of all clients, or a public estimate"),
-            (
-                by_client or self.local is None,
-                "local",
-                'give unit="client": local steps make one vector a client',
-            ),
+            (by_client or self.local is None, "local", 'give unit="client": local steps make one vector of all'),
             (not by_client or self.uniform is not False, "uniform", uniform),
             (by_client or self.dropouts is None, "dropouts", 'give unit="client": each client sends one hidden vector'),
             (0 <= share < 1 / 3, "dropouts", "give a share of at least 0 and below 1/3"),
@@ -322,10 +318,7 @@ class Federation:
             if not self.linear:  # clients may have networks
                 sentences += [MIXING, RANDOM, MEAN, SHAPES]
         if self.dropouts is None:
-            sentences.append(
-                "the server is trusted: it sees clipped sums before it adds the noise, and keeps them, and whom it has "
-                "asked, to itself"
-            )
+            sentences.append("the server is trusted: it keeps clipped sums, and whom it has asked, to itself")
         else:
             sentences += [
                 f"all {self.clients} clients follow the protocol of secure aggregation as long as they answer, draw "

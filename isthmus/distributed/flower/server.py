@@ -312,11 +312,9 @@ class FlowerClients(Aggregator):
         self.traffic.silent += 1
         self.traffic.reasons[str(refused)] += 1
         if self.traffic.silent >= self.patience or (refused.charged and self.traffic.silent >= self.plan.rounds):
-            raise NobodyAnswered(
-                f"{self.traffic.silent} attempts in a row at a total of secure aggregation have failed (the last in "
-                f"round {order.t}): {self.traffic.why()}. Start the clients that are away, or make a plan in which "
-                f"more than {plan.dropouts} of {plan.clients} may be lost (dropouts={self.plan.dropouts:g})"
-            ) from refused
+            words = f"{self.traffic.silent} attempts in a row at a total have failed (the last in round {order.t})"
+            more = f"plan for more than {plan.dropouts} lost ones of {plan.clients} (dropouts={self.plan.dropouts:g})"
+            raise NobodyAnswered(f"{words}: {self.traffic.why()}. Start more clients, or {more}") from refused
 
     # ------------------------------------------------------------ the sum
 

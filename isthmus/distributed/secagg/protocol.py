@@ -139,11 +139,11 @@ class SecureClient:
         self._due = Kind.SURVIVORS
         own = self.integers(vectors)
         bounded = ClippedSum(torch.from_numpy(own).double(), 2, plan.sensitivity)
-        total = released(
-            f"vector of client {self.index}",
-            bounded,
-            lambda: torch.from_numpy(own + skellam(plan.share, plan.m, self._noise)),
-        )
+
+        def noised() -> Tensor:
+            return torch.from_numpy(own + skellam(plan.share, plan.m, self._noise))
+
+        total = released(f"vector of client {self.index}", bounded, noised)
         words = wire.to_field(total.numpy(), plan.bits) + crypto.stream(self._seed, plan.m, plan.bits)
         for peer in self._held:
             if peer != self.index:
