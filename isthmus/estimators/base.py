@@ -32,7 +32,7 @@ from isthmus.base.streamed import Streamed
 from isthmus.core.minimize import Binding, Recipe, minimize
 from isthmus.core.pipeline import Pipeline
 from isthmus.core.spending import GONE, unspent
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.estimators import intervals, partial_fit_claims, stored
 from isthmus.estimators.inputs import (
     Inputs,

@@ -18,7 +18,7 @@ from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
 from isthmus.distributed.secagg.wire import Kind, read
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.noise import Noise, SecretSource
+from isthmus.privacy.noise import SecretSource, Source
 
 _ITERATE, _MEMORY, _SECURE = "isthmus.iterate", "isthmus.memory", "isthmus.secure"
 _Shared = Federation | Callable[[Any], Federation]
@@ -36,7 +36,7 @@ def client_app(
     mods: Sequence[Any] | None = None,
     physical_batch_size: int | None = None,
     ledger: _OwnLedger | None = None,
-    noise: Noise | None = None,
+    noise: Source | None = None,
 ) -> Any:
     """A Flower `ClientApp` that answers orders with its own records.
 
@@ -64,7 +64,7 @@ def client_app(
     return app
 
 
-def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: Noise | None = None) -> Any:
+def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: Source | None = None) -> Any:
     """A mod for a `ClientApp` of one's own, whose `train` takes "arrays" and "config" and answers with new "arrays".
 
     The app sees what a server of Flower's `FedAvg` would send; what leaves the client is the sketch of the change of
@@ -110,7 +110,7 @@ class _Site:
         federation: _Shared,
         context: Any,
         terms: _Terms,
-        noise: Noise | None,
+        noise: Source | None,
         physical: int | None,
         ledger: _OwnLedger | None,
     ) -> None:
@@ -197,7 +197,7 @@ def secure_step(
     plan: SecurePlan,
     rounds: int,
     vector: Callable[[], Tensor],
-    noise: Noise | None,
+    noise: Source | None,
 ) -> bytes:
     """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
 

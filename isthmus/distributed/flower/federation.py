@@ -34,7 +34,7 @@ from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
 from isthmus.privacy.mechanisms import Gaussian, Mechanism
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.privacy.sampling import FullBatch, Poisson, Sampler
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.sets import ConvexSet, Whole
@@ -97,7 +97,7 @@ class AtClients(Mechanism):
     multiplier: float
     source: str = "exact whole-number noise, which every client draws from its operating system's generator"
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The sum as it came."""
         noised = isinstance(bounded, NoisedSum)
         remedy = "run it over FlowerClients: noise of clients comes with secure aggregation only"
