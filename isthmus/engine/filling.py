@@ -166,16 +166,6 @@ class ModuleLift:
         return adjoint(sketch, y, w, eta)
 
 
-@dataclass(frozen=True)
-class LiftIntoSet(ProjectAndLift):
-    """`ProjectAndLift` whose step size a scheduler may set to 0, as warm-ups do: nothing moves then."""
-
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
-        """Lift a code onto the set."""
-        still = not isinstance(eta, Tensor) and eta == 0
-        return Lifted(w.new_zeros(w.shape), w) if still else super().__call__(sketch, y, w, eta)
-
-
 def releases(
     z: float,
     space: Space,
@@ -200,7 +190,7 @@ def releases(
     encode = sketch or Identity()
     lift: Lift = ModuleLift()
     if constraint is not None and sketch is not None:
-        lift = LiftIntoSet(constraint)
+        lift = ProjectAndLift(constraint)
     if clipping == "per_layer":
         remedy = "give Kronecker, KroneckerSubspace, PerLeaf or no sketch: the code of this one mixes layers"
         validate.check(encode.keeps_layers, "sketch", encode, f'use clipping="flat", or {remedy}')

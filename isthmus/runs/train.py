@@ -27,7 +27,7 @@ from typing import Any
 from isthmus import estimators
 from isthmus.base import secret, validate
 from isthmus.base.atomic import CannotWrite
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.figures import Figure
