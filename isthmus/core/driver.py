@@ -549,8 +549,8 @@ class TorchDriver:
         round, empty, t = self._open(), self._sum is None, self.state.t
         values = (self._sum or self._no_records()).values
         values = {name: replace(bounded, spare=True) for name, bounded in values.items()}  # to be used up
-        dims = sum(bounded.value.numel() for bounded in values.values())
-        size = sum(bounded.size for bounded in values.values())
+        sizes = [(bounded.value.numel(), bounded.size) for bounded in values.values()]
+        dims, size = map(sum, zip(*sizes, strict=True))
         mine = Message(values, self.stage.sampler.divisor(self.n, t), dims, size, fixed=True)
         own = len(range(self.group.rank, self.n, self.group.size))
 
@@ -649,7 +649,7 @@ class TorchDriver:
         if self.module.training and torch.is_grad_enabled():
             if self.reduction == "mean":
                 device = self._parameters[0].device.type
-                low = torch.is_autocast_enabled(device) or any(p.dtype.itemsize < 4 for p in self.module.parameters())
+                low = torch.is_autocast_enabled(device) or min([p.dtype.itemsize for p in self.module.parameters()]) < 4
                 output = self._correction.outputs(output, self.layers.anchor, self._batch, low)
                 if self._correction.on:
                     self._correction.check_kept(things or passes.things(self.module))

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -206,6 +207,11 @@ class Pipeline:
             visit(release.encode, slot)
         return tuple(found)
 
+    @cached_property
+    def slot_of(self) -> dict[int, str]:
+        """The slot of every encoder, by its id."""
+        return {id(encoder): slot for slot, encoder in reversed(self.encoders)}
+
 
 def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
     """Every release with its stage and its slot `stage/release`."""
@@ -279,8 +285,7 @@ class Round:
 
     def bind(self, encoder: Encoder) -> Sketch:
         """The map of this round: one for all slots that share an encoder, bound once however often it is asked for."""
-        encoders = self.pipe.encoders
-        slot = next((slot for slot, candidate in encoders if candidate is encoder), encoders[-1][0])
+        slot = self.pipe.slot_of.get(id(encoder), self.pipe.encoders[-1][0])
         if slot in self._bound:
             return self._bound[slot]
         token, (kept, sketch) = encoder.token(self), self.maps.get(slot, (None, None))
@@ -388,8 +393,8 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
         for release, slot in stage.slots:
             if release.clip is not None:
                 parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
-    dims = state.dims + sum(message.dims for message in sent)
-    size = state.bytes + sum(message.bytes for message in sent)
+    dims = state.dims + sum(map(attrgetter("dims"), sent))
+    size = state.bytes + sum(map(attrgetter("bytes"), sent))
     return State(w, round.t + 1, update, average, parts, round.memory, held, dims, size)
 
 
