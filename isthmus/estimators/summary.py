@@ -28,7 +28,7 @@ from isthmus.core.pipeline import Promise
 from isthmus.estimators.figures import Bins
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import Adjacency, PrivacyStatement
-from isthmus.tables.encode import as_days, as_frame, as_numbers, check_readable, encode
+from isthmus.tables.encode import as_frame, encode, readable
 from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
 
@@ -186,9 +186,7 @@ def _entries(frame: Any, column: Column) -> np.ndarray:
     values = frame[column.name]
     if column.type == "category":
         return np.asarray(encode(frame, Schema((column,))).argmax(1))
-    numbers = as_days(values, column.format, column.absent) if column.type == "date" else as_numbers(values, column)
-    check_readable(values, ~np.isfinite(numbers), column)
-    return np.asarray(numbers)
+    return readable(values, column)
 
 
 def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, looks: Looks) -> Summary:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, check_readable, dtype_kind
+from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, dtype_kind, readable
 from isthmus.tables.entries import LOOKS, OTHER, Signs, formats_of, grouping
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, check_names, toml_value
@@ -181,10 +181,9 @@ def _date(name: str, values: Any, public: bool) -> Guess:
     reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
     remedy = f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
     validate.check(len(fitting) == 1, f"columns.{name}", "dates", remedy)
-    days = as_days(values, fitting[0])
     column = Column(name, "date", format=fitting[0], source="public")
-    check_readable(values, ~np.isfinite(days), column)
-    days = days[np.isfinite(days)]
+    days = readable(values, column)
+    days = days[~np.isnan(days)]
     missing = "indicator" if len(days) < len(values) else "fill"
     bounds = (float(days.min()), float(max(days.max(), days.min() + 1)))
     return Guess(replace(column, bounds=bounds, missing=missing))
@@ -198,9 +197,8 @@ def _filled_in(column: Column, values: Any) -> Column:
         return replace(column, type="category", categories=tuple(distinct)) if len(distinct) <= MOST_WORDS else column
     if column.type != "number":
         return column
-    numbers = as_numbers(values, column)
-    check_readable(values, ~np.isfinite(numbers), column)
-    numbers = numbers[np.isfinite(numbers)]
+    numbers = readable(values, column)
+    numbers = numbers[~np.isnan(numbers)]
     if not len(numbers):
         return column
     low, high = float(numbers.min()), float(numbers.max())
@@ -254,7 +252,7 @@ def draft(
         public = read(sample, reading=reading)
         usable = public.frame is not None and public.n > 0
         validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")
-    types, columns = types_of(path, reading), {}
+    types, columns = types_of(path), {}
     why: dict[str, str] = {}
     for name in names:
         if target is not None and name == target.name:
