@@ -27,7 +27,7 @@ from typing import Any
 import torch.distributed as dist
 
 from isthmus.base import validate
-from isthmus.estimators.rank_group import RankGroup
+from isthmus.core.group import Group
 
 Part = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
 
@@ -72,7 +72,7 @@ def fit_part(estimator: Any, part: Part, *, group: Any = True) -> Any:
     """
     fitting = hasattr(estimator, "fit")
     validate.check(fitting, "estimator", estimator, "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one")
-    crew = RankGroup.of(group)
+    crew = Group.of(group)
     validate.check(group not in (None, False), "group", group, "give a process group, or True for the default one")
     with crew.joined("fit"):
         X, y, *rest = part() if callable(part) else part

@@ -24,12 +24,12 @@ import torch
 from scipy.special import expit
 
 from isthmus.base import validate
+from isthmus.core.group import ALONE, Group, Local
 from isthmus.core.parts import Sheet
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
 from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
-from isthmus.estimators.rank_group import RankGroup
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
 from isthmus.privacy import (
@@ -144,13 +144,13 @@ def private_score(
     >>> print(scores.privacy)
     (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
     """
-    ranks = RankGroup.of(group)
+    ranks = Group.of(group)
     with ranks.joined("score"):
         y = _checked_targets(model, y, ranks)
-        n = ranks.count(len(y))
+        n = sum(ranks.all(len(y)))
         if epsilon == math.inf:
             remedy = "gather public rows in one process, or give a finite epsilon: exact figures need all of them"
-            validate.check(not ranks.several, "epsilon", epsilon, remedy)
+            validate.check(ranks.size == 1, "epsilon", epsilon, remedy)
             exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
             return Scores(tuple(exact), tuple(curves))
         validate.positive(epsilon=epsilon)
@@ -159,12 +159,14 @@ def private_score(
             delta = default_delta(n)
         warn_of_large_delta(delta, n)
         promise = Promise(epsilon, delta, Adjacency(adjacency))
-        looks = Looks.paid_from(ledger if ranks.leads else None, promise, noise_seed=noise_seed, ranks=ranks, whole=n)
+        looks = Looks.paid_from(
+            ledger if ranks.rank == 0 else None, promise, noise_seed=noise_seed, ranks=ranks, whole=n
+        )
         scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
         foreign: tuple[str, ...] = ()
         if not type(model).__module__.startswith("isthmus."):
             foreign = (ONE_BY_ONE,)
-        paid = partial_fit_claims.identities(ledger if ranks.leads else None)
+        paid = partial_fit_claims.identities(ledger if ranks.rank == 0 else None)
         on = f"{n:,} rows"
         if looks.taken:
             on += f", with noise for epsilon = {epsilon:g}"
@@ -174,10 +176,10 @@ def private_score(
         )
 
 
-def _checked_targets(model: Any, y: Any, ranks: RankGroup) -> np.ndarray:
+def _checked_targets(model: Any, y: Any, ranks: Group) -> np.ndarray:
     """The targets, refused where they are none of the model's; a rank may have none."""
     y = np.asarray(y)
-    some = y.ndim == 1 and ranks.count(len(y)) > 0
+    some = y.ndim == 1 and sum(ranks.all(len(y))) > 0
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
     if hasattr(model, "classes_"):
         labelled = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
@@ -208,7 +210,7 @@ class Looks:
     ledger: Any
     covered: bool = False
     noise_seed: int | None = None
-    ranks: RankGroup = RankGroup()
+    ranks: Group = ALONE
     whole: int | None = None
     taken: list[Stage] = field(default_factory=list)
     _run: Any = None
@@ -244,8 +246,8 @@ class Looks:
         adjacency = self.promise.adjacency
         costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
         events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
-        self.ranks.lead(lambda: self.ledger.require(compose(events.values())))  # all of it or nothing
-        opened = self.ledger.run(events, seeded=self.noise_seed is not None) if self.ranks.leads else nullcontext()
+        self.ranks.on_leader(lambda: self.ledger.require(compose(events.values())))  # all of it or nothing
+        opened = self.ledger.run(events, seeded=self.noise_seed is not None) if self.ranks.rank == 0 else nullcontext()
         with opened as run:
             self._run = run
             yield
@@ -275,7 +277,7 @@ class Looks:
     def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
         release = Release("sums", clip=Clip(length), mechanism=self._gaussian(share), lift=discard)
         stage, sheet = Stage(FullBatch(1.0), [release], name), Sheet(rows)
-        holders = self.ranks.holding(sheet)
+        holders = Local(sheet, self.ranks)
         setting = RunContext(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
         sums = look(stage, setting, self.promise)["sums"].numpy()
         self.taken.append(stage)

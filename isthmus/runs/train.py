@@ -27,11 +27,12 @@ from typing import Any
 from isthmus import estimators
 from isthmus.base import secret, validate
 from isthmus.base.atomic import CannotWrite
+from isthmus.core.group import ALONE, Group
 from isthmus.core.state import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.figures import Figure
-from isthmus.estimators.rank_group import RankGroup
+from isthmus.estimators.rank_group import shared_file
 from isthmus.objectives.linear import loss_for
 from isthmus.planner import plan
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
@@ -43,7 +44,7 @@ from isthmus.runs.budget import open_shared
 from isthmus.runs.config import Settings, read_constraint
 from isthmus.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.runs.measure import Measured
-from isthmus.runs.prepare import ALONE, PreparedRows, prepare
+from isthmus.runs.prepare import PreparedRows, prepare
 from isthmus.tables.schema import Schema
 
 Say = Callable[[str], None]
@@ -59,14 +60,14 @@ class Interrupted(RuntimeError):
 
 
 @contextmanager
-def together() -> Iterator[RankGroup]:
+def together() -> Iterator[Group]:
     """The ranks that torchrun started, for as long as a command lasts; an error on one of them is one on all."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "RANK" not in os.environ:
         yield ALONE
         return
     with joined("env://", int(os.environ["RANK"]), size):
-        crew = RankGroup.of(True)
+        crew = Group.of(True)
         with crew.joined("fit"):
             yield crew
 
@@ -75,17 +76,17 @@ def together() -> Iterator[RankGroup]:
 
 
 def start(
-    settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: RankGroup = ALONE
+    settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: Group = ALONE
 ) -> Outcome | None:
     """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
-    bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
+    bare = crew.size > 1 and settings.test_fraction is not None and settings.measure_epsilon is None
     remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
     validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
-    shared = None if settings.budget is None or not crew.leads else open_shared(settings.budget)
-    salt = str(crew.lead(lambda: secret.token_hex(16)))
+    shared = None if settings.budget is None or crew.rank else open_shared(settings.budget)
+    salt = str(crew.on_leader(lambda: secret.token_hex(16)))
     problem = prepare(settings, declared, salt=salt, crew=crew)
     settled = _settled(settings, problem)
-    if not crew.leads:
+    if crew.rank:
         _follow(settled, problem, crew)
         return None
     for note in problem.notes:
@@ -93,7 +94,7 @@ def start(
     leaks = [f"{leak}." for leak in problem.leaks] if settings.private else []
     path = Path(settings.out) if settings.out else next_folder(problem.name)
     stored = {"seed": secret.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
-    stored |= {"ranks": crew.place[1]} if crew.several else {}
+    stored |= {"ranks": crew.size} if crew.size > 1 else {}
     kept = salt if settings.test_fraction is not None else None
     run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=kept)
     for leak in leaks:
@@ -110,10 +111,10 @@ def start(
         raise
 
 
-def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: RankGroup = ALONE) -> Outcome | None:
+def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: Group = ALONE) -> Outcome | None:
     """Go on with a run that was stopped; one that is done is left as it is."""
-    run = RunFolder.open(path) if crew.leads else None
-    stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
+    run = RunFolder.open(path) if crew.rank == 0 else None
+    stored = crew.on_leader(lambda: _stored(run, crew))  # type: ignore[arg-type]
     settings = Settings.from_dict(json.loads(stored["settings"]))
     if stored["done"]:
         if run is None:
@@ -131,9 +132,9 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
     return _carry(run, settings, problem, shared, warn=warn, progress=progress, crew=crew)
 
 
-def _stored(run: RunFolder, crew: RankGroup) -> dict[str, Any]:
+def _stored(run: RunFolder, crew: Group) -> dict[str, Any]:
     """What ranks need of a run folder that rank 0 can read."""
-    begun, now = run.settings.get("ranks", 1), crew.place[1]
+    begun, now = run.settings.get("ranks", 1), crew.size
     remedy = f"continue with {begun}, by which the run was begun, so that every rank has its own rows again"
     validate.check(run.has(files.RUN) or begun == now, "ranks", now, remedy)
     settings = run.settings["settings"]
@@ -193,7 +194,7 @@ def _carry(
     *,
     warn: Say,
     progress: bool,
-    crew: RankGroup,
+    crew: Group,
 ) -> Outcome:
     """Every stage that is not done yet."""
     heard: list[str] = list(run.settings["leaks"])
@@ -206,7 +207,7 @@ def _carry(
         return outcome_of(run, settings, ledger)
 
 
-def _follow(settings: Settings, problem: PreparedRows, crew: RankGroup) -> None:
+def _follow(settings: Settings, problem: PreparedRows, crew: Group) -> None:
     """The stages on a rank that has no folder: it trains and measures with rank 0."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rank 0 passes them on
@@ -227,12 +228,12 @@ def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: A
 
 
 def _train(
-    run: RunFolder | None, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool, crew: RankGroup
+    run: RunFolder | None, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool, crew: Group
 ) -> Any:
     """The fitted estimator; already trained, the one in the folder."""
-    if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
+    if crew.on_leader(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
         with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
-            path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
+            path = shared_file(crew, (Path(folder) if run is None else run.path) / files.MODEL)
             if run is not None:
                 return files.load_model(run).estimator
             return estimators.load(path)  # type: ignore[arg-type]
@@ -248,7 +249,7 @@ def _train(
     seed = 0 if run is None else run.settings["seed"]
     options: dict[str, Any] = {"ledger": ledger, "checkpoint": checkpoint, "seed": seed, "verbose": int(progress)}
     estimator = _estimator(settings, problem, **options)
-    estimator.fit(problem.x, problem.y, group=crew.group)
+    estimator.fit(problem.x, problem.y, group=crew)
     if run is not None:
         run.write(files.PLAN, estimator.plan_.to_json().encode())
         run.write_sealed(files.TRAINED, facts_of(estimator, settings, problem))
@@ -288,13 +289,13 @@ def _estimator(
 
 
 def _measured(
-    run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: RankGroup
+    run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: Group
 ) -> Measured:
     """The figures of the test rows; already measured, those in the folder."""
-    if crew.lead(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
+    if crew.on_leader(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
         return Measured() if run is None else Measured.from_dict(run.read_sealed(files.METRICS))
     measured, apart = Measured(), settings.measure_epsilon is None or not settings.private
-    if problem.test is not None and (crew.leads or not apart):  # exact figures are of rows that rank 0 has whole
+    if problem.test is not None and (crew.rank == 0 or not apart):  # exact figures are of rows that rank 0 has whole
         rows = problem.test_rows or 0
         measured = measure.measure(settings, fitted, *problem.test, _delta(settings, problem), ledger, crew, rows)
     if run is not None:
