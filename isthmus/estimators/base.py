@@ -44,7 +44,7 @@ from isthmus.privacy.ledger import opened as opened_ledger
 from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.plan import default_delta
 from isthmus.problems.features import SmoothMap
-from isthmus.problems.scaling import RowMaps, Scaled
+from isthmus.problems.scaling import Map, RowMaps, Scaled
 
 SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
 
@@ -382,7 +382,7 @@ class PrivateLinear(PrivateEstimator):
     # ------------------------------------------------------------ what is stored, and new rows
 
     def _store(self, problem: Problem, result: Result) -> None:
-        later = []
+        later: Sequence[Map] = ()
         if result.transform is not None:
             later = result.transform.maps
         self._maps = RowMaps([*problem.maps.maps, *later])

@@ -14,7 +14,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
-from isthmus.algorithms.purchases import ClassCounts
+from isthmus.algorithms.purchases import ClassCounts, SumPurchase
 from isthmus.base import validate
 from isthmus.estimators import rank_group
 from isthmus.estimators.base import PrivateLinear
@@ -135,7 +135,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     # ------------------------------------------------------------ the problem
 
     def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
-        weights, buys = self._checked_weights(weight, X.shape[0]), ()
+        weights, buys = self._checked_weights(weight, X.shape[0]), tuple[SumPurchase, ...]()
         if self.class_weight is not None:
             by_row = self._weights_of(y)
             if by_row is None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import xlogy
 from sklearn.metrics import roc_auc_score
 
@@ -27,6 +28,18 @@ MOST_LOSS = 16.0
 """A probability below exp(-16) of what happened counts as that: one row cannot make the log loss infinite."""
 GROUPS = 10
 """Groups of rows with scores near each other, for calibration and the curves."""
+
+
+class Model(Protocol):
+    """A fitted model; of labels it has `classes_`, and `decision_function` or `predict_proba` for further figures."""
+
+    def predict(self, X: Any) -> Any: ...
+
+
+def classes_of(model: Model) -> np.ndarray | None:
+    """The labels that a model knows; None of one that predicts numbers."""
+    classes = getattr(model, "classes_", None)
+    return classes if classes is None else np.asarray(classes)
 
 
 @dataclass(frozen=True)
@@ -57,13 +70,14 @@ class Figure:
 
     def words(self) -> str:
         """One line."""
-        where = f", on {self.on}" if self.on else ""
+        where = f", on {self.on}" * bool(self.on)
         if self.value is None:
             return f"{self.name}: {self.note or 'it has no value here'}{where}"
-        beside = [f"noise s.d. {_digits(self.noise)}"] if self.noise else []
-        beside += [f"{self.than}: {_digits(self.baseline)}"] if self.baseline is not None else []
-        text = f"{self.name} {_digits(self.value)}" + (f" ({'; '.join(beside)})" if beside else "")
-        return text + where + (f"; {self.note}" if self.note else "")
+        beside = [f"noise s.d. {_digits(self.noise)}"] * bool(self.noise)
+        if self.baseline is not None:
+            beside.append(f"{self.than}: {_digits(self.baseline)}")
+        about = f" ({'; '.join(beside)})" * bool(beside)
+        return f"{self.name} {_digits(self.value)}{about}{where}" + f"; {self.note}" * bool(self.note)
 
 
 @dataclass(frozen=True)
@@ -79,8 +93,7 @@ class ShownCurve:
     def to_dict(self) -> dict[str, Any]:
         """As a record of a run holds it."""
         series = [{"name": name, "x": list(x), "y": list(y)} for name, x, y in self.series]
-        values = {key: getattr(self, key) for key in ("title", "x_label", "y_label", "note")}
-        return {**values, "series": series, "shares": True}
+        return {**vars(self), "series": series, "shares": True}
 
 
 @dataclass(frozen=True)
@@ -158,12 +171,12 @@ def rows_needed(rows: int, noise: float, least: float = TELLS) -> str:
 # ---------------------------------------------------------------- public rows: exact
 
 
-def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
+def exact_figures(model: Model, X: Any, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y = np.asarray(y)
-    if not hasattr(model, "classes_"):
+    classes = classes_of(model)
+    if classes is None:
         return exact_errors(predictions(model, X).astype(float), y.astype(float), on), []
-    classes = np.asarray(model.classes_)
     true, predicted = places(y, classes), places(predictions(model, X), classes)
     confusion = np.zeros((len(classes), len(classes)))
     np.add.at(confusion, (true, predicted), 1)
@@ -199,7 +212,7 @@ def exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Fig
 MEAN = "always the mean"
 
 
-def predictions(model: Any, X: Any) -> np.ndarray:
+def predictions(model: Model, X: Any) -> np.ndarray:
     """What a model predicts, one value a row: one fitted to a column of targets gives a column, which is flattened."""
     predicted, rows = np.asarray(model.predict(X)), int(X.shape[0]) if hasattr(X, "shape") else len(X)
     one = predicted.shape in ((rows,), (rows, 1))
@@ -213,7 +226,7 @@ def places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return order[np.clip(np.searchsorted(classes, labels, sorter=order), 0, len(classes) - 1)]
 
 
-def margins_of(model: Any, X: Any) -> np.ndarray | None:
+def margins_of(model: Model, X: Any) -> np.ndarray | None:
     """One score a row that grows with the second of two classes, 0 between them; None where a model has none."""
     if hasattr(model, "decision_function"):
         margins = np.asarray(model.decision_function(X), dtype=float)
@@ -222,7 +235,7 @@ def margins_of(model: Any, X: Any) -> np.ndarray | None:
     return None if logs is None or logs.shape[1] != 2 else logs[:, 1] - logs[:, 0]
 
 
-def log_probabilities(model: Any, X: Any) -> np.ndarray | None:
+def log_probabilities(model: Model, X: Any) -> np.ndarray | None:
     """Logarithms of the probabilities of the classes, at least -MOST_LOSS; None where a model has none."""
     if not hasattr(model, "predict_proba"):
         return None

@@ -84,7 +84,7 @@ def _other_words(said: str) -> str:
 def as_rows(X: Any) -> Matrix:
     """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
     if is_sparse(X):
-        return canonical(X.astype(np.float64, copy=False))
+        return canonical(X if X.dtype == np.float64 else X.astype(np.float64))
     with warnings.catch_warnings():  # a read-only array is shared like any other: nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(X if min(X.strides) >= 0 else X.copy())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from isthmus.algorithms.facts import CONSTANTS
-from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
+from isthmus.algorithms.purchases import SMALL, Ranges, SumPurchase, ranged
 from isthmus.base import validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
 from isthmus.base.streamed import dense_parts
@@ -37,7 +37,7 @@ DECLARED = "what was declared about the data (its columns, classes, bounds, norm
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
-Objective = tuple[LinearModel, tuple[Purchase, ...], tuple[str, ...]]
+Objective = tuple[LinearModel, tuple[SumPurchase, ...], tuple[str, ...]]
 """An objective, what is bought for it, and on what it rests."""
 Start = tuple[Scaled, np.ndarray, Tensor | None]
 """Rows, targets and weights that a start is fitted to."""
@@ -53,7 +53,7 @@ class Problem:
 
     objective: LinearModel
     maps: RowMaps
-    buys: tuple[Purchase, ...]
+    buys: tuple[SumPurchase, ...]
     facts: dict[str, object]
     assumptions: tuple[str, ...] = ()
     leaks: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Problem:
     @property
     def n(self) -> int:
         """The public number of records."""
-        return int(self.facts["n"])  # type: ignore[call-overload, no-any-return]
+        return int(self.facts["n"])  # type: ignore[call-overload]
 
 
 @dataclass
@@ -70,7 +70,7 @@ class _Inputs:
     """Public maps of rows, what has to be bought first, and what was read off the rows."""
 
     maps: list[RowMap] = field(default_factory=list)
-    buys: tuple[Purchase, ...] = ()
+    buys: tuple[SumPurchase, ...] = ()
     leaks: list[str] = field(default_factory=list)
 
 
@@ -106,7 +106,7 @@ def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | No
         assumed.append(PUBLIC)
     assumed += remarks
     buys = (*inputs.buys, *buys)
-    facts = public_facts(model, *view.shape, is_sparse(X))
+    facts = {**public_facts(model, X), "d": view.shape[1]}
     facts |= {"scale": "none", "before": sum(item.share for item in buys), "public": None}
     if private and chosen != "public":
         facts["scale"] = chosen
@@ -123,13 +123,12 @@ def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | No
     return Problem(objective, RowMaps(inputs.maps), buys, facts, rest, leaks, labelled)
 
 
-def public_facts(model: PrivateLinear, n: int, d: int, sparse: bool) -> dict[str, object]:
+def public_facts(model: PrivateLinear, X: Matrix) -> dict[str, object]:
     """What is public of the problem before it is posed."""
     ranged = model.bounds is not None or model.data_norm is None and model.public is None
-    facts = {"n": model._records(n), "d": d, "sparse": sparse, "features": model.features, "ranged": ranged}
-    if not model._private:
-        facts["features"] = "linear"
-    return {**facts, **model._loss_facts()}
+    features = {True: model.features, False: "linear"}[model._private]
+    facts = {"n": model._records(X.shape[0]), "d": X.shape[1], "sparse": is_sparse(X), "features": features}
+    return {**facts, "ranged": ranged, **model._loss_facts()}
 
 
 # ---------------------------------------------------------------- where column scales come from
@@ -160,7 +159,7 @@ def _bought_scale(model: PrivateLinear, X: Matrix, chosen: str) -> str:
     named = model._named_algorithm
     if chosen != "auto" or not (named is None or "scale" in named.parameters):
         return chosen
-    planned = model._planned(public_facts(model, *X.shape, is_sparse(X)), exact=False)
+    planned = model._planned(public_facts(model, X), exact=False)
     if not planned.choices:
         return "none"
     return str(planned.best.arguments.get("scale", "none"))
@@ -197,7 +196,7 @@ def _public_rows(model: PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarra
 # ---------------------------------------------------------------- maps of rows
 
 
-def check_bounds(bounds: object, data_norm: object) -> None:
+def check_bounds(bounds: Any, data_norm: float | str | None) -> None:
     """Refuse bounds and norms that are none, before data is read."""
     if isinstance(bounds, str):
         validate.one_of(("data",), bounds=bounds)
@@ -213,7 +212,7 @@ def check_bounds(bounds: object, data_norm: object) -> None:
     if isinstance(data_norm, str):
         validate.one_of(("data", "unit"), data_norm=data_norm)
     elif data_norm is not None:
-        validate.positive(data_norm=data_norm)  # type: ignore[arg-type]
+        validate.positive(data_norm=data_norm)
 
 
 def _inputs(model: PrivateLinear, X: Matrix, public: Matrix | None, intercept: bool, whole: bool) -> _Inputs:
@@ -234,7 +233,7 @@ def _inputs(model: PrivateLinear, X: Matrix, public: Matrix | None, intercept: b
         inputs.leaks.append(
             leak(f"the largest row norm (data_norm={norm:.4g}) was", "give a data_norm= that is public")
         )
-    by_ranges = {"bias": float(intercept), "origin": not model.fit_intercept}
+    by_ranges: dict[str, Any] = {"bias": float(intercept), "origin": not model.fit_intercept}
     if bounds is not None:
         low, high = (_column(side, d) for side in bounds)
         unknown = low.isnan() | high.isnan()

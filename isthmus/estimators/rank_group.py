@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import is_sparse
+from isthmus.base.matrix import Matrix, is_sparse
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import Group
 from isthmus.core.state import State
-from isthmus.objectives.linear import Matrix, top_eigenvalue
+from isthmus.objectives.linear import top_eigenvalue
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.queries import TopEigenvalue
 
@@ -47,10 +47,9 @@ def moments(group: Group, X: Matrix) -> tuple[Tensor, Tensor]:
     var = sum(((part - own).square().sum(0) for part in dense_parts(X)), zero) / max(n, 1)
     if group.size == 1:
         return own, var.sqrt()
-    all_moments = group.all([n, own, var])
-    whole = sum(count for count, _, _ in all_moments)
-    mean = sum(count * own for count, own, _ in all_moments) / whole
-    return mean, (sum(count * (var + (own - mean) ** 2) for count, own, var in all_moments) / whole).sqrt()
+    counts, means, variances = (torch.stack(parts) for parts in zip(*group.all([zero[:1] + n, own, var]), strict=True))
+    mean = (counts * means).sum(0) / counts.sum()
+    return mean, ((counts * (variances + (means - mean) ** 2)).sum(0) / counts.sum()).sqrt()
 
 
 def extremes(group: Group, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,4 +121,4 @@ class _Plain(TopEigenvalue):
     """Of rows of any length: nothing that is released."""
 
     def __init__(self, X: Matrix) -> None:
-        self.X = X
+        self.X = X  # type: ignore[assignment]

@@ -15,36 +15,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.special import expit
 
+from isthmus import privacy
 from isthmus.base import validate
 from isthmus.core.group import ALONE, Group, Local
 from isthmus.core.parts import Sheet
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
-from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
+from isthmus.estimators.figures import Bins, Figure, Model, Scale, ShownCurve
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
-from isthmus.privacy import (
-    Adjacency,
-    Clip,
-    FullBatch,
-    Gaussian,
-    Ledger,
-    PrivacyStatement,
-    SecretSource,
-    SeededSource,
-    compose,
-    joint,
-    noise_multiplier,
-)
 from isthmus.privacy.event_json import dpa
 from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.ledger import opened
@@ -85,7 +74,7 @@ class Scores:
 
     figures: tuple[Figure, ...]
     curves: tuple[ShownCurve, ...] = ()
-    privacy: PrivacyStatement | None = None
+    privacy: privacy.PrivacyStatement | None = None
     releases: int = 0
     paid: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
@@ -105,9 +94,9 @@ class Scores:
 
 
 def private_score(
-    model: Any,
-    X: Any,
-    y: Any,
+    model: Model,
+    X: object,
+    y: ArrayLike,
     *,
     epsilon: float = 1.0,
     delta: float | None = None,
@@ -153,42 +142,32 @@ def private_score(
             validate.check(ranks.size == 1, "epsilon", epsilon, remedy)
             exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
             return Scores(tuple(exact), tuple(curves))
-        validate.positive(epsilon=epsilon)
-        validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
+        if ranks.rank:
+            ledger = None
         if delta is None:
             delta = default_delta(n)
         warn_of_large_delta(delta, n)
-        promise = Promise(epsilon, delta, Adjacency(adjacency))
-        looks = Looks.paid_from(
-            ledger if ranks.rank == 0 else None, promise, noise_seed=noise_seed, ranks=ranks, whole=n
-        )
+        looks = Looks.paid_from(ledger, epsilon, delta, adjacency, noise_seed=noise_seed, ranks=ranks, whole=n)
         scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
-        foreign: tuple[str, ...] = ()
-        if not type(model).__module__.startswith("isthmus."):
-            foreign = (ONE_BY_ONE,)
-        paid = partial_fit_claims.identities(ledger if ranks.rank == 0 else None)
-        on = f"{n:,} rows"
-        if looks.taken:
-            on += f", with noise for epsilon = {epsilon:g}"
+        on = f"{n:,} rows" + f", with noise for epsilon = {epsilon:g}" * bool(looks.taken)
         named = tuple(replace(figure, on=on) for figure in scores.figures)
-        return replace(
-            scores, figures=named, privacy=looks.statement(assumptions=(PUBLIC_MODEL, APART, *foreign)), paid=paid
-        )
+        foreign = [] if type(model).__module__.startswith("isthmus.") else [ONE_BY_ONE]
+        stated = looks.statement([PUBLIC_MODEL, APART, *foreign])
+        return replace(scores, figures=named, privacy=stated, paid=partial_fit_claims.identities(ledger))
 
 
-def _checked_targets(model: Any, y: Any, ranks: Group) -> np.ndarray:
+def _checked_targets(model: Model, y: ArrayLike, ranks: Group) -> np.ndarray:
     """The targets, refused where they are none of the model's; a rank may have none."""
     y = np.asarray(y)
     some = y.ndim == 1 and sum(ranks.all(len(y))) > 0
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
-    if hasattr(model, "classes_"):
-        labelled = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
-        classes = np.asarray(model.classes_).tolist()
-        validate.require(bool(labelled), f"y holds a label that the model does not know: its labels are {classes}")
+    classes = figures.classes_of(model)
+    if classes is not None:
+        known = bool(np.isin(y, classes).all())  # whose label it is stays unsaid
+        validate.require(known, f"y holds a label that the model does not know: its labels are {classes.tolist()}")
         return y
     y = y.astype(float)
-    good = bool(np.isfinite(y).all())
-    validate.require(good, "y holds targets that are NaN or infinite: leave those rows out")
+    validate.require(bool(np.isfinite(y).all()), "y holds targets that are NaN or infinite: leave those rows out")
     return y
 
 
@@ -216,21 +195,23 @@ class Looks:
     _run: Any = None
 
     def __post_init__(self) -> None:
-        self.source = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
+        self.source = privacy.SecretSource() if self.noise_seed is None else privacy.SeededSource(self.noise_seed)
 
     @classmethod
-    def paid_from(cls, ledger: Any, promise: Promise, **others: Any) -> Looks:
-        """Looks that keep a promise together, charged to a ledger, its path, or to one of their own."""
-        adjacency = promise.adjacency
-        multiplier = noise_multiplier(epsilon=promise.epsilon, delta=promise.delta, adjacency=adjacency)
+    def paid_from(cls, ledger: Any, epsilon: float, delta: float, adjacency: str, **others: Any) -> Looks:
+        """Looks that cost so much together, charged to a ledger, its path, or to one of their own."""
+        validate.positive(epsilon=epsilon)
+        validate.one_of([member.value for member in privacy.Adjacency], adjacency=adjacency)
+        promise = Promise(epsilon, delta, privacy.Adjacency(adjacency))
+        multiplier = privacy.noise_multiplier(epsilon=epsilon, delta=delta, adjacency=promise.adjacency)
         if ledger is None:
-            ledger = Ledger(budget=(promise.epsilon, promise.delta), adjacency=adjacency)
-        ledger = opened(ledger, adjacency)
+            ledger = privacy.Ledger(budget=(epsilon, delta), adjacency=promise.adjacency)
+        ledger = opened(ledger, promise.adjacency)
         remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
-        validate.check(ledger.adjacency is adjacency, "adjacency", adjacency.value, remedy)
+        validate.check(ledger.adjacency is promise.adjacency, "adjacency", adjacency, remedy)
         return cls(multiplier, promise, ledger, **others)
 
-    def statement(self, assumptions: Sequence[str]) -> PrivacyStatement:
+    def statement(self, assumptions: Sequence[str]) -> privacy.PrivacyStatement:
         """What the looks that were taken cost together."""
         adjacency = self.promise.adjacency
         account = Account(self.promise.delta, adjacency, self.whole, self.noise_seed is not None, assumptions)
@@ -246,10 +227,11 @@ class Looks:
         adjacency = self.promise.adjacency
         costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
         events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
-        self.ranks.on_leader(lambda: self.ledger.require(compose(events.values())))  # all of it or nothing
-        opened = self.ledger.run(events, seeded=self.noise_seed is not None) if self.ranks.rank == 0 else nullcontext()
-        with opened as run:
-            self._run = run
+        self.ranks.on_leader(lambda: self.ledger.require(privacy.compose(events.values())))  # all of it or nothing
+        if self.ranks.rank:
+            yield
+            return
+        with self.ledger.run(events, seeded=self.noise_seed is not None) as self._run:
             yield
 
     def counts(self, name: str, bins: np.ndarray, width: int, share: float) -> tuple[np.ndarray, float]:
@@ -271,12 +253,12 @@ class Looks:
         """The standard deviation of the noise in each number of a look."""
         return self._gaussian(share).multiplier * length
 
-    def _gaussian(self, share: float) -> Gaussian:
-        return Gaussian(self.multiplier / math.sqrt(share))
+    def _gaussian(self, share: float) -> privacy.Gaussian:
+        return privacy.Gaussian(self.multiplier / math.sqrt(share))
 
     def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
-        release = Release("sums", clip=Clip(length), mechanism=self._gaussian(share), lift=discard)
-        stage, sheet = Stage(FullBatch(1.0), [release], name), Sheet(rows)
+        release = Release("sums", clip=privacy.Clip(length), mechanism=self._gaussian(share), lift=discard)
+        stage, sheet = Stage(privacy.FullBatch(1.0), [release], name), Sheet(rows)
         holders = Local(sheet, self.ranks)
         setting = RunContext(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
         sums = look(stage, setting, self.promise)["sums"].numpy()
@@ -292,7 +274,7 @@ def covers(event: Any, multiplier: float) -> bool:
     (parallel composition), and composed with anything else too where one is Gaussian with at least as much noise as
     the other, for its trade-off is then nowhere worse.
     """
-    whole = joint([event])
+    whole = privacy.joint([event])
     return isinstance(whole, dpa.GaussianDpEvent) and whole.noise_multiplier <= multiplier * (1 + 1e-12)
 
 
@@ -300,20 +282,24 @@ def covers(event: Any, multiplier: float) -> bool:
 
 
 def noisy_figures(
-    model: Any, X: Any, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
+    model: Model, X: object, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
 ) -> Scores:
     """The figures of private rows, each look charged before it is released."""
-    scores = _labels(model, X, y, looks) if hasattr(model, "classes_") else _numbers(model, X, y, looks, bounds)
-    return replace(scores, releases=0 if looks.covered else len(looks.taken))
+    if figures.classes_of(model) is None:
+        scores = _numbers(model, X, y, looks, bounds)
+    else:
+        scores = _labels(model, X, y, looks)
+    return replace(scores, releases=len(looks.taken) * (not looks.covered))
 
 
-def _some(model: Any, X: Any, y: np.ndarray) -> Any:
+def _some(model: Any, X: object, y: np.ndarray) -> Any:
     """The rows, or one of zeros where a rank has none: models do not predict for nobody."""
     return X if len(y) else np.zeros((1, model.n_features_in_))
 
 
-def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
-    classes, n = np.asarray(model.classes_), looks.size(y)
+def _labels(model: Model, X: object, y: np.ndarray, looks: Looks) -> Scores:
+    classes, n = figures.classes_of(model), looks.size(y)
+    assert classes is not None
     k = len(classes)
     X, own = _some(model, X, y), len(y)
     true, called = figures.places(y, classes), figures.places(figures.predictions(model, X), classes)[:own]
@@ -423,7 +409,7 @@ class _Groups:
 # ---------------------------------------------------------------- numbers
 
 
-def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
+def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
     low, high = bounds if bounds is not None else getattr(model, "target_bounds_", (math.nan, math.nan))
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
     n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2

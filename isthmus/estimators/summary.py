@@ -24,10 +24,9 @@ import torch
 
 from isthmus.algorithms.purchases import BINS, octaves, ranges
 from isthmus.base import validate
-from isthmus.core.pipeline import Promise
 from isthmus.estimators.figures import Bins
 from isthmus.estimators.scoring import Looks
-from isthmus.privacy import Adjacency, PrivacyStatement
+from isthmus.privacy import PrivacyStatement
 from isthmus.tables.encode import as_frame, encode, readable
 from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
@@ -135,14 +134,12 @@ def private_summary(
     >>> print(table.privacy)
     (epsilon=1, delta=1e-06)-differentially private, for adding or removing one record
     """
-    validate.positive(epsilon=epsilon)
     validate.open_unit(delta=delta)
     validate.positive_int(bins=bins)
     validate.check(bins <= MOST_BINS, "bins", bins, f"give at most {MOST_BINS} bins")
-    validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
     frame = as_frame(table, "table")
     columns, left_out = _chosen(frame, _read_schema(schema))
-    looks = Looks.paid_from(ledger, Promise(epsilon, delta, Adjacency(adjacency)), noise_seed=noise_seed)
+    looks = Looks.paid_from(ledger, epsilon, delta, adjacency, noise_seed=noise_seed)
     entries = {column.name: _entries(frame, column) for column in columns}
     summary = _look(columns, entries, bins, looks)
     return replace(summary, left_out=left_out, privacy=looks.statement(assumptions=(DECLARED,)))

@@ -110,7 +110,8 @@ def measure(
     if settings.measure_epsilon is None or not settings.private:
         exact, curves = exact_figures(fitted, x, y, _where(settings, rows))
         return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
-    multiplier, covered = crew.on_leader(lambda: list(_noise(settings, delta, ledger)))  # type: ignore[arg-type]
+    noise: list[Any] = crew.on_leader(lambda: [*_noise(settings, delta, ledger)])  # type: ignore[arg-type]
+    multiplier, covered = noise
     if multiplier is None:
         name = "accuracy" if hasattr(fitted, "classes_") else "R2"
         return Measured((Figure(name, None, _where(settings, rows), note=LITTLE),))

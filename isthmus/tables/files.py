@@ -165,14 +165,15 @@ def has_part(path: str | Path, part: str) -> bool:
 
 def types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
-    file = Path(path)
-    if _kind(file) != "parquet":
+    file, names = Path(path), None
+    if _kind(file) == "parquet":
+        names = columns_of(file)
+    if names is None:
         return {}
-    names = columns_of(file) or []
     from pyarrow import types
 
-    kinds, schema = {}, parquet_dataset(file, "data").schema if names else None
-    for name, stored in zip(names, [] if schema is None else column_names(schema), strict=True):
+    kinds, schema = {}, parquet_dataset(file, "data").schema
+    for name, stored in zip(names, column_names(schema), strict=True):
         kind = schema.field(stored).type
         if types.is_boolean(kind):
             kinds[name] = "bool"
@@ -239,7 +240,7 @@ def _kind(file: Path) -> str:
 
 def _open(file: Path) -> BinaryIO:
     opener = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix.lower(), open)
-    return opener(file, "rb")  # type: ignore[operator, no-any-return]
+    return opener(file, "rb")  # type: ignore[operator]
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from isthmus.base import validate
 from isthmus.tables.entries import EPOCH, OTHER, Signs, check_format, from_days
@@ -310,14 +311,14 @@ def read_column(name: str, value: object) -> Column:
     validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
     if kind == "category":
         value = {**value, "categories": value.get("categories") or ()}
-    readers = _COLUMN | {"bounds": _read_days} if kind == "date" else _COLUMN
-    column = Column(name, **{"type": kind, **_declared(where, readers, value)})  # type: ignore[arg-type]
+    readers = {**_COLUMN, "bounds": {"date": _read_days}.get(kind, read_bounds)}
+    column = Column(name, **{"type": kind, **_declared(where, readers, value)})
     same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
     validate.check(column.thousands != column.decimal, f"{where}.thousands", column.thousands, same)
     return column
 
 
-def _declared(where: str, readers: Mapping[str, _Reader], data: Mapping[str, object]) -> dict[str, object]:
+def _declared(where: str, readers: Mapping[str, _Reader], data: Mapping[str, object]) -> dict[str, Any]:
     """What a table declares, each entry read by the reader of its key; None stands for what is not declared."""
     return {key: readers[key](f"{where}.{key}", entry) for key, entry in data.items() if entry is not None}
 
