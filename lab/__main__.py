@@ -87,7 +87,9 @@ def bench(names: tuple[str, ...], listed: bool, pages: bool, results: str | None
 @click.option("--expect", is_flag=True, help="Keep the results as what is expected from now on (in a checkout).")
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Only write the page of verdicts there.")
 @output_options
-def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path | None, **how: Any) -> None:
+def reproduce(
+    screen: Out, names: tuple[str, ...], everything: bool, listed: bool, page: Path | None, **how: Any
+) -> None:
     """Run the papers' figures and tables again: all, a paper's (001), or those NAMED.
 
     Each is compared with the mean of five seeds or more plus or minus three standard deviations, and judged: does the
@@ -97,20 +99,19 @@ def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path
     if page is not None:
         page.write_text(reproduction_page.page(), encoding="utf-8")
         return
-    out = Out(how.pop("as_json"), how.pop("quiet"))
     experiments = experiments_of_papers.all_experiments()
     if listed:
         rows = [
             {"name": experiment.name, "item": experiment.item, "title": experiment.title}
             for experiment in experiments.values()
         ]
-        out.result(rows, "\n".join(f"{row['name']:28} {row['item']:18} {row['title']}" for row in rows))
+        screen.result(rows, "\n".join(f"{row['name']:28} {row['item']:18} {row['title']}" for row in rows))
         return
     if everything == bool(names):
         raise click.UsageError("Name the experiments to run, or give --all; `reproduce --list` shows them.")
     wanted = list(experiments.values()) if everything else experiments_of_papers.chosen(names)
     _refuse_without_data(wanted, everything)
-    _run(out, wanted, **how)
+    _run(screen, wanted, **how)
 
 
 def _refuse_without_data(wanted: list[Any], everything: bool) -> None:

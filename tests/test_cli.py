@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from isthmus import Identity
 from isthmus.audit import known_bad, suite
 from isthmus.base.validate import InvalidInput
 from isthmus.cli import code_of, main
@@ -257,16 +256,15 @@ def test_completion_completes() -> None:
 
 def test_the_audit_prints_json_and_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short audit of two cases: a sound one passes, a broken one is caught; a broken promise fails the audit."""
-    sound = suite.Case(suite.gaussian(Identity()), d=20)
+    sound = suite.recipe_pipelines()["dp_gd"]
     eighth = known_bad.halved(known_bad.halved(known_bad.halved(sound.pipe)))
     broken = replace(sound, pipe=eighth, sound=False)
-    monkeypatch.setattr(suite, "private_pipelines", lambda: {"full batch": sound})
-    monkeypatch.setattr(suite, "recipe_pipelines", dict)
+    monkeypatch.setattr(suite, "recipe_pipelines", lambda: {"full batch": sound})
     monkeypatch.setattr(suite, "broken_pipelines", lambda: {"an eighth of the noise": broken})
     monkeypatch.setattr(suite, "canary_runs", dict)
     result = invoke("audit", "--draws", "20000", "--json")
     data = json.loads(result.stdout)
-    assert data["pipelines by hand"]["full batch"]["verdict"] == "consistent"
+    assert data["recipes"]["full batch"]["verdict"] == "consistent"
     assert data["broken on purpose"]["an eighth of the noise"]["verdict"] == "violation"
-    monkeypatch.setattr(suite, "private_pipelines", lambda: {"bad": replace(broken, sound=True)})
+    monkeypatch.setattr(suite, "recipe_pipelines", lambda: {"bad": replace(broken, sound=True)})
     invoke("audit", "--draws", "20000", "--json", code=1)

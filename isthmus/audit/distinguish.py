@@ -17,12 +17,11 @@ from isthmus.audit.neighbours import Movement, inner, law, movement
 from isthmus.audit.probe import Probe, Values
 from isthmus.audit.records import Pair
 from isthmus.base import validate
-from isthmus.base.space import as_space
 from isthmus.core.pipeline import Pipeline, Release, Stage, slots
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
-from isthmus.privacy.noise import SecretSource
+from isthmus.privacy.noise import Noise, SecretSource
 
 __all__ = ["AuditReport", "attack", "scores"]
 
@@ -90,9 +89,7 @@ def attack(
     pair: Pair | Movement,
     draws: int = 100_000,
     confidence: float = 0.999,
-    noise: Any = None,
-    *,
-    public_rows: Any = None,
+    noise: Noise | None = None,
 ) -> AuditReport:
     """Draw one round's released codes `draws` times for each of two neighbours and try to tell them apart.
 
@@ -116,10 +113,10 @@ def attack(
     validate.positive_int(draws=draws)
     validate.check(draws >= 100, "draws", draws, "give at least 100: half of them choose a threshold")
     validate.open_unit(confidence=confidence)
-    moved = movement(pipe, pair, public_rows=public_rows)
+    moved = movement(pipe, pair)
     promise = pipe.promise
     assert promise is not None  # a private pipeline has one
-    left, right = scores(pipe, pair, draws, noise, public_rows=public_rows)
+    left, right = scores(pipe, pair, draws, noise)
     half = draws // 2
 
     def lower(hits: Any, alarms: Any, trials: int) -> Any:
@@ -140,14 +137,10 @@ def attack(
     return AuditReport(pair.name, promise.epsilon, promise.delta, best, confidence, draws, moved.ratio, curve)
 
 
-def scores(
-    pipe: Pipeline, pair: Pair, draws: int, noise: Any = None, *, public_rows: Any = None
-) -> tuple[Array, Array]:
+def scores(pipe: Pipeline, pair: Pair, draws: int, noise: Noise | None = None) -> tuple[Array, Array]:
     """Log-likelihood ratios of what a round releases: `draws` of them under each dataset of a pair."""
     noise = SecretSource() if noise is None else noise
-    probe = Probe(
-        pipe, as_space(pair.d) if pair.space is None else pair.space, seed=pair.seed, t=pair.t, public_rows=public_rows
-    )
+    probe = Probe(pipe, pair.space or pair.d, seed=pair.seed, t=pair.t)
     games = [_Game(probe, stage, pair) for stage in probe.stages]
     both = [sum((game.scores(side, draws, noise) for game in games), torch.zeros(draws)) for side in (0, 1)]
     left, right = (side.double().round(decimals=9).numpy() for side in both)  # equal outcomes have equal scores

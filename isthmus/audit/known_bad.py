@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -11,17 +10,20 @@ from isthmus.algorithms import priv_sgd
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
-from isthmus.core.pipeline import Pipeline
+from isthmus.core.pipeline import Pipeline, Release
 from isthmus.penalties import NoPenalty
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import DpEvent
+from isthmus.privacy.mechanisms import Mechanism
+from isthmus.privacy.noise import Noise
 from isthmus.sets import Whole
 
 __all__ = ["Halved", "halved", "published_privsgd"]
 
 
 @dataclass(frozen=True)
-class Halved:
+class Halved(Mechanism):
     """A mechanism that states the noise of another one and adds half of it.  Broken on purpose.
 
     >>> from isthmus.privacy import Gaussian
@@ -29,23 +31,18 @@ class Halved:
     GaussianDpEvent(noise_multiplier=2.0)
     """
 
-    inner: Any
+    inner: Mechanism
 
     @property
-    def private(self) -> bool:
-        """As stated."""
-        return bool(self.inner.private)
-
-    @property
-    def ords(self) -> tuple[float, ...]:
+    def ords(self) -> tuple[float, ...]:  # type: ignore[override]
         """As stated."""
         return tuple(self.inner.ords)
 
-    def release(self, bounded: ClippedSum, noise: Any) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """Noise is relative to the bound: half the bound is half the noise."""
         return self.inner.release(replace(bounded, bound=bounded.bound / 2), noise)
 
-    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Any:
+    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
         """The event of the full noise."""
         return self.inner.event(adjacency)
 
@@ -61,14 +58,14 @@ def halved(pipe: Pipeline) -> Pipeline:
     Halved(inner=Gaussian(multiplier=4.0))
     """
     validate.check(pipe.private, "pipe", pipe, "give a private pipeline")
-    stages = []
-    for stage in pipe.stages:
-        releases = []
-        for release in stage.releases:
-            wrapped: Any = Halved(release.mechanism) if release.mechanism.private else release.mechanism
-            releases.append(replace(release, mechanism=wrapped))
-        stages.append(replace(stage, releases=releases))
+    stages = [replace(stage, releases=[_halved(release) for release in stage.releases]) for stage in pipe.stages]
     return replace(pipe, stages=stages)
+
+
+def _halved(release: Release) -> Release:
+    if not release.mechanism.private:
+        return release
+    return replace(release, mechanism=Halved(release.mechanism))
 
 
 def published_privsgd(

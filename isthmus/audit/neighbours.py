@@ -13,12 +13,11 @@ from torch import Tensor
 from isthmus.audit.probe import Probe
 from isthmus.audit.records import Pair
 from isthmus.base import validate
-from isthmus.base.space import Space, as_space
+from isthmus.base.space import Space
 from isthmus.core.pipeline import Pipeline, Release, slots
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import NoisyMax, TopK
-from isthmus.sketches import Sketch
 
 __all__ = ["Movement", "candidates", "inner", "law", "movement", "movements", "worst_pair"]
 
@@ -26,6 +25,7 @@ HUGE = 1e6
 """How far beyond the clip the outlier lies."""
 MATRIX_LIMIT = 1 << 23
 """Maps that are not tight are read as a matrix up to this many entries."""
+TINY = 1e-300
 SMOOTHING = 1e-3
 """Outcomes rarer than this cannot be told apart by counting."""
 
@@ -48,9 +48,7 @@ class Movement:
         return f"{self.pair.name}: moved {self.moved:.6g} of {self.bound:.6g} ({self.ratio:.4f}) at {self.release}"
 
 
-def worst_pair(
-    pipe: Pipeline, d: Space | int, n: int, *, seed: int = 0, t: int = 0, public_rows: Any = None
-) -> Movement:
+def worst_pair(pipe: Pipeline, d: Space | int, n: int, *, seed: int = 0, t: int = 0) -> Movement:
     """The pair of `candidates` that moves the pipeline's value most, at a fixed public seed and round.
 
     Among pairs that move it equally far the one whose outcomes are easiest to tell apart: a movement in one
@@ -64,20 +62,17 @@ def worst_pair(
     >>> round(worst.moved, 9), round(worst.bound, 4), round(worst.ratio, 3)
     (2.0, 2.002, 0.999)
     """
-    measured_pairs = _measured(pipe, d, n, seed, t, public_rows)
-    return max(measured_pairs, key=lambda item: item[1])[0]
+    return max(_measured(pipe, d, n, seed, t), key=lambda item: item[1])[0]
 
 
-def movements(
-    pipe: Pipeline, d: Space | int, n: int, *, seed: int = 0, t: int = 0, public_rows: Any = None
-) -> list[Movement]:
+def movements(pipe: Pipeline, d: Space | int, n: int, *, seed: int = 0, t: int = 0) -> list[Movement]:
     """The movement of every candidate pair."""
-    return [moved for moved, _ in _measured(pipe, d, n, seed, t, public_rows)]
+    return [moved for moved, _ in _measured(pipe, d, n, seed, t)]
 
 
-def movement(pipe: Pipeline, pair: Pair, *, public_rows: Any = None) -> Movement:
+def movement(pipe: Pipeline, pair: Pair) -> Movement:
     """The movement of one pair, at the seed and round it was built against."""
-    probe = Probe(pipe, _space(pair), seed=pair.seed, t=pair.t, public_rows=public_rows)
+    probe = Probe(pipe, pair.space or pair.d, seed=pair.seed, t=pair.t)
     return _moved(probe, pair)[0]
 
 
@@ -126,39 +121,29 @@ def law(mechanism: NoisyMax | TopK, bounded: ClippedSum) -> Tensor:
 _Key = tuple[float, float, float]
 
 
-def _measured(
-    pipe: Pipeline, d: Space | int, n: int, seed: int, t: int, public_rows: Any
-) -> list[tuple[Movement, _Key]]:
-    probe = Probe(pipe, d, seed=seed, t=t, public_rows=public_rows)
+def _measured(pipe: Pipeline, d: Space | int, n: int, seed: int, t: int) -> list[tuple[Movement, _Key]]:
+    probe = Probe(pipe, d, seed=seed, t=t)
     return [_moved(probe, pair) for pair in candidates(probe, n, seed, t)]
 
 
 def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
     """The largest movement of a pair, and what pairs are ordered by."""
     adjacency = probe.promise.adjacency
-    same = pair.adjacency is adjacency
-    validate.check(
-        same, "pair", pair.name, f"give a pair of data sets as the promise compares them: {adjacency.describe()}"
-    )
+    remedy = f"give a pair of data sets as the promise compares them: {adjacency.describe()}"
+    validate.check(pair.adjacency is adjacency, "pair", pair.name, remedy)
     left, right = pair.records(left=True), pair.records(left=False)
-    worst: Movement | None = None
-    total = sharp = 0.0
+    moves, sharpest = [], 0.0
     for stage in probe.stages:
-        ours, theirs = probe.values(stage, left), probe.values(stage, right)
-        for _, release, slot in slots([stage]):
-            moved = _compare(pair, adjacency, slot, ours[slot], theirs[slot])
-            worst = moved if worst is None or moved.ratio > worst.ratio else worst
-            total += moved.ratio
-            sharp = max(sharp, _sharpness(release.mechanism, ours[slot], theirs[slot]))
-    assert worst is not None
-    return worst, (round(worst.ratio, 6), round(total, 6), sharp)
-
-
-def _compare(pair: Pair, adjacency: Adjacency, slot: str, ours: ClippedSum, theirs: ClippedSum) -> Movement:
-    moved = float(torch.linalg.vector_norm((ours.value - theirs.value).double(), ours.ord))
-    bound = adjacency.sensitivity(min(ours.bound, theirs.bound))
-    ratio = moved / bound if ours.bound == theirs.bound else math.inf  # a bound that looks at the data bounds nothing
-    return Movement(pair, moved, bound, ratio, slot)
+        values = zip(probe.values(stage, left).values(), probe.values(stage, right).values(), strict=True)
+        for (_, release, slot), (ours, theirs) in zip(slots([stage]), values, strict=True):
+            moved = float(torch.linalg.vector_norm((ours.value - theirs.value).double(), ours.ord))
+            bound, ratio = adjacency.sensitivity(min(ours.bound, theirs.bound)), math.inf
+            if ours.bound == theirs.bound:  # a bound that looks at the data bounds nothing
+                ratio = moved / bound
+            moves.append(Movement(pair, moved, bound, ratio, slot))
+            sharpest = max(sharpest, _sharpness(release.mechanism, ours, theirs))
+    worst = max(moves, key=lambda each: each.ratio)
+    return worst, (round(worst.ratio, 6), round(sum(each.ratio for each in moves), 6), sharpest)
 
 
 def _sharpness(mechanism: Any, ours: ClippedSum, theirs: ClippedSum) -> float:
@@ -175,55 +160,11 @@ def _sharpness(mechanism: Any, ours: ClippedSum, theirs: ClippedSum) -> float:
 # ---------------------------------------------------------------- planting
 
 
-class _Frame:
-    """What an adversary who knows the map computes from it."""
-
-    def __init__(self, sketch: Sketch) -> None:
-        self.sketch = sketch
-
-    @cached_property
-    def matrix(self) -> Tensor | None:
-        """Phi, where it is small enough."""
-        return self.sketch.dense() if self.sketch.m * self.sketch.d <= MATRIX_LIMIT else None
-
-    @cached_property
-    def _inverse(self) -> Tensor | None:
-        if self.sketch.tight or self.matrix is None:
-            return None
-        return torch.linalg.pinv(self.matrix @ self.matrix.T, hermitian=True, rtol=1e-11)
-
-    def lift(self, code: Tensor) -> Tensor:
-        """The shortest vector with this code (of a large map that is not tight: one whose code is near it)."""
-        if self.sketch.tight:
-            return self.sketch.pinv(code)
-        return self.sketch.adjoint(code if self._inverse is None else self._inverse @ code)
-
-    def top(self, start: Tensor) -> Tensor:
-        """A right singular vector of the largest singular value."""
-        if self.sketch.tight:
-            return self.lift(self.sketch.forward(start))
-        if self.matrix is not None:
-            return self.sketch.adjoint(torch.linalg.eigh(self.matrix @ self.matrix.T)[1][:, -1])
-        for _ in range(50):
-            start = self.sketch.adjoint(self.sketch.forward(start))
-            start = start / start.norm()
-        return start
-
-    def kernel(self, v: Tensor) -> Tensor | None:
-        """A vector with code 0, or None where the map sees everything."""
-        size = v.norm()
-        if not self.sketch.tight and self._inverse is None:
-            return None
-        for _ in range(3):  # each pass takes away the rounding of the one before
-            v = v - self.lift(self.sketch.forward(v))
-        return v if float(v.norm() / size) > 1e-6 else None
-
-
 class _Adversary:
-    """Builds the pairs against one release."""
+    """Builds the pairs against one release, from the map that it knows."""
 
     def __init__(self, probe: Probe, release: Release, slot: str, n: int, seed: int, t: int) -> None:
-        self.frame, self.n, self.ord = _Frame(probe.sketch(slot)), n, release.clipped.ord
+        self.sketch, self.n, self.ord = probe.sketch(slot), n, release.clipped.ord
         self.size, self.replaced = probe.share(release, slot), probe.promise.adjacency is Adjacency.REPLACE_ONE
         self.k = int(getattr(inner(release.mechanism), "k", 1))
         self.blank = Pair("", torch.zeros(n - 1, probe.space.d), torch.zeros(probe.space.d), None, probe.space, seed, t)
@@ -231,65 +172,106 @@ class _Adversary:
 
     def pairs(self) -> list[Pair]:
         """Every kind of pair there is for this map and norm."""
-        d, sketch = self.blank.d, self.frame.sketch
+        d, m = self.blank.d, self.sketch.m
         others, record, replacement = (self._unit(self._normal(d)) for _ in range(3))
         mixed = self._normal(self.n - 1, d)
         mixed *= 2 * self.size / torch.linalg.vector_norm(mixed, self.ord, dim=1, keepdim=True)
         mixed *= torch.rand(self.n - 1, 1, generator=self.generator, dtype=torch.float64)
-        top = self._unit(self.frame.top(record))
-        code = torch.zeros(sketch.m, dtype=torch.float64)
-        code[int(sketch.forward(record).abs().argmax())] = 1.0  # a coordinate that the map does reach
-        axis = self.frame.lift(code)
+        top = self._unit(self._top(record))
+        code = torch.zeros(m, dtype=torch.float64)
+        code[int(self.sketch.forward(record).abs().argmax())] = 1.0  # a coordinate that the map does reach
         pairs = [
             self._pair("random", mixed, record, replacement),
             self._pair("generic", others, record, replacement),
-            *([self._pair("sign flip", others, record)] if self.replaced else []),
             self._pair("top singular", others, top),
             self._pair("outlier", others, HUGE * record),
-            self._pair("axis", others, self._unit(axis) * HUGE),
+            self._pair("axis", others, self._unit(self._lift(code)) * HUGE),
+            self._tie(),
         ]
-        hidden = self.frame.kernel(replacement)
+        if self.replaced:
+            pairs.append(self._pair("sign flip", others, record))
+        hidden = self._kernel(replacement)
         if hidden is not None:
             pairs.append(self._pair("kernel", self._unit(hidden), top))
-        return pairs + self._ties() + self._extremes()
+        if self._matrix is not None and self.ord == 1:  # the vectors that attain the norm of the map
+            column = torch.zeros(d, dtype=torch.float64)
+            column[int(self._matrix.abs().sum(0).argmax())] = self.size
+            pairs.append(self._pair("column", self._unit(self._normal(d)), column))
+        if self._matrix is not None and self.ord == math.inf:
+            signs = self._matrix[int(self._matrix.abs().sum(1).argmax())].sign()
+            pairs.append(self._pair("row", self._unit(self._normal(d)), signs * self.size))
+        return pairs
 
-    def _ties(self) -> list[Pair]:
+    def _tie(self) -> Pair:
         """Others that make coordinates equal, and a record that decides between them."""
-        m = self.frame.sketch.m
-        tied = m if self.ord == math.inf else min(m, 2 * max(5, self.k))
+        m = self.sketch.m
+        tied, decided = m, self.k
+        if self.ord != math.inf:
+            tied = min(m, 2 * max(5, self.k))
+            decided = (tied + 1) // 2
         level = torch.zeros(m, dtype=torch.float64)
         level[:tied] = 1.0
         breaker = -level
-        breaker[: self.k if self.ord == math.inf else (tied + 1) // 2] = 1.0
+        breaker[:decided] = 1.0
         scale = self.size / float(torch.linalg.vector_norm(level, self.ord))
-        return [self._pair("tie", self.frame.lift(level * scale), self.frame.lift(breaker * scale))]
-
-    def _extremes(self) -> list[Pair]:
-        """The vectors that attain the norm of the map in l1 and in l-infinity."""
-        matrix, others = self.frame.matrix, self._unit(self._normal(self.blank.d))
-        if matrix is None or self.ord == 2:
-            return []
-        record = torch.zeros(self.blank.d, dtype=torch.float64)
-        if self.ord == 1:
-            record[int(matrix.abs().sum(0).argmax())] = self.size
-            return [self._pair("column", others, record)]
-        signs = matrix[int(matrix.abs().sum(1).argmax())].sign()
-        return [self._pair("row", others, signs * self.size)]
+        return self._pair("tie", self._lift(level * scale), self._lift(breaker * scale))
 
     def _pair(self, name: str, common: Tensor, record: Tensor, replacement: Tensor | None = None) -> Pair:
         """A pair; where one record is replaced, by `replacement` or else by its negative."""
-        common = common if common.ndim == 2 else common.expand(self.n - 1, -1)
-        right = (-record if replacement is None else replacement) if self.replaced else None
-        return replace(self.blank, name=name, common=common, left=record, right=right)
+        if not self.replaced:
+            replacement = None
+        elif replacement is None:
+            replacement = -record
+        return replace(self.blank, name=name, common=common.expand(self.n - 1, -1), left=record, right=replacement)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
 
     def _unit(self, v: Tensor) -> Tensor:
         """The vector at the size of the clip."""
-        norm = float(torch.linalg.vector_norm(v, self.ord))
-        return v * (self.size / norm) if norm > 0 else v
+        return v * (self.size / max(float(torch.linalg.vector_norm(v, self.ord)), TINY))
 
+    # ------------------------------------------------------------ the map
 
-def _space(pair: Pair) -> Space:
-    return as_space(pair.d) if pair.space is None else pair.space
+    @cached_property
+    def _matrix(self) -> Tensor | None:
+        """Phi, where it is small enough."""
+        if self.sketch.m * self.sketch.d > MATRIX_LIMIT:
+            return None
+        return self.sketch.dense()
+
+    @cached_property
+    def _inverse(self) -> Tensor | None:
+        if self.sketch.tight or self._matrix is None:
+            return None
+        return torch.linalg.pinv(self._matrix @ self._matrix.T, hermitian=True, rtol=1e-11)
+
+    def _lift(self, code: Tensor) -> Tensor:
+        """The shortest vector with this code (of a large map that is not tight: one whose code is near it)."""
+        if self.sketch.tight:
+            return self.sketch.pinv(code)
+        if self._inverse is not None:
+            code = self._inverse @ code
+        return self.sketch.adjoint(code)
+
+    def _top(self, start: Tensor) -> Tensor:
+        """A right singular vector of the largest singular value."""
+        if self.sketch.tight:
+            return self._lift(self.sketch.forward(start))
+        if self._matrix is not None:
+            return self.sketch.adjoint(torch.linalg.eigh(self._matrix @ self._matrix.T)[1][:, -1])
+        for _ in range(50):
+            start = self.sketch.adjoint(self.sketch.forward(start))
+            start = start / start.norm()
+        return start
+
+    def _kernel(self, v: Tensor) -> Tensor | None:
+        """A vector with code 0, or None where the map sees everything."""
+        size = v.norm()
+        if not self.sketch.tight and self._inverse is None:
+            return None
+        for _ in range(3):  # each pass takes away the rounding of the one before
+            v = v - self._lift(self.sketch.forward(v))
+        if float(v.norm() / size) <= 1e-6:
+            return None
+        return v

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,41 +11,28 @@ from isthmus.audit.records import LinearRecords
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
 from isthmus.core.measuring import fragment
-from isthmus.core.pipeline import Pipeline, Release, Stage, bind_stage, close_stage, open_round, slots, start
-from isthmus.core.wire import Keys, Message
+from isthmus.core.pipeline import Pipeline, Release, Round, Stage, bind_stage, close_stage, slots, start
+from isthmus.core.wire import Keys
 from isthmus.gradients import Rows
 from isthmus.lifts import discard
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.event_json import dpa
-from isthmus.privacy.mechanisms import Mechanism
-from isthmus.privacy.noise import SeededSource
+from isthmus.privacy.mechanisms import Exact
+from isthmus.privacy.noise import Noise, SeededSource
 from isthmus.sketches import Sketch
 
 Values = dict[str, ClippedSum]
 
 
 @dataclass(frozen=True)
-class Intercept(Mechanism):
-    """A mechanism that keeps what it is handed and adds no noise.  For audits: nothing here is private.
-
-    >>> tap = Intercept()
-    >>> _ = tap.release(ClippedSum(torch.ones(2), 2, 1.0), None)
-    >>> tap.handed[0].bound
-    1.0
-    """
+class _Intercept(Exact):
+    """A mechanism that keeps what it is handed and adds no noise.  For audits: nothing here is private."""
 
     handed: list[ClippedSum] = field(default_factory=list)
-    private: ClassVar[bool] = False
-    ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
-    def release(self, bounded: ClippedSum, noise: Any) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
         """The value itself."""
         self.handed.append(bounded)
         return bounded.value
-
-    def event(self, adjacency: Any = None) -> Any:
-        """A release without any guarantee."""
-        return dpa.NonPrivateDpEvent()
 
 
 class _Free:
@@ -72,34 +57,18 @@ class Probe:
     ([0.6, 1.3], 1.0009765625)
     """
 
-    def __init__(
-        self,
-        pipe: Pipeline,
-        space: Space | int,
-        *,
-        seed: int = 0,
-        t: int = 0,
-        public_rows: Callable[[Tensor, Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, pipe: Pipeline, space: Space | int, *, seed: int = 0, t: int = 0) -> None:
         validate.check(pipe.private, "pipe", pipe, "give a private pipeline: there is nothing else to audit")
         assert pipe.promise is not None
-        self.pipe, self.space, self.promise = pipe, as_space(space), pipe.promise
+        self.space, self.promise = as_space(space), pipe.promise
         state = replace(start(pipe, torch.zeros(self.space.d, dtype=torch.float64), seed), t=t)
-        self.round = open_round(
-            pipe,
-            state,
-            space=self.space,
-            seed=seed,
-            epoch=0,
-            read=lambda: state.w,
-            public_rows=self._public_rows if public_rows is None else public_rows,
-        )
+        read, rows = lambda: state.w, self._public_rows
+        self.round = Round(pipe, state, space=self.space, seed=seed, epoch=0, read=read, public_rows=rows)
         nobody = LinearRecords(torch.zeros(1, self.space.d, dtype=torch.float64), self.space)
         for stage in self.round.active:
             bind_stage(self.round, stage)
             silent = [replace(release, lift=discard) for release in stage.releases]
-            keys = Keys(noise=SeededSource(seed))
-            close_stage(self.round, replace(stage, releases=silent), self._message(stage, nobody), keys, _Free())
+            self._close(replace(stage, releases=silent), nobody, None, Keys(noise=SeededSource(seed)))
 
     @property
     def stages(self) -> list[Stage]:
@@ -117,25 +86,22 @@ class Probe:
     def values(self, stage: Stage, records: LinearRecords, index: Tensor | None = None) -> Values:
         """What each release of a stage hands to its mechanism, by slot, for the records of an index (None: all)."""
         held, released = dict(self.round.held), dict(self.round.released)
+        taps = {slot: _Intercept() for *_, slot in slots([stage])}
+        releases = [replace(release, mechanism=taps[slot], lift=discard) for _, release, slot in slots([stage])]
         try:
-            return self._close(stage, records, index)
+            self._close(replace(stage, releases=releases), records, index, Keys())
         finally:  # the transcript stays what it was, whatever the records are
             self.round.held, self.round.released = held, released
-
-    def _close(self, stage: Stage, records: LinearRecords, index: Tensor | None) -> Values:
-        taps: dict[str, Intercept] = {}
-        releases: list[Release] = []
-        for _, release, slot in slots([stage]):
-            taps[slot] = Intercept()
-            releases.append(replace(release, mechanism=taps[slot], lift=discard))
-        close_stage(self.round, replace(stage, releases=releases), self._message(stage, records, index), Keys())
         return {slot: tap.handed[0] for slot, tap in taps.items()}
 
-    def _message(self, stage: Stage, records: LinearRecords, index: Tensor | None = None) -> Message:
-        """What the holder of the records sends."""
+    def _close(self, stage: Stage, records: LinearRecords, index: Tensor | None, keys: Keys) -> None:
+        """Release what the holder of the records sends, at no cost."""
         rows = stage.source(records, self.round.w, index, self.round.held)
-        return replace(fragment(self.round, stage, rows), divisor=1.0)
+        message = replace(fragment(self.round, stage, rows), divisor=1.0)
+        close_stage(self.round, stage, message, keys, _Free())
 
-    def _public_rows(self, w: Tensor, data: Any) -> Any:
+    def _public_rows(self, w: Tensor, data: object) -> Rows:
         """Public data as rows: rows as they are, vectors as linear records."""
-        return data if isinstance(data, Rows) else LinearRecords(data, self.space).rows(w)
+        if isinstance(data, Rows):
+            return data
+        return LinearRecords(data, self.space).rows(w)

@@ -18,7 +18,6 @@ go to standard error.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any
 
@@ -29,13 +28,8 @@ from isthmus.cli import commands
 
 FAILED, WRONG, OVER_BUDGET, INTERRUPTED, DAMAGED = 1, 2, 3, 4, 5
 _CODES = {
-    ("isthmus.base.validate", "InvalidInput"): WRONG,
-    ("isthmus.privacy.ledger", "BudgetExceeded"): OVER_BUDGET,
-    ("isthmus.privacy.ledger", "LedgerCorrupt"): DAMAGED,
-    ("isthmus.runs.folder", "FolderDamaged"): DAMAGED,
-    ("isthmus.runs.train", "Interrupted"): INTERRUPTED,
-    ("isthmus.core.group", "RankFailed"): FAILED,
-    ("isthmus.base.atomic", "CannotWrite"): FAILED,
+    **{"InvalidInput": WRONG, "BudgetExceeded": OVER_BUDGET, "Interrupted": INTERRUPTED},
+    **{"LedgerCorrupt": DAMAGED, "FolderDamaged": DAMAGED, "RankFailed": FAILED, "CannotWrite": FAILED},
 }
 EPILOG = """\b
 Exit codes: 0 done, 1 a promise or a check failed, 2 wrong input, 3 over the
@@ -70,7 +64,10 @@ class Commands(click.Group):
             if exit_code is None:
                 _answer(ctx, f"{type(error).__name__}: {error}", FAILED)
                 raise
-            code, words = exit_code, str(error) + (_cheaper(error) if exit_code == OVER_BUDGET else "")
+            code, words = exit_code, str(error)
+            if code == OVER_BUDGET:  # what a run that a budget refuses may ask for instead
+                delta: float = vars(error)["budget"][1] / 10
+                words += f" Give a smaller --epsilon, or a --delta well below that of the budget, such as {delta:.0e}."
         if commands.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
             time.sleep(1)
         else:
@@ -85,18 +82,10 @@ def _answer(ctx: click.Context, words: str, code: int) -> None:
         click.echo(json.dumps({"error": words, "exit_code": code}))
 
 
-def _cheaper(error: Any) -> str:
-    """What a run that a budget refuses may ask for instead."""
-    return f" Give a smaller --epsilon, or a --delta well below that of the budget, such as {error.budget[1] / 10:.0e}."
-
-
 def code_of(error: BaseException) -> int | None:
     """The exit code of an error that is no accident, without importing what raised it."""
-    for (module, name), code in _CODES.items():
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(error, kind):
-            return code
-    return None
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("isthmus.")]
+    return next((_CODES[kind] for kind in kinds if kind in _CODES), None)
 
 
 @click.group(
@@ -108,15 +97,7 @@ def main() -> None:
 
 
 for _command in (
-    commands.schema,
-    commands.train,
-    commands.predict,
-    commands.describe,
-    commands.plan,
-    commands.budget,
-    commands.audit,
-    commands.report,
-    commands.demo,
-    commands.completion,
+    *(commands.schema, commands.train, commands.predict, commands.describe, commands.plan),
+    *(commands.budget, commands.audit, commands.report, commands.demo, commands.completion),
 ):
     main.add_command(_command)

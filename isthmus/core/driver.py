@@ -45,7 +45,6 @@ from isthmus.core.pipeline import (
     advance,
     bind_stage,
     close_stage,
-    open_round,
     slots,
     start,
     take_stage,
@@ -522,7 +521,7 @@ class TorchDriver:
         if self._round is None:
             self._busy = True
             try:
-                round = open_round(
+                round = Round(
                     self.pipe,
                     self.state,
                     space=self.layers.space,
@@ -533,7 +532,7 @@ class TorchDriver:
                     eta=self.optimizer.param_groups[0]["lr"],
                     maps=self._kept,
                     device=self._device,
-                    place=None if self._directions or self.observers else self.pending.placed,
+                    place=self._place,
                     group=self.group,
                 )
                 bind_stage(round, self.stage)
@@ -542,6 +541,10 @@ class TorchDriver:
             finally:
                 self._busy = False
         return self._round
+
+    def _place(self, slot: str, sketch: Sketch) -> Sketch:
+        """Memory that stays where it is, unless somebody keeps what was lifted through the map."""
+        return sketch if self._directions or self.observers else self.pending.placed(slot, sketch)
 
     def _close(self) -> None:
         """Release the logical batch; an empty one still takes its round."""

@@ -9,7 +9,7 @@ Every algorithm is one filling of these slots; the plain case is the general cas
 A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a stage a list of `Release`s
 (each one encode, clip, mechanism and lift).  A step of the algorithm is a **round**:
 
-    open_round   the step size, and what encoders may look at: public things only
+    Round        the step size, and what encoders may look at: public things only
     bind_stage   this round's maps and clip bounds
     contribute   sample, take per-example rows, `measure` them: where the data is (`isthmus.core.measuring`)
     (add)        messages are a monoid: physical batches, ranks and clients add up
@@ -216,7 +216,11 @@ def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
 # ---------------------------------------------------------------- a round
 
 
-@dataclass(eq=False)
+def no_public(w: Tensor, data: Any) -> NoReturn:
+    """Refuse a sketch that asks for public examples where there are none."""
+    validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")
+
+
 class Round:
     """Everything that is fixed while a round lasts, public things only: what an encoder may look at when it is bound.
 
@@ -229,37 +233,42 @@ class Round:
     released, paid     what its stages released, by stage and release; which of them were charged
     """
 
-    pipe: Pipeline
-    space: Space
-    t: int
-    epoch: int
-    seed: int
-    eta: float | Tensor
-    read: Callable[[], Tensor]
-    public_rows: Callable[[Tensor, Any], Rows]
-    held: dict[str, StageOutput]
-    parts: Mapping[str, Any]
-    memory: dict[str, Tensor]
-    maps: Maps
-    group: Group = ALONE
-    device: torch.device | None = None
-    place: Callable[[str, Sketch], Sketch] | None = None
-    changed: dict[str, Any] = field(default_factory=dict)
-    sketches: dict[str, Sketch] = field(default_factory=dict)
-    bounds: dict[str, float] = field(default_factory=dict)
-    released: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    paid: set[str] = field(default_factory=set)
-    _bound: dict[str, Sketch] = field(default_factory=dict)
+    def __init__(
+        self,
+        pipe: Pipeline,
+        state: State,
+        *,
+        space: Space,
+        seed: int,
+        epoch: int = 0,
+        read: Callable[[], Tensor] | None = None,
+        public_rows: Callable[[Tensor, Any], Rows] = no_public,
+        eta: float | Tensor | None = None,
+        maps: Maps | None = None,
+        group: Group = ALONE,
+        device: torch.device | None = None,
+        place: Callable[[str, Sketch], Sketch] = lambda slot, sketch: sketch,
+    ) -> None:
+        self.pipe, self.space, self.t, self.epoch, self.seed = pipe, space, state.t, epoch, seed
+        self.eta: float | Tensor = eta  # type: ignore[assignment]
+        if eta is None:
+            self.eta = pipe.step(state.t)
+        self.read, self.public_rows, self.place = read or (lambda: state.w), public_rows, place
+        self.held, self.parts, self.memory = dict(state.held), state.parts, dict(state.memory)
+        self.maps: Maps = {} if maps is None else maps
+        self.group, self.device = group, device
+        self.active = [stage for stage in pipe.stages if state.t % stage.every == 0]
+        self.changed: dict[str, Any] = {}
+        self.sketches: dict[str, Sketch] = {}
+        self.bounds: dict[str, float] = {}
+        self.released: dict[str, dict[str, Tensor]] = {}
+        self.paid: set[str] = set()
+        self._bound: dict[str, Sketch] = {}
 
     @cached_property
     def w(self) -> Tensor:
         """The iterate."""
         return self.read()
-
-    @cached_property
-    def active(self) -> list[Stage]:
-        """The stages of this round."""
-        return [stage for stage in self.pipe.stages if self.t % stage.every == 0]
 
     def rows(self, data: Any) -> Rows:
         """Per-example gradients at the iterate on public data."""
@@ -271,23 +280,18 @@ class Round:
 
     def bind(self, encoder: Encoder) -> Sketch:
         """The map of this round: one for all slots that share an encoder, bound once however often it is asked for."""
-        slot = ""
-        for slot, candidate in self.pipe.encoders:  # noqa: B007
-            if candidate is encoder:
-                break
+        encoders = self.pipe.encoders
+        slot = next((slot for slot, candidate in encoders if candidate is encoder), encoders[-1][0])
         if slot in self._bound:
             return self._bound[slot]
-        token = encoder.token(self)
-        kept, sketch = self.maps.get(slot), None
-        if token is not None and kept is not None and kept[0] == token:
-            sketch = kept[1]
-        else:
+        token, (kept, sketch) = encoder.token(self), self.maps.get(slot, (None, None))
+        if token is None or kept != token or sketch is None:
             before = self.parts.get(slot)
             if self.group.size > 1 and encoder.public:  # no two machines need learn the same bits: one does
-                before = self._learned(encoder, before)
+                learned = self.group.on_leader(lambda: self._learned(encoder, before))
+                before = before if learned is None else learned
             sketch, state = encoder.bind(self, before)
-            if self.place is not None:
-                sketch = self.place(slot, sketch)
+            sketch = self.place(slot, sketch)
             self.maps[slot] = (token, sketch)
             if state is not None:
                 self.changed[slot] = state
@@ -295,42 +299,9 @@ class Round:
         return sketch
 
     def _learned(self, encoder: Encoder, state: Any) -> Any:
-        """What one machine learned, for all of them; sent only in rounds in which it learned something."""
-
-        def learn() -> Any:
-            following = encoder.bind(self, state)[1]
-            return None if following is state else following
-
-        learned = self.group.on_leader(learn)
-        return state if learned is None else learned
-
-
-def no_public(w: Tensor, data: Any) -> NoReturn:
-    """Refuse a sketch that asks for public examples where there are none."""
-    validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")
-
-
-def open_round(
-    pipe: Pipeline,
-    state: State,
-    *,
-    space: Space,
-    seed: int,
-    epoch: int = 0,
-    read: Callable[[], Tensor] | None = None,
-    public_rows: Callable[[Tensor, Any], Rows] = no_public,
-    eta: float | Tensor | None = None,
-    maps: Maps | None = None,
-    group: Group = ALONE,
-    device: torch.device | None = None,
-    place: Callable[[str, Sketch], Sketch] | None = None,
-) -> Round:
-    """A new round: its step size and what its encoders may look at.  Public things only."""
-    step = pipe.step(state.t) if eta is None else eta
-    read, maps = read or (lambda: state.w), {} if maps is None else maps
-    held, parts, memory = dict(state.held), state.parts, dict(state.memory)
-    given = (pipe, space, state.t, epoch, seed, step, read, public_rows, held, parts, memory, maps)
-    return Round(*given, group, device, place)
+        """What one machine learned, for all of them; None in rounds in which it learned nothing."""
+        following = encoder.bind(self, state)[1]
+        return None if following is state else following
 
 
 def bind_stage(round: Round, stage: Stage) -> None:
@@ -372,7 +343,7 @@ def close_stage(
         bounded = settled.pop(release.name)
         value = _noised(release, f"{slot} of round {round.t}", bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
-        # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up
+        # cast first, so that the precision of the output does not depend on the data
         value = value.to(bounded.dtype or value.dtype)
         released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
     take_stage(round, stage, released)
@@ -418,9 +389,8 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
         for release, slot in stage.slots:
             if release.clip is not None:
                 parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
-    dims, size = state.dims, state.bytes
-    for message in sent:
-        dims, size = dims + message.dims, size + message.bytes
+    dims = state.dims + sum(message.dims for message in sent)
+    size = state.bytes + sum(message.bytes for message in sent)
     return State(w, round.t + 1, update, average, parts, round.memory, held, dims, size)
 
 
@@ -444,16 +414,8 @@ class RunContext:
 
     def open(self, pipe: Pipeline, state: State) -> Round:
         """The round that follows a state."""
-        return open_round(
-            pipe,
-            state,
-            space=self.space,
-            seed=self.keys.seed,
-            epoch=state.t // self.per_epoch,
-            public_rows=self.public_rows,
-            maps=self.maps,
-            group=self.aggregator.group,
-        )
+        public = {"space": self.space, "seed": self.keys.seed, "epoch": state.t // self.per_epoch, "maps": self.maps}
+        return Round(pipe, state, public_rows=self.public_rows, group=self.aggregator.group, **public)  # type: ignore[arg-type]
 
 
 def start(pipe: Pipeline, w: Tensor, seed: int = 0) -> State:

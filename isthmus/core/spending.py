@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from isthmus.core.wire import Keys
 from isthmus.gradients.layers.passes import KEPT, MIXING, PIECES, RANDOM
 from isthmus.privacy import event_json
 from isthmus.privacy.leaks import leak, warn_of_large_delta
-from isthmus.privacy.ledger import Budgeted, Ledger, opened
+from isthmus.privacy.ledger import Ledger, opened
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import Account, PrivacyStatement
 
@@ -38,7 +38,7 @@ class Spending:
     def __init__(
         self,
         promise: Promise,
-        ledger: Budgeted | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
         noise_seed: int | None = None,
         *,
         whole: int | None = None,
@@ -46,13 +46,15 @@ class Spending:
     ) -> None:
         self.promise, self.noise = promise, SecretSource() if noise_seed is None else SeededSource(noise_seed)
         self.whole, self.leads = whole, leads
-        finite = math.isfinite(promise.epsilon)
-        remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
-        validate.check(finite or ledger is None, "ledger", ledger, remedy)
-        budget = (promise.epsilon, promise.delta) if finite else None
+        budget = None
+        if math.isfinite(promise.epsilon):
+            budget = promise.epsilon, promise.delta
+        else:
+            remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
+            validate.check(ledger is None, "ledger", ledger, remedy)
         if ledger is None:
             ledger = Ledger(budget=budget, adjacency=promise.adjacency)
-        self.ledger: Budgeted = opened(ledger, promise.adjacency)
+        self.ledger: Ledger = opened(ledger, promise.adjacency)
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
         self._before: list[Stage] = []
@@ -65,10 +67,9 @@ class Spending:
     def warn(self, *objectives: Any) -> None:
         """Warn, before anything is spent, of what the promise does not cover."""
         n = self.promise.records or self.promise.n
-        budget = self.ledger.budget if isinstance(self.ledger, Ledger) else None
-        deltas = [self.promise.delta] if budget is None else [self.promise.delta, budget[1]]
-        for delta in dict.fromkeys(deltas):
-            warn_of_large_delta(delta, n)
+        _, delta = getattr(self.ledger, "budget", None) or (None, self.promise.delta)
+        for each in dict.fromkeys((self.promise.delta, delta)):
+            warn_of_large_delta(each, n)
         facts = dict.fromkeys(fact for objective in objectives for fact in getattr(objective, "read_off", ()))
         self.leaks = tuple(leak(*fact) for fact in facts)
         self._objectives = objectives
@@ -106,8 +107,6 @@ class Spending:
         """
         looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
         events = self._events(pipe)
-        if self.leads and not hasattr(self.ledger, "run") and hasattr(self.ledger, "close"):
-            return closing(self.ledger)  # the loop is the last that charges it
         return self._run(events, reserve={name: _reserve(looks[name]) for name in events})
 
     def terms(self, pipe: Pipeline, planned: int) -> str:
@@ -171,8 +170,7 @@ class Spending:
             return nullcontext(None)
         if not hasattr(self.ledger, "run"):
             return nullcontext(self.ledger)
-        marks: dict[str, Any] = {"seeded": True} if self.seeded else {}
-        return self.ledger.run(events, **reserve, **marks)
+        return self.ledger.run(events, **reserve, seeded=self.seeded)
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}

@@ -19,7 +19,7 @@ from torch import Tensor
 from isthmus.base import storage, validate
 from isthmus.base.space import Space
 from isthmus.core.measuring import Client, contribute
-from isthmus.core.pipeline import Maps, Pipeline, Round, Stage, bind_stage, no_public, open_round
+from isthmus.core.pipeline import Maps, Pipeline, Round, Stage, bind_stage, no_public
 from isthmus.core.state import StageOutput, State
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients import Rows
@@ -165,7 +165,7 @@ class DataSite:
         validate.shape((self.space.d,), w=w)
         parts = {**order.parts, **{f"{slot}/clip": bound for slot, bound in order.bounds.items()}}
         held = {name: StageOutput(anchor, ()) for name, anchor in order.anchors.items()}
-        round = open_round(
+        round = Round(
             self.pipe,
             State(w=w, t=order.t, parts=parts, memory=self.memory, held=held),
             space=self.space,

@@ -1,7 +1,7 @@
 """PyTorch training that is private: an engine of Opacus' shape over one pipeline."""
 
-from isthmus.engine.embedding import GradientEmbedding
 from isthmus.engine.engine import PrivacyEngine
+from isthmus.engine.filling import GradientEmbedding
 from isthmus.engine.loader import BatchMemoryManager, PrivateLoader
 from isthmus.engine.start import warm_start
 

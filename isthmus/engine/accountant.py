@@ -22,20 +22,18 @@ class Accountant:
     0.0
     """
 
+    name = "pld"
+
     def __init__(self, ledger: Ledger, kind: str = "pld", n: int | None = None) -> None:
-        validate.check(
-            kind != "gdp",
-            "accountant",
-            kind,
-            'use "pld": the central limit theorem of this one is no upper bound, and reports too little',
-        )
+        remedy = 'use "pld": the central limit theorem of this one is no upper bound, and reports too little'
+        validate.check(kind != "gdp", "accountant", kind, remedy)
         validate.one_of(ACCOUNTANTS, accountant=kind)
         self.ledger, self.kind, self.n = ledger, kind, n
 
     @classmethod
     def mechanism(cls) -> str:
         """The name of the default accountant."""
-        return "pld"
+        return cls.name
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at delta of everything released so far, its number of rounds taken as fixed beforehand."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 from isthmus import modules
 from isthmus.base import validate
 from isthmus.core.driver import Ticket, TorchDriver
-from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.core.pipeline import Pipeline, Promise, Stage
 from isthmus.core.sound import others_parts
 from isthmus.core.spending import stopped
 from isthmus.diagnostics import Tracker
-from isthmus.engine import checkpoint, options
+from isthmus.engine import checkpoint
 from isthmus.engine.accountant import Accountant
 from isthmus.engine.claims import FIXED, UNSEEN, claims
-from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
+from isthmus.engine.filling import Norm, Unnoised, check_loss, check_options, looks_at_public, releases
 from isthmus.engine.group import SHARED, met, ranks_of
 from isthmus.engine.loader import Draws, PrivateLoader, check_draws, check_loader, check_physical, collates
 from isthmus.engine.optimizer import (
@@ -172,12 +172,11 @@ class PrivacyEngine:
         `noise_multiplier=0` adds no noise, to look for mistakes with: the statement says NOT private, and epsilon is
         infinite.  Everything else stays but for `poisson_sampling=False`, which takes the loader's own batches then.
         """
-        extra = options.check(
-            grad_sample_mode=grad_sample_mode, rand_on_empty=rand_on_empty, clipping=clipping, more=more
-        )
+        choice = {"grad_sample_mode": grad_sample_mode, "rand_on_empty": rand_on_empty, "clipping": clipping}
+        adaptive = check_options(**choice, more=more)  # type: ignore[arg-type]
         validate.non_negative(noise_multiplier=noise_multiplier)
         wrapped, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
-        options.check_loss(criterion, loss_reduction)
+        check_loss(criterion, loss_reduction)
         scale = scale_of(grad_scaler, loss_reduction)
         validate.one_of(("network", "exact"), precision=precision)
         n, batch = check_loader(data_loader)
@@ -189,54 +188,67 @@ class PrivacyEngine:
         layers = Layers(module, batch_first=batch_first)
         check_optimizer(optimizer, layers)
         sets = leaf_sets(constraint, layers)
-        filling = Filling(
-            sketch, clipping, max_grad_norm, micro_batch_size, **extra, constraint=product_of(sets, layers)
-        )
+        numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm}
+        filling = {"sketch": sketch, "micro": micro_batch_size, "constraint": product_of(sets, layers), **adaptive}
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
-        stage = _stage(sampler, filling.releases(noise_multiplier, layers.space), layers)
+        stage = Stage(sampler, releases(noise_multiplier, layers.space, **numbers, **filling))  # type: ignore[arg-type]
+        _check_noise(stage, layers)
         ranks = ranks_of(group, n, poisson_sampling)
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, not ranks.rank)
-        options.check_budget(noise_multiplier, ledger.budget)
+        remedy = "give a number above 0: no budget is enough without noise (leave it out to look for mistakes)"
+        validate.check(not bare or ledger.budget is None, "noise_multiplier", noise_multiplier, remedy)
         if ledger.budget is not None and self._limit is None:
             warn_of_large_delta(ledger.budget[1], n)
         looked = public is not None or looks_at_public(sketch)
         rests = {"mean": loss_reduction == "mean", "public": looked, "collated": collates(data_loader)}
         assumptions = claims(seeded=noise.seeded or bare, **rests)
-        assumptions = (*assumptions, SHARED) if ranks.size > 1 else assumptions
-        promise = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions)
-        own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": None if bare else noise}
-        own |= {"fast": precision == "network", "group": ranks}
-        driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
-        driver.loss_scale, free = scale, fix_scale(grad_scaler, optimizer)
-        numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
-        terms = checkpoint.terms(
-            stage.event(ledger.adjacency), sampler, sketch, noise_multiplier=noise_multiplier, **numbers
+        if ranks.size > 1:
+            assumptions = (*assumptions, SHARED)
+        promise, event = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions), stage.event(ledger.adjacency)
+        limit = self._limit
+        if ranks.rank:  # a copy of the ledger refuses nothing
+            limit = None
+        self.driver = driver = TorchDriver(
+            Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise),
+            module,
+            optimizer,
+            n=n,
+            loss=criterion,
+            public=public,
+            reduction=loss_reduction,
+            seed=self.seed,
+            noise=None if bare else noise,
+            ledger=ledger.run({stage.name: event}, seeded=noise.seeded and not bare, limit=limit),
+            layers=layers,
+            fast=precision == "network",
+            group=ranks,
         )
-        order = data_loader.batch_sampler if bare and not poisson_sampling else None
-        words = sampler.describe() if order is None else "the batches of the user's own loader"
+        driver.begin(Ticket(0))  # from now on only batches of the private loader go through the module
+        driver.rest()
+        driver.loss_scale, free = scale, fix_scale(grad_scaler, optimizer)
+        numbers["micro_batch_size"] = micro_batch_size
+        terms = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
+        order, words = None, sampler.describe()
+        if bare and not poisson_sampling:
+            order, words = data_loader.batch_sampler, "the batches of the user's own loader"
         secret = noise if noise.seeded else SecretSource()
         draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order, (ranks.rank, ranks.size))
-        loud = f"{noise_multiplier} {noise.seeded} {bare}"
-        agreed = f"{batch} {normaliser} {words} {numbers} {loud} {terms['sketch']}"
+        agreed = f"{batch} {normaliser} {words} {numbers} {noise_multiplier} {noise.seeded} {bare} {terms['sketch']}"
         self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         make_steps_private(optimizer, driver, sets)
         loader = PrivateLoader(data_loader, draws, driver)
         if grad_sample_mode == "ghost":  # scripts for it unpack four values, and call the criterion they get back
-            returned = nn.CrossEntropyLoss() if criterion is None else criterion
-            return module, wrapped, returned, loader  # type: ignore[return-value]  # the one caller who asked for four
+            return module, wrapped, criterion or nn.CrossEntropyLoss(), loader  # type: ignore[return-value]
         return module, wrapped, loader
 
     def make_private_with_epsilon(
         self,
         *,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
         data_loader: DataLoader,
         target_epsilon: float,
         target_delta: float,
         epochs: float,
-        max_grad_norm: Norm,
         poisson_sampling: bool = True,
         **rest: Any,
     ) -> Triple:
@@ -257,15 +269,9 @@ class PrivacyEngine:
         scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
         self._limit = scratch.limit(rounds, *budget)
         try:
-            triple = self.make_private(
-                module=module,
-                optimizer=optimizer,
-                data_loader=data_loader,
-                noise_multiplier=scratch.multiplier(sampler, rounds, *budget),
-                max_grad_norm=max_grad_norm,
-                poisson_sampling=poisson_sampling,
-                **rest,
-            )
+            z = scratch.multiplier(sampler, rounds, *budget)
+            rest |= {"data_loader": data_loader, "poisson_sampling": poisson_sampling}
+            triple = self.make_private(noise_multiplier=z, **rest)
         finally:
             self._limit = None
         self._trainings[-1].planned = rounds
@@ -426,26 +432,6 @@ class PrivacyEngine:
 
     # ------------------------------------------------------------ helpers
 
-    def _drive(
-        self,
-        stage: Stage,
-        promise: Promise,
-        ledger: Ledger,
-        layers: Layers,
-        optimizer: torch.optim.Optimizer,
-        **own: Any,
-    ) -> TorchDriver:
-        """The driver of a training; only batches of the private loader go through the module from now on."""
-        pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
-        seeded = own["noise"] is not None and own["noise"].seeded
-        limit = None if own["group"].rank else self._limit  # a copy of the ledger refuses nothing
-        charged = ledger.run({stage.name: stage.event(promise.adjacency)}, seeded=seeded, limit=limit)
-        same: dict[str, Any] = {"n": promise.n, "seed": self.seed, "ledger": charged, "layers": layers}
-        self.driver = TorchDriver(pipe, layers.module, optimizer, **same, **own)
-        self.driver.begin(Ticket(0))
-        self.driver.rest()
-        return self.driver
-
     def _sampler(self, poisson: bool, n: int, batch: int, normaliser: float | None, micro: int) -> Poisson | FixedSize:
         if normaliser is not None:
             validate.positive(normaliser=normaliser)
@@ -480,13 +466,11 @@ class PrivacyEngine:
             path = None if self._given is None else Path(str(self._given))
             budget = None if self._limit is None else self._limit.budget
             self._ledger = Ledger(path, budget, adjacency=needed)
-        validate.check(
-            self._ledger.adjacency is needed,
-            "poisson_sampling",
-            poisson,
+        remedy = (
             f"give PrivacyEngine(adjacency={needed.value!r}), or a ledger of its own: the ledger counts for "
-            f"{self._ledger.adjacency.value}, and this sampling is accounted for {needed.value}",
+            f"{self._ledger.adjacency.value}, and this sampling is accounted for {needed.value}"
         )
+        validate.check(self._ledger.adjacency is needed, "poisson_sampling", poisson, remedy)
         return self._ledger
 
     @property
@@ -507,11 +491,9 @@ class PrivacyEngine:
         return self.driver
 
 
-def _stage(sampler: Poisson | FixedSize, releases: Sequence[Release], layers: Layers) -> Stage:
-    """The one stage of a round; noise too coarse or too fine for the dtype of the weights is refused."""
-    stage = Stage(sampler, releases)
+def _check_noise(stage: Stage, layers: Layers) -> None:
+    """Refuse noise that is too coarse or too fine for the dtype of the weights."""
     for release in stage.releases:
         scale = release.mechanism.number * release.clipped.total(release.clipped.init())
         if scale:
             check_scale(scale, torch.promote_types(next(layers.parameters()).dtype, torch.float32))
-    return stage

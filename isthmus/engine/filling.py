@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Release
-from isthmus.engine.embedding import GradientEmbedding
-from isthmus.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
+from isthmus.lifts import Lift, Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
+from isthmus.lifts.parts import Step
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
 from isthmus.privacy.accounting import Adjacency
-from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder, ClippedSum, GroupClip
+from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder, ClippedSum, Clipping, GroupClip
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Noise
 from isthmus.privacy.plan import split
@@ -24,8 +24,98 @@ from isthmus.sets import ConvexSet
 from isthmus.sketches import Encoder, Identity, Residual, Sketch
 from isthmus.sketches.selection import SelectionMap
 
-CLIPPINGS = ("flat", "per_layer", "adaptive")
 Norm = float | Sequence[float] | Mapping[str, float]
+
+
+# ---------------------------------------------------------------- which options there are
+
+MODES = ("hooks", "functorch", "ew", "ghost")
+"""Opacus' ways to the same sums: here there is one, which takes norms from the factors as its "ghost" does."""
+SHARDED = "give the bare module, and make_private(group=) for several ranks: sharded modules are not supported"
+ADAPTIVE = {"target_unclipped_quantile": "quantile", "clipbound_learning_rate": "rate"}
+REFUSED = {
+    "max_clipbound": "leave it out: the bound stays within a factor 10^6 of its start",
+    "min_clipbound": "leave it out: the bound stays within a factor 10^6 of its start",
+    "unclipped_num_std": "leave it out: the noise of the count follows from its share of the budget",
+    "noise_scheduler": (
+        "leave it out: the noise multiplier is fixed when training is made private, and is what the ledger charges"
+    ),
+    "grad_clip_scheduler": 'leave it out, or give clipping="adaptive", whose bound is paid for',
+    "n_splits": "leave it out: a pipeline-parallel module is not supported",
+    "strict": "leave it out: modules are always validated",
+}
+
+
+def check_options(
+    *, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: Mapping[str, float]
+) -> dict[str, float]:
+    """The options of adaptive clipping; everything else unknown or unsupported is refused by its name.
+
+    >>> check_options(grad_sample_mode="hooks", rand_on_empty=False, clipping="adaptive",
+    ...               more={"target_unclipped_quantile": 0.7})
+    {'quantile': 0.7}
+    """
+    validate.check(grad_sample_mode != "ghost_fsdp", "grad_sample_mode", grad_sample_mode, SHARDED)
+    validate.one_of(MODES, grad_sample_mode=grad_sample_mode)
+    remedy = "leave it out: an empty batch is released as noise here and paid for, and random data would be wrong"
+    validate.check(not rand_on_empty, "rand_on_empty", rand_on_empty, remedy)
+    for name, value in more.items():
+        if name not in ADAPTIVE:
+            validate.refuse(name, value, REFUSED.get(name, "check its name: make_private has no such option"))
+        remedy = 'leave it out, or give clipping="adaptive", to which it belongs'
+        validate.check(clipping == "adaptive", name, value, remedy)
+    return {ADAPTIVE[name]: value for name, value in more.items()}
+
+
+def check_loss(criterion: object, reduction: str) -> None:
+    """A mean over the batch that is not one over examples would let one record move the others' shares.
+
+    >>> from torch import nn
+    >>> check_loss(nn.CrossEntropyLoss(reduction="sum"), "mean")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: loss_reduction='mean' is not allowed: give 'sum', which is the ...
+    """
+    validate.one_of(("mean", "sum"), loss_reduction=reduction)
+    own = getattr(criterion, "reduction", "none")
+    remedy = f"give {own!r}, which is the criterion's reduction"
+    validate.check(own in (reduction, "none"), "loss_reduction", reduction, remedy)
+    weighted = reduction == "mean" and getattr(criterion, "weight", None) is not None
+    remedy = "use reduction='sum' with class weights: a mean with them divides by the weights of the whole batch"
+    validate.check(not weighted, "criterion", type(criterion).__name__, remedy)
+
+
+# ---------------------------------------------------------------- what fills the slots
+
+
+@dataclass(frozen=True, eq=False)
+class GradientEmbedding:
+    """Two releases of one sample: the code V_k' g, and the residual g - V_k V_k' g with a clip of its own.
+
+    The residual is smaller than the gradient, so its clip, and with it the noise in R^d, can be smaller.  `share` is
+    the code's share of the budget: with the stage's multiplier z the two have z / sqrt(share) and
+    z / sqrt(1 - share), which together cost what z costs.
+
+    encoder    the map of the code, tight: `PublicSubspace`, `KroneckerSubspace`, ...
+    clip_rest  the clip bound of residuals
+
+    >>> from isthmus.sketches import PublicSubspace
+    >>> GradientEmbedding(PublicSubspace(4), clip_rest=0.1).multipliers(3.0)[1] > 3.0
+    True
+    """
+
+    encoder: Encoder
+    clip_rest: float
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        validate.check(isinstance(self.encoder, Encoder), "encoder", self.encoder, "give a sketch of isthmus")
+        validate.positive(clip_rest=self.clip_rest)
+        validate.open_unit(share=self.share)
+
+    def multipliers(self, z: float) -> tuple[float, float]:
+        """The noise multipliers of code and residual."""
+        first, second = split(z, self.share, 1 - self.share)
+        return first, second
 
 
 @dataclass(frozen=True)
@@ -67,7 +157,7 @@ class ModuleLift:
 
     reads_w: ClassVar[bool] = False
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Any) -> Lifted:
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
         if isinstance(sketch, SelectionMap):
             return unbiased(sketch, y, w, eta)
@@ -80,118 +170,90 @@ class ModuleLift:
 class LiftIntoSet(ProjectAndLift):
     """`ProjectAndLift` whose step size a scheduler may set to 0, as warm-ups do: nothing moves then."""
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Any) -> Lifted:
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
         """Lift a code onto the set."""
         still = not isinstance(eta, Tensor) and eta == 0
         return Lifted(w.new_zeros(w.shape), w) if still else super().__call__(sketch, y, w, eta)
 
 
-@dataclass(frozen=True)
-class Filling:
-    """The private choices of `make_private`."""
+def releases(
+    z: float,
+    space: Space,
+    *,
+    sketch: Encoder | GradientEmbedding | None,
+    clipping: str,
+    max_grad_norm: Norm,
+    micro: int,
+    constraint: ConvexSet | None,
+    **adaptive: float,
+) -> list[Release]:
+    """The releases of a round whose noise, taken together, has the multiplier z."""
+    validate.one_of(("flat", "per_layer", "adaptive"), clipping=clipping)
+    remedy = "use clipping='flat': micro-batches have one clip"
+    validate.check(micro == 1 or clipping == "flat", "micro_batch_size", micro, remedy)
+    if clipping != "per_layer":
+        validate.positive(max_grad_norm=max_grad_norm)  # type: ignore[arg-type]
+    if isinstance(sketch, GradientEmbedding):
+        return _embedding(sketch, z, clipping, max_grad_norm, micro, constraint)  # type: ignore[arg-type]
+    is_sketch = sketch is None or isinstance(sketch, Encoder)
+    validate.check(is_sketch, "sketch", sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
+    encode = sketch or Identity()
+    lift: Lift = ModuleLift()
+    if constraint is not None and sketch is not None:
+        lift = LiftIntoSet(constraint)
+    if clipping == "per_layer":
+        remedy = "give Kronecker, KroneckerSubspace, PerLeaf or no sketch: the code of this one mixes layers"
+        validate.check(encode.keeps_layers, "sketch", encode, f'use clipping="flat", or {remedy}')
+        bounds = _shares(max_grad_norm, [leaf.name for leaf in space.leaves])
+        clip: Clipping = PerLeafClip(bounds)
+        if len(bounds) == 1:
+            clip = Clip(next(iter(bounds.values())))
+    elif micro > 1:
+        clip = GroupClip(max_grad_norm, before=encode.clips_before)  # type: ignore[arg-type]
+    else:
+        clip = Clip(max_grad_norm, before=encode.clips_before)  # type: ignore[arg-type]
+    if clipping != "adaptive":
+        return [Release(encode=encode, clip=clip, mechanism=noise_of(z), lift=lift)]
+    # the count of norms within the bound, which moves the bound, is paid for too
+    moving = AdaptiveClip(max_grad_norm, **adaptive, before=encode.clips_before)  # type: ignore[arg-type]
+    count = ClipCountEncoder(encode, moving, "main/gradient")
+    first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
+    return [
+        Release(encode=encode, clip=moving, mechanism=noise_of(first), lift=lift),
+        Release(moving.release, count, Clip(0.5), mechanism=noise_of(second), lift=discard),
+    ]
 
-    sketch: Encoder | GradientEmbedding | None
-    clipping: str
-    max_grad_norm: Norm
-    micro: int = 1
-    quantile: float = 0.5
-    rate: float = 0.2
-    constraint: ConvexSet | None = None
 
-    def __post_init__(self) -> None:
-        validate.one_of(CLIPPINGS, clipping=self.clipping)
-        validate.positive_int(micro_batch_size=self.micro)
-        single = isinstance(self.max_grad_norm, (int, float)) and not isinstance(self.max_grad_norm, bool)
-        if self.clipping == "per_layer":
-            values = self.max_grad_norm.values() if isinstance(self.max_grad_norm, Mapping) else self.max_grad_norm
-            for value in [self.max_grad_norm] if single else values:  # type: ignore[union-attr]
-                validate.positive(max_grad_norm=value)  # type: ignore[arg-type]
-        else:
-            validate.check(
-                single,
-                "max_grad_norm",
-                self.max_grad_norm,
-                f"give one number, which is what clipping={self.clipping!r} takes",
-            )
-            validate.positive(max_grad_norm=self.max_grad_norm)  # type: ignore[arg-type]
-        is_sketch = self.sketch is None or isinstance(self.sketch, (Encoder, GradientEmbedding))
-        validate.check(is_sketch, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
-        if self.micro > 1:
-            validate.check(
-                self.clipping == "flat",
-                "micro_batch_size",
-                self.micro,
-                "use clipping='flat': micro-batches have one clip",
-            )
-
-    def releases(self, z: float, space: Space) -> list[Release]:
-        """The releases of a round whose noise, taken together, has the multiplier z."""
-        validate.non_negative(noise_multiplier=z)
-        if isinstance(self.sketch, GradientEmbedding):
-            return self._embedding(self.sketch, z)
-        encode = Identity() if self.sketch is None else self.sketch
-        lift = ModuleLift() if self.constraint is None or self.sketch is None else LiftIntoSet(self.constraint)
-        if self.clipping == "adaptive":
-            return self._adaptive(encode, z, lift)
-        return [Release(encode=encode, clip=self._clip(encode, space), mechanism=noise_of(z), lift=lift)]
-
-    def _clip(self, encode: Encoder, space: Space) -> Any:
-        if self.clipping == "per_layer":
-            remedy = (
-                'use clipping="flat", or give Kronecker, KroneckerSubspace, PerLeaf or no sketch: the code of this '
-                "one mixes layers"
-            )
-            validate.check(encode.keeps_layers, "sketch", encode, remedy)
-            bounds = _shares(self.max_grad_norm, [leaf.name for leaf in space.leaves])
-            return PerLeafClip(bounds) if len(bounds) > 1 else Clip(next(iter(bounds.values())))
-        bound = float(self.max_grad_norm)  # type: ignore[arg-type]
-        clip = GroupClip if self.micro > 1 else Clip
-        return clip(bound, before=encode.clips_before)
-
-    def _adaptive(self, encode: Encoder, z: float, lift: Any) -> list[Release]:
-        """The gradient, and the count of norms within the bound that moves the bound; both are paid for."""
-        clip = AdaptiveClip(float(self.max_grad_norm), self.quantile, self.rate, before=encode.clips_before)  # type: ignore[arg-type]
-        count = ClipCountEncoder(encode, clip, "main/gradient")
-        first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
-        return [
-            Release(encode=encode, clip=clip, mechanism=noise_of(first), lift=lift),
-            Release(clip.release, count, Clip(0.5), mechanism=noise_of(second), lift=discard),
-        ]
-
-    def _embedding(self, sketch: GradientEmbedding, z: float) -> list[Release]:
-        validate.check(
-            self.clipping == "flat", "clipping", self.clipping, "use clipping='flat', which a gradient embedding needs"
-        )
-        validate.check(
-            self.constraint is None,
-            "constraint",
-            self.constraint,
-            "leave it out: a gradient embedding takes no constraint",
-        )
-        validate.check(
-            not sketch.encoder.clips_before,
-            "sketch",
-            sketch.encoder,
-            'give it with clip="after": a gradient embedding clips the code',
-        )
-        first, second = sketch.multipliers(z)
-        clip = GroupClip if self.micro > 1 else Clip
-        return [
-            Release("code", sketch.encoder, clip(float(self.max_grad_norm)), mechanism=noise_of(first), lift=pinv),  # type: ignore[arg-type]
-            Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=noise_of(second), lift=pinv),
-        ]
+def _embedding(
+    sketch: GradientEmbedding, z: float, clipping: str, norm: float, micro: int, constraint: ConvexSet | None
+) -> list[Release]:
+    """The code, and what it left."""
+    validate.check(clipping == "flat", "clipping", clipping, "use clipping='flat', which a gradient embedding needs")
+    remedy = "leave it out: a gradient embedding takes no constraint"
+    validate.check(constraint is None, "constraint", constraint, remedy)
+    remedy = 'give it with clip="after": a gradient embedding clips the code'
+    validate.check(not sketch.encoder.clips_before, "sketch", sketch.encoder, remedy)
+    first, second = sketch.multipliers(z)
+    clip = GroupClip if micro > 1 else Clip
+    return [
+        Release("code", sketch.encoder, clip(norm), mechanism=noise_of(first), lift=pinv),
+        Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=noise_of(second), lift=pinv),
+    ]
 
 
 def _shares(norm: Norm, names: list[str]) -> dict[str, float]:
     """A bound for each leaf: given by name or in order, or one bound C shared as C / sqrt(L)."""
-    remedy = f"give one bound, or one for each of the {len(names)} layers {names}"
-    if isinstance(norm, Mapping):
-        validate.check(set(norm) == set(names), "max_grad_norm", dict(norm), remedy)
-        return dict(norm)
     if isinstance(norm, (int, float)):
+        validate.positive(max_grad_norm=norm)
         return dict.fromkeys(names, norm / math.sqrt(len(names)))
-    validate.check(len(norm) == len(names), "max_grad_norm", list(norm), remedy)
-    return dict(zip(names, (float(value) for value in norm), strict=True))
+    remedy = f"give one bound, or one for each of the {len(names)} layers {names}"
+    if not isinstance(norm, Mapping):
+        validate.check(len(norm) == len(names), "max_grad_norm", list(norm), remedy)
+        norm = dict(zip(names, norm, strict=True))
+    validate.check(set(norm) == set(names), "max_grad_norm", dict(norm), remedy)
+    for bound in norm.values():
+        validate.positive(max_grad_norm=bound)
+    return {name: float(bound) for name, bound in norm.items()}
 
 
 def looks_at_public(sketch: Encoder | GradientEmbedding | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -209,14 +209,12 @@ def check_draws(loader: DataLoader) -> None:
     """
     parts = {"the dataset": loader.dataset, "collate_fn": getattr(loader.collate_fn, "__self__", loader.collate_fn)}
     own = [f"{name}{path}" for name, part in parts.items() for path in _generators_in(part, set())]
-    validate.check(
-        not own,
-        "data_loader",
-        own,
+    remedy = (
         "draw from the global generators of torch, NumPy or Python, which are secret while records are read: "
         "generators of one's own have seeds that may be known, and one record more in a batch would shift what they "
-        "draw for all others (one made anew from a seed and the record's index is fine; delete what is no longer used)",
+        "draw for all others (one made anew from a seed and the record's index is fine; delete what is no longer used)"
     )
+    validate.check(not own, "data_loader", own, remedy)
 
 
 def _generators_in(part: Any, seen: set[int]) -> Iterator[str]:
@@ -369,31 +367,23 @@ class BatchMemoryManager:
 
 def check_physical(physical: int | None, micro: int) -> None:
     """Micro-batches are clipped whole: they are not cut."""
+    validate.positive_int(micro_batch_size=micro)
     if physical is not None:
         validate.positive_int(max_physical_batch_size=physical)
-        remedy = (
-            "give either max_physical_batch_size or micro_batch_size: micro-batches are clipped whole and cannot be cut"
-        )
+        remedy = "give either this or micro_batch_size: micro-batches are clipped whole and cannot be cut"
         validate.check(micro == 1, "max_physical_batch_size", physical, remedy)
 
 
 def check_loader(loader: Any) -> tuple[int, int]:
     """(n, batch size) of a user's loader."""
     validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
-    validate.check(
-        not isinstance(loader, PrivateLoader),
-        "data_loader",
-        loader,
-        "give a loader of your own: this one is private already",
-    )
-    validate.check(
-        not isinstance(loader.dataset, IterableDataset),
-        "data_loader",
-        type(loader.dataset).__name__,
-        "give a map-style dataset: the sampling of a stream cannot be accounted",
-    )
-    n = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
-    validate.check(n > 0, "data_loader.dataset", n, "give a map-style dataset with at least one record")
+    remedy = "give a loader of your own: this one is private already"
+    validate.check(not isinstance(loader, PrivateLoader), "data_loader", loader, remedy)
+    n, kind = 0, type(loader.dataset).__name__
+    if isinstance(loader.dataset, Sized) and not isinstance(loader.dataset, IterableDataset):
+        n = len(loader.dataset)
+    remedy = "give a map-style dataset with at least one record: the sampling of a stream cannot be accounted"
+    validate.check(n > 0, "data_loader.dataset", kind, remedy)
     size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)
     if size is None:
         validate.refuse("data_loader.batch_size", size, "give a loader with a batch_size, which sets the sampling rate")
@@ -405,14 +395,10 @@ def check_loader(loader: Any) -> tuple[int, int]:
 
 def _check_sampler(loader: DataLoader, n: int) -> None:
     """Batches are drawn anew from all records: a sampler that means something else would be ignored in silence."""
-    own, sampler = type(loader.batch_sampler) is BatchSampler, loader.sampler
-    plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == n
-    )
-    validate.check(
-        own and plain,
-        "data_loader.sampler" if own else "data_loader.batch_sampler",
-        type(sampler if own else loader.batch_sampler).__name__,
-        "leave it out: batches are drawn secretly from the whole dataset; to train on some of the records, "
-        "give a Subset",
-    )
+    remedy = "leave it out: batches are drawn secretly from the whole dataset; of some of the records give a Subset"
+    own, sampler = type(loader.batch_sampler), loader.sampler
+    validate.check(own is BatchSampler, "data_loader.batch_sampler", own.__name__, remedy)
+    plain = type(sampler) is SequentialSampler
+    if type(sampler) is RandomSampler:
+        plain = not sampler.replacement and sampler.num_samples == n
+    validate.check(plain, "data_loader.sampler", type(sampler).__name__, remedy)

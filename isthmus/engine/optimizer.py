@@ -15,25 +15,11 @@ from isthmus.core.driver import TorchDriver, check_undriven
 from isthmus.gradients.layers import Layers
 from isthmus.sets import ConvexSet, Product, Whole
 
-FIXED = "the noise multiplier is fixed when training is made private: it is what the ledger charges"
-ADAPTIVE = 'the clip bound is fixed when training is made private; for one that moves use clipping="adaptive"'
-LOCKED = {
-    "noise_multiplier": FIXED,
-    "max_grad_norm": ADAPTIVE,
-    "max_clipbound": ADAPTIVE,
-    "min_clipbound": ADAPTIVE,
-    "target_unclipped_quantile": ADAPTIVE,
-    "clipbound_learning_rate": ADAPTIVE,
-    "unclipped_num_std": ADAPTIVE,
-    "expected_batch_size": "sums are divided by a public number: give make_private(normaliser=)",
-    "loss_reduction": "give make_private(loss_reduction=)",
-    "generator": "noise is secret: give make_private(noise_generator=) for tests",
-    "secure_mode": "give PrivacyEngine(secure_mode=)",
-    "grad_samples": "the gradients of single records are never formed: sums are clipped from their factors",
-    "accumulated_iterations": "every logical batch is a round of its own",
-    "summed_grad": "only what was released is in .grad",
-    "step_hook": "use optimizer.register_step_post_hook, or observers of the engine's driver",
-}
+LOCKED = (
+    *("noise_multiplier", "max_grad_norm", "max_clipbound", "min_clipbound", "target_unclipped_quantile"),
+    *("clipbound_learning_rate", "unclipped_num_std", "expected_batch_size", "loss_reduction", "generator"),
+    *("secure_mode", "grad_samples", "accumulated_iterations", "summed_grad", "step_hook"),
+)
 """What Opacus' optimiser and its schedulers set: here an assignment would change nothing, and is refused."""
 
 
@@ -51,16 +37,13 @@ def _guarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in LOCKED:
-                validate.refuse(f"optimizer.{name}", value, f"{LOCKED[name]}; call engine.detach() to begin anew")
+                remedy = "give it to make_private: it is fixed with what the ledger charges; call engine.detach() first"
+                validate.refuse(f"optimizer.{name}", value, remedy)
             super().__setattr__(name, value)
 
         def add_param_group(self, param_group: dict[str, Any]) -> None:
-            validate.refuse(
-                "optimizer.add_param_group",
-                sorted(param_group),
-                "call engine.detach(), add the group and make training private again: its parameters would "
-                "move by raw gradients",
-            )
+            remedy = "call engine.detach() and add it before make_private: its parameters would move by raw gradients"
+            validate.refuse("optimizer.add_param_group", sorted(param_group), remedy)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             return _bare, (kind,), self.__getstate__()
@@ -118,9 +101,8 @@ def check_fresh(module: Any, optimizer: Any) -> None:
     """A module or an optimiser that is private already would be charged and noised twice."""
     remedy = "call detach() on its engine first: it is private already"
     check_undriven(module)
-    validate.check(
-        not hasattr(getattr(optimizer, "step", None), "_before"), "optimizer", type(optimizer).__name__, remedy
-    )
+    plain = not hasattr(getattr(optimizer, "step", None), "_before")
+    validate.check(plain, "optimizer", type(optimizer).__name__, remedy)
 
 
 def _watch_others(driver: TorchDriver, private: set[int]) -> None:
@@ -134,13 +116,11 @@ def _watch_others(driver: TorchDriver, private: set[int]) -> None:
         if other is driver.optimizer or any(value is driver.optimizer for value in vars(other).values()):
             return  # the private one, or a wrapper around it
         theirs = any(id(p) in private for group in other.param_groups for p in group["params"])
-        validate.check(
-            not theirs,
-            "optimizer",
-            type(other).__name__,
+        remedy = (
             "call step() of the optimiser that make_private returned: this one has private parameters too, and would "
-            "move nothing, as their gradients are there only once the private step has released them",
+            "move nothing, as their gradients are there only once the private step has released them"
         )
+        validate.check(not theirs, "optimizer", type(other).__name__, remedy)
 
     handle = register_optimizer_step_pre_hook(before)
     driver.handles.append(handle)
@@ -150,13 +130,8 @@ def _watch_others(driver: TorchDriver, private: set[int]) -> None:
 def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:
     """A gradient that did not come out of the pipeline would move its parameter by unprotected data."""
     raw = sum(p.grad is not None and id(p) not in private for group in optimizer.param_groups for p in group["params"])
-    validate.check(
-        not raw,
-        "optimizer",
-        f"{raw} parameter(s) with a gradient of their own",
-        "keep them frozen, or call engine.detach() and make training private again: they were frozen, or not "
-        "there, when training was made private",
-    )
+    remedy = "keep them frozen, or call engine.detach() and make private again: they were not trained by make_private"
+    validate.check(not raw, "optimizer", f"{raw} parameter(s) with a gradient of their own", remedy)
 
 
 def _refuse_scaler(optimizer: torch.optim.Optimizer) -> None:
@@ -164,13 +139,11 @@ def _refuse_scaler(optimizer: torch.optim.Optimizer) -> None:
     attributes = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
     for name in attributes:
         delattr(optimizer, name)
-    validate.check(
-        not attributes,
-        "optimizer",
-        type(optimizer).__name__,
+    remedy = (
         "give the GradScaler that scales its gradients to make_private(grad_scaler=), so that rows are divided "
-        "by its scale before they are clipped and no step is skipped for what overflows",
+        "by its scale before they are clipped and no step is skipped for what overflows"
     )
+    validate.check(not attributes, "optimizer", type(optimizer).__name__, remedy)
 
 
 def unwrapped(optimizer: Any) -> Any:
@@ -197,16 +170,10 @@ def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
     sets = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(names, constraint)
     for name, given_set in sets.items():
         validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
-        validate.check(
-            hasattr(given_set, "project"), f"constraint[{name!r}]", given_set, "give a set from isthmus.sets"
-        )
-        size, dim = layers.space[name].size, getattr(given_set, "dim", None)
-        validate.check(
-            dim in (None, size),
-            f"constraint[{name!r}]",
-            given_set,
-            f"give a set of dimension {size}: the layer has so many numbers [W | c]",
-        )
+        size, where = layers.space[name].size, f"constraint[{name!r}]"
+        validate.check(isinstance(given_set, ConvexSet), where, given_set, "give a set from isthmus.sets")
+        remedy = f"give a set of dimension {size}: the layer has so many numbers [W | c]"
+        validate.check(given_set.dim in (None, size), where, given_set, remedy)
     return sets
 
 
@@ -221,26 +188,14 @@ def check_optimizer(optimizer: Any, layers: Layers) -> None:
     """The optimiser moves exactly the parameters that are trained."""
     is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
     validate.check(is_optimizer, "optimizer", type(optimizer).__name__, "give a torch optimiser")
-    validate.check(
-        not isinstance(optimizer, torch.optim.LBFGS),
-        "optimizer",
-        "LBFGS",
-        "use SGD or Adam: it evaluates the loss several times in a step, and every value would be a release",
-    )
+    remedy = "use SGD or Adam: it evaluates the loss several times in a step, and every value would be a release"
+    validate.check(not isinstance(optimizer, torch.optim.LBFGS), "optimizer", "LBFGS", remedy)
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trained = {id(p) for p in layers.parameters()}
-    validate.check(
-        bool(trained & held),
-        "optimizer",
-        f"{len(held)} trainable parameters, none of them the module's",
-        "give an optimiser of exactly the parameters of the module that is made private: it was made for "
-        "another module (get_compatible_module returns a copy with parameters of its own: make the optimiser "
-        "after it)",
+    remedy = (
+        f"Module parameters are different than optimizer Parameters: give the optimiser exactly the {len(trained)} "
+        f"parameters that the module trains, of which it has {len(trained & held)}, and freeze the others first "
+        "(requires_grad_(False)). get_compatible_module returns a copy with parameters of its own: make the optimiser "
+        "after it"
     )
-    validate.check(
-        trained == held,
-        "optimizer",
-        f"{len(held)} trainable parameters",
-        f"give the optimiser exactly the {len(trained)} parameters that the module trains, of which it has "
-        f"{len(trained & held)}, and freeze the others first (requires_grad_(False))",
-    )
+    validate.check(trained == held, "optimizer", f"{len(held)} trainable parameters", remedy)

@@ -5,8 +5,48 @@ docs/migrating/opacus.md.  Names whose only use is to look at, or change,
 what private training must keep to itself can be imported, and say so when they are used.
 """
 
-from isthmus.opacus_compat import utils
+import sys
+from types import ModuleType
+
+from isthmus.opacus_compat import engine, names
+from isthmus.opacus_compat.engine import GradSampleModule
 from isthmus.opacus_compat.engine import OpacusEngine as PrivacyEngine
-from isthmus.opacus_compat.grad_sample import GradSampleModule
+
+MODULES = {
+    "accountants": "GaussianAccountant IAccountant PRVAccountant RDPAccountant create_accountant",
+    "accountants.accountant": "IAccountant",
+    "accountants.utils": "get_noise_multiplier",
+    "data_loader": "DPDataLoader",
+    "distributed": "DifferentiallyPrivateDistributedDataParallel",
+    "grad_sample": "GradSampleModule",
+    "layers": "DPGRU DPLSTM DPMultiheadAttention DPRNN",
+    "layers.dp_multihead_attention": "DPMultiheadAttention",
+    "layers.dp_rnn": "DPGRU DPLSTM DPRNN",
+    "optimizers": "DPOptimizer",
+    "schedulers": "ExponentialGradClip ExponentialNoise LambdaGradClip LambdaNoise StepGradClip StepNoise",
+    "utils": "",
+    "utils.batch_memory_manager": "BatchMemoryManager wrap_data_loader",
+    "utils.module_utils": "are_state_dict_equal clone_module has_trainable_params trainable_modules "
+    "trainable_parameters",
+    "utils.uniform_sampler": "UniformWithReplacementSampler",
+    "validators": "ModuleValidator",
+    "validators.errors": "IllegalModuleConfigurationError ShouldReplaceModuleError UnsupportedError "
+    "UnsupportedModuleError",
+    "validators.module_validator": "ModuleValidator",
+}
+"""Opacus' modules, and the names that each of them has here."""
+
+
+def _mirror(path: str, listed: str) -> None:
+    module = ModuleType(f"{__name__}.{path}", f"The names of opacus.{path}.")
+    for name in listed.split():
+        setattr(module, name, vars(engine).get(name) or vars(names)[name])
+    sys.modules[module.__name__] = module
+    parent, _, own = module.__name__.rpartition(".")
+    setattr(sys.modules[parent], own, module)
+
+
+for _path, _listed in MODULES.items():
+    _mirror(_path, _listed)
 
 __all__ = ["GradSampleModule", "PrivacyEngine", "utils"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,18 @@ import torch
 from torch import nn
 
 from isthmus.base import validate
+from isthmus.core.driver import TorchDriver
 from isthmus.engine import PrivacyEngine
 from isthmus.engine.optimizer import unwrapped
 from isthmus.gradients.layers import Layers
-from isthmus.opacus_compat.accountants import IAccountant
-from isthmus.opacus_compat.grad_sample import put_on, take_off
-from isthmus.opacus_compat.optimizers import answer
-from isthmus.opacus_compat.validators import ModuleValidator
+from isthmus.opacus_compat.names import IAccountant, ModuleValidator, method
+
+_END = "call engine.detach(): it gives module and optimiser back with what they have learned"
+_ONE = "call step(): it clips, sums, adds noise and charges the ledger in one go, no part of which can be had alone"
+_RAW = (
+    "call make_private, which clips and sums gradients from their factors, or engine.public_rows for public "
+    "examples: those of single records are not kept and not shown"
+)
 
 
 class OpacusEngine(PrivacyEngine):
@@ -39,18 +44,15 @@ class OpacusEngine(PrivacyEngine):
     (4, 10.0, 0.25, True)
     """
 
-    def __init__(self, *, accountant: str = "prv", secure_mode: bool = False, **rest: Any) -> None:
-        super().__init__(accountant=accountant, secure_mode=secure_mode, **rest)
+    def __init__(self, *, accountant: str = "prv", **rest: Any) -> None:
+        super().__init__(accountant=accountant, **rest)
 
     def make_private(
         self,
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        noise_multiplier: float,
         max_grad_norm: Any,
-        batch_first: bool = True,
-        clipping: str = "flat",
         wrap_model: bool = True,
         **rest: Any,
     ) -> Any:
@@ -61,19 +63,10 @@ class OpacusEngine(PrivacyEngine):
         With `wrap_model` the module answers to the names of `GradSampleModule`.
         """
         ModuleValidator.validate(module, strict=True)
-        _check_same(module, unwrapped(optimizer))
-        if clipping == "per_layer" and isinstance(max_grad_norm, Sequence):
-            max_grad_norm = by_layer(module, max_grad_norm, batch_first)
-        made = super().make_private(
-            module=module,
-            optimizer=optimizer,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            batch_first=batch_first,
-            clipping=clipping,
-            **rest,
-        )
-        answer(unwrapped(optimizer), self._require_driver(), sums=noise_multiplier == 0)
+        if rest.get("clipping") == "per_layer" and isinstance(max_grad_norm, Sequence):
+            max_grad_norm = by_layer(module, max_grad_norm, rest.get("batch_first", True))
+        made = super().make_private(module=module, optimizer=optimizer, max_grad_norm=max_grad_norm, **rest)
+        _answer(unwrapped(optimizer), self._require_driver(), sums=rest["noise_multiplier"] == 0)
         if wrap_model:
             put_on(module)
         return made
@@ -94,30 +87,34 @@ class OpacusEngine(PrivacyEngine):
         return super().get_epsilon(delta) if alphas is None else self.accountant.get_epsilon(delta, alphas)
 
     @classmethod
-    def is_compatible(cls, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> bool:
+    def is_compatible(cls, *, module: nn.Module, **rest: object) -> bool:
         """Whether every trainable layer has per-example gradients."""
         return ModuleValidator.is_valid(module)
 
     @classmethod
-    def validate(cls, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> None:  # type: ignore[override]
+    def validate(cls, *, module: nn.Module, **rest: object) -> None:  # type: ignore[override]
         """Raise `UnsupportedModuleError` with everything that is wrong with a module."""
         ModuleValidator.validate(module, strict=True)
 
     def save_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> None:
         """To a path or a file that is open for writing; without pickle, and whole or not at all at a path."""
+        rest = _without_schedulers(rest)
+        if isinstance(path, (str, Path)):
+            return super().save_checkpoint(path=path, module=module, **rest)
         with tempfile.TemporaryDirectory() as folder:
-            own = Path(path) if isinstance(path, (str, Path)) else Path(folder) / "checkpoint"
-            super().save_checkpoint(path=own, module=module, **_without_schedulers(rest))
-            if not isinstance(path, (str, Path)):
-                path.write(own.read_bytes())
+            own = Path(folder) / "checkpoint"
+            super().save_checkpoint(path=own, module=module, **rest)
+            path.write(own.read_bytes())
 
     def load_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> dict[str, Any]:
         """From a path or a file that is open for reading, on the terms it was written with."""
+        rest = _without_schedulers(rest)
+        if isinstance(path, (str, Path)):
+            return super().load_checkpoint(path=path, module=module, **rest)
         with tempfile.TemporaryDirectory() as folder:
-            own = Path(path) if isinstance(path, (str, Path)) else Path(folder) / "checkpoint"
-            if not isinstance(path, (str, Path)):
-                own.write_bytes(path.read())
-            return super().load_checkpoint(path=own, module=module, **_without_schedulers(rest))
+            own = Path(folder) / "checkpoint"
+            own.write_bytes(path.read())
+            return super().load_checkpoint(path=own, module=module, **rest)
 
 
 def by_layer(module: nn.Module, bounds: Sequence[float], batch_first: bool = True) -> dict[str, float]:
@@ -140,17 +137,6 @@ def by_layer(module: nn.Module, bounds: Sequence[float], batch_first: bool = Tru
     }
 
 
-def _check_same(module: nn.Module, optimizer: Any) -> None:
-    """An optimiser of other parameters, in Opacus' words."""
-    optimised = {id(p) for group in getattr(optimizer, "param_groups", []) for p in group["params"] if p.requires_grad}
-    trained = {id(p) for p in module.parameters() if p.requires_grad}
-    if optimised != trained:
-        raise validate.InvalidInput(
-            "Module parameters are different than optimizer Parameters: make the optimiser from the parameters of the "
-            "module that is given here, after ModuleValidator.fix and get_compatible_module, which return copies"
-        )
-
-
 def _without_schedulers(rest: dict[str, Any]) -> dict[str, Any]:
     """What a checkpoint takes: options of torch.save, and schedulers of noise, have no meaning here."""
     names = ("optimizer", "checkpoint_dict")
@@ -158,3 +144,120 @@ def _without_schedulers(rest: dict[str, Any]) -> dict[str, Any]:
         remedy = "leave it out: a checkpoint holds module, optimiser, sketch and terms, without pickle"
         validate.check(name in names or value is None, name, value, remedy)
     return {name: value for name, value in rest.items() if name in names}
+
+
+# ---------------------------------------------------------------- what module and optimiser answer to
+
+
+class GradSampleModule:
+    """The class of a module while training is private, beside the module's own: nothing is wrapped.
+
+    `_module` is the module itself, so that scripts which look inside a wrapper find it; `isinstance` holds.  There is
+    no `grad_sample`: raw gradients of single records would be unprotected.
+    """
+
+    _plain: type[nn.Module]
+    __init__ = method("GradSampleModule", _RAW)
+    to_standard_module = method("to_standard_module", _END)
+    remove_hooks = method("remove_hooks", _END)
+    disable_hooks = method("disable_hooks", "call module.eval() for passes of other data")
+
+    @property
+    def _module(self) -> GradSampleModule:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are of the module's own class."""
+        own, plain = type(self), self._plain
+        reduced = plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
+
+        def named(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return tuple(map(named, part))
+            return plain if part is own else part
+
+        return tuple(map(named, reduced))
+
+
+def put_on(module: nn.Module) -> nn.Module:
+    """The same module, which answers to Opacus' names too.
+
+    >>> module = put_on(nn.Linear(2, 2))
+    >>> isinstance(module, GradSampleModule), isinstance(module, nn.Linear), module._module is module
+    (True, True, True)
+    >>> type(take_off(module)) is nn.Linear
+    True
+    """
+    module.__class__ = _beside(module, GradSampleModule, _plain=type(module))
+    return module
+
+
+def take_off(module: nn.Module) -> nn.Module:
+    """The same module, of its own class again."""
+    if isinstance(module, GradSampleModule):
+        module.__class__ = module._plain
+    return module
+
+
+class DPOptimizer:
+    """The class of an optimiser while training is private, beside the optimiser's own: nothing is wrapped.
+
+    noise_multiplier, max_grad_norm   as they were given; assignments are refused
+    expected_batch_size               the public number that noisy sums are divided by
+    accumulated_iterations            1: every batch of the loader is a release of its own
+    summed_grad (of a parameter)      only where noise_multiplier is 0: the clipped sum, which was released as it is
+    """
+
+    _driver: TorchDriver
+    accumulated_iterations = 1
+    __init__ = method("DPOptimizer", "call make_private of an engine, which knows loader, clip and ledger")
+    clip_and_accumulate = method("clip_and_accumulate", _ONE)
+    add_noise = method("add_noise", _ONE)
+    scale_grad = method("scale_grad", _ONE)
+    pre_step = method("pre_step", _ONE)
+    signal_skip_step = method(
+        "signal_skip_step",
+        "use BatchMemoryManager, which cuts one batch into pieces: a batch of the loader that is not released "
+        "would be added to the next one, where a record may be a second time",
+    )
+
+    @property
+    def original_optimizer(self) -> DPOptimizer:
+        """The optimiser itself."""
+        return self
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public number that noisy sums are divided by."""
+        return self._driver.stage.sampler.divisor(self._driver.n, 0)
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The parameters that are trained."""
+        return list(self._driver.layers.parameters())
+
+    def attach_step_hook(self, fn: Callable[[Any], None]) -> None:
+        """Call `fn(optimizer)` at every release: what it sees was released and charged."""
+        self._driver.observers.append(lambda round: fn(self))
+
+
+def _answer(optimizer: torch.optim.Optimizer, driver: TorchDriver, sums: bool) -> None:
+    """Let a private optimiser answer to Opacus' names too; `engine.detach()` makes it plain again.
+
+    sums  give every parameter the sum it moves by as `summed_grad`: only where that was released without noise
+    """
+    optimizer.__class__ = _beside(optimizer, DPOptimizer, _driver=driver)
+
+    def show(private: Any, args: Any, kwargs: Any) -> None:
+        for parameter in private.params:
+            if parameter.grad is not None:
+                parameter.summed_grad = parameter.grad * private.expected_batch_size
+
+    if sums:
+        optimizer.register_step_pre_hook(show)
+
+
+def _beside(thing: object, names: type, **own: object) -> Any:
+    """The class of a module or an optimiser with Opacus' names beside its own."""
+    kind = type(thing)
+    return type(kind.__name__, (names, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **own})

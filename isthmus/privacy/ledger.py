@@ -45,40 +45,26 @@ import math
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from isthmus.base import secret
-from isthmus.base.validate import refuse
-from isthmus.privacy import event_json
-from isthmus.privacy.accounting import Adjacency, compose
-from isthmus.privacy.book import Book, FileBook, MemoryBook
-from isthmus.privacy.chain import (
-    Agreed,
-    FileStore,
-    LedgerCorrupt,
-    adjacency_value,
-    check_rounds,
-    checked_budget,
-    opening,
-)
+from isthmus.base.validate import check, positive_int, refuse
+from isthmus.privacy import accounting, event_json
+from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.chain import FORMAT, LedgerCorrupt, Records, SealedRecords, checked_budget
 from isthmus.privacy.event_json import DpEvent, Json
 from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
-from isthmus.privacy.meter import Meter, plus
 
-__all__ = ["BudgetExceeded", "Budgeted", "Ledger", "LedgerCorrupt", "Limit", "Chargeable", "RunLedger"]
+__all__ = ["BudgetExceeded", "Chargeable", "Ledger", "LedgerCorrupt", "Limit", "RunLedger"]
 
 Event: TypeAlias = "DpEvent | Mapping[str, Any]"
 """An event of `dp_accounting`, or its JSON form."""
-
-
-UNLIMITED = (
-    "there was no ledger at {path!r}: a new one was opened, which knows of nothing that was spent before and refuses "
-    "nothing. If you meant another file, correct its path; else say what it may hold, "
-    "Ledger.open(path, budget=(epsilon, delta)), or budget=math.inf for a record without a limit"
-)
+Totals = Mapping[str, int]
+"""How often each release was made, by the canonical JSON of its event."""
 
 
 class Named(Protocol):
@@ -92,20 +78,6 @@ class Chargeable(Protocol):
     """What a pipeline needs: it is charged before anything private is released."""
 
     def charge(self, stage: Any, t: int) -> None: ...
-
-
-class Budgeted(Protocol):
-    """What a run needs: a purse for its rounds, payments beside them, and a refusal before anything is looked at."""
-
-    @property
-    def adjacency(self) -> Adjacency: ...
-    @property
-    def budget(self) -> tuple[float, float] | None: ...
-    def require(self, event: Event, what: str = "run") -> None: ...
-    def pay(self, what: str, event: Event, rounds: int = 1, *, seeded: bool = False) -> None: ...
-    def run(
-        self, events: Mapping[str, Event], reserve: int | Mapping[str, int] = 1, *, seeded: bool = False
-    ) -> Any: ...
 
 
 class BudgetExceeded(RuntimeError):
@@ -135,12 +107,6 @@ class Limit:
     rounds: int
     budget: tuple[float, float]
     cost: Callable[[DpEvent, float], float]
-
-    def refusal(self, what: str, held: DpEvent, event: Json) -> BudgetExceeded:
-        """Why one more round is refused."""
-        more = compose([held, event_json.from_json(event)])
-        spent, asked = (self.cost(events, self.budget[1]) for events in (held, more))
-        return BudgetExceeded(what, 1, spent, asked, self.budget)
 
 
 class Ledger:
@@ -180,28 +146,43 @@ class Ledger:
         label: str | None = None,
         planned: Sequence[Event] = (),
     ) -> None:
-        if not isinstance(dataset, str | None):
-            refuse("dataset", dataset, "give a public name, as a string")
-        terms = Agreed(budget=checked_budget(budget), adjacency=adjacency_value(adjacency), dataset=dataset)
-        self._book: Book = MemoryBook() if path is None else FileBook(self._make_store(path), terms)
-        tally = self._book.tally
-        with self._book.locked():
-            found = tally.opened
+        check(isinstance(dataset, str | None), "dataset", dataset, "give a public name, as a string")
+        given: Json = {"budget": checked_budget(budget), "dataset": dataset}
+        if adjacency is not None:
+            given["adjacency"] = Adjacency.of(adjacency).value
+        opening: Json = {
+            "kind": "open",
+            "run": secrets.token_hex(8),  # a word of its own: two ledgers that are opened at once are two
+            "format": FORMAT,
+            "budget": given["budget"] and list(given["budget"]),
+            "adjacency": given.get("adjacency", Adjacency.ADD_REMOVE.value),
+            "dataset": dataset or "",
+        }
+        self._records = Records(opening) if path is None else SealedRecords(path, opening)
+        with self._records.locked():
+            found = self._records.opened
             if not found:
-                self._book.append(opening(terms))
+                self._records.append(opening)
         if path is not None and not found and budget is None and shared is None:
-            warn(UNLIMITED.format(path=os.fspath(path)), PrivacyBudgetWarning)
-        for name, value in terms.items():
-            agreed = getattr(tally, name)
+            warn(
+                f"there was no ledger at {os.fspath(path)!r}: a new one was opened, which knows of nothing that was "
+                "spent before and refuses nothing. If you meant another file, correct its path; else say what it may "
+                "hold, Ledger.open(path, budget=(epsilon, delta)), or budget=math.inf for a record without a limit",
+                PrivacyBudgetWarning,
+            )
+        for name, value in given.items():
+            agreed = getattr(self._records, name)
             if value is not None and value != agreed:
                 refuse(name, value, f"leave it out, or give {agreed!r}, with which this ledger was opened")
-        self._meter = Meter(tally.budget, Adjacency(tally.adjacency))
+        self.adjacency = Adjacency(self._records.adjacency)
+        self._within: Totals = {}
+        self._ahead = 1.0
         self.shared, self.label, self.planned = shared, label, tuple(planned)
-        if shared is not None and shared.adjacency is not self.adjacency:
+        if shared is not None:
             remedy = f"give {shared.adjacency.value}, which the shared budget counts"
-            refuse("adjacency", self.adjacency.value, remedy)
-        if shared is not None and self.budget is not None:  # a refusal by the second would come after a charge
-            refuse("budget", self.budget, "leave it out: the shared ledger has the budget")
+            check(shared.adjacency is self.adjacency, "adjacency", self.adjacency.value, remedy)
+            # a refusal by the second would come after a charge
+            check(self.budget is None, "budget", self.budget, "leave it out: the shared ledger has the budget")
 
     @classmethod
     def open(
@@ -215,29 +196,20 @@ class Ledger:
         """Continue the ledger at `path`, or create it."""
         return cls(path, budget, adjacency=adjacency, dataset=dataset)
 
-    @staticmethod
-    def _make_store(path: str | os.PathLike[str]) -> FileStore:
-        return FileStore(path)
-
     @property
     def budget(self) -> tuple[float, float] | None:
         """Epsilon and delta that all charges together must not exceed, or None."""
-        return self._book.tally.budget
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The `Adjacency` that the events are counted for."""
-        return self._meter.adjacency
+        return self._records.budget
 
     @property
     def dataset(self) -> str:
         """The public name of the data."""
-        return self._book.tally.dataset
+        return self._records.dataset
 
     @property
     def identity(self) -> str:
         """What tells this ledger from every other, wherever it is opened: the seal of a file's first record."""
-        return self._book.identity
+        return self._records.identity
 
     @property
     def seeded(self) -> bool:
@@ -245,8 +217,8 @@ class Ledger:
 
         `spent` is the epsilon that the same releases would have with secret noise.
         """
-        with self._book.locked():
-            return self._book.tally.seeded
+        with self._records.locked():
+            return self._records.seeded
 
     def taint(self) -> None:
         """Write down, for good, that noise of a seed was released about this data.
@@ -258,8 +230,8 @@ class Ledger:
         """
         if self.shared is not None:
             self.shared.taint()
-        with self._book.locked():
-            self._book.append(*self._tainting(True))
+        with self._records.locked():
+            self._records.append(*self._tainting(True))
 
     def run(
         self,
@@ -284,7 +256,7 @@ class Ledger:
         >>> ledger.rounds()
         {'quantile': 1}
         """
-        check_rounds(rounds=rounds)
+        positive_int(rounds=rounds)
         with RunLedger(self, {what: event}, rounds, whole=True, seeded=seeded) as run:
             for t in range(rounds):
                 run.charge(what, t)
@@ -302,15 +274,11 @@ class Ledger:
         if self.shared is not None:
             all_of_it = [event_json.to_json(planned) for planned in (event, *self.planned)]
             self.shared.require({"event": "Composed", "events": all_of_it}, self.label or what)
-        if self.budget is None:
-            return
         data = event_json.to_json(event)
-        self._meter.check_supported([data])
+        self._check_supported(data)
         totals = self._totals()
-        planned = plus(totals, event_json.keyed(data))
-        if not self._meter.fits(planned):
-            spent, asked = (self._meter.epsilon(each, self.budget[1]) for each in (totals, planned))
-            raise BudgetExceeded(what, 1, spent, asked, self.budget)
+        if not self._fits(_plus(totals, event_json.keyed(data)), ahead=False):
+            raise self._exceeded(what, totals, event_json.keyed(data), 1)
 
     def spent(self, delta: float | None = None) -> float:
         """Epsilon, at `delta` (the budget's unless given), of everything charged so far, by all runs.
@@ -318,8 +286,11 @@ class Ledger:
         It holds where the number of rounds was fixed beforehand; where what was released decided when to stop, the
         budget (or a run's statement, which counts its whole plan) is what holds.
         """
-        delta = self._delta(delta)
-        return self._meter.epsilon(self._totals(), delta)
+        if delta is None and self.budget is not None:
+            delta = self.budget[1]
+        if not isinstance(delta, (int, float)) or not 0 < delta < 1:
+            refuse("delta", delta, "give a number strictly between 0 and 1")
+        return self._epsilon(self._totals(), float(delta))
 
     def remaining(self, delta: float | None = None) -> float:
         """The budget's epsilon less what is spent; infinite without a budget."""
@@ -331,68 +302,117 @@ class Ledger:
 
     def event(self) -> DpEvent:
         """All charges as one `dp_accounting` event, equal ones counted together."""
-        return event_json.composed((json.loads(key), count) for key, count in self._totals().items())
+        return _composed(self._totals())
 
     def rounds(self) -> dict[str, int]:
         """How many rounds each stage or release was charged for, by name."""
-        with self._book.locked():
-            return {what: count for what, count in self._book.tally.rounds.items() if count}
+        with self._records.locked():
+            return {what: count for what, count in self._records.rounds.items() if count}
 
     def records(self) -> list[Json]:
         """Every record, those of a file read and verified anew from the first line."""
-        return self._book.records()
+        return self._records.all()
 
-    def _totals(self) -> dict[str, int]:
-        with self._book.locked():
-            return {key: count for key, count in self._book.tally.totals.items() if count}
-
-    def _delta(self, delta: float | None) -> float:
-        if delta is None and self.budget is not None:
-            return self.budget[1]
-        if not isinstance(delta, (int, float)) or not 0 < delta < 1:
-            refuse("delta", delta, "give a number strictly between 0 and 1")
-        return float(delta)
+    # ------------------------------------------------------------ what a run does
 
     def _begin(self, run: str, announced: Json) -> None:
         if self.shared is not None:
-            self.shared._begin(run, {self._labelled(what): offer for what, offer in announced.items()})
-        if self.budget is not None:
-            self._meter.check_supported(offer["event"] for offer in announced.values())
-        with self._book.locked():
-            self._book.append({"kind": "begin", "run": run, "announced": announced})
+            self.shared._begin(run, {self._labelled(what): stage for what, stage in announced.items()})
+        for stage in announced.values():
+            self._check_supported(stage["event"])
+        with self._records.locked():
+            self._records.append({"kind": "begin", "run": run, "announced": announced})
 
     def _reserve(self, run: str, what: str, t: int, event: Json, rounds: int, least: int, seeded: bool = False) -> int:
         """Charge as many of `rounds` as the budget allows, or refuse if not even `least`; durable on return."""
         if self.shared is not None:
             rounds = self.shared._reserve(run, self._labelled(what), t, event, rounds, least, seeded)
-        with self._book.locked():
-            if self.budget is not None:
-                rounds = self._affordable(run, what, rounds, least, self.budget)
+        with self._records.locked():
+            rounds = self._affordable(what, self._records.runs[run][what].releases, rounds, least)
             charge = {"kind": "charge", "run": run, "what": what, "rounds": rounds, "event": event, "t": t}
-            self._book.append(*self._tainting(seeded), charge)
+            self._records.append(*self._tainting(seeded), charge)
         return rounds
-
-    def _affordable(self, run: str, what: str, rounds: int, least: int, budget: tuple[float, float]) -> int:
-        totals, event = self._book.tally.totals, self._book.tally.runs[run].keys[what]
-        affordable = self._meter.affordable(totals, event, rounds, least)
-        if not affordable:
-            spent, asked = (self._meter.epsilon(plus(totals, event, more), budget[1]) for more in (0, least))
-            raise BudgetExceeded(what, least, spent, asked, budget)
-        return affordable
 
     def _tainting(self, seeded: bool) -> list[Json]:
         """The record that says so, where it was not said before; older versions refuse a ledger that has it."""
-        return [{"kind": "seeded", "run": ""}] if seeded and not self._book.tally.seeded else []
+        if not seeded or self._records.seeded:
+            return []
+        return [{"kind": "seeded", "run": ""}]
 
-    def _write(self, bodies: list[Json]) -> None:
-        with self._book.locked():
-            self._book.append(*bodies)
+    def _end(self, bodies: list[Json]) -> None:
+        with self._records.locked():
+            self._records.append(*bodies)
         if self.shared is not None:  # after its own, unlike a charge: a refund that is lost in between is no loss
-            named = [body | {"what": self._labelled(body["what"])} if "what" in body else body for body in bodies]
-            self.shared._write(named)
+            self.shared._end([self._labelled_in(body) for body in bodies])
+
+    def _labelled_in(self, body: Json) -> Json:
+        if "what" not in body:
+            return body
+        return body | {"what": self._labelled(body["what"])}
 
     def _labelled(self, what: str) -> str:
-        return what if self.label is None else f"{self.label}/{what}"
+        if self.label is None:
+            return what
+        return f"{self.label}/{what}"
+
+    # ------------------------------------------------------------ the budget
+
+    def _affordable(self, what: str, event: list[tuple[str, int]], rounds: int, least: int) -> int:
+        """The most of `rounds` that fit into the budget on top of what is spent."""
+        totals = self._records.totals
+        if self._fits(_plus(totals, event, rounds)):
+            return rounds
+        if rounds == least or not self._fits(_plus(totals, event, least)):
+            raise self._exceeded(what, totals, event, least)
+        while rounds - least > 1:
+            middle = (least + rounds) // 2
+            if self._fits(_plus(totals, event, middle)):
+                least = middle
+            else:
+                rounds = middle
+        return least
+
+    def _fits(self, totals: Totals, ahead: bool = True) -> bool:
+        """Whether the budget holds these totals, asking the accountant seldom.
+
+        Epsilon grows with every count, so totals found within the budget vouch for all smaller ones.  A check looks
+        ahead, to totals grown by a factor that doubles with success and halves with failure: a run of T
+        reservations asks about log T times.  What a run has planned is asked for as it is, before it begins: a bound
+        of fewer rounds can be the larger number where the grid that it is computed on is another one, and must not
+        refuse the last rounds of what was found to fit.
+        """
+        if self.budget is None or all(self._within.get(key, 0) >= count for key, count in totals.items()):
+            return True
+        if ahead and self._fits({key: count + int(count * self._ahead) for key, count in totals.items()}, False):
+            self._ahead = min(1.0, 2 * self._ahead)
+            return True
+        if ahead:
+            self._ahead /= 2
+        fits = self._epsilon(totals, self.budget[1]) <= self.budget[0]
+        if fits:
+            self._within = totals
+        return fits
+
+    def _epsilon(self, totals: Totals, delta: float) -> float:
+        if not any(totals.values()):
+            return 0.0
+        return float(accounting.epsilon_of(_composed(totals), delta, self.adjacency))
+
+    def _exceeded(self, what: str, totals: Totals, event: list[tuple[str, int]], rounds: int) -> BudgetExceeded:
+        assert self.budget is not None
+        spent, asked = (self._epsilon(_plus(totals, event, more), self.budget[1]) for more in (0, rounds))
+        return BudgetExceeded(what, rounds, spent, asked, self.budget)
+
+    def _check_supported(self, event: Json) -> None:
+        """Refuse events the accountant cannot compose, before a run begins."""
+        if self.budget is not None and not accounting.supports(event_json.from_json(event), self.adjacency):
+            relation = self.adjacency.value
+            remedy = f"use a mechanism that an accountant composes for {relation}: none composes this event"
+            refuse("event", event, remedy)
+
+    def _totals(self) -> dict[str, int]:
+        with self._records.locked():
+            return _plus(self._records.totals)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Ledger is not copied or pickled: open it by its path where it is needed")
@@ -405,6 +425,18 @@ def opened(ledger: Any, adjacency: Adjacency) -> Any:
     return ledger
 
 
+def _plus(totals: Totals, event: Sequence[tuple[str, int]] = (), rounds: int = 1) -> dict[str, int]:
+    """The totals with so many rounds of an event more."""
+    new = Counter(totals)
+    for key, count in event:
+        new[key] += count * rounds
+    return {key: count for key, count in new.items() if count}
+
+
+def _composed(totals: Totals) -> DpEvent:
+    return event_json.composed((json.loads(key), count) for key, count in totals.items())
+
+
 class RunLedger:
     """One run's hold on a ledger: what the pipeline calls before each release.
 
@@ -413,7 +445,7 @@ class RunLedger:
     | begun | the event of each stage and its reservation | |
     | `charge`, nothing reserved | k rounds charged, or as many as the budget still allows | k - 1 left |
     | `charge`, k left | | k - 1 left |
-    | `close` | what ran, a refund of what is left, the end | closed |
+    | `close` | a refund of what is left, the end | closed |
     | killed | all reserved rounds stay charged | |
 
     A run belongs to the process that began it: a fork or a copy would spend the same reservation twice and is
@@ -439,34 +471,39 @@ class RunLedger:
         seeded: bool = False,
         limit: Limit | None = None,
     ) -> None:
-        if not events or not all(isinstance(name, str) and name for name in events):
-            refuse("events", events, "give the event of a round for each stage, by its name")
-        sizes = dict(reserve) if isinstance(reserve, Mapping) else dict.fromkeys(events, reserve)
-        if set(sizes) != set(events):
-            refuse("reserve", sorted(sizes), f"give one number, or one for each of {sorted(events)}")
-        check_rounds(**{f"reserve[{name!r}]": size for name, size in sizes.items()})
-        self._offers: Json = {
-            name: {"event": event_json.to_json(event), "rounds": int(sizes[name])} for name, event in events.items()
+        good = bool(events) and all(isinstance(name, str) and name for name in events)
+        check(good, "events", events, "give the event of a round for each stage, by its name")
+        if not isinstance(reserve, Mapping):
+            reserve = dict.fromkeys(events, reserve)
+        remedy = f"give one number, or one for each of {sorted(events)}"
+        check(set(reserve) == set(events), "reserve", sorted(reserve), remedy)
+        positive_int(**{f"reserve[{name!r}]": size for name, size in reserve.items()})
+        self._announced: Json = {
+            name: {"event": event_json.to_json(event), "rounds": int(reserve[name])} for name, event in events.items()
         }
         self.ledger, self.id, self._whole = ledger, secrets.token_hex(8), whole
-        self.seeded = seeded or secret.rehearsed()
-        self.limit = limit
+        self.seeded, self.limit = seeded or secret.rehearsed(), limit
         self._pid, self._lock, self._closed = os.getpid(), threading.Lock(), False
         self._left, self._used = dict.fromkeys(events, 0), dict.fromkeys(events, 0)
-        ledger._begin(self.id, self._offers)
+        ledger._begin(self.id, self._announced)
 
     def charge(self, stage: Named | str, t: int = 0) -> None:
         """Pay for one round of a stage (or its name): when this returns, the release may be made."""
-        name = stage if isinstance(stage, str) else stage.name
+        name = str(getattr(stage, "name", stage))
         with self._lock:
             self._require_open()
-            if name not in self._offers:
-                refuse("stage", name, f"name a stage that this run announced, which are {sorted(self._offers)}")
+            remedy = f"name a stage that this run announced, which are {sorted(self._announced)}"
+            check(name in self._announced, "stage", name, remedy)
+            event, rounds = self._announced[name]["event"], self._announced[name]["rounds"]
             if self.limit is not None and max(int(t), self._used[name]) >= self.limit.rounds:
-                raise self.limit.refusal(name, self.ledger.event(), self._offers[name]["event"])
+                held = self.ledger.event()
+                more = accounting.compose([held, event_json.from_json(event)])
+                spent, asked = (self.limit.cost(events, self.limit.budget[1]) for events in (held, more))
+                raise BudgetExceeded(name, 1, spent, asked, self.limit.budget)
             if not self._left[name]:
-                event, rounds = self._offers[name]["event"], self._offers[name]["rounds"]
-                least = rounds if self._whole else 1
+                least = 1
+                if self._whole:
+                    least = rounds
                 self._left[name] = self.ledger._reserve(self.id, name, int(t), event, rounds, least, self.seeded)
             self._left[name] -= 1
             self._used[name] += 1
@@ -474,12 +511,6 @@ class RunLedger:
     def held(self) -> dict[str, int]:
         """The rounds of each stage that are charged and not yet begun."""
         return dict(self._left)
-
-    def note(self) -> None:
-        """Write down what has run so far, for a reader; no charge changes."""
-        with self._lock:
-            self._require_open()
-            self.ledger._write(self._ran())
 
     def close(self, refund: bool = True) -> None:
         """End the run; rounds reserved and never begun are given back.  Closing twice does nothing.
@@ -494,21 +525,16 @@ class RunLedger:
             left, self._left = self._left, dict.fromkeys(self._left, 0)
             self._closed = True  # before the refund is written: what is given back can no longer be spent
             back = [
-                {"kind": "refund", "run": self.id, "what": name, "rounds": count, "event": self._offers[name]["event"]}
-                for name, count in left.items()
-                if count and refund
+                {"kind": "refund", "run": self.id, "what": name, "rounds": k, "event": self._announced[name]["event"]}
+                for name, k in left.items()
+                if k and refund
             ]
-            self.ledger._write([*self._ran(), *back, {"kind": "close", "run": self.id}])
-
-    def _ran(self) -> list[Json]:
-        used = {name: count for name, count in self._used.items() if count}
-        return [{"kind": "ran", "run": self.id, "what": name, "rounds": count} for name, count in used.items()]
+            self.ledger._end([*back, {"kind": "close", "run": self.id}])
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
             refuse("process", os.getpid(), f"begin a new run in this process: this one belongs to process {self._pid}")
-        if self._closed:
-            refuse("run", self.id, "begin a new run: this one is closed")
+        check(not self._closed, "run", self.id, "begin a new run: this one is closed")
 
     def __enter__(self) -> RunLedger:
         return self

@@ -45,10 +45,15 @@ def is_share(name: str | None, values: Sequence[float]) -> bool:
     return metric_key(name) in _SHARES and all(0 <= value <= 1 for value in values)
 
 
-def measured(name: str | None, value: float | None) -> str:
+def meaning(name: str) -> str:
+    """What a measure says, where it is a usual one."""
+    return METRICS.get(metric_key(name), "")
+
+
+def measured(value: float | None, name: str | None) -> str:
     """A measure's value.
 
-    >>> measured("accuracy", 0.8473), measured("R2", 0.5912), measured("R2", None)
+    >>> measured(0.8473, "accuracy"), measured(0.5912, "R2"), measured(None, "R2")
     ('84.73%', '0.5912', '\u2013')
     """
     if value is None:
@@ -56,10 +61,10 @@ def measured(name: str | None, value: float | None) -> str:
     return f"{100 * value:.2f}%" if is_share(name, [value]) else number(value)
 
 
-def spread(name: str | None, value: float | None) -> str:
+def spread(value: float | None, name: str | None) -> str:
     """The size of the noise in a measure, in the measure's unit: two digits say enough.
 
-    >>> spread("accuracy", 0.003294), spread("R2", 0.02731), spread("R2", None)
+    >>> spread(0.003294, "accuracy"), spread(0.02731, "R2"), spread(None, "R2")
     ('0.33%', '0.027', '')
     """
     if not value:

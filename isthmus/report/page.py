@@ -26,10 +26,6 @@ Section = dict[str, Any]
 _HERE = Path(__file__).parent
 _PEERS = {"Plain DP-SGD": ("dp-sgd", "dp_sgd", "dpsgd"), "Public labels alone": ("public labels", "public alone")}
 _STRONG, _REASONABLE = 1.0, 10.0
-_RULE = (
-    "A common rule of thumb (Ponomareva et al., How to DP-fy ML, 2023): an epsilon of at most 1 is a strong promise, "
-    "of at most 10 a reasonable one, above 10 a weak one."
-)
 _CHANGES = {
     "add-remove": ("Adding or removing one record", "whether one given record was used"),
     "replace-one": ("Replacing one record by another", "which of two given records was used"),
@@ -57,34 +53,22 @@ def render(record: Record) -> str:
     Every figure in it is a figure of the record, or follows from one by a formula that is named beside it.  What is not
     in the record is left out, and the end of the report says that it is.
     """
-    comparison, noise, energy = _comparison(record), _noise(record), _energy(record)
-    promised = record.privacy is not None
-    missing = {
-        "figures of quality on held-out records": not record.metrics,
-        "a comparison with other methods": comparison is None,
-        "the privacy spent, by round": len(record.budget["curve"]) < 2 and promised,
-        "the length of each step and of its noise": noise is None and promised,
-        "captured energy (no directions were learned from public data)": energy is None,
-        "a plan": record.plan is None,
-        "versions of the software": not record.versions,
-    }
+    privacy = record.privacy
     return _template().render(
         record=record,
+        data=record.data,
+        model=record.model,
+        privacy=privacy,
         verdict=_verdict(record),
-        rule=_RULE,
-        statement=_statement(record),
+        paragraphs=privacy and _words.paragraphs(_without_advice(record), privacy["assumptions"], privacy["releases"]),
         budget=_budget(record),
-        trained=_trained(record),
-        lede=_lede(record),
-        card=_card(record),
         expectation=expectation(record),
-        warnings=[fact(warning) + "." for warning in record.warnings],
-        metrics=_metrics(record),
-        comparison=comparison,
-        noise=noise,
-        energy=energy,
+        warnings=record.warnings,
+        metrics=record.metrics,
+        comparison=_comparison(record),
+        noise=_noise(record),
+        energy=_energy(record),
         plan=_plan(record),
-        absent=[name for name, absent in missing.items() if absent],
         curves=_curves(record),
         format=FORMAT,
     )
@@ -103,9 +87,9 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {word.__name__: word for word in (_words.number, _words.duration, _words.moment)}
-    environment.filters |= {"first_up": _words.first_up, "epsilon": _epsilon}
-    environment.filters["measured_as"] = lambda value, name: _words.measured(name, value)
+    words = [_words.number, _words.duration, _words.moment, _words.first_up, _words.decimals, _words.one_in]
+    words += [_words.times, _words.listed, _words.argument, _words.measured, _words.spread, _words.meaning, fact]
+    environment.filters |= {word.__name__: word for word in words} | {"epsilon": _epsilon, "rounded_up": rounded_up}
     css = (_HERE / "report.css").read_text(encoding="utf-8")
     environment.globals["css"] = Markup(re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL).strip())
     return environment.get_template("report.html.jinja")
@@ -115,194 +99,46 @@ def _epsilon(value: float | None) -> str:
     return "none" if value is None else rounded_up(value).replace("inf", "\u221e")
 
 
-# ---------------------------------------------------------------- what comes first
+# ---------------------------------------------------------------- the sections
 
 
 def _verdict(record: Record) -> Section:
-    """`tone` is "good", "weak" or "bad"; `cautions` are what a reader must know beside the headline."""
+    """How good the promise is: a tone ("good", "weak" or "bad"), a headline, and what an attacker can reach."""
     privacy = record.privacy
-    nothing: Section = {"tone": "bad", "headline": "NOT private", "cautions": (), "figures": (), "chart": ""}
     if privacy is None:
-        summary = (
-            "The run was made without privacy: no noise was added and nothing is promised. What was released may "
-            "reveal records that it was trained on."
-        )
-        return nothing | {"summary": summary}
-    delta, (change, question) = privacy["delta"], _change(privacy)
+        return {"tone": "bad", "headline": "NOT private"}
+    change = _CHANGES.get(
+        privacy["adjacency"], (privacy["adjacency"], "which of two neighbouring sets of records was used")
+    )
     if not privacy["private"]:
-        summary = "Something computed from the data was released without noise that hides it: no finite epsilon holds."
-        if privacy["noise"] and "seeded" in privacy["noise"]:
-            summary = (
-                "The noise was drawn from a seed. Whoever knows the seed can repeat the noise and subtract it, so the "
-                "results protect nobody. This is a test run: do not publish its results."
-            )
-        elif privacy["guarantee"]:
-            summary = (
-                "The mechanism was run as it was published, and that one does not keep its promise. Nothing holds for "
-                "the people in the data."
-            )
-        loss = "There is no limit to what the results may reveal about one record."
-        if privacy["nominal"] is not None and math.isfinite(privacy["nominal"]):
-            loss += f" With secret noise the same releases would have epsilon {rounded_up(privacy['nominal'])}."
-        figures = [
-            ("epsilon", "\u221e", loss),
-            ("delta", _words.decimals(delta), "The slack of the plan: it helps nobody where there is no epsilon."),
-            ("not protected against", change, "The change that the noise was meant to hide, and does not."),
-            *_sampler(privacy, "."),
-        ]
-        return nothing | {"summary": summary, "figures": figures}
-    epsilon, cautions = privacy["epsilon"], [f"Not covered by epsilon: {fact(leak)}." for leak in privacy["leaks"]]
+        return {"tone": "bad", "headline": "NOT private", "change": change}
+    epsilon = privacy["epsilon"]
     headline, tone = "Private: a reasonable promise", "good"
     if epsilon <= _STRONG:
         headline = "Private: a strong promise"
     if epsilon > _REASONABLE:
         headline, tone = "Private, but the promise is weak", "weak"
-        cautions.append(
-            "At this epsilon an attacker can be nearly certain: the guarantee exists on paper and says little."
-        )
-    if privacy["n"] and delta >= 1 / privacy["n"]:
-        cautions.append(
-            f"delta is not below 1 in {privacy['n']:,}, the number of records: publishing a record picked at random "
-            "would be allowed by it. It should be smaller."
-        )
-    best = _words.best_guess(epsilon, delta)
-    guess = _words.at_most(best)
-    summary = (
-        f"Somebody who knows everything else and guesses, from even odds, {question} is right at most {guess} of the "
-        "time, whatever they compute from the results. Tossing a coin is right 50% of the time."
-    )
     if privacy["leaks"]:
-        headline, tone = headline + ", but not all that was read is covered", "weak"
-        summary += (
-            " That holds for what was released with noise. It does not hold for what was read from the data without "
-            "any:"
-        )
+        headline, tone = f"{headline}, but not all that was read is covered", "weak"
     if record.warnings:
-        headline, tone = headline + ", subject to the warnings below", "weak"
-    factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
-    chance = _words.one_in(delta)
-    figures = [
-        (
-            "epsilon",
-            rounded_up(epsilon),
-            f"The privacy loss: one record makes no result more than {factor} times as likely. Less is better.",
-        ),
-        (
-            "delta",
-            _words.decimals(delta),
-            f"The slack in that promise: roughly a chance of {chance} that it fails. Less is better.",
-        ),
-        (
-            "protected against",
-            change,
-            "The change of the data that must not show: with one record a person, this protects each person.",
-        ),
-        *_sampler(privacy, "; epsilon was computed for exactly this."),
-    ]
+        headline, tone = f"{headline}, subject to the warnings below", "weak"
+    best = _words.best_guess(epsilon, privacy["delta"])
+    guess = _words.at_most(best)
     odds = [
         (0.5, "a coin toss: 50%", "soft"),
         (best - 0.5, f"what the results add, at most: up to {guess}", "strong"),
     ]
     chart = svg.meter("odds", "How often a guess about one record can be right", odds, 1.0, ("never", "always right"))
-    return {
-        **{"tone": tone, "headline": headline, "summary": summary},
-        **{"cautions": cautions, "figures": figures, "chart": chart},
-    }
+    factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
+    return {"tone": tone, "headline": headline, "change": change, "guess": guess, "chart": chart, "factor": factor}
 
 
-def _change(privacy: Fields) -> tuple[str, str]:
-    """The change that must not show, and what an attacker asks of it."""
-    relation = privacy["adjacency"]
-    return _CHANGES.get(relation, (relation, "which of two neighbouring sets of records was used"))
-
-
-def _sampler(privacy: Fields, end: str) -> list[tuple[str, str, str]]:
-    if not privacy["sampler"]:
-        return []
-    meaning = "How a round chose the records it looked at (the sampler)"
-    return [("records taken", _words.first_up(privacy["sampler"]), meaning + end)]
-
-
-def _statement(record: Record) -> Section | None:
-    if record.privacy is None:
-        return None
-    assumptions, words = record.privacy["assumptions"], record.words
-    for leak in record.privacy["leaks"]:
+def _without_advice(record: Record) -> str:
+    """The words of the statement, leaks without the advice for whoever trains the next model."""
+    words = record.words
+    for leak in record.privacy["leaks"] if record.privacy else ():
         words = words.replace(leak, fact(leak))
-    releases = [{**row, "times": _words.times(row["times"])} for row in record.privacy["releases"]]
-    paragraphs = _words.paragraphs(words, assumptions, table=bool(releases))
-    return {"paragraphs": paragraphs, "assumptions": assumptions, "releases": releases}
-
-
-def _lede(record: Record) -> str:
-    """One sentence: what was trained, on what, how."""
-    data, model = record.data, record.model
-    subject = f"A {model['task']} model" + (f" that predicts \u201c{data['target']}\u201d" if data["target"] else "")
-    width = (len(data["fields"]), "fields") if data["fields"] else (data["d"], "columns")
-    size = ", ".join(f"{count:,} {what}" for count, what in ((data["n"], "records"), width) if count)
-    rounds = f" in {model['rounds']:,} rounds" if model["rounds"] else ""
-    return f"{subject}, trained by {model['algorithm']}{rounds} on {data['name']}{f' ({size})' if size else ''}."
-
-
-# ---------------------------------------------------------------- the model card
-
-
-def _card(record: Record) -> list[tuple[str, list[str]]]:
-    """The parts of the card, each with its sentences: what the model is for, what it promises, and where it ends."""
-    data, model, privacy = record.data, record.model, record.privacy
-    counts = [
-        (data["n"], "records"),
-        (len(data["fields"]), "fields"),
-        (data["test_rows"], "records kept out for the figures"),
-        (data["public_rows"], "public records"),
-    ]
-    sizes = [f"{count:,} {what}" for count, what in counts if count]
-    if privacy is not None and privacy["n"] is None:
-        sizes.insert(0, "a number of records that is not published")
-    target = f", to predict \u201c{data['target']}\u201d" if data["target"] else ""
-    kind = f"A linear model with {model['loss']} loss" if model["loss"] else f"A model for {model['task']}"
-    how = f": {model['how']}" if model["how"] else ""
-    rounds = f", {model['rounds']:,} rounds" if model["rounds"] else ""
-    guarantee = "None: this model is not private."
-    if privacy is not None and record.private:
-        relations = {"add-remove": "adding or removing one record", "replace-one": "replacing one record"}
-        guarantee = (
-            f"Differentially private with epsilon {rounded_up(privacy['epsilon'])} and delta "
-            f"{_words.decimals(privacy['delta'])}, for {relations.get(privacy['adjacency'], privacy['adjacency'])}."
-        )
-    figures = []
-    for metric in record.metrics:
-        if metric["value"] is not None:
-            figures.append(f"{metric['name']} {_words.measured(metric['name'], metric['value'])}")
-            if metric["baseline"] is not None and metric["than"]:
-                figures[-1] += f" ({metric['than']}: {_words.measured(metric['name'], metric['baseline'])})"
-    measured = _words.first_up("; ".join(figures)) + "." if figures else "Nothing was measured."
-    return [
-        ("Intended use", [_words.first_up(record.purpose or "It was not stated.")]),
-        ("Who answers for it", [_words.first_up(record.owner or "It was not stated.")]),
-        ("Data", [f"{data['name']}{': ' + ', '.join(sizes) if sizes else ''}{target}."]),
-        ("Training", [f"{kind}, by {model['algorithm']}{how}{rounds}."]),
-        ("Guarantee", [guarantee]),
-        ("Figures", [measured]),
-        ("Limits", _limits(record)),
-    ]
-
-
-def _limits(record: Record) -> list[str]:
-    """What the model is not good for, in the record's own figures."""
-    sentences = [expectation(record)]
-    hidden = [metric["name"] for metric in record.metrics if metric["value"] is None and metric["note"]]
-    if hidden:
-        sentences.append(f"Too few rows were measured to tell: {', '.join(hidden)}.")
-    if not record.metrics:
-        sentences.append("How well it does on other records is not known.")
-    if record.privacy is not None and record.privacy["leaks"]:
-        sentences.append(f"The guarantee does not cover: {'; '.join(fact(leak) for leak in record.privacy['leaks'])}.")
-    if record.private:
-        sentences.append("Its coefficients carry noise: a single one may be off, even in its sign.")
-        sentences.append("It protects the records it was made from, not those that it is applied to.")
-    sentences.append("It was made for records like those above; of others nothing is known.")
-    return [sentence for sentence in sentences if sentence]
+    return words
 
 
 def expectation(record: Record) -> str:
@@ -331,9 +167,6 @@ def fact(leak: str) -> str:
     return _REMEDY.sub("", leak).rstrip(" .")
 
 
-# ---------------------------------------------------------------- the sections
-
-
 def _budget(record: Record) -> Section | None:
     """Asked, spent and shared; None where nothing of it is in the record."""
     budget, privacy = record.budget, record.privacy
@@ -358,51 +191,6 @@ def _budget(record: Record) -> Section | None:
         ends = ("0", f"epsilon {_words.number(shared['epsilon'])}")
         section["shared_chart"] = svg.meter("shared", "The shared budget", parts, shared["epsilon"], ends)
     return section
-
-
-def _trained(record: Record) -> list[tuple[str, str]]:
-    """The facts of the data and the model, those that are there."""
-    data, model = record.data, record.model
-    hidden = record.privacy is not None and record.privacy["n"] is None
-    saw = "as they are."
-    if record.private:
-        saw = "each with noise added; no value of a single record was released."
-    rows = [
-        ("Data", data["name"]),
-        ("Target", data["target"]),
-        ("Records", "not published" if hidden else data["n"] and f"{data['n']:,}"),
-        ("Columns of numbers" if data["fields"] else "Columns", data["d"] and f"{data['d']:,}"),
-        ("Their names", "" if data["fields"] else _words.listed(data["features"])),
-        ("Classes", _words.listed(data["classes"])),
-        ("Held-out records", data["test_rows"] and f"{data['test_rows']:,}"),
-        ("Public records", data["public_rows"] and f"{data['public_rows']:,}"),
-        ("Loss", model["loss"]),
-        ("Algorithm", f"{model['algorithm']}: {model['how']}" if model["how"] else model["algorithm"]),
-        ("Settings", "; ".join(f"{key}: {_words.argument(value)}" for key, value in model["arguments"].items())),
-        ("Rounds", model["rounds"] and f"{model['rounds']:,}"),
-        ("Constraint", model["constraint"]),
-        ("Penalty", model["penalty"]),
-        ("What the training saw", model["dims"] and f"{model['dims']:,} sums over many records, {saw}"),
-        ("Training time", model["seconds"] is not None and _words.duration(model["seconds"])),
-    ]
-    return [(name, value) for name, value in rows if value]
-
-
-def _metrics(record: Record) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": metric["name"],
-            "value": _words.measured(metric["name"], metric["value"]),
-            "noise": _words.spread(metric["name"], metric["noise"]) if metric["value"] is not None else "",
-            "exact": not metric["noise"],
-            "baseline": "" if metric["baseline"] is None else _words.measured(metric["name"], metric["baseline"]),
-            "than": metric["than"] or "",
-            "note": metric["note"] or "",
-            "on": metric["on"],
-            "meaning": _words.METRICS.get(_words.metric_key(metric["name"]), ""),
-        }
-        for metric in record.metrics
-    ]
 
 
 def _comparison(record: Record) -> Section | None:

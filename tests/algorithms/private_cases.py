@@ -14,7 +14,7 @@ import torch
 from isthmus import Logistic
 from isthmus.core.measuring import contribute
 from isthmus.core.minimize import Binding
-from isthmus.core.pipeline import Pipeline, bind_stage, close_stage, open_round, start
+from isthmus.core.pipeline import Pipeline, Round, bind_stage, close_stage, start
 from isthmus.core.wire import Keys
 from isthmus.parts import Client
 
@@ -42,7 +42,7 @@ def one_release(pipe: Pipeline, objective: Any, noise: Any, w: torch.Tensor | No
 def releases(pipe: Pipeline, objective: Any, noises: Iterable[Any], w: torch.Tensor | None = None) -> Iterator[Any]:
     """The same for each source of noise: the records of round 0 are looked at once, and their message copied."""
     state = start(pipe, torch.zeros(objective.d, dtype=torch.float64) if w is None else w)
-    round = open_round(
+    round = Round(
         pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
     )
     stage, message = pipe.stages[0], None

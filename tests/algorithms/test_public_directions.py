@@ -16,7 +16,7 @@ from isthmus import L1Ball, L2Ball, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.core.measuring import contribute
 from isthmus.core.minimize import Binding
-from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, bind_stage, no_public, open_round
+from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, no_public
 from isthmus.core.state import State
 from isthmus.core.wire import Keys
 from isthmus.gradients import Dense, Outer
@@ -118,7 +118,7 @@ class Vectors:
 def released(pipe: Any, objective: Any, seed: int = 7) -> Any:
     """What one round hands to the mechanism."""
     state, stage = State(w=torch.zeros(objective.space.d, dtype=torch.float64)), pipe.stages[0]
-    round = open_round(pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=no_public)
+    round = Round(pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=no_public)
     bind_stage(round, stage)
     keys = Keys(0, SeededSource(seed))
     return contribute(round, stage, Client("0", objective), keys).values["gradient"]

@@ -23,7 +23,7 @@ import torch
 from chaos.child import Child, Ended
 from chaos.judge import charged, corrupt, unclear
 from chaos.work import BUDGET, ROUNDS, WORK, prepare, warm
-from isthmus.privacy import Ledger, book, chain
+from isthmus.privacy import Ledger, chain
 from isthmus.privacy.chain import LedgerCorrupt
 
 NOBODY = 65534
@@ -174,7 +174,7 @@ def clock_back(moments: random.Random) -> Callable[[Path], None]:
                 cls.moment -= timedelta(days=moments.randint(1, 400))
                 return cls.moment
 
-        chain.datetime = book.datetime = Back  # type: ignore[misc]
+        chain.datetime = Back  # type: ignore[misc]
 
     return fault
 

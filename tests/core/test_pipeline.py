@@ -17,7 +17,7 @@ from isthmus import LeastSquares, Logistic, minimize
 from isthmus.base.space import Space
 from isthmus.core import group
 from isthmus.core.measuring import contribute, measure
-from isthmus.core.pipeline import Pipeline, Promise, Release, Stage, bind_stage, close_stage, open_round, start
+from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, close_stage, start
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
@@ -288,7 +288,7 @@ def test_a_map_of_the_sum_acts_when_the_whole_sum_is_there(physical: int | None)
     release = Release(encode=Largest(CountSketch(5)), clip=Clip(0.5, ord=2))
     pipe = Pipeline([Stage(Full(), [release])], constant)
     objective, state = problem(), start(pipe, torch.zeros(12, dtype=torch.float64))
-    round = open_round(
+    round = Round(
         pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
     )
     bind_stage(round, pipe.stages[0])
@@ -415,7 +415,7 @@ def test_the_digits_of_a_release_do_not_tell_how_its_sum_was_added_up() -> None:
         message = Message({"gradient": ClippedSum(value, 2, 1.0, dtype=torch.float32)}, 7.0)
         state = start(pipe, w)
         public = {"read": lambda: w, "public_rows": lambda w, data: None}
-        round = open_round(pipe, state, space=space, seed=0, epoch=0, **public)
+        round = Round(pipe, state, space=space, seed=0, epoch=0, **public)
         bind_stage(round, pipe.stages[0])
         ledger = Ledger().run({"main": pipe.stages[0].event(Adjacency.ADD_REMOVE)})
         found = close_stage(round, pipe.stages[0], message, Keys(0, SeededSource(3)), ledger)

@@ -332,7 +332,7 @@ OPTIMIZERS = {
     ),
     "other module": (
         lambda p: torch.optim.SGD(cnn().parameters(), lr=0.1),
-        "exactly the parameters of the module that is made private",
+        "exactly the . parameters that the module trains, of which it has 0",
     ),
     "function": (lambda p: F.mse_loss, "torch optimiser"),
 }

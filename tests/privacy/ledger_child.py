@@ -29,26 +29,22 @@ def light_package() -> None:
 
 def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
     light_package()
-    from isthmus.privacy.chain import FileStore
+    from isthmus.privacy.chain import SealedRecords
     from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
-    class TornStore(FileStore):
-        written = 0
+    write, written = SealedRecords._write, []
 
-        def write(self, file: int, data: bytes) -> None:
-            self.written += 1
-            if self.written < rounds:
-                return super().write(file, data)
-            super().write(file, data[: random.randint(1, len(data) - 1)])
-            print("torn", flush=True)
-            sys.stdin.readline()  # until it is killed
+    def torn(self: SealedRecords, data: bytes) -> None:
+        written.append(data)
+        if len(written) < rounds:
+            return write(self, data)
+        write(self, data[: random.randint(1, len(data) - 1)])
+        print("torn", flush=True)
+        sys.stdin.readline()  # until it is killed
 
-    class TornLedger(Ledger):
-        @staticmethod
-        def _make_store(path: str | os.PathLike[str]) -> FileStore:
-            return TornStore(path)
-
-    ledger = (TornLedger if mode == "torn" else Ledger)(path)
+    if mode == "torn":
+        SealedRecords._write = torn  # type: ignore[method-assign]
+    ledger = Ledger(path)
     releases = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     print("ready", flush=True)
     if mode == "budget":

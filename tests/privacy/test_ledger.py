@@ -56,19 +56,14 @@ def test_a_reservation_is_charged_whole_and_consumed_round_by_round(path: Path |
     run.charge("rare", 12)
     assert charged == [10] * 10 + [20] * 2
     assert run.held() == {"main": 8, "rare": 0}
-    run.note()
-    assert ledger.rounds() == {"main": 20, "rare": 1}
     run.close()
     assert ledger.rounds() == {"main": 12, "rare": 1}
     kinds = [(r["kind"], r.get("what"), r.get("rounds")) for r in ledger.records()]
-    ran = [("ran", "main", 12), ("ran", "rare", 1)]
     assert kinds == [
         ("open", None, None),
         ("begin", None, None),
         *[("charge", "main", 10)] * 2,
         ("charge", "rare", 1),
-        *ran,
-        *ran,
         ("refund", "main", 8),
         ("close", None, None),
     ]
@@ -92,9 +87,8 @@ def test_a_closed_run_is_over(path: Path | None) -> None:
     run.close(refund=False)
     run.close()
     assert ledger.rounds() == {"main": 3}
-    for act in (lambda: run.charge("main"), run.note):
-        with pytest.raises(InvalidInput, match="begin a new run: this one is closed"):
-            act()
+    with pytest.raises(InvalidInput, match="begin a new run: this one is closed"):
+        run.charge("main")
 
 
 def test_a_run_that_fails_gives_back_what_it_never_began(path: Path | None) -> None:
@@ -113,7 +107,7 @@ def test_another_process_cannot_spend_or_refund_a_reservation(
     run.charge("main")
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
-        for act in (lambda: run.charge("main"), run.close, run.note):
+        for act in (lambda: run.charge("main"), run.close):
             with pytest.raises(InvalidInput, match="begin a new run in this process"):
                 act()
         if path is None:
@@ -137,9 +131,9 @@ def test_a_reservation_cannot_be_duplicated(path: Path | None, duplicate: Any) -
         ([{"kind": "charge", "what": "main", "rounds": 0}], "rounds=0 is not allowed"),
         ([{"kind": "charge", "what": "other", "rounds": 1}], "other"),
         ([{"kind": "charge", "what": "main", "rounds": 1, "event": to_json(E.LaplaceDpEvent(9.0))}], "never announced"),
-        ([{"kind": "close"}, {"kind": "charge", "what": "main", "rounds": 1}], "'charge' can stand here"),
+        ([{"kind": "close"}, {"kind": "charge", "what": "main", "rounds": 1}], "cannot be what a ledger wrote"),
         ([{"kind": "holiday"}], "'holiday' can stand here"),
-        ([{"kind": "ran", "run": "nobody"}], "nobody"),
+        ([{"kind": "close", "run": "nobody"}], "nobody"),
         ([{"kind": "open"}], "one 'open' record"),
     ],
 )
@@ -149,7 +143,7 @@ def test_well_sealed_nonsense_is_refused(tmp_path: Path, bodies: list[dict[str, 
     run.charge("main")
     for _ in range(2):  # by the writer, and by whoever opens the file next
         with pytest.raises(LedgerCorrupt, match=message):
-            ledger._write([{"run": run.id, "event": to_json(GAUSSIAN)} | body for body in bodies])
+            ledger._end([{"run": run.id, "event": to_json(GAUSSIAN)} | body for body in bodies])
         with pytest.raises(LedgerCorrupt, match=message):
             Ledger.open(tmp_path / "l")
 

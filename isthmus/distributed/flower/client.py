@@ -88,9 +88,8 @@ def sketch_mod(federation: Shared, *, ledger: OwnLedger | None = None, noise: No
             return call_next(message, context)
 
         def change(plan: Federation, request: Ask, name: str) -> OneTerm:
-            validate.check(
-                plan.unit == "client", "unit", plan.unit, 'give unit="client": a mod sends what one client changed'
-            )
+            remedy = 'give unit="client": a mod sends what one client changed'
+            validate.check(plan.unit == "client", "unit", plan.unit, remedy)
             return OneTerm(lambda w: w - trained(plan, w))
 
         def trained(plan: Federation, w: Tensor) -> Tensor:
@@ -116,29 +115,43 @@ def answered(
     ledger: OwnLedger | None = None,
 ) -> Any:
     """The reply to an order, or to a step of secure aggregation."""
-    app, plan = flower().app, federation if isinstance(federation, Federation) else federation(context)
+    app, plan, content = flower().app, federation, message.content
+    if not isinstance(plan, Federation):
+        plan = plan(context)
+    config = content[RECORD]
 
-    def added(order: Ask) -> Message:
-        return contribution(plan, order, context, terms, noise, physical)
+    def added(asked: Ask) -> Message:
+        return contribution(plan, asked, context, terms, noise, physical)
 
     def paid(stage: str) -> None:
         if own is not None:
             own.pay(stage, cost(plan, stage), seeded=noise is not None and noise.seeded)
 
-    check_plan(plan, message.content[RECORD])
+    def vector() -> Tensor:
+        asked = read_ask(content, plan.whole, None)
+        (value,) = added(asked).values.values()
+        validate.shape((secure.m,), vector=value.value)
+        paid(asked.order.stage)
+        return value.value
+
+    check_plan(plan, config)
     own = own_ledger(plan, context, ledger)
-    if plan.dropouts is not None:
-        if own is not None and message.content[RECORD].get("step") == "keys":  # no round that cannot be paid for
-            for stage in plan.pipe.stages:
-                own.require(cost(plan, stage.name), stage.name)
-        data = _secured(message.content, context, plan, added, noise, paid)
-    else:
-        request = read_ask(message.content, plan.whole, kept_vectors(context.state, ITERATE).get("w"))
+    if plan.dropouts is None:
+        request = read_ask(content, plan.whole, kept_vectors(context.state, ITERATE).get("w"))
         if plan.down == "update":
             keep(context.state, ITERATE, {"w": request.w})
         reply = added(request)
         paid(request.order.stage)
         data = answer(reply, request.data, not plan.private)
+    else:
+        remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
+        validate.check("step" in config, "message", sorted(config), remedy)
+        (stage,) = plan.pipe.stages
+        if own is not None and config["step"] == "keys":  # no round that cannot be paid for
+            own.require(cost(plan, stage.name), stage.name)
+        # a wrong m fits no vector of this client, and is refused before it pays for one; the rest is this client's own
+        secure = plan.secure(stage, int(config["m"]), stage.releases[0].clipped.init())
+        data = secure_step(config, context.state, secure, plan.rounds, vector, noise)
     return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
 
 
@@ -171,9 +184,7 @@ def contribution(
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
         read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
-        remedy = (
-            "give it to the objective as a public number: it was read from private records, and no budget pays for that"
-        )
+        remedy = "give it to the objective as a public number: it was read from private records, which costs a budget"
         validate.check(not read_off, "data", read_off, remedy)
         check_linear(plan, problem)
     client = Client(name, problem, asked.visit, plan.terms, 1 / plan.clients)
@@ -182,31 +193,6 @@ def contribution(
         keep(context.state, MEMORY, site.memory)
     central = plan.private and plan.dropouts is None
     return narrowed(message, plan, stage_of(pipe, order.stage).sampler) if central else message
-
-
-def _secured(
-    content: Any,
-    context: Any,
-    plan: Federation,
-    added: Callable[[Ask], Message],
-    noise: Noise | None,
-    paid: Callable[[str], None],
-) -> bytes:
-    """The answer to one step of secure aggregation, by a plan that this client has computed itself."""
-    remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
-    validate.check("step" in content[RECORD], "message", sorted(content[RECORD]), remedy)
-    (stage,) = plan.pipe.stages
-    # a wrong m fits no vector of this client, and is refused before it pays for one; the rest is this client's own
-    secure = plan.secure(stage, int(content[RECORD]["m"]), stage.releases[0].clipped.init())
-
-    def vector() -> Tensor:
-        asked = read_ask(content, plan.whole, None)
-        (value,) = added(asked).values.values()
-        validate.shape((secure.m,), vector=value.value)
-        paid(asked.order.stage)
-        return value.value
-
-    return secure_step(content[RECORD], context.state, secure, plan.rounds, vector, noise)
 
 
 def name_of(context: Any) -> str:

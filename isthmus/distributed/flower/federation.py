@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -63,9 +63,7 @@ class Elsewhere:
 
     def loss(self, w: Tensor) -> NoReturn:
         """Refused: it is known to the clients only."""
-        validate.refuse(
-            "objective", "Elsewhere", "use a recipe that asks for no loss: the records are with the clients"
-        )
+        validate.refuse("objective", "Elsewhere", "use a recipe that asks for no loss: clients alone have the records")
 
     gradient = loss
 
@@ -79,8 +77,9 @@ class OneTerm:
 
     def rows(self, w: Tensor, index: Tensor | None = None) -> Dense:
         """The vector, or none where a coin left the client out."""
-        whole = Dense(self.row(w)[None]) if index is None or len(index) else Dense(w.new_zeros(0, len(w)))
-        return whole
+        if index is None or len(index):
+            return Dense(self.row(w)[None])
+        return Dense(w.new_zeros(0, len(w)))
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,12 @@ class LocalSteps:
 
     def change(self, problem: Any, w: Tensor, t: int, seed: int, name: str) -> Tensor:
         """What the local steps of round t change."""
-        v, sampler = w, None if self.batch_size is None else Shuffle(min(self.batch_size, problem.n))
+        sampler: Sampler = FullBatch()
+        if self.batch_size is not None:
+            sampler = Shuffle(min(self.batch_size, problem.n))
+        v = w
         for k in range(t * self.steps, (t + 1) * self.steps):
-            index = None if sampler is None else sampler.draw(problem.n, k, Keys(seed), name)
+            index = sampler.draw(problem.n, k, Keys(seed), name)
             v = v - self.rate * problem.rows(v, index).sum() / (problem.n if index is None else len(index))
         return w - v
 
@@ -159,24 +161,20 @@ class Federation:
         validate.positive_int(rounds=self.rounds, clients=self.clients)
         validate.one_of(UNITS, unit=self.unit)
         validate.one_of(DOWN, down=self.down)
-        by_client = self.unit == "client"
-        validate.check(
-            by_client or self.n is not None,
-            "n",
-            self.n,
-            "give the number of records of all clients, or a public estimate of it",
-        )
-        validate.check(
-            by_client or self.local is None,
-            "local",
-            self.local,
-            'give unit="client": local steps make one vector of each client',
-        )
-        remedy = 'leave it out: a client is one term, whatever it has (unit="record" counts records)'
-        validate.check(not by_client or self.uniform is not False, "uniform", self.uniform, remedy)
-        remedy = 'give a share of at least 0 and below 1/3, and unit="client"'
-        fits = self.dropouts is None or (by_client and 0 <= self.dropouts < 1 / 3)
-        validate.check(fits, "dropouts", self.dropouts, remedy)
+        by_client, share = self.unit == "client", self.dropouts or 0.0
+        uniform = 'leave it out: a client is one term, whatever it has (unit="record" counts records)'
+        for right, name, remedy in (
+            (by_client or self.n is not None, "n", "give the number of records of all clients, or a public estimate"),
+            (
+                by_client or self.local is None,
+                "local",
+                'give unit="client": local steps make one vector a client',
+            ),
+            (not by_client or self.uniform is not False, "uniform", uniform),
+            (by_client or self.dropouts is None, "dropouts", 'give unit="client": each client sends one hidden vector'),
+            (0 <= share < 1 / 3, "dropouts", "give a share of at least 0 and below 1/3"),
+        ):
+            validate.check(right, name, getattr(self, name), remedy)
 
     # ------------------------------------------------------------ what follows
 
@@ -188,7 +186,9 @@ class Federation:
     @property
     def terms(self) -> int:
         """How many terms a sum over everybody has: the public number that divisors come from."""
-        return self.clients if self.unit == "client" else int(self.n or 0)
+        if self.unit == "client":
+            return self.clients
+        return int(self.n or 0)
 
     @property
     def problem(self) -> Elsewhere:
@@ -204,33 +204,17 @@ class Federation:
     @cached_property
     def pipe(self) -> Pipeline:
         """The pipeline, with what a promise rests on where clients may be lost."""
-        binding = Binding(self.constraint, self.penalty, self.whole, self.terms, self.rounds, None)
-        pipe = self.recipe.bind(binding) if isinstance(self.recipe, Recipe) else self.recipe
-        validate.check(
-            not pipe.before,
-            "recipe",
-            _name(self.recipe),
-            "give all of its arguments as numbers: this recipe would buy something before its loop",
-        )
+        pipe = self.recipe
+        if isinstance(pipe, Recipe):
+            pipe = pipe.bind(Binding(self.constraint, self.penalty, self.whole, self.terms, self.rounds, None))
         for stage in pipe.stages:
             self._check(stage, pipe)
-        if pipe.promise is None:
+        promise = pipe.promise
+        if promise is None:
             return pipe
-        remedy = (
-            'leave it out: a private run adds sums over records, so every record counts (unit="client": every client)'
-        )
-        validate.check(self.unit == "client" or not self.uniform, "uniform", self.uniform, remedy)
         if self.dropouts is not None:
-            validate.check(
-                len(pipe.stages) == 1,
-                "dropouts",
-                self.dropouts,
-                "use a recipe with one stage: secure aggregation takes one a round",
-            )
             pipe = replace(pipe, stages=[with_noise_at_clients(stage) for stage in pipe.stages])
-        assert pipe.promise is not None
-        promise = replace(pipe.promise, assumptions=(*pipe.promise.assumptions, *self.assumptions()))
-        return replace(pipe, promise=promise)
+        return replace(pipe, promise=replace(promise, assumptions=(*promise.assumptions, *self.assumptions())))
 
     @cached_property
     def digest(self) -> str:
@@ -246,19 +230,20 @@ class Federation:
         return replace(self.pipe, stages=stages)
 
     def _check(self, stage: Stage, pipe: Pipeline) -> None:
-        if self.unit == "client":
-            fits = isinstance(stage.sampler, (FullBatch, Poisson))
-            remedy = "take all clients, or Poisson sampling of them: a client is one term of the sum"
-            validate.check(fits, "sampler", type(stage.sampler).__name__, remedy)
-        private, shift = pipe.promise is not None, pipe.wire.shift
-        remedy = "use error feedback: a client that is lost moves its shift, and the server does not"
-        validate.check(shift is None, "shifts", shift, remedy)
-        validate.check(
-            self.dropouts is None or private,
-            "dropouts",
-            self.dropouts,
-            "leave it out, or use a private recipe: clients add noise only in private runs",
-        )
+        by_client, private, hidden = self.unit == "client", pipe.promise is not None, self.dropouts is not None
+        whole = not by_client or isinstance(stage.sampler, (FullBatch, Poisson))
+        bought = "give all of its arguments as numbers: this recipe would buy something before its loop"
+        uniform = "leave it out: a private run adds sums over records, so every record counts (or every client)"
+        shifts = "use error feedback: a client that is lost moves its shift, and the server does not"
+        for right, name, value, remedy in (
+            (not pipe.before, "recipe", _name(self.recipe), bought),
+            (whole, "sampler", type(stage.sampler).__name__, "take all clients, or Poisson sampling of them"),
+            (pipe.wire.shift is None, "shifts", pipe.wire.shift, shifts),
+            (private or not hidden, "dropouts", self.dropouts, "use a private recipe: in others nobody adds noise"),
+            (by_client or not private or not self.uniform, "uniform", self.uniform, uniform),
+            (len(pipe.stages) == 1 or not hidden, "dropouts", self.dropouts, "use a recipe with one stage a round"),
+        ):
+            validate.check(right, name, value, remedy)
 
     def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:
         """The plan of secure aggregation of a stage: all M clients, whoever is connected."""
@@ -269,60 +254,52 @@ class Federation:
     def insiders(self, *, seeded: bool = False) -> PrivacyStatement:
         """What holds against somebody who knows who took part in each round: the same noise, and no amplification."""
         promise = self.pipe.promise
-        validate.check(
-            promise is not None,
-            "recipe",
-            _name(self.recipe),
-            "use a private recipe: this one promises nothing, so there is no statement",
-        )
-        assert promise is not None
+        if promise is None:
+            remedy = "use a private recipe: this one promises nothing, so there is no statement"
+            validate.refuse("recipe", _name(self.recipe), remedy)
         assumptions = (*promise.assumptions, "the reader may know which clients (or records) each round looked at")
         account = Account(promise.delta, promise.adjacency, promise.n, seeded, assumptions=assumptions)
+        sampler = "as if every round had looked at all of them"
         for stage in self.pipe.stages:
             mechanisms = [release.mechanism for release in stage.releases]
             event = joint([mechanism.event(promise.adjacency) for mechanism in mechanisms])
             names, count = [release.name for release in stage.releases], -(-self.rounds // stage.every)
-            account.add(
-                event, *mechanisms, names=names, count=count, sampler="as if every round had looked at all of them"
-            )
+            account.add(event, *mechanisms, names=names, count=count, sampler=sampler)
         return account.statement()
 
     def assumptions(self) -> list[str]:
         """What a promise over clients rests on, in words."""
-        by_client = self.unit == "client"
         sentences = [
             "what other runs release about the same clients is not in this statement: only a ledger of its own "
             "(client_app(ledger=)) holds a client to one budget over several runs",
             "whether a client answers, and answers in time, does not depend on its records: a lost client adds "
             "nothing, and the noise and the divisor stay as they are",
         ]
-        if by_client:
+        if self.unit == "client":
             sentences += ["a client is connected once", "a record, here, is all that one client has"]
         else:
             sentences.append("no record is with two clients, and each client draws its own records secretly")
-            sentences += [] if self.linear else [MIXING, RANDOM, MEAN, SHAPES]  # clients may have networks
+            if not self.linear:  # clients may have networks
+                sentences += [MIXING, RANDOM, MEAN, SHAPES]
         if self.dropouts is None:
             sentences.append(
                 "the server is trusted: it sees clipped sums before it adds the noise, and keeps them, and whom it has "
                 "asked, to itself"
             )
-            return sentences
-        return [
-            *sentences,
-            f"all {self.clients} clients follow the protocol of secure aggregation as long as they answer, draw their "
-            "noise as stated, and tell nobody what they know; a reader may be one of them and know its own noise, and "
-            "the server may tell clients different lists",
-            "the server passes on public keys as they are (channels are authenticated, or keys known beforehand), and "
-            "X25519, HKDF, ChaCha20 and Poly1305 are not broken: it sees nothing but the totals",
-        ]
+        else:
+            sentences += [
+                f"all {self.clients} clients follow the protocol of secure aggregation as long as they answer, draw "
+                "their noise as stated, and tell nobody what they know; a reader may be one of them and know its own "
+                "noise, and the server may tell clients different lists",
+                "the server passes on public keys as they are (channels are authenticated, or keys known beforehand), "
+                "and X25519, HKDF, ChaCha20 and Poly1305 are not broken: it sees nothing but the totals",
+            ]
+        return sentences
 
 
 def _name(recipe: Any) -> str:
     return str(getattr(recipe, "name", type(recipe).__name__))
 
-
-if TYPE_CHECKING:
-    from isthmus.distributed.flower.federation import Federation
 
 NOTHING = 2.0**-30
 """What float64 rounds of a sum, relative to the bound of one record, that the bound is not made larger for."""
@@ -337,8 +314,9 @@ def reach_of(plan: Federation, sampler: Sampler) -> tuple[float, float]:
     A client that is one term has one bound.  One that adds up records may have all of them: twice what the plan
     expects of a round, and some.  How many it really has is its own business, and nothing here follows from it.
     """
-    rate = float(getattr(sampler, "rate", 1.0))
-    own = 1.0 if plan.unit == "client" else 16 + 2 * rate * plan.terms
+    own = 1.0
+    if plan.unit == "record":
+        own = 16 + 2 * float(getattr(sampler, "rate", 1.0)) * plan.terms
     return own, plan.clients * own
 
 
@@ -349,16 +327,16 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     counts once.  The server adds in float64, where the rounding of all clients' numbers counts (`room`).
     """
     own, total = reach_of(plan, sampler)
-    sent = message.for_wire(own, own, 1)
-    values = {}
+    sent, values = message.for_wire(own, own, 1), {}
     for name, clipped in sent.values.items():
         same = clipped.dtype is None or clipped.dtype.itemsize >= plan.dtype.itemsize  # the server's bound is for these
         validate.check(same, "dtype", plan.dtype, f"give {clipped.dtype}, which this client's gradients are")
         more = room(clipped, own, total, plan.clients)
         remedy = f"give a lower rate or fewer clients: to add sums of up to {own:g} bounds would round too much"
         validate.check(more < 0.5, "n", plan.terms, remedy)
-        # R is counted in the larger bound, hence the quotient
-        values[name] = replace(clipped, bound=clipped.bound / (1 - more)) if more > NOTHING else clipped
+        values[name] = clipped
+        if more > NOTHING:  # R is counted in the larger bound, hence the quotient
+            values[name] = replace(clipped, bound=clipped.bound / (1 - more))
     return replace(sent, values=values)
 
 
@@ -370,9 +348,10 @@ def room(share: ClippedSum, own: float, total: float, clients: int) -> float:
     """
     if not math.isfinite(share.bound):
         return 0.0
-    m, ball = share.value.numel(), share.ord == 2
-    added = total * (1.0 if ball else m ** (1 / share.ord)) * gamma(clients + 1, torch.float64)
-    return float(2 * (added + (own * (m + 64) * 2.0**-50 if ball else 0.0)))
+    m = share.value.numel()
+    if share.ord == 2:
+        return float(2 * (total * gamma(clients + 1, torch.float64) + own * (m + 64) * 2.0**-50))
+    return float(2 * total * m ** (1 / share.ord) * gamma(clients + 1, torch.float64))
 
 
 def shortened(share: ClippedSum, own: float) -> ClippedSum:
@@ -387,11 +366,13 @@ def shortened(share: ClippedSum, own: float) -> ClippedSum:
     value, most = share.value.to(torch.float64), own * share.bound
     if share.ord != 2 and own > 1:
         return replace(share, value=value.clamp(-most, most))
-    largest = float(value.abs().max()) if value.numel() else 0.0
+    largest = float(value.abs().amax(0)) if value.numel() else 0.0
     if largest > most:  # squares of very large numbers overflow
         value = value * (most / largest)
     length = float(torch.linalg.vector_norm(value, share.ord))
-    return replace(share, value=value * (most / length) if length > most else value)
+    if length > most:
+        value = value * (most / length)
+    return replace(share, value=value)
 
 
 # ---------------------------------------------------------------- the plan
@@ -405,7 +386,7 @@ def digest(plan: Federation) -> str:
         + [[release.name, release.encode, release.clip, release.mechanism] for release in stage.releases]
         for stage in pipe.stages
     ]
-    promised = None if pipe.promise is None else str(pipe.promise.adjacency)
+    promised = pipe.promise and str(pipe.promise.adjacency)
     sizes = [plan.unit, plan.clients, plan.terms, plan.rounds, plan.dtype, plan.linear, plan.dropouts, plan.peak]
     space = [[leaf.name, tuple(leaf.shape)] for leaf in plan.whole.leaves]
     terms = [stages, promised, sizes, space, plan.local, plan.down, pipe.wire]
@@ -416,10 +397,8 @@ def _words(value: Any) -> Iterator[str]:
     """A value in words that hold no address and no last digit, which may differ between machines."""
     if isinstance(value, float):
         yield f"{value:.12g}"
-    elif isinstance(value, Tensor) or hasattr(value, "fingerprint"):
+    elif isinstance(value, (Tensor, storage.Fingerprinted)):
         yield storage.fingerprint(value)
-    elif isinstance(value, Enum):
-        yield str(value)
     elif is_dataclass(value) and not isinstance(value, type):
         yield type(value).__qualname__
         for item in (member for member in fields(value) if member.init):  # the others are memories
@@ -429,11 +408,14 @@ def _words(value: Any) -> Iterator[str]:
         yield f"{len(value)}:"
         for part in value.items() if isinstance(value, Mapping) else value:
             yield from _words(part)
+    elif isinstance(value, Enum):
+        yield str(value)
     elif callable(value):
         yield str(getattr(value, "__qualname__", type(value).__qualname__))
+    elif " at 0x" in repr(value):
+        yield type(value).__qualname__
     else:
-        text = repr(value)
-        yield type(value).__qualname__ if " at 0x" in text else text
+        yield repr(value)
 
 
 def check_plan(plan: Federation, config: Mapping[str, Any]) -> None:

@@ -207,20 +207,18 @@ def _seal(order: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(hashlib.blake2b(order, digest_size=16).digest() + body, digest_size=SEAL).digest()
 
 
-def content_of(reply: Any, name: str) -> Any:
-    """One entry of a client's record; a client that failed, or sent something else, is refused with what it said."""
+def answer_in(reply: Any) -> bytes:
+    """The answer in a client's reply; a client that failed, or sent something else, is refused with what it said."""
     if reply.has_error():
-        if ANOTHER in str(reply.error.reason):
-            validate.refuse(
-                "reply", ANOTHER, "give both sides the same Federation: the client has another one, and refused"
-            )
-        validate.refuse("reply", reply.error.code, f"look at the client, which failed: {reply.error.reason}")
-    content = reply.content
-    there = RECORD in content and name in content[RECORD]
-    validate.check(
-        there, "reply", sorted(content), f"run isthmus.distributed.flower at the client: its reply has no {name}"
-    )
-    return content[RECORD][name]
+        remedy = f"look at the client, which failed: {reply.error.reason}"
+        if ANOTHER in remedy:
+            remedy = f"give both sides the same Federation: the client has {ANOTHER}, and refused"
+        validate.refuse("reply", reply.error.code, remedy)
+    data = dict(reply.content.get(RECORD, {})).get("answer")
+    remedy = "run isthmus.distributed.flower at the client: its reply has no answer of bytes"
+    if not isinstance(data, bytes):
+        validate.refuse("reply", sorted(reply.content), remedy)
+    return data
 
 
 # ---------------------------------------------------------------- what a client keeps

@@ -8,16 +8,16 @@ masked and with its share of the noise, and not even the server knows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.core.pipeline import Release, Round, Stage, pay
-from isthmus.distributed.flower.records import RECORD, content_of, flower
-from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
+from isthmus.distributed.flower.records import flower
+from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
 from isthmus.distributed.secagg.wire import Kind, read
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
@@ -73,9 +73,6 @@ def secure_plan(clients: int, dropouts: float, m: int, bound: float, release: Re
     return SecurePlan(clients, m, bound, release.mechanism.multiplier, dropouts=lost, peak=min(1.0, peak))
 
 
-# ---------------------------------------------------------------- the server
-
-
 @dataclass(frozen=True)
 class ForStage:
     """The loop's ledger, as what a round of secure aggregation is paid from."""
@@ -92,95 +89,41 @@ class ForStage:
         pay(self.round, self.stage, self.ledger)
 
 
-def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, link: Any, payer: ForStage) -> Tensor:
-    """The noisy total of a round in the units of the vectors; `RoundRefused` where too few clients were left.
-
-    order  content of the message that asks for vectors: the order and the iterate
-    link   the `Traffic` and the timeout: counts what goes and comes
-    """
-    traffic, timeout = link
-    server = SecureServer(plan, payer)
-    terms = {"m": plan.m, "plan": order[RECORD]["plan"]}
-    index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
-
-    def exchange(step: str, letters: dict[int, bytes], more: Any = None) -> None:
-        for node, data in _sent(grid, step, terms, letters, index, more, traffic, timeout):
-            try:
-                server.receive(data, index[node])
-            except BadMessage as error:
-                traffic.refused(node, str(error))
-
-    exchange("keys", dict.fromkeys(index, server.invitation()))
-    exchange("letters", dict.fromkeys(index, server.roster()))
-    inboxes = server.inboxes()
-    exchange("vector", {node: inboxes[place] for node, place in index.items() if place in inboxes}, order)
-    exchange("shares", dict.fromkeys(index, server.survivors()))
-    return torch.from_numpy(server.value())
-
-
-def _sent(
-    grid: Any,
-    step: str,
-    terms: dict[str, Any],
-    letters: dict[int, bytes],
-    index: dict[int, int],
-    more: Any,
-    traffic: Any,
-    timeout: Any,
-) -> list[tuple[int, bytes]]:
-    """Send one step's letters, and whose answers have come."""
-    app, messages = flower().app, []
-    for node, data in letters.items():
-        config = {"step": step, "data": data, "index": index[node], **terms}
-        content = app.RecordDict() if more is None else app.RecordDict(dict(more.items()))
-        earlier = dict(content[RECORD].items()) if RECORD in content else {}
-        content[RECORD] = app.ConfigRecord({**earlier, **config})
-        traffic.down += sum(record.count_bytes() for record in content.values())
-        messages.append(app.Message(content, node, app.MessageType.TRAIN, ttl=timeout, group_id=step))
-    answers = []
-    for reply in grid.send_and_receive(messages, timeout=timeout):
-        node = reply.metadata.src_node_id
-        try:
-            data = content_of(reply, "answer")
-            validate.check(isinstance(data, bytes), "answer", type(data).__name__, "send bytes")
-            traffic.up += len(data)
-            answers.append((node, data))
-        except validate.InvalidInput as error:
-            traffic.refused(node, str(error))
-    return answers
-
-
-# ---------------------------------------------------------------- a client
-
-
-def secure_step(config: Any, state: Any, plan: SecurePlan, rounds: int, vector: Any, noise: Noise | None) -> bytes:
+def secure_step(
+    config: Mapping[str, Any],
+    state: Any,
+    plan: SecurePlan,
+    rounds: int,
+    vector: Callable[[], Tensor],
+    noise: Noise | None,
+) -> bytes:
     """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
 
     Of a run of so many rounds a client sends so many vectors and no more, whatever a server asks; one that has no
     vector left does not come to another round.
     """
-    step = str(config["step"])
-    saved: dict[str, Any] = dict(state[SECURE].items()) if SECURE in state else {"sent": 0}
+    step, data = str(config["step"]), config["data"]
+    saved: dict[str, Any] = {"sent": 0, **state.get(SECURE, {})}
     validate.one_of(STEPS, step=step)
     remedy = "begin a new plan: this client has sent a vector for every round of this one"
     validate.check(step not in ("keys", "vector") or saved["sent"] < rounds, "rounds", rounds, remedy)
     if step == "keys":
-        session, _ = read(config["data"], Kind.INVITATION)
+        session, _ = read(data, Kind.INVITATION)
         if saved.get("session") == session:
             raise BadMessage("This client has answered the invitation before: every message is answered once")
         saved["session"] = session
         client = SecureClient(plan, int(config["index"]), noise)
-        answer = client.keys(config["data"])
+        answer = client.keys(data)
     else:
         validate.check("client" in saved, "step", step, "invite the client first: it keeps nothing of this round")
         client = SecureClient.from_bytes(plan, saved["client"], noise)
-        if step == "vector":
-            client.open(
-                config["data"]
-            )  # first: a server that repeats or alters a message must not cost a client any work
+        if step == "letters":
+            answer = client.shares(data)
+        elif step == "shares":
+            answer = client.reveal(data)
+        else:  # opened first: a server that repeats or alters a message must not cost a client any work
+            client.open(data)
             saved["sent"] += 1
             answer = client.vector(vector())
-        else:
-            answer = (client.shares if step == "letters" else client.reveal)(config["data"])
     state[SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})
     return answer

@@ -14,8 +14,10 @@ import importlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -24,19 +26,19 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.randomness import generator
 from isthmus.codecs import CodecError
-from isthmus.core.group import Aggregator, check_samplers
+from isthmus.core.group import Aggregator, check_samplers, drawn_clients
 from isthmus.core.measuring import Client, contribute
 from isthmus.core.minimize import Result, minimize
 from isthmus.core.pipeline import Round, RunContext, Stage
 from isthmus.core.state import State
 from isthmus.core.wire import Message
 from isthmus.distributed.flower.federation import Elsewhere, Federation, narrowed, reach_of, shortened
-from isthmus.distributed.flower.records import RECORD, ask, content_of, flower, from_arrays, read_answer, to_arrays
-from isthmus.distributed.flower.secure import ForStage, NoisedSum, secure_total
+from isthmus.distributed.flower.records import RECORD, answer_in, ask, flower, from_arrays, read_answer, to_arrays
+from isthmus.distributed.flower.secure import ForStage, NoisedSum
 from isthmus.distributed.order import Order, order_of, stage_of
-from isthmus.distributed.secagg import RoundRefused, SecurePlan
+from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
+from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.sampling import Sampler
 from isthmus.privacy.statement import PrivacyStatement
 
@@ -72,11 +74,24 @@ class Traffic:
     holds: dict[int, Tensor] = field(default_factory=dict, repr=False)
     """The iterate that a client has kept, by node, where changes are sent."""
 
-    def refused(self, node: int, why: str) -> None:
-        """An answer that does not count."""
-        self.holds.pop(node, None)  # it may have lost what it kept
-        self.reasons[why] += 1
-        LOG.warning("a client's answer does not count: %s", why)
+    @contextmanager
+    def reading(self, node: int) -> Iterator[None]:
+        """Read the answer of a node; one that is refused does not count."""
+        try:
+            yield
+        except (validate.InvalidInput, CodecError, BadMessage) as error:
+            self.holds.pop(node, None)  # it may have lost what it kept
+            self.reasons[str(error)] += 1
+            LOG.warning("a client's answer does not count: %s", error)
+
+    def note(self, t: int, asked: int = 0, answered: int = 0, late: int = 0, failed: int = 0) -> dict[str, int]:
+        """The counts of one more stage, or attempt."""
+        self.rounds.append({"t": t, "asked": asked, "answered": answered, "late": late, "failed": failed})
+        return self.rounds[-1]
+
+    def why(self) -> str:
+        """The most frequent reasons."""
+        return "; ".join(f"{text} ({count} times)" for text, count in self.reasons.most_common(3))
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ class FlowerClients(Aggregator):
     wait: float = 60.0
     patience: int = 3
     traffic: Traffic = field(default_factory=Traffic, compare=False)
-    problem: Any = None
+    problems: Sequence[Any] = (None,)
     clock: Callable[[float], None] = field(default=time.sleep, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,17 +132,11 @@ class FlowerClients(Aggregator):
         if self.timeout is not None:
             validate.positive(timeout=self.timeout)
 
-    @property
-    def problems(self) -> Sequence[Any]:  # type: ignore[override]
-        """What the server knows of them."""
-        return (self.problem,)
-
     def holding(self, problems: Sequence[Any]) -> FlowerClients:
         """The same clients; the server's own problem has no records."""
-        (problem,) = problems
         remedy = "give plan.problem as the objective: the records are with the clients"
-        validate.check(isinstance(problem, Elsewhere), "objective", type(problem).__name__, remedy)
-        return replace(self, problem=problem)
+        validate.check(isinstance(problems[0], Elsewhere), "objective", type(problems[0]).__name__, remedy)
+        return replace(self, problems=tuple(problems))
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
         """Each client draws its own records, and the server its clients: subsets of a fixed size are refused."""
@@ -142,32 +151,43 @@ class FlowerClients(Aggregator):
         if self.plan.dropouts is not None:
             return self._secured(order, ForStage(round, stage, context.ledger), there, empty)
         visits = self.asked(round, stage, context)
-        messages = [self._letter(order, node, visit) for node, visit in visits]
-        answers = self._answers(order, messages, empty) if messages else []
-        self._patient(order, len(visits), len(answers))
+        answers: list[Message] = []
+        if visits:
+            answers = self._answers(order, visits, empty)
+        else:
+            self.traffic.note(order.t)
+        if answers:
+            self.traffic.silent = 0
+        elif visits or not self.plan.private:
+            self.traffic.silent += 1
+        if self.traffic.silent >= min(self.patience, self.plan.rounds):
+            why = self.traffic.why() or "no client answered in time; start SuperNodes, or give a longer timeout"
+            silent = f"{self.traffic.silent} rounds in a row (the last was round {order.t})"
+            raise NobodyAnswered(f"No valid answer came in {silent}: {why}")
         return self._total(there, empty, answers)
 
     def nothing(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of no records: its sizes, dtypes and bounds are those that every answer must have."""
         client = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients)
-        message = contribute(replace(round, memory={}), stage, client, context.keys)
+        fresh = copy(round)
+        fresh.memory = {}
+        message = contribute(fresh, stage, client, context.keys)
         message = replace(message, coded={}, dims=0, bytes=0)
         return narrowed(message, self.plan, stage.sampler) if stage.private else message
 
     def asked(self, round: Round, stage: Stage, context: RunContext) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
-        nodes = self._connected()
-        per_round = self.plan.pipe.wire.per_round
+        nodes, per_round = self._connected(), self.plan.pipe.wire.per_round
         if stage.private and self.plan.unit == "client":
             assert context.keys.noise is not None
             coins = context.keys.noise.mask(len(nodes), float(stage.sampler.rate))  # type: ignore[attr-defined]
             return [(node, 0) for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
         if stage.private or per_round is None or not nodes:
             return [(node, 0) for node in nodes]
-        count, visits, chosen = per_round(round.t) if callable(per_round) else per_round, Counter[int](), []
-        for place in generator(round.seed, round.t, "clients").integers(0, len(nodes), count).tolist():
-            chosen.append((nodes[place], visits[nodes[place]]))
-            visits[nodes[place]] += 1
+        visits, chosen = Counter[int](), []
+        for place in drawn_clients(per_round, round, len(nodes)):
+            chosen.append((nodes[place], visits[place]))
+            visits[place] += 1
         return chosen
 
     def _connected(self, needed: int = 0) -> list[int]:
@@ -182,66 +202,58 @@ class FlowerClients(Aggregator):
             self.clock(PAUSE)
             nodes, waited = sorted(self.grid.get_node_ids()), waited + PAUSE
         if self.plan.private:
-            remedy = (
-                f"disconnect some clients, or make a plan of more clients for both sides: {len(nodes)} are connected"
-            )
+            remedy = f"disconnect some, or make a plan of more clients for both sides: {len(nodes)} are connected"
             validate.check(len(nodes) <= self.plan.clients, "clients", self.plan.clients, remedy)
         return nodes
 
-    def _letter(self, order: Order, node: int, visit: int) -> Any:
-        app, holds = flower().app, self.traffic.holds
-        since = holds.get(node) if self.plan.down == "update" else None
-        content = ask(order, self.plan.whole, visit, since, self.plan.digest)
-        self.traffic.down += sum(record.count_bytes() for record in content.values())
-        assert order.w is not None
-        holds[node] = order.w
-        # an order that nobody waits for any more is not delivered: a slow client does not work through old ones
-        return app.Message(content, node, app.MessageType.TRAIN, ttl=self.timeout, group_id=str(order.t))
+    def _replies(self, contents: Iterable[tuple[int, Mapping[str, Any]]], group: str) -> list[Any]:
+        """Send every node its message; the replies that come in time."""
+        app, letters = flower().app, []
+        for node, content in contents:
+            self.traffic.down += sum(record.count_bytes() for record in content.values())
+            # what nobody waits for any more is not delivered: a slow client does not work through old orders
+            letters.append(app.Message(content, node, app.MessageType.TRAIN, ttl=self.timeout, group_id=group))
+        return list(self.grid.send_and_receive(letters, timeout=self.timeout))
 
-    def _answers(self, order: Order, letters: list[Any], empty: Message) -> list[Message]:
+    def _answers(self, order: Order, visits: Sequence[tuple[int, int]], empty: Message) -> list[Message]:
         """The right answers of those that came in time."""
-        sent = letters[0].content[RECORD]["order"]
-        codec, divisor = self.plan.pipe.wire.codec, None
-        if not self.plan.private:
-            sampler = stage_of(self.plan.at_clients, order.stage).sampler
-            divisor = partial(sampler.divisor, t=order.t)
+        plan, holds, contents = self.plan, self.traffic.holds, []
+        assert order.w is not None
+        for node, visit in visits:
+            since = holds.get(node) if plan.down == "update" else None
+            contents.append((node, ask(order, plan.whole, visit, since, plan.digest)))
+            holds[node] = order.w
+        sampler, sent = stage_of(plan.at_clients, order.stage).sampler, contents[0][1][RECORD]["order"]
+        divisor = None if plan.private else partial(sampler.divisor, t=order.t)
+        replies = self._replies(contents, str(order.t))
         messages: dict[str, Message] = {}
-        nodes = [letter.metadata.dst_node_id for letter in letters]
-        replies = [*self.grid.send_and_receive(letters, timeout=self.timeout)]
         for reply in replies:
-            node, about = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
-            try:
-                data = content_of(reply, "answer")
-                self.traffic.up += len(data) if isinstance(data, bytes) else 0
-                came = read_answer(data, sent, empty, codec, divisor)
-                messages.setdefault(about, self._checked(order, came))
-            except (validate.InvalidInput, CodecError) as error:
-                self.traffic.refused(node, str(error))
-        for node in set(nodes) - {reply.metadata.src_node_id for reply in replies}:
-            self.traffic.holds.pop(node, None)
-        counts = {"asked": len(nodes), "answered": len(messages), "late": len(nodes) - len(replies)}
-        self.traffic.rounds.append({"t": order.t, **counts, "failed": len(replies) - len(messages)})
+            with self.traffic.reading(reply.metadata.src_node_id):
+                data = answer_in(reply)
+                self.traffic.up += len(data)
+                came = read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
+                if plan.private:  # a sum that is longer than the public length is shortened here too
+                    own = reach_of(plan, sampler)[0]
+                    came = replace(came, values={name: shortened(b, own) for name, b in came.values.items()})
+                messages.setdefault(reply.metadata.reply_to_message_id, came)
+        for node in {node for node, _ in visits} - {reply.metadata.src_node_id for reply in replies}:
+            holds.pop(node, None)
+        late, failed = len(visits) - len(replies), len(replies) - len(messages)
+        self.traffic.note(order.t, len(visits), len(messages), late, failed)
         return list(messages.values())
 
-    def _checked(self, order: Order, message: Message) -> Message:
-        """A private sum is no longer than a public length: one that is longer is shortened here too."""
-        if not self.plan.private:
-            return message
-        own = reach_of(self.plan, stage_of(self.plan.at_clients, order.stage).sampler)[0]
-        return replace(message, values={name: shortened(bounded, own) for name, bounded in message.values.items()})
+    # ------------------------------------------------------------ secure aggregation
 
     def _secured(self, order: Order, payer: ForStage, stage: Stage, empty: Message) -> Message:
         """The noisy total of secure aggregation; where too few were left after the round was paid for, zero."""
         ((name, like),) = empty.values.items()
         plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
-        content = ask(order, self.plan.whole, plan=self.plan.digest)
         total = None
         while total is None:
             nodes = self._connected(plan.needed)
-            counts = {"t": order.t, "asked": len(nodes), "answered": 0, "late": 0, "failed": 1}
-            self.traffic.rounds.append(counts)
+            counts = self.traffic.note(order.t, len(nodes), failed=1)
             try:
-                total = secure_total(self.grid, plan, nodes, content, (self.traffic, self.timeout), payer)
+                total = self._secure_total(order, plan, nodes, payer)
                 counts |= {"answered": 1, "failed": 0}
                 self.traffic.silent = 0
             except RoundRefused as refused:
@@ -252,6 +264,33 @@ class FlowerClients(Aggregator):
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
+    def _secure_total(self, order: Order, plan: SecurePlan, nodes: list[int], payer: ForStage) -> Tensor:
+        """The noisy total in the units of the vectors; `RoundRefused` where too few clients were left."""
+        server, app = SecureServer(plan, payer), flower().app
+        index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
+
+        def exchange(step: str, letters: Mapping[int, bytes]) -> None:
+            contents = []
+            for node, data in letters.items():
+                content = app.RecordDict({RECORD: app.ConfigRecord({"plan": self.plan.digest})})
+                if step == "vector":
+                    content = ask(order, self.plan.whole, plan=self.plan.digest)
+                content[RECORD].update({"step": step, "data": data, "index": index[node], "m": plan.m})
+                contents.append((node, content))
+            for reply in self._replies(contents, step):
+                node = reply.metadata.src_node_id
+                with self.traffic.reading(node):
+                    answer = answer_in(reply)
+                    self.traffic.up += len(answer)
+                    server.receive(answer, index[node])
+
+        exchange("keys", dict.fromkeys(index, server.invitation()))
+        exchange("letters", dict.fromkeys(index, server.roster()))
+        inboxes = server.inboxes()
+        exchange("vector", {node: inboxes[place] for node, place in index.items() if place in inboxes})
+        exchange("shares", dict.fromkeys(index, server.survivors()))
+        return torch.from_numpy(server.value())
+
     def _no_total(self, order: Order, plan: SecurePlan, refused: RoundRefused) -> None:
         """Give up a run whose attempts at a total have failed `patience` times in a row, or in all its rounds."""
         self.traffic.silent += 1
@@ -259,23 +298,11 @@ class FlowerClients(Aggregator):
         if self.traffic.silent >= self.patience or (refused.charged and self.traffic.silent >= self.plan.rounds):
             raise NobodyAnswered(
                 f"{self.traffic.silent} attempts in a row at a total of secure aggregation have failed (the last in "
-                f"round {order.t}): {self._why()}. Start the clients that are away, or make a plan in which more than "
-                f"{plan.dropouts} of {plan.clients} may be lost (dropouts={self.plan.dropouts:g})"
+                f"round {order.t}): {self.traffic.why()}. Start the clients that are away, or make a plan in which "
+                f"more than {plan.dropouts} of {plan.clients} may be lost (dropouts={self.plan.dropouts:g})"
             ) from refused
 
-    def _why(self) -> str:
-        return "; ".join(f"{text} ({count} times)" for text, count in self.traffic.reasons.most_common(3))
-
-    def _patient(self, order: Order, visited: int, answered: int) -> None:
-        """Give up a run that nobody answers in `patience` rounds in a row, or in all its rounds."""
-        if not visited:
-            self.traffic.rounds.append({"t": order.t, "asked": 0, "answered": 0, "late": 0, "failed": 0})
-        self.traffic.silent = 0 if answered else self.traffic.silent + bool(visited or not self.plan.private)
-        if self.traffic.silent >= min(self.patience, self.plan.rounds):
-            why = self._why() or "no client answered in time; start SuperNodes, or give a longer timeout"
-            raise NobodyAnswered(
-                f"No valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): {why}"
-            )
+    # ------------------------------------------------------------ the sum
 
     def _counted(self, message: Message) -> Message:
         """An answer as it counts in the mean of all: as `isthmus.Clients` has it."""
@@ -288,19 +315,20 @@ class FlowerClients(Aggregator):
 
     def _total(self, stage: Stage, empty: Message, answers: list[Message]) -> Message:
         """The sum; in a private run with the public divisor, and with public counts of numbers and bytes."""
-        if not stage.private:
-            counted = [self._counted(message) for message in answers]
-            total = counted[0] if counted else replace(empty, divisor=1.0, fixed=False)
-            for message in counted[1:]:
-                total = total + message
-            return total
         plan, source = self.plan, stage_of(self.plan.pipe, stage.name).sampler
+        total = replace(empty, divisor=1.0, fixed=False)
+        if not stage.private:
+            for place, message in enumerate(map(self._counted, answers)):
+                total = total + message if place else message
+            return total
         total = replace(empty, divisor=source.divisor(plan.terms), fixed=True)
         for message in answers:
             total = total + replace(message, divisor=total.divisor, fixed=True)
-        share = plan.clients * (getattr(source, "rate", 1.0) if plan.unit == "client" else 1.0)
-        sizes = [value.value for value in empty.values.values()]
-        dims, count = sum(x.numel() for x in sizes), sum(x.numel() * x.element_size() for x in sizes)
+        share = float(plan.clients)
+        if plan.unit == "client":
+            share *= getattr(source, "rate", 1.0)
+        sizes = [(bounded.value.numel(), bounded.value.element_size()) for bounded in empty.values.values()]
+        dims, count = sum(size for size, _ in sizes), sum(size * width for size, width in sizes)
         return replace(total, dims=round(share * dims), bytes=round(share * count))
 
 
@@ -325,16 +353,11 @@ class LocalGrid:
         who = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         if who._run_id is None:  # messages are signed with the run of their process, which Flower sets in its own
             who.run_id, who.node_id, who.task_id = 1, 1, 1
-        self.contexts = {
-            1000 + number: flower_app.Context(
-                run_id=1,
-                node_id=1000 + number,
-                node_config={"partition-id": number, "num-partitions": clients},
-                state=flower_app.RecordDict(),
-                run_config=dict(config or {}),
-            )
-            for number in range(clients)
-        }
+        self.contexts: dict[int, Any] = {}
+        for number in range(clients):
+            node = {"partition-id": number, "num-partitions": clients}
+            options = {"run_id": 1, "node_id": 1000 + number, "node_config": node, "run_config": dict(config or {})}
+            self.contexts[1000 + number] = flower_app.Context(state=flower_app.RecordDict(), **options)
         self._waiting: dict[str, Any] = {}
 
     def get_node_ids(self) -> list[int]:
@@ -367,15 +390,13 @@ class LocalGrid:
         try:
             reply = self.app(came, self.contexts[node])
         except Exception as error:  # as a node does: what an app raises comes back as an error
-            reply = flower_app.Message(
-                flower_app.Error(code=1, reason=f"{type(error).__name__}: {error}"), reply_to=came
-            )
+            failed = flower_app.Error(code=1, reason=f"{type(error).__name__}: {error}")
+            reply = flower_app.Message(failed, reply_to=came)
         if self.between is not None:
             reply = self.between(node - 1000, reply)
-        if reply is None:
-            return None
-        reply, size = self._travelled(reply)
-        self.up += size
+        if reply is not None:
+            reply, size = self._travelled(reply)
+            self.up += size
         return reply
 
     def _travelled(self, message: Any) -> tuple[Any, int]:
@@ -384,6 +405,7 @@ class LocalGrid:
         return self.serde.message_from_proto(type(proto).FromString(data)), len(data)
 
 
+@dataclass(eq=False)
 class SketchStrategy:
     """Trains over Flower clients that send sketches (`isthmus.distributed.flower.client_app`, or `sketch_mod`).
 
@@ -401,22 +423,19 @@ class SketchStrategy:
     insiders   the one for somebody who also knows whom each round asked: no amplification by sampling
     """
 
-    def __init__(
-        self,
-        plan: Federation,
-        *,
-        ledger: Any = None,
-        seed: int = 0,
-        resume: State | None = None,
-        wait: float = 60.0,
-        patience: int = 3,
-        noise_seed: int | None = None,
-    ) -> None:
+    plan: Federation
+    _: KW_ONLY
+    ledger: Ledger | None = None
+    seed: int = 0
+    resume: State | None = None
+    wait: float = 60.0
+    patience: int = 3
+    noise_seed: int | None = None
+    found: Result | None = field(default=None, init=False)
+    clients: FlowerClients | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         flower().strategy.Strategy.register(type(self))
-        self.plan, self.ledger, self.seed, self.resume = plan, ledger, seed, resume
-        self.wait, self.patience, self.noise_seed = wait, patience, noise_seed
-        self.found: Result | None = None
-        self.clients: FlowerClients | None = None
 
     def start(
         self,
@@ -438,54 +457,54 @@ class SketchStrategy:
         """
         plan, remedy = self.plan, f"give {self.plan.rounds}, the number of rounds of the plan, or another plan"
         validate.check(num_rounds in (None, plan.rounds), "num_rounds", num_rounds, remedy)
-        extra = [config for config in (train_config, evaluate_config) if config]
-        validate.check(not extra, "train_config, evaluate_config", extra, "leave them out: clients have the plan")
+        none = not train_config and not evaluate_config
+        validate.check(none, "train_config, evaluate_config", "given", "leave them out: clients have the plan")
         result = flower().strategy.Result()
-        self.clients = FlowerClients(grid, plan, timeout=timeout, wait=self.wait, patience=self.patience)
+        self.clients = clients = FlowerClients(grid, plan, timeout, self.wait, self.patience)
         self.summary()
 
-        def look(record: dict[str, Any], state: State) -> None:
-            self._note_metrics(result, state)
+        def evaluate(state: State) -> None:
             if evaluate_fn is not None:
-                self._evaluated(result, evaluate_fn, state)
+                metrics = evaluate_fn(state.t, to_arrays(state.w, plan.whole))
+                if metrics is not None:
+                    result.evaluate_metrics_serverapp[state.t] = metrics
 
-        zero = torch.zeros(plan.whole.d, dtype=plan.dtype)
-        start = None if initial_arrays is None else from_arrays(initial_arrays, plan.whole).to(plan.dtype)
-        first = plan.constraint.project(zero) if start is None else start
-        if evaluate_fn is not None and self.resume is None:
-            self._evaluated(result, evaluate_fn, State(w=first))
+        def look(record: Mapping[str, object], state: State) -> None:
+            """What a round moved: public numbers only, so a private run does not say who answered."""
+            figures = {"numbers-up": state.dims, "bytes-up": state.bytes}
+            if not plan.private:
+                figures |= {name: count for name, count in clients.traffic.rounds[-1].items() if name != "t"}
+            result.train_metrics_clientapp[state.t] = flower().app.MetricRecord(figures)
+            LOG.info("[ROUND %s/%s] %s", state.t, plan.rounds, figures)
+            evaluate(state)
+
+        if initial_arrays is None:
+            first = plan.constraint.project(torch.zeros(plan.whole.d, dtype=plan.dtype))
+        else:
+            first = from_arrays(initial_arrays, plan.whole).to(plan.dtype)
+        if self.resume is None:
+            evaluate(State(w=first))
         self.found = minimize(
             plan.problem, plan.pipe, plan.constraint, steps=plan.rounds, seed=self.seed, x0=first, resume=self.resume,
-            clients=self.clients, ledger=self.ledger, noise_seed=self.noise_seed, record=1, callbacks=[look],
-            progress=False,
+            clients=clients, ledger=self.ledger, noise_seed=self.noise_seed, record=1, callbacks=[look], progress=False,
         )  # fmt: skip
         if self.found.x is not None:
             result.arrays = to_arrays(self.found.x, plan.whole)
         return result
 
-    def _note_metrics(self, result: Any, state: State) -> None:
-        """What a round moved: public numbers only, so a private run does not say who answered."""
-        figures: dict[str, int] = {"numbers-up": state.dims, "bytes-up": state.bytes}
-        if not self.plan.private and self.clients is not None and self.clients.traffic.rounds:
-            last = self.clients.traffic.rounds[-1]
-            figures |= {name: last[name] for name in ("asked", "answered", "late", "failed")}
-        result.train_metrics_clientapp[state.t] = flower().app.MetricRecord(figures)
-        LOG.info("[ROUND %s/%s] %s", state.t, self.plan.rounds, figures)
-
-    def _evaluated(self, result: Any, evaluate: Callable[[int, Any], Any], state: State) -> None:
-        metrics = evaluate(state.t, to_arrays(state.w, self.plan.whole))
-        if metrics is not None:
-            result.evaluate_metrics_serverapp[state.t] = metrics
-
     @property
     def outsiders(self) -> PrivacyStatement | None:
         """The statement of the run; None before it has ended, and where it is not private."""
-        return None if self.found is None else self.found.privacy
+        if self.found is None:
+            return None
+        return self.found.privacy
 
     @property
     def insiders(self) -> PrivacyStatement | None:
         """The statement for those who know whom each round asked."""
-        return self.plan.insiders(seeded=self.noise_seed is not None) if self.plan.private else None
+        if not self.plan.private:
+            return None
+        return self.plan.insiders(seeded=self.noise_seed is not None)
 
     def summary(self) -> None:
         """Log what is run."""
@@ -496,22 +515,18 @@ class SketchStrategy:
 
     # ------------------------------------------------------------ the hooks of other strategies' loops
 
-    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> NoReturn:
-        """Refused: a round may have several stages, and is charged before it is released; `start` is the loop."""
-        _refuse("configure_train")
+    def configure_train(self, *of_flower: object) -> NoReturn:
+        """Refused: a round may have several stages, and is charged before it is released; `start` is the loop.
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> NoReturn:
-        """Refused, as `configure_train` is: wrappers that add noise of their own would add it to noise."""
-        _refuse("aggregate_train")
+        Wrappers that add noise of their own would add it to noise.
+        """
+        validate.refuse("strategy", "its hooks", "call start(grid, ...): wrappers of strategies cannot drive this one")
 
-    def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
+    aggregate_train = configure_train
+
+    def configure_evaluate(self, *of_flower: object) -> list[object]:
         """Nobody: figures of clients' records would be released without being paid for."""
         return []
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
+    def aggregate_evaluate(self, *of_flower: object) -> None:
         """Nothing was asked."""
-        return None
-
-
-def _refuse(name: str) -> NoReturn:
-    validate.refuse("strategy", name, "call start(grid, ...): wrappers of strategies cannot drive this one")

@@ -25,12 +25,11 @@ _NONCE = bytes(12)
 @lru_cache(maxsize=1)
 def _package() -> SimpleNamespace:
     """What is used of `cryptography`, which is an extra."""
-    parts = "ciphers", "ciphers.aead", "asymmetric.x25519", "kdf.hkdf", "hashes"
+    names = "ciphers", "ciphers.aead", "asymmetric.x25519", "kdf.hkdf", "hashes"
     try:
-        loaded = {
-            name.split(".")[-1]: importlib.import_module(f"cryptography.hazmat.primitives.{name}") for name in parts
-        }
-        return SimpleNamespace(errors=importlib.import_module("cryptography.exceptions"), **loaded)
+        parts = [importlib.import_module(f"cryptography.hazmat.primitives.{name}") for name in names]
+        parts.append(importlib.import_module("cryptography.exceptions"))
+        return SimpleNamespace(**{part.__name__.rpartition(".")[2]: part for part in parts})
     except ImportError as error:
         raise ImportError(f"Secure aggregation needs the package cryptography; {validate.extra('secagg')}") from error
 
@@ -89,7 +88,7 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
     package = _package()
     try:
         letter: bytes = package.aead.ChaCha20Poly1305(key).decrypt(_NONCE, sealed, about)
-    except package.errors.InvalidTag:
+    except package.exceptions.InvalidTag:
         return None
     return letter
 

@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +69,7 @@ def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Nois
     A row with anything that is no finite number counts as zero.
     """
     validate.check(rows.ndim == 2, "rows", rows.shape, "give a matrix, one vector a row")
-    sound = np.asarray(np.isfinite(rows).all(axis=1))
-    values = np.where(sound[:, None], rows, 0.0)
+    values = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
     peak = np.abs(values).max(axis=1, initial=0.0)[:, None]
     values = values / np.maximum(peak, 1e-300)  # squares neither overflow nor vanish
     values *= np.minimum(peak, steps / np.maximum(np.linalg.norm(values, axis=1)[:, None], 1.0))
@@ -132,33 +131,18 @@ class SecurePlan:
         validate.non_negative_int(dropouts=self.dropouts, colluding=self.colluding)
         validate.positive(bound=self.bound, noise_multiplier=self.noise_multiplier, peak=self.peak)
         validate.open_unit(precision=self.precision, failure=self.failure)
-        validate.check(
-            self.clients >= 2, "clients", self.clients, "ask two clients or more: a sum of one hides nothing"
-        )
-        remedy = "the number of points of the field that shares lie in: divide the clients into groups (docs/secagg.md)"
-        validate.at_most(CLIENTS, remedy, clients=self.clients)
-        free = self.needed - self.colluding
-        validate.check(
-            free >= 1,
-            "colluding",
-            self.colluding,
-            f"give fewer: of the {self.needed} clients who answer, one at least must be honest",
-        )
-        guarded = 2 * (self.needed - self.packing + 1) - self.clients
-        remedy = (
-            f"allow fewer: with {self.clients} clients, of whom {self.colluding} collude, the server could ask "
-            "two groups"
-        )
-        validate.check(guarded > self.colluding, "dropouts", self.dropouts, remedy)
-        remedy = (
-            f"allow fewer: a server that tells clients different things could read {self.counted + self._known} of them"
-        )
+        validate.check(self.clients >= 2, "clients", self.clients, "ask two or more: a sum of one hides nothing")
+        points = "the number of points of the field that shares lie in: divide the clients into groups (docs/secagg.md)"
+        validate.at_most(CLIENTS, points, clients=self.clients)
+        remedy = f"give fewer: of the {self.needed} clients who answer, one at least must be honest"
+        validate.check(self.needed > self.colluding, "colluding", self.colluding, remedy)
+        guarded = 2 * (self.needed - self.packing + 1) - self.clients > self.colluding
+        validate.check(guarded, "dropouts", self.dropouts, "allow fewer: the server could ask two groups of clients")
+        remedy = f"allow fewer: a server that lies to clients could read {self.counted + self._known} of them"
         validate.check(self.counted >= 1, "dropouts", self.dropouts, remedy)
-        remedy = "take a larger precision: clients draw a variance of at most 2^30"
-        with validate.reading(
-            "plan", asdict(self), "give numbers that can be computed with: these are too large or too small"
-        ):
-            validate.check(float(self.share) <= MOST, "variance of a client's noise", float(self.share), remedy)
+        with validate.reading("plan", asdict(self), "give numbers that can be computed with: not so large or small"):
+            share, remedy = float(self.share), "take a larger precision: clients draw a variance of at most 2^30"
+            validate.check(share <= MOST, "variance of a client's noise", share, remedy)
             validate.at_most(WIDEST, "the widest field: take a larger precision or a smaller peak", bits=self.bits)
 
     # ------------------------------------------------------------ who
@@ -281,7 +265,9 @@ class SecurePlan:
 
     def assumptions(self) -> list[str]:
         """What the promise rests on, in words."""
-        honest = f"all but at most {self.colluding}" if self.colluding else "all"
+        honest = "all"
+        if self.colluding:
+            honest = f"all but at most {self.colluding}"
         return [
             f"of the {self.clients} clients {honest} follow the protocol as long as they answer, draw their noise as "
             f"stated, and tell nobody what they know; the noise of {self.counted} makes the whole, which is what a "
@@ -301,15 +287,12 @@ class SecurePlan:
     @classmethod
     def from_json(cls, text: str) -> SecurePlan:
         """The plan that `to_json` wrote; anything else is refused."""
-        try:
-            data: Any = json.loads(text)
-        except ValueError:
-            validate.refuse("plan", text, "give what to_json wrote: this is not JSON")
         names = {member.name for member in fields(cls)}
-        fits = isinstance(data, dict) and set(data) == names | {"version"} and data["version"] == VERSION
-        validate.check(
-            fits, "plan", text, f"give what to_json wrote: version {VERSION} with the fields {sorted(names)}"
-        )
+        remedy = f"give what to_json wrote: JSON of version {VERSION} with the fields {sorted(names)}"
+        with validate.reading("plan", text, remedy):
+            data = json.loads(text)
+            fits = data.keys() == names | {"version"} and data["version"] == VERSION
+        validate.check(fits, "plan", text, remedy)
         return cls(**{name: data[name] for name in names})
 
     @cached_property
@@ -348,22 +331,15 @@ def most_left_out(n: int, f: int, r: int, c: int) -> int:
     honest, most = n - c, 0
     for e in range(min(f, honest - 1) + 1):
         k = np.arange(honest - e)
-        known_pairs = (
-            (honest - e - k) * np.minimum(f - e, k) + e * np.minimum(f, k) + k * np.minimum(f, np.maximum(k - 1, 0))
-        )
+        taken = np.minimum(f, np.maximum(k - 1, 0))
+        known_pairs = (honest - e - k) * np.minimum(f - e, k) + e * np.minimum(f, k) + k * taken
         most = max(most, e + int(k[k * (r - c) <= known_pairs].max()))  # k = 0 always holds
     return most
 
 
 def _noise_reach(variance: float, m: int, failure: float) -> int:
     """x with 2 m P(Z >= x) <= failure by the bound P(Z >= x) <= exp(-(x asinh(x / v) - sqrt(x^2 + v^2) + v))."""
-    target, low, high = math.log(2 * m / failure), 0, 1
-    while _rate(high, variance) < target:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _rate(middle, variance) < target else (low, middle)
-    return high
+    return 1 + bisect_left(range(1, 1 << 62), math.log(2 * m / failure), key=lambda x: _rate(x, variance))
 
 
 def _rate(x: int, v: float) -> float:

@@ -88,10 +88,7 @@ class SecureClient:
     def keys(self, invitation: bytes) -> bytes:
         """Its public keys; an invitation to another plan is refused."""
         self._session, body = self._read(invitation, Kind.INVITATION, crypto.KEY)
-        ensure(
-            body == self.plan.digest,
-            "The invitation is for another plan than this client's: give server and clients the same plan",
-        )
+        ensure(body == self.plan.digest, "The invitation is for another plan: give server and clients the same one")
         self._due = Kind.ROSTER
         return self._answer(Kind.KEYS, self._public_keys())
 
@@ -100,26 +97,17 @@ class SecureClient:
         plan = self.plan
         _, body = self._read(roster, Kind.ROSTER)
         self._roster = wire.records(body, 2 * crypto.KEY, plan.clients, "keys")
-        ensure(
-            self._roster.get(self.index) == self._public_keys(),
-            "The roster of the server does not list this client with its own keys: the client does not answer",
-        )
-        ensure(
-            len(self._roster) >= plan.needed and len(set(self._roster.values())) == len(self._roster),
-            f"The roster lists {len(self._roster)} clients, some perhaps twice: {plan.needed} different ones are due",
-        )
+        own = self._roster.get(self.index) == self._public_keys()
+        ensure(own, "The roster of the server does not list this client with its own keys: the client does not answer")
+        whole = len(self._roster) >= plan.needed and len(set(self._roster.values())) == len(self._roster)
+        ensure(whole, f"The roster lists {len(self._roster)} clients, or fewer: {plan.needed} different ones are due")
         self._about = crypto.digest(plan.digest, roster)
-        parts = [
-            shamir.share(secret, plan.clients, plan.needed, plan.packing, os.urandom)
-            for secret in (self._seed, self._masks)
-        ]
-        both = [seed + key for seed, key in zip(*parts, strict=True)]
+        sizes = plan.clients, plan.needed, plan.packing
+        seeds, keys = (shamir.share(secret, *sizes, os.urandom) for secret in (self._seed, self._masks))
+        both = [seed + key for seed, key in zip(seeds, keys, strict=True)]
         self._held[self.index] = both[self.index]
-        letters = [
-            crypto.seal(self._letter_key(peer, self.index, peer), both[peer], self._about)
-            for peer in self._roster
-            if peer != self.index
-        ]
+        peers = [peer for peer in self._roster if peer != self.index]
+        letters = [crypto.seal(self._letter_key(peer, self.index, peer), both[peer], self._about) for peer in peers]
         self._due = Kind.INBOX
         return self._answer(Kind.SHARES, crypto.digest(self._seed), *letters)
 
@@ -134,21 +122,14 @@ class SecureClient:
         plan = self.plan
         _, body = self._read(inbox, Kind.INBOX)
         letters = wire.records(body, 2 * plan.share_bytes + crypto.TAG, plan.clients, "letters")
-        ensure(
-            self.index not in letters and letters.keys() <= self._roster.keys(),
-            "A letter came from somebody who is not another client of the roster",
-        )
-        ensure(
-            len(letters) + 1 >= plan.needed,
-            f"{len(letters) + 1} clients have sent letters, and {plan.needed} are needed",
-        )
+        known = self.index not in letters and letters.keys() <= self._roster.keys()
+        ensure(known, "A letter came from somebody who is not another client of the roster")
+        count = len(letters) + 1
+        ensure(count >= plan.needed, f"{count} clients have sent letters, and {plan.needed} are needed")
         for peer, sealed in letters.items():
             letter = crypto.unseal(self._letter_key(peer, peer, self.index), sealed, self._about)
             if letter is None:
-                raise BadMessage(
-                    f"The letter of client {peer} is not what it sealed for this client and roster: it was damaged or "
-                    "altered on the way"
-                )
+                raise BadMessage(f"The letter of client {peer} is not what it sealed for this client and roster")
             self._held[peer] = letter
         self._due = Kind.VECTOR
 
@@ -185,21 +166,22 @@ class SecureClient:
         """Its share of each survivor's seed and of the key of each that was lost, in order: once, and never both."""
         _, body = self._read(survivors, Kind.SURVIVORS)
         alive = set(wire.read_set(body, self.plan.clients))
-        ensure(
-            len(alive) >= self.plan.needed and self.index in alive and alive <= self._held.keys(),
-            f"The server names {len(alive)} survivors; this client, and {self.plan.needed} clients or more that sent "
-            "letters, must be among them",
-        )
+        fits = len(alive) >= self.plan.needed and self.index in alive and alive <= self._held.keys()
+        ensure(fits, f"The server names {len(alive)} survivors: this client and others that sent letters are due")
         self._due, size = None, self.plan.share_bytes
         shares = [both[:size] if peer in alive else both[size:] for peer, both in sorted(self._held.items())]
         return self._answer(Kind.REVEAL, *shares)
 
     def to_bytes(self) -> bytes:
         """Everything that it must remember between two messages, its secrets included: for a place of its own."""
-        tree: dict[str, object] = {name: getattr(self, f"_{name}").hex() for name in _SAVED}
-        for name in _SAVED_TABLES:
-            tree[name] = {str(peer): value.hex() for peer, value in getattr(self, f"_{name}").items()}
-        return storage.pack("secure client", {**tree, "index": self.index, "due": self._due and int(self._due)})
+        tree: dict[str, object] = {"index": self.index, "due": self._due and int(self._due)}
+        for name in _SAVED:
+            kept = vars(self)[f"_{name}"]
+            if isinstance(kept, bytes):
+                tree[name] = kept.hex()
+            else:
+                tree[name] = {str(peer): value.hex() for peer, value in kept.items()}
+        return storage.pack("secure client", tree)
 
     @classmethod
     def from_bytes(cls, plan: SecurePlan, data: bytes, noise: Noise | None = None) -> SecureClient:
@@ -209,9 +191,11 @@ class SecureClient:
             client = cls(plan, tree["index"], noise)
             client._due = tree["due"] and Kind(tree["due"])
             for name in _SAVED:
-                setattr(client, f"_{name}", bytes.fromhex(tree[name]))
-            for name in _SAVED_TABLES:
-                setattr(client, f"_{name}", {int(peer): bytes.fromhex(value) for peer, value in tree[name].items()})
+                kept = tree[name]
+                if isinstance(kept, str):
+                    vars(client)[f"_{name}"] = bytes.fromhex(kept)
+                else:
+                    vars(client)[f"_{name}"] = {int(peer): bytes.fromhex(value) for peer, value in kept.items()}
         return client
 
     def _answer(self, kind: Kind, *parts: bytes) -> bytes:
@@ -235,17 +219,16 @@ class SecureClient:
         return crypto.agreed(self._letters, self._roster[peer][: crypto.KEY], self._session, purpose)
 
 
-_SAVED, _SAVED_TABLES = ("session", "about", "letters", "masks", "seed"), ("roster", "held")
+_SAVED = ("session", "about", "letters", "masks", "seed", "roster", "held")
 
 
 def _matrix(rows: Vectors, m: int) -> NDArray[np.float64]:
     """Vectors as rows, in float64 on the host."""
     if isinstance(rows, Tensor):
         rows = rows.detach().cpu().to(torch.float64).numpy()
-    host = np.asarray(rows, np.float64)
-    vectors: NDArray[np.float64] = np.atleast_2d(host)
+    vectors: NDArray[np.float64] = np.atleast_2d(np.asarray(rows, np.float64))
     right = vectors.ndim == 2 and vectors.shape[1] == m
-    validate.check(right, "rows", host.shape, f"give vectors of m={m} numbers: a single one, or one for each record")
+    validate.check(right, "rows", vectors.shape, f"give vectors of m={m} numbers: a single one, or one for each record")
     return vectors
 
 
@@ -363,26 +346,20 @@ class SecureServer:
         A transport that knows whom it hears (it should) gives the `sender`: then nobody answers for another client.
         """
         plan, kind = self.plan, self._due
-        lengths = {
-            Kind.KEYS: 2 * crypto.KEY,
-            Kind.SHARES: crypto.KEY + (len(self._roster) - 1) * (2 * plan.share_bytes + crypto.TAG),
-            Kind.VECTOR: plan.vector_bytes,
-            Kind.REVEAL: len(self._senders) * plan.share_bytes,
+        letters = crypto.KEY + (len(self._roster) - 1) * (2 * plan.share_bytes + crypto.TAG)
+        due: dict[Kind | None, tuple[int, Collection[int]]] = {
+            Kind.KEYS: (2 * crypto.KEY, range(plan.clients)),
+            Kind.SHARES: (letters, self._roster),
+            Kind.VECTOR: (plan.vector_bytes, self._senders),
+            Kind.REVEAL: (len(self._senders) * plan.share_bytes, self._survivors),
         }
-        if kind not in lengths:
+        if kind is None or kind not in due:
             raise BadMessage("No answer is expected now: call the steps of a round in their order")
-        _, body = wire.read(data, kind, self._session, 4 + lengths[kind])
+        length, asked = due[kind]
+        _, body = wire.read(data, kind, self._session, 4 + length)
         index, body = wire.take_number(body, plan.clients, "index")
-        asked = {
-            Kind.KEYS: range(plan.clients),
-            Kind.SHARES: self._roster,
-            Kind.VECTOR: self._senders,
-            Kind.REVEAL: self._survivors,
-        }
-        ensure(
-            index not in self._answers and index in asked[kind],
-            f"{kind.name} of client {index} came twice, or was not asked for",
-        )
+        new = index not in self._answers and index in asked
+        ensure(new, f"{kind.name} of client {index} came twice, or was not asked for")
         ensure(sender in (None, index), f"Client {sender} sent {kind.name} in the name of client {index}")
         if kind is Kind.KEYS:  # keys that would make every other client leave: their owner is lost, alone
             pair = {body[: crypto.KEY], body[crypto.KEY :]}
@@ -400,20 +377,17 @@ class SecureServer:
 
     def _step(self, now: Kind, then: Kind | None) -> None:
         if self._due is not now:
-            due = "nothing: the round is over" if self._due is None else self._due.name
-            raise RoundRefused(
-                f"{now.name} was called where {due} is expected: call the steps of a round in their order",
-                self._charged,
-            )
+            due = self._due and self._due.name
+            words = f"{now.name} was called where {due or 'nothing: the round is over'} is expected: call the steps"
+            raise RoundRefused(f"{words} of a round in their order", self._charged)
         self._due = then
 
     def _enough(self, what: str) -> dict[int, bytes]:
         """The answers, in order, which are taken; with fewer than n - f the round is over."""
         answers, plan = self._answers, self.plan
         if len(answers) < plan.needed:
-            raise self._over(
-                f"Only {len(answers)} of {plan.clients} clients have sent their {what}, and {plan.needed} are needed"
-            )
+            there = f"Only {len(answers)} of {plan.clients} clients have sent their {what}"
+            raise self._over(f"{there}, and {plan.needed} are needed")
         self._answers = {}
         return dict(sorted(answers.items()))
 
@@ -453,22 +427,23 @@ def run_round(
 
     `lost` says who is silent from "keys", "letters", "vector" or "shares" on.
     """
-    gone: set[int] = set()
+    there = dict(clients)
 
-    def alive(moment: str) -> list[int]:
-        gone.update((lost or {}).get(moment, ()))
-        return [index for index in clients if index not in gone]
+    def alive(moment: str) -> list[tuple[int, SecureClient]]:
+        for index in (lost or {}).get(moment, ()):
+            there.pop(index, None)
+        return list(there.items())
 
     invitation = server.invitation()
-    for index in alive("keys"):
-        server.receive(clients[index].keys(invitation))
+    for _, client in alive("keys"):
+        server.receive(client.keys(invitation))
     roster = server.roster()
-    for index in alive("letters"):
-        server.receive(clients[index].shares(roster))
+    for _, client in alive("letters"):
+        server.receive(client.shares(roster))
     inboxes = server.inboxes()
-    for index in alive("vector"):
-        server.receive(clients[index].masked(inboxes[index], rows[index]))
+    for index, client in alive("vector"):
+        server.receive(client.masked(inboxes[index], rows[index]))
     survivors = server.survivors()
-    for index in alive("shares"):
-        server.receive(clients[index].reveal(survivors))
+    for _, client in alive("shares"):
+        server.receive(client.reveal(survivors))
     return server.total()

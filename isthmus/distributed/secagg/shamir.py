@@ -46,12 +46,8 @@ def share(secret: bytes, clients: int, threshold: int, packing: int, random: Cal
 
 def recover(shares: Mapping[int, bytes], threshold: int, packing: int) -> bytes:
     """The secret of the first `threshold` of these shares, by client."""
-    validate.check(
-        len(shares) >= threshold,
-        "shares",
-        len(shares),
-        f"give at least {threshold} shares, as many as recover the secret",
-    )
+    remedy = f"give at least {threshold} shares, as many as recover the secret"
+    validate.check(len(shares) >= threshold, "shares", len(shares), remedy)
     chosen = sorted(shares)[:threshold]
     _check(chosen[-1] + 1, threshold, packing)
     length = 2 * ELEMENTS // packing
@@ -66,9 +62,8 @@ def _check(clients: int, threshold: int, packing: int) -> None:
     validate.one_of(PACKINGS, packing=packing)
     validate.positive_int(clients=clients, threshold=threshold)
     validate.at_most(CLIENTS, "the number of points", clients=clients)
-    validate.check(
-        packing <= threshold <= clients, "threshold", threshold, f"give a number from {packing} to {clients}"
-    )
+    fits = packing <= threshold <= clients
+    validate.check(fits, "threshold", threshold, f"give a number from {packing} to {clients}")
 
 
 def _points(packing: int) -> tuple[int, ...]:
@@ -82,8 +77,7 @@ def _tables() -> tuple[Elements, NDArray[np.int64]]:
     powers, element = np.zeros(2 * _ORDER, np.uint16), 1
     for exponent in range(_ORDER):
         powers[exponent] = powers[exponent + _ORDER] = element
-        element <<= 1
-        element ^= _MODULUS if element >> 16 else 0
+        element = element << 1 ^ (element >> 15) * _MODULUS
     logs = np.zeros(_ORDER + 1, np.int64)
     logs[powers[:_ORDER]] = np.arange(_ORDER)
     return powers, logs

@@ -1,5 +1,0 @@
-"""Attention: torch's own layer has per-example gradients."""
-
-from torch.nn import MultiheadAttention as DPMultiheadAttention
-
-__all__ = ["DPMultiheadAttention"]
