@@ -22,7 +22,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -216,7 +216,9 @@ class Group:
 
         What matrices make of a vector depends on the number of threads in its last bits: with one it is alike.
         """
-        return one_thread(self.size > 1)
+        if self.size == 1:
+            return nullcontext()
+        return one_thread()
 
     def add(
         self,

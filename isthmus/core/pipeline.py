@@ -185,7 +185,7 @@ class Pipeline:
         object.__setattr__(self, "before", tuple(self.before))
         check_sound(self)
 
-    @property
+    @cached_property
     def private(self) -> bool:
         """Whether any release hides its data behind noise."""
         return any(stage.private for stage in self.stages)
@@ -389,8 +389,9 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
         for release, slot in stage.slots:
             if release.clip is not None:
                 parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
-    dims = state.dims + sum(message.dims for message in sent)
-    size = state.bytes + sum(message.bytes for message in sent)
+    dims, size = state.dims, state.bytes
+    for message in sent:
+        dims, size = dims + message.dims, size + message.bytes
     return State(w, round.t + 1, update, average, parts, round.memory, held, dims, size)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import Matrix, is_lazy
+from isthmus.base.matrix import Matrix, View
 from isthmus.gradients.rounding import matrix_bounds
 
 Where = slice | Tensor | None
@@ -28,7 +28,7 @@ class Lengths:
 
     def of(self, rows: Matrix, ord: float, where: Where = None) -> Tensor:
         """Of `rows`, which are those at `where`: never below the true norms, float64."""
-        if is_lazy(rows) and rows.measured and ord == 2:  # a view keeps its own
+        if isinstance(rows, View) and rows.measured and ord == 2:  # a view keeps its own
             return matrix_bounds(rows, ord)[1]
         if ord not in self._kept:  # NaN: not known yet
             self._kept[ord] = torch.full((self.n,), torch.nan, dtype=torch.float64)

@@ -18,7 +18,6 @@ from isthmus.base.matrix import (
     as_dtype,
     dtype_of,
     exact_products,
-    is_lazy,
     is_sparse,
     matmul,
     rmatmul,
@@ -55,17 +54,14 @@ class Outer(Rows):
     def __init__(
         self, a: Matrix, b: Tensor, ones: bool = False, sizes: Callable[[float], Tensor] | None = None
     ) -> None:
-        ndims = (2,) if is_sparse(a) else (2, 3)
-        validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
-        validate.check(
-            b.ndim == a.ndim and tuple(b.shape[:-1]) == tuple(a.shape[:-1]),
-            "b.shape",
-            tuple(b.shape),
-            f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}",
-        )
-        validate.check(
-            not (ones and is_sparse(a)), "ones", ones, "give ones=False: a CSR factor carries its own column of ones"
-        )
+        sparse = is_sparse(a)
+        if a.ndim not in (2, 3) or (sparse and a.ndim == 3):
+            validate.refuse("a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
+        if b.ndim != a.ndim or tuple(b.shape[:-1]) != tuple(a.shape[:-1]):
+            remedy = f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}"
+            validate.refuse("b.shape", tuple(b.shape), remedy)
+        if ones and sparse:
+            validate.refuse("ones", ones, "give ones=False: a CSR factor carries its own column of ones")
         self.a: Matrix = a.detach() if isinstance(a, Tensor) else a
         self.b, self.ones = b.detach(), ones
         self.n, self.p, self.q = a.shape[0], a.shape[-1] + ones, b.shape[-1]
@@ -124,7 +120,7 @@ class Outer(Rows):
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """sum_t ||a_t|| ||b_t|| where there are several terms, or one that is seen through a centring map."""
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             size = self.a.mass()
             if size is None:
                 return None
@@ -149,7 +145,7 @@ class Outer(Rows):
 
     def _seen_sum(self, whole: Csr | View, weights: Tensor, rho: float, out: Tensor | None) -> Tensor:
         """The same for sparse and mapped factors: in float64 unless they are few."""
-        if is_lazy(whole):  # a map has roundings of its own
+        if isinstance(whole, View):  # a map has roundings of its own
             rho = max(0.0, rho - rounding.gamma(whole.roundings, torch.float64))
         elif self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
             return self._room(rho, out).copy_(self.sum(weights))
@@ -176,7 +172,7 @@ class Outer(Rows):
         return isinstance(self.a, Tensor) and self.a.nbytes + self.b.nbytes <= 3 * CHUNK_BYTES
 
     def masked(self, keep: Tensor) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().masked(keep)
         rows = keep.view(-1, *[1] * (self.b.ndim - 1))
         a = _kept_rows(self.a, keep) if is_sparse(self.a) else _zero_unless(rows, self.a)
@@ -189,7 +185,7 @@ class Outer(Rows):
             return torch.einsum(rule, b, a).reshape(self.n, self.d)
 
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().through(sketch, lo)
         a = self.a if is_sparse(self.a) else self._shown(self.a.to(rounding.working(self.a.dtype)))
         if self.q == 1 and self.positions == 1:
@@ -197,12 +193,12 @@ class Outer(Rows):
         return Dense(outer_codes(sketch, a, self._wide(self.b), lo))
 
     def outer_form(self) -> OuterForm | None:
-        return None if is_lazy(self.a) else OuterForm(self.a, self.b, self.ones)
+        return None if isinstance(self.a, View) else OuterForm(self.a, self.b, self.ones)
 
     def inner(self, other: Mate) -> Tensor:
         """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
         mate = other.outer_form()
-        if mate is None or is_lazy(self.a):
+        if mate is None or isinstance(self.a, View):
             return super().inner(other)
         view = mate.whole_a()
         if (mate.b.shape[-1], view.shape[-1]) != (self.q, self.p):
@@ -239,7 +235,7 @@ class Outer(Rows):
         self._check_alike(other)
         if not isinstance(other, Outer) or not self._same_shape(other):
             return super().minus(other)
-        if is_lazy(self.a) and self.a is not other.a:
+        if isinstance(self.a, View) and self.a is not other.a:
             return super().minus(other)
         if _same(self.a, other.a):
             return Outer(self.a, self._wide(self.b) - other.b, self.ones, self._given)
@@ -255,7 +251,7 @@ class Outer(Rows):
         counts = torch.full((groups,), float(size), dtype=self.dtype, device=self.device)
         if self.n % size:
             counts[-1] = self.n % size
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().grouped(size)
         share = counts.repeat_interleave(size)[: self.n].view(-1, *[1] * (self.b.ndim - 1))
         b = self._wide(self.b) / share

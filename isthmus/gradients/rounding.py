@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, View, is_lazy, is_sparse, row_norms
+from isthmus.base.matrix import Matrix, View, is_sparse, row_norms
 from isthmus.gradients import fused
 
 Bounds = tuple[Tensor, Tensor]
@@ -99,8 +99,9 @@ def matrix_bounds(x: Matrix, ord: float) -> Bounds:
     >>> bool((low[0] <= 5) & (high[0] >= 5)), float(high[1])
     (True, 0.0)
     """
-    check_ord(ord)
-    if is_lazy(x):
+    if ord not in ORDS:
+        check_ord(ord)
+    if isinstance(x, View):
         return _seen_bounds(x, ord)
     if is_sparse(x):
         return widen(row_norms(x, ord), 0.0 if ord == math.inf else gamma(x.shape[1] + 8, torch.float64))
@@ -181,7 +182,8 @@ def power_of_two(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 def check_ord(ord: float) -> None:
     """Refuse norms that rows do not have."""
-    validate.one_of(ORDS, ord=ord)
+    if ord not in ORDS:
+        validate.one_of(ORDS, ord=ord)
 
 
 def _blocked(x: Tensor, ord: float, work: torch.dtype) -> Tensor:
