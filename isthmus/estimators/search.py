@@ -236,7 +236,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         every = [trial.privacy_ for trial in trials] + [last]
         how = (
             f"the selection: each record in one of {len(self.candidates_) + 1} parts at random, of which one fit or "
-            f"the choice saw it, counted together as one privacy.Gaussian release; the last fit: {last.sampler}"
+            f"the choice saw it, counted together as one Gaussian release; the last fit: {last.sampler}"
         )
         apart = "a record is in one part of the selection, drawn independently of what it holds"
         account = Account(split.delta, self._adjacency, last.n, self.noise_seed is not None)
@@ -371,7 +371,7 @@ def range_of(mu: float) -> float:
 
 @dataclass(frozen=True)
 class BestOf(privacy.NoisyMax):
-    """The exponential mechanism on scores that a record moves all one way: counted as a privacy.Gaussian release.
+    """The exponential mechanism on scores that a record moves all one way: counted as a Gaussian release.
 
     `multiplier` is that of the release, and sets the noise under `adjacency`; the proof is at the top of this module.
     """
@@ -394,7 +394,7 @@ class BestOf(privacy.NoisyMax):
         return factor / range_of(factor / self.multiplier)
 
     def event(self, adjacency: privacy.Adjacency = privacy.Adjacency.ADD_REMOVE) -> Any:
-        """One privacy.Gaussian release, under the adjacency that its noise was set for."""
+        """One Gaussian release, under the adjacency that its noise was set for."""
         remedy = f"give {self.adjacency}, for which the noise of this choice is set"
         validate.check(adjacency is privacy.Adjacency(self.adjacency), "adjacency", adjacency, remedy)
         return privacy.Gaussian(self.multiplier).event(adjacency)
@@ -402,7 +402,7 @@ class BestOf(privacy.NoisyMax):
     def describe(self) -> str:
         """The release in words."""
         much = event_json.multiples(self.multiplier)
-        return f"random choice of one candidate, which costs as much as privacy.Gaussian noise of {much}"
+        return f"random choice of one candidate, which costs as much as Gaussian noise of {much}"
 
 
 def choose(scores: Dense, split: Split, noise: privacy.Source, ledger: privacy.Ledger) -> int:
