@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -35,28 +35,21 @@ from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, 
 
 LOOK = 2000
 """How many rows are looked at for dates, numbers in text and the like."""
-
 MOSTLY = 0.95
-
 OWN, ENOUGH = 0.9, 20
 """Words that are different in so large a share of at least so many rows tell rows apart, and nothing else."""
-
 MOST_WORDS = 100
 """A public column with more words than this is hashed all the same."""
-
-_ID = re.compile(
-    r"(^|[_\-. ])(id|uuid|guid|key|index|nr|no|number)$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$", re.I
-)
-
+_ROW = r"(^|[_\-. ])({0})$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$"
+_ID = re.compile(_ROW.format("id|uuid|guid|key|index|nr|no|number"), re.I)
+_OWN_NAME = re.compile(_ROW.format("id|uuid|guid").replace("|index", ""), re.I)
 _PERSON = re.compile(
     r"(^|[_\-. ])(e-?mails?|e_mail|mail|telephone|phone|mobile|fax|ssn|iban|passport|surname|"
     r"(first|last|full|family|user)[_\-. ]?name)([_\-. ]?(address|number|no|nr))?$",
     re.I,
 )
-
 _CODE = re.compile(r"0\d+")
-
-_OWN_NAME = re.compile(r"(^|[_\-. ])(id|uuid|guid)$|^(id|uuid|guid)([_\-. ]|$)|^unnamed: \d+$", re.I)
+_ALL_THE_SAME = "to learn from its words all the same: --hash {!r}=16"
 
 
 def identifies(name: str) -> bool:
@@ -79,61 +72,54 @@ class Guess:
 def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None = None) -> Guess:
     """How to encode a column that was not declared; dates of private rows are refused with what to do."""
     if _PERSON.search(name.strip()):
-        why = f"its name says that it identifies a person; to learn from its words all the same: --hash {name!r}=16"
+        why = f"its name says that it identifies a person; {_ALL_THE_SAME.format(name)}"
         return Guess(Column(name, "drop", source="name"), why)
-    kind = _kind(name, values, Signs() if signs is None else signs)
-    source = "public" if public else "data"
+    kind = _kind(name, values, signs or Signs())
     if kind.column.type == "date":
         return _date(name, values, public)
-    column = replace(kind.column, source=source)
-    if public and column.type in ("number", "bool") and not np.isfinite(as_numbers(values, column)).all():
+    if not public:
+        return replace(kind, column=replace(kind.column, source="data"))
+    column = replace(kind.column, source="public")
+    if column.type in ("number", "bool") and not np.isfinite(as_numbers(values, column)).all():
         column = replace(column, missing="indicator")  # of private rows one empty cell would add a column
-    return replace(kind, column=_filled_in(column, values) if public else column)
+    return replace(kind, column=_filled_in(column, values))
 
 
 def _kind(name: str, values: Any, signs: Signs) -> Guess:
     """The type alone."""
-    dtype = values.dtype
-    kind = dtype_kind(values)
-    present = values.dropna()
+    kind, present = dtype_kind(values), values.dropna()
     if kind == "O":
-        present = present[
-            ~present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT).astype(bool)
-        ]
+        nothing = present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT)
+        present = present[~nothing.astype(bool)]
     if not len(present):
         return Guess(Column(name, "drop"), "it is empty")
-    if kind == "b" or str(dtype) == "boolean":
+    if kind == "b":
         return Guess(Column(name, "bool"))
-    if kind == "M" or "date" in str(dtype):
+    if kind == "M" or "date" in str(values.dtype):
         return Guess(Column(name, "date"))
-    if kind in "iuf" and not _is_id(name, present):
-        return Guess(Column(name, "number"))
     if _is_id(name, present):
         return Guess(Column(name, "drop"), "it looks like an identifier: every row has its own")
-    return _kind_of_text(name, present, signs)
-
-
-def _kind_of_text(name: str, present: Any, signs: Signs) -> Guess:
+    if kind in "iuf":
+        return Guess(Column(name, "number"))
     plain = present.map(lambda value: isinstance(value, (str, int, float, bool, Decimal, date)))
     if not bool(plain.all()):
         return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
     words = [str(value).strip() for value in present.iloc[:LOOK]]
-    truths = _share(words, lambda word: word.lower() in BOOLEANS) >= MOSTLY
-    if truths and _share(words, lambda word: word in ("0", "1")) < MOSTLY:
+    digits = _share(words, lambda word: word in ("0", "1"))
+    if _share(words, lambda word: word.lower() in BOOLEANS) >= MOSTLY > digits:
         return Guess(Column(name, "bool"))
     if _share(words, lambda word: bool(LOOKS.fullmatch(word))) >= MOSTLY:
         return Guess(Column(name, "date"))
-    codes = _share(words, lambda word: bool(_CODE.fullmatch(word)))
-    column = None if codes >= 1 - MOSTLY else _number_in_text(name, words, signs)
-    if column is not None:
-        return Guess(column, f"numbers with {column.thousands!r} between thousands" if column.thousands else "")
-    why = "numbers that begin with 0 are codes, such as those of places" if codes >= 1 - MOSTLY else ""
+    why = ""
+    if _share(words, lambda word: bool(_CODE.fullmatch(word))) >= 1 - MOSTLY:
+        why = "numbers that begin with 0 are codes, such as those of places"
+    elif (column := _number_in_text(name, words, signs)) is not None:
+        return Guess(column, f"numbers with {column.thousands!r} between thousands" * bool(column.thousands))
     different = len(set(words)) / len(words)
     if np.mean([len(word) for word in words]) > 40 and different > 0.5:
         return Guess(Column(name, "drop"), "it is free text: turn it into numbers first (bags of words as npz, say)")
     if len(words) >= ENOUGH and different >= OWN:
-        own = f"nearly every row has a word of its own; to learn from its words all the same: --hash {name!r}=16"
-        return Guess(Column(name, "drop"), own)
+        return Guess(Column(name, "drop"), f"nearly every row has a word of its own; {_ALL_THE_SAME.format(name)}")
     return Guess(Column(name, "hash"), why)
 
 
@@ -192,17 +178,21 @@ def _date(name: str, values: Any, public: bool) -> Guess:
 def _filled_in(column: Column, values: Any) -> Column:
     """Words and ranges of public rows."""
     if column.type == "hash":
-        words, missing = as_words(values)
-        distinct = sorted(set(words[~missing]))
-        return replace(column, type="category", categories=tuple(distinct)) if len(distinct) <= MOST_WORDS else column
-    if column.type != "number":
-        return column
-    numbers = readable(values, column)
-    numbers = numbers[~np.isnan(numbers)]
-    if not len(numbers):
-        return column
-    low, high = float(numbers.min()), float(numbers.max())
-    return replace(column, bounds=(low, high if high > low else low + 1.0))
+        distinct = _distinct_words(values)
+        if len(distinct) <= MOST_WORDS:
+            return replace(column, type="category", categories=distinct)
+    if column.type == "number":
+        numbers = readable(values, column)
+        numbers = numbers[~np.isnan(numbers)]
+        if len(numbers):
+            low, high = float(numbers.min()), float(numbers.max())
+            return replace(column, bounds=(low, high + (low == high)))
+    return column
+
+
+def _distinct_words(values: Any) -> tuple[str, ...]:
+    words, missing = as_words(values)
+    return tuple(sorted(set(words[~missing])))
 
 
 def _is_id(name: str, present: Any) -> bool:
@@ -213,7 +203,7 @@ def _is_id(name: str, present: Any) -> bool:
     return not bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
 
 
-def _share(words: list[str], test: Any) -> float:
+def _share(words: list[str], test: Callable[[str], bool]) -> float:
     return float(np.mean([test(word) for word in words]))
 
 
@@ -244,11 +234,10 @@ def draft(
         validate.present(os.path.isfile(path), path)
         validate.unreadable(path, "it has no named columns; a schema is for csv, tsv and parquet files")
     check_names(names, declared, None if target is None else target.name)
-    own = sample is not None and Path(sample).resolve() == Path(path).resolve()
-    remedy = "give a file of rows that are public: the rows of this one are the private ones"
-    validate.check(not own, "sample", str(sample), remedy)
     public = None
     if sample is not None:
+        remedy = "give a file of rows that are public: the rows of this one are the private ones"
+        validate.check(Path(sample).resolve() != Path(path).resolve(), "sample", str(sample), remedy)
         public = read(sample, reading=reading)
         usable = public.frame is not None and public.n > 0
         validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")
@@ -262,9 +251,8 @@ def draft(
             column = Column(name, "id", source="name")
         elif column is None and name in types:
             column = Column(name, types[name])
-        columns[name] = None if column is None else column.settled(bounds, decimal)
-    target = target if target is None or public is None else _target_told(target, public)
-    return _written(Path(path), columns, why, target, sampled=public is not None)
+        columns[name] = column and column.settled(bounds, decimal)
+    return _written(Path(path), columns, why, _with_labels(target, public), sampled=public is not None)
 
 
 def _from_public(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
@@ -276,16 +264,18 @@ def _from_public(name: str, public: Table | None, decimal: str | None, why: dict
     except validate.InvalidInput as error:
         why[name] = str(error).partition(" is not allowed: ")[2]
         return None
-    why |= {name: guess.why} if guess.why else {}
-    return Column(name, "id") if guess.column.type == "drop" and identifies(name) else guess.column
+    if guess.why:
+        why[name] = guess.why
+    if guess.column.type == "drop" and identifies(name):
+        return Column(name, "id")
+    return guess.column
 
 
-def _target_told(target: Target, public: Table) -> Target:
-    """With the labels of public rows, where it is a classification."""
-    if target.task != "classification" or target.classes or target.name not in public.frame.columns:
+def _with_labels(target: Target | None, public: Table | None) -> Target | None:
+    """The target with the labels of public rows, where it is a classification."""
+    if target is None or public is None or target.task != "classification" or target.classes:
         return target
-    words, absent = as_words(public.frame[target.name])
-    labels = tuple(sorted(set(words[~absent])))
+    labels = _distinct_words(public.frame[target.name]) if target.name in public.frame.columns else ()
     return replace(target, classes=labels) if 2 <= len(labels) <= MOST_WORDS else target
 
 
@@ -295,30 +285,27 @@ def _target_told(target: Target, public: Table) -> Target:
 def _written(
     path: Path, columns: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
 ) -> Draft:
-    open_ones = [name for name, column in columns.items() if column is None]
-    lines, missing = _target_lines(target)
-    if open_ones:
-        lines += ["[columns]", f"# {FORMS}"]
-        width = max(len(toml_value(name)) for name in open_ones)
-        for name in open_ones:
-            reason = f"  # {why[name]}" if name in why else ""
-            lines.append(f"{toml_value(name):{width}} = {toml_value(OPEN)}{reason}")
-        lines.append("")
+    target_lines, missing = _target_lines(target)
+    names = [name for name, column in columns.items() if column is None]
+    missing += names
+    sources = "the options and the public sample, whose words and ranges you may widen" if sampled else "the options"
+    lines = [
+        f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
+        f"# from its header, {sources}.",
+    ]
+    if missing:
+        lines.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')
+    lines += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", "", *target_lines]
+    if names:
+        width = max(len(toml_value(name)) for name in names)
+        reasons = {name: f"  # {reason}" for name, reason in why.items()}
+        open_ones = [f"{toml_value(name):{width}} = {toml_value(OPEN)}{reasons.get(name, '')}" for name in names]
+        lines += ["[columns]", f"# {FORMS}", *open_ones, ""]
     for name, column in columns.items():
         if column is not None:
-            note = [f"# {why[name]}"] if name in why else []
-            lines += [*note, Schema((column,)).to_toml()]
-    source = " and the options"
-    if sampled:
-        source = ", the options and the public sample, whose words and ranges you may widen"
-    header = [
-        f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
-        f"# from its header{source}.",
-    ]
-    if open_ones or missing:
-        header.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')
-    header += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", ""]
-    return Draft("\n".join([*header, *lines]).rstrip() + "\n", (*missing, *open_ones))
+            lines += [f"# {reason}" for at, reason in why.items() if at == name]
+            lines.append(Schema((column,)).to_toml())
+    return Draft("\n".join(lines).rstrip() + "\n", tuple(missing))
 
 
 def _target_lines(target: Target | None) -> tuple[list[str], list[str]]:
