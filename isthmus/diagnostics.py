@@ -31,7 +31,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.gradients import Outer, Rows
-from isthmus.gradients.base import Lazy, row_spans
+from isthmus.gradients.rows import Lazy, row_spans
 from isthmus.sketches.public import NEGLIGIBLE
 
 if TYPE_CHECKING:

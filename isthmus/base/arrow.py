@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -36,30 +36,21 @@ class ArrowTable:
         twice = sorted({name for name in names if names.count(name) > 1})
         validate.check(not twice, "X", f"columns {twice}", "rename these columns: each name may occur once")
         self.names = names
-        groups = [(piece, group) for piece in dataset.get_fragments() for group in _groups(piece)]
-        self.groups = [(piece, group.id, group.num_rows) for piece, group in groups if group.num_rows > 0]
-        self.ends = list(accumulate(rows for _, _, rows in self.groups))
-        self._cursors: dict[tuple[str, ...], _Cursor] = {}
+        groups = ((piece, group) for piece in dataset.get_fragments() for group in _groups(piece))
+        self.groups = [(piece, group.id, group.num_rows) for piece, group in groups]
+        self.starts = list(accumulate((rows for _, _, rows in self.groups), initial=0))
+        self.n = self.starts[-1]
+        self._readers: dict[tuple[str, ...], _Reader] = {}
         self._lock = threading.Lock()
-
-    @property
-    def n(self) -> int:
-        """How many rows."""
-        return sum(rows for _, _, rows in self.groups)
 
     def table(self, lo: int, hi: int, columns: Sequence[str], step: int = 1 << 16) -> Any:
         """The rows lo, ..., hi - 1 of some columns, as a pyarrow table; about `step` rows are decoded at a time."""
         import pyarrow
 
         pieces = [pyarrow.schema([self.dataset.schema.field(name) for name in columns]).empty_table()]
-        number = bisect.bisect_right(self.ends, lo)
         with self._lock:
-            cursor = self._cursors.setdefault(tuple(columns), _Cursor(tuple(columns)))
-            while lo < hi and number < len(self.groups):
-                begin = self.ends[number - 1] if number else 0
-                stop = min(hi, self.ends[number])
-                pieces += cursor.rows(self.groups[number], number, lo - begin, stop - begin, step)
-                lo, number = stop, number + 1
+            reader = self._readers.setdefault(tuple(columns), _Reader(self, tuple(columns)))
+            pieces += reader.rows(lo, hi, step)
         return pyarrow.concat_tables(pieces, promote_options="permissive")
 
     def column(self, name: str) -> np.ndarray:
@@ -68,55 +59,47 @@ class ArrowTable:
         return values
 
 
-class _Cursor:
-    """Where the reading of some columns stands: the row group, the next row of it, and what was passed by."""
+class _Reader:
+    """Where the reading of some columns stands: the next row that is decoded, and what was passed by."""
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self.columns, self.at, self.batches = columns, (-1, 0), iter(())
-        self.passed: deque[tuple[int, int, Any]] = deque(maxlen=8)
+    def __init__(self, table: ArrowTable, columns: tuple[str, ...]) -> None:
+        self.table, self.columns, self.next, self.batches = table, columns, -1, iter(())
+        self.passed: deque[tuple[int, Any]] = deque(maxlen=8)
 
-    def rows(self, group: tuple[Any, int, int], number: int, lo: int, hi: int, step: int) -> list[Any]:
-        """The rows lo, ..., hi - 1 of a row group, as tables."""
-        batches = []
-        for place, begin, table in self.passed:
-            if place == number and begin <= lo < begin + table.num_rows:
-                batches.append(table.slice(lo - begin, hi - lo))
-                lo += batches[-1].num_rows
-        if lo >= hi:
-            return batches
-        if self.at[0] != number or self.at[1] > lo:
-            self._open(group, number, step)
-        while self.at[1] < hi:
-            table = self._next(group)
-            begin, self.at = self.at[1], (number, self.at[1] + table.num_rows)
-            self.passed.append((number, begin, table))
-            if self.at[1] > lo:
-                batches.append(table.slice(max(0, lo - begin), hi - max(lo, begin)))
-        return batches
+    def rows(self, lo: int, hi: int, step: int) -> list[Any]:
+        """The rows lo, ..., hi - 1, as tables."""
+        pieces = []
+        for begin, table in self.passed:
+            if begin <= lo < begin + table.num_rows:
+                pieces.append(table.slice(lo - begin, hi - lo))
+                lo += pieces[-1].num_rows
+        group = bisect.bisect_right(self.table.starts, lo) - 1
+        if lo < hi and not self.table.starts[group] <= self.next <= lo:
+            self.next, self.batches = self.table.starts[group], self._decoded(group, step)
+            self.passed.clear()
+        while self.next < hi and lo < hi:
+            table = next(self.batches)
+            begin, self.next = self.next, self.next + table.num_rows
+            self.passed.append((begin, table))
+            if self.next > lo:
+                pieces.append(table.slice(max(0, lo - begin), hi - max(lo, begin)))
+        return pieces
 
-    def _open(self, group: tuple[Any, int, int], number: int, step: int) -> None:
+    def _decoded(self, group: int, step: int) -> Iterator[Any]:
+        """Tables of about `step` rows, from a row group on."""
+        import pyarrow
         from pyarrow import parquet
 
-        piece, own, _ = group
-        file = parquet.ParquetFile(piece.open(), buffer_size=1 << 16, pre_buffer=False)
-        missing = [name for name in self.columns if name not in file.schema_arrow.names]
-        validate.check(
-            not missing,
-            "X",
-            f"columns {missing}",
-            f"give files with the same columns: {piece.path} does not have these",
-        )
-        self.at = (number, 0)
-        self.batches = file.iter_batches(batch_size=step, row_groups=[own], columns=list(self.columns))
-
-    def _next(self, group: tuple[Any, int, int]) -> Any:
-        import pyarrow
-
-        batch = next(self.batches, None)
-        validate.check(
-            batch is not None, "X", str(group[0].path), "open the file again: it has changed since it was opened"
-        )
-        return pyarrow.Table.from_batches([batch]).select(list(self.columns))
+        columns = list(self.columns)
+        for piece, own, rows in self.table.groups[group:]:
+            file = parquet.ParquetFile(piece.open(), buffer_size=1 << 16, pre_buffer=False)
+            missing = [name for name in columns if name not in file.schema_arrow.names]
+            remedy = f"give files with the same columns: {piece.path} does not have these"
+            validate.check(not missing, "X", f"columns {missing}", remedy)
+            for batch in file.iter_batches(batch_size=step, row_groups=[own], columns=columns):
+                rows -= batch.num_rows
+                yield pyarrow.Table.from_batches([batch]).select(columns)
+            validate.check(rows == 0, "X", str(piece.path), "open the file again: it has changed since it was opened")
 
 
 class ArrowRows(Streamed):
@@ -124,7 +107,7 @@ class ArrowRows(Streamed):
 
     columns  their names; None takes all but `without`
 
-    Slices end where row groups end: each is read once a pass.  Nulls are refused like NaN.
+    Nulls are refused like NaN.
     """
 
     names: tuple[str, ...]
@@ -153,40 +136,11 @@ class ArrowRows(Streamed):
 
         name = str(self.dtype).removeprefix("torch.")
         kind = {"float64": pyarrow.float64(), "float32": pyarrow.float32()}[name]
-        piece = self.table.table(lo, hi, self.names, self._step)
+        piece = self.table.table(lo, hi, self.names, max((hi - lo for lo, hi in self.spans()), default=1))
         rows = np.empty((hi - lo, self.shape[1]), dtype=name)
         for place, column in enumerate(piece.columns):
             rows[:, place] = column.cast(kind, safe=False).to_numpy()  # nulls become NaN
         return torch.from_numpy(rows)
-
-    @property
-    def _step(self) -> int:
-        return max((hi - lo for lo, hi in super().spans()), default=1)
-
-    def spans(self) -> list[tuple[int, int]]:
-        """Whole row groups, as many as make a slice; a large one is cut."""
-        return _joined(self.table.ends, self._step)
-
-
-def _joined(ends: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Ranges of at most `most` rows that end with row groups where they can.
-
-    >>> _joined([3, 5, 12, 30], 8)
-    [(0, 5), (5, 12), (12, 20), (20, 28), (28, 30)]
-    """
-    spans, lo, good = [], 0, 0
-    for end in ends:
-        if end - lo > most:
-            if good > lo:
-                spans.append((lo, good))
-                lo = good
-            while end - lo > most:
-                spans.append((lo, lo + most))
-                lo += most
-        good = end
-    if good > lo:
-        spans.append((lo, good))
-    return spans
 
 
 def _groups(piece: Any) -> list[Any]:

@@ -10,16 +10,16 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.parallel import share_out
+from isthmus.base.parallel import Found, in_order, share_out
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -28,54 +28,18 @@ Array: TypeAlias = NDArray[np.float64]
 Index: TypeAlias = slice | NDArray[np.int64] | tuple[slice, slice | NDArray[np.int64]]
 
 
-class Csr(Protocol):
-    """What the library asks of a SciPy csr_array or csr_matrix."""
-
-    data: Array
-    indices: NDArray[np.int64]
-    indptr: NDArray[np.int64]
-    has_canonical_format: bool
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-    @property
-    def ndim(self) -> int: ...
-    @property
-    def nnz(self) -> int: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def dtype(self) -> np.dtype[np.float64]: ...
-    @property
-    def T(self) -> Self: ...
-    @overload
-    def __matmul__(self, other: Array) -> Array: ...
-    @overload
-    def __matmul__(self, other: Csr) -> Self: ...
-    def __sub__(self, other: Csr) -> Self: ...
-    def __abs__(self) -> Self: ...
-    def __getitem__(self, index: Index) -> Self: ...
-    def astype(self, dtype: DTypeLike) -> Self: ...
-    def copy(self) -> Self: ...
-    def multiply(self, other: Csr | Array) -> Self: ...
-    def reshape(self, shape: tuple[int, int]) -> Self: ...
-    def resize(self, *shape: int) -> None: ...
-    def sum(self, axis: int) -> Array: ...
-    def mean(self, axis: int) -> Array: ...
-    def sum_duplicates(self) -> None: ...
-    def toarray(self) -> Array: ...
-    def tocoo(self) -> Self: ...
-    def tocsr(self) -> Self: ...
+Csr: TypeAlias = sp.csr_array
+"""A SciPy csr_array or csr_matrix."""
 
 
 class View(ABC):
     """A matrix on the CPU that is not held as it is: seen through a public map of its rows, in float64
-    (`isthmus.problems.scaling.Scaled`), or read in slices (`isthmus.base.streamed`)."""
+    (`isthmus.problems.scaling.Scaled`), or read in slices (`isthmus.base.streamed`).  Here as if it was dense."""
 
     ndim, device = 2, torch.device("cpu")
     dtype: torch.dtype = torch.float64
     shape: tuple[int, int]
-    far: bool
+    far = False
     """Whether rows are small differences of long vectors."""
     _upper: Tensor | None = None
 
@@ -89,36 +53,39 @@ class View(ABC):
         self._upper = None
 
     @property
-    @abstractmethod
-    def upper(self) -> Tensor:
-        """An upper bound of each row's l2 norm."""
-
-    @property
-    @abstractmethod
     def sparse(self) -> bool:
         """Whether the matrix that is seen is CSR."""
+        return False
 
     @property
-    @abstractmethod
     def roundings(self) -> int:
         """How many roundings an entry has of its own, at most."""
+        return 0
+
+    @property
+    def upper(self) -> Tensor:
+        """An upper bound of each row's l2 norm, computed once."""
+        if self._upper is None:
+            slack = 1 + (self.shape[1] + 64) * 2.0**-51
+            self._upper = torch.cat([torch.zeros(0).double(), *self.over(lambda x: row_norms(x.double()) * slack)])
+            self._upper += 1e-150  # squares of what is smaller vanish
+        return self._upper
+
+    def mass(self) -> Tensor | None:
+        """An upper bound of what the terms of each row do to a sum; None: its own norm."""
+        return None
 
     def spans(self) -> list[tuple[int, int]] | None:
         """Ranges of rows that are looked at together, by their number and width alone; None: all."""
-        if self.sparse:
-            return None
-        return _cut(self.shape, CHUNK_BYTES)
+        return _slices(self.shape)
 
-    def check_finite(self, name: str) -> None:  # noqa: B027  # most views are of what was checked
-        """Refuse NaN and infinite entries, where that was not done before."""
-
-    @abstractmethod
-    def times(self, w: Tensor) -> Tensor:
-        """S w for a vector or a matrix w."""
+    def over(self, look: Callable[[Tensor], Found]) -> list[Found]:
+        """`look(rows)` of every slice, in order, several at a time."""
+        return list(in_order(lambda span: look(to_dense(self[slice(*span)])), self.spans() or []))
 
     @abstractmethod
-    def transposed_times(self, v: Tensor) -> Tensor:
-        """S' v for a vector or a matrix v."""
+    def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
+        """`(lo, hi, rows)`: dense rows, a few at a time; the next may overwrite the last."""
 
     @abstractmethod
     def take(self, index: Tensor) -> Matrix:
@@ -127,25 +94,42 @@ class View(ABC):
     @abstractmethod
     def __getitem__(self, span: slice) -> Matrix: ...
 
-    @abstractmethod
-    def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
-        """`(lo, hi, rows)`: dense rows, a few at a time; the next may overwrite the last."""
+    def times(self, w: Tensor) -> Tensor:
+        """S w for a vector or a matrix w."""
+        return torch.cat([w.new_zeros(0, *w.shape[1:]), *self.over(lambda x: margins(x, w))])
 
-    @abstractmethod
-    def mass(self) -> Tensor | None:
-        """An upper bound of what the terms of each row do to a sum; None: its own norm."""
+    def transposed_times(self, v: Tensor) -> Tensor:
+        """S' v for a vector or a matrix v."""
+        total = Total((self.shape[1], *v.shape[1:]))
+        for lo, hi, rows in self.chunks():
+            total.add(rmatmul(rows, v[lo:hi].to(torch.float64)))
+        return total.result().to(v.dtype)
 
-    @abstractmethod
     def gram(self) -> Tensor:
         """S'S."""
+        total = Total((self.shape[1], self.shape[1]), exact=True)
+        for _, _, rows in self.chunks():
+            wide = rows.to(torch.float64)
+            total.add_product(wide, wide)
+        return total.result()
 
-    @abstractmethod
     def dense(self) -> Tensor:
-        """The rows themselves."""
+        """All rows in memory, several slices at a time."""
+        copy = torch.empty(self.shape, dtype=self.dtype)
 
-    @abstractmethod
+        def fill(span: tuple[int, int]) -> None:
+            copy[slice(*span)] = to_dense(self[slice(*span)])
+
+        for _ in in_order(fill, self.spans() or []):
+            pass
+        return copy
+
     def plain(self) -> Matrix:
         """A copy of the rows that is held itself, where memory holds it."""
+        return self
+
+    def check_finite(self, name: str) -> None:  # noqa: B027  # most views are of what was checked
+        """Refuse NaN and infinite entries, where that was not done before."""
 
 
 Stored: TypeAlias = Tensor | Csr
@@ -258,9 +242,14 @@ def spans_of(x: Matrix) -> list[tuple[int, int]] | None:
 
 def _cut(shape: tuple[int, int], least: int) -> list[tuple[int, int]] | None:
     """Slices of a dense matrix that is larger than `least`, in float64."""
-    (n, p), step = shape, max(1, SLICE_BYTES // (8 * max(1, shape[1])))
-    if 8 * n * p < least:
+    if 8 * shape[0] * shape[1] < least:
         return None
+    return _slices(shape)
+
+
+def _slices(shape: tuple[int, int]) -> list[tuple[int, int]]:
+    """Slices of `SLICE_BYTES` in float64."""
+    n, step = shape[0], max(1, SLICE_BYTES // (8 * max(1, shape[1])))
     return [(lo, min(lo + step, n)) for lo in range(0, n, step)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -83,3 +83,19 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def ahead(work: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
+    """`work(item)` of every item in order, the next one done by another thread while the last is looked at.
+
+    >>> list(ahead(abs, [-1, 2]))
+    [1, 2]
+    """
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[Found] | None = None
+        for item in items:
+            done, waiting = waiting, pool.submit(work, item)
+            if done is not None:
+                yield done.result()
+        if waiting is not None:
+            yield waiting.result()

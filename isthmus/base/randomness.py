@@ -45,24 +45,18 @@ def signs(hash_key: int, index: Tensor) -> Tensor:
     return 1 - 2 * (bits & 1)
 
 
-def sign_range(
-    hash_key: int, lo: int, hi: int, device: torch.device | str | None = None, out: Tensor | None = None
-) -> Tensor:
+def sign_range(hash_key: int, lo: int, hi: int, device: torch.device | str | None = None) -> Tensor:
     """`signs` of lo, ..., hi - 1, several times faster: one mix serves 32 neighbours.
-
-    `out`, an int32 buffer of at least (hi - lo) / 32 + 2 rows of 32, saves an allocation; the result is a view of it.
 
     >>> torch.equal(sign_range(7, 45, 99), signs(7, torch.arange(45, 99)))
     True
     """
     first = lo >> 5
-    if out is None and torch.device(device or "cpu").type == "cpu":
+    if torch.device(device or "cpu").type == "cpu":
         return torch.from_numpy(1 - 2 * bit_range(hash_key, lo, hi).view(np.int8))
     words = mix(hash_key, torch.arange(first, ((hi - 1) >> 5) + 1, device=device))
     places = torch.arange(31, -1, -1, dtype=torch.int32, device=device)
-    if out is not None:
-        out = out[: len(words)]
-    top = torch.bitwise_left_shift(words[:, None], places, out=out)
+    top = torch.bitwise_left_shift(words[:, None], places)
     return top.bitwise_right_shift_(31).bitwise_or_(1).view(-1)[lo - 32 * first : hi - 32 * first]
 
 

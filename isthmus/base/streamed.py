@@ -17,10 +17,8 @@ import os
 import tempfile
 import weakref
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import CHUNK_BYTES, SLICE_BYTES, Total, View, margins, rmatmul, row_norms, spans_of
-from isthmus.base.parallel import in_order
-
-Item = TypeVar("Item")
-Found = TypeVar("Found")
+from isthmus.base.matrix import CHUNK_BYTES, View, spans_of
+from isthmus.base.parallel import ahead
 
 Where = slice | Tensor
 """Which rows: a range or positions."""
@@ -44,7 +39,6 @@ class Streamed(View):
     `names` are those of its columns, where it has some.
     """
 
-    far, sparse, roundings = False, False, 0
     names: tuple[str, ...] | None = None
     _finite = False
 
@@ -72,57 +66,13 @@ class Streamed(View):
 
     def spans(self) -> list[tuple[int, int]]:
         """Ranges of rows that are read together."""
-        n, step = self.shape[0], max(1, SLICE_BYTES // (8 * self.shape[1]))
-        return [(lo, min(lo + step, n)) for lo in range(0, n, step)]
+        return super().spans() or []
 
     def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
         """`(lo, hi, rows)` of every slice, in order; the next is read meanwhile."""
         spans = self.spans()
         for (lo, hi), rows in zip(spans, ahead(lambda span: self.read(*span), spans), strict=True):
             yield lo, hi, rows
-
-    def over(self, look: Callable[[Tensor], Found]) -> list[Found]:
-        """`look(rows)` of every slice, in order, several at a time."""
-        return list(in_order(lambda span: look(self.read(*span)), self.spans()))
-
-    @property
-    def upper(self) -> Tensor:
-        """An upper bound of each row's l2 norm, computed once."""
-        if self._upper is None:
-            slack = 1 + (self.shape[1] + 64) * 2.0**-51
-            self._upper = torch.cat([torch.zeros(0).double(), *self.over(lambda x: row_norms(x.double()) * slack)])
-            self._upper += 1e-150  # squares of what is smaller vanish
-        return self._upper
-
-    def times(self, w: Tensor) -> Tensor:
-        """X w for a vector or a matrix w."""
-        return torch.cat([w.new_zeros(0, *w.shape[1:]), *self.over(lambda x: margins(x, w))])
-
-    def transposed_times(self, v: Tensor) -> Tensor:
-        """X' v for a vector or a matrix v."""
-        total = Total((self.shape[1], *v.shape[1:]))
-        for lo, hi, rows in self.chunks():
-            total.add(rmatmul(rows, v[lo:hi].to(torch.float64)))
-        return total.result().to(v.dtype)
-
-    def mass(self) -> None:
-        """Its own norm."""
-
-    def gram(self) -> Tensor:
-        """X'X."""
-        total = Total((self.shape[1], self.shape[1]), exact=True)
-        for _, _, rows in self.chunks():
-            wide = rows.to(torch.float64)
-            total.add_product(wide, wide)
-        return total.result()
-
-    def dense(self) -> Tensor:
-        """All rows in memory: for small ones."""
-        return gathered(self)
-
-    def plain(self) -> Self:
-        """Itself: it is held nowhere else."""
-        return self
 
     def mapped(self, function: Callable[[Tensor, Where], Tensor], columns: int | None = None) -> DerivedRows:
         """The same rows through a function of single rows, and of where they are."""
@@ -246,22 +196,6 @@ class ChosenRows(Streamed):
         return self.source.take(self.index[index])
 
 
-def ahead(work: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
-    """`work(item)` of every item in order, the next one done by another thread while the last is looked at.
-
-    >>> list(ahead(abs, [-1, 2]))
-    [1, 2]
-    """
-    with ThreadPoolExecutor(1) as pool:
-        waiting: deque[Future[Found]] = deque()
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) > 1:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
 def _not_finite(x: Tensor) -> int:
     """How many entries are NaN or infinite."""
     if bool(x.sum().isfinite()):
@@ -298,18 +232,6 @@ def _file_offset(array: np.memmap[Any, Any]) -> int | None:
 def large(array: np.memmap[Any, Any]) -> bool:
     """Whether a mapped array is worth reading in slices: by its size alone."""
     return array.nbytes >= CHUNK_BYTES
-
-
-def gathered(x: Streamed) -> Tensor:
-    """All rows in memory, several slices at a time."""
-    copy = torch.empty(x.shape, dtype=x.dtype)
-
-    def fill(span: tuple[int, int]) -> None:
-        copy[span[0] : span[1]] = x.read(*span)
-
-    for _ in in_order(fill, x.spans()):
-        pass
-    return copy
 
 
 def kept_on_disk(x: Streamed) -> FileRows:

@@ -50,13 +50,12 @@ from isthmus.core.pipeline import (
     take_stage,
 )
 from isthmus.core.wire import Keys, Message
-from isthmus.gradients.base import Rows
-from isthmus.gradients.computed import Computed
+from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.layers.between import Between
 from isthmus.gradients.layers.rules import Args, Kwargs
-from isthmus.gradients.stack import Stack
+from isthmus.gradients.rows import Rows, Stack, compact
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, merged, unused
 from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
@@ -273,8 +272,8 @@ class BackwardAccumulator:
     def _smaller(self, rows: Rows) -> Rows:
         """Products in place of their factors, where they take less room until the backward pass has ended."""
         if not self.fast:
-            return rows.compact()
-        computed = rows.computed()
+            return compact(rows)
+        computed = as_computed(rows)
         return rows if isinstance(computed, Computed) else computed
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
@@ -282,7 +281,7 @@ class BackwardAccumulator:
         rows = merged(name, pieces)
         if not self.fast or rows is None:
             return rows
-        computed = rows.computed(bound)
+        computed = as_computed(rows, bound)
         if isinstance(computed, Computed):
             computed.watched = self._watched in (None, name)
         return computed

@@ -92,7 +92,7 @@ def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: 
     extra = rounding.kappa(rows, encoded=False)
     with exact_products(rows.device):
         weights, own = clip.leaf_weights(name, rows, bound)
-        value = weighted_sum(rows, weights, own, extra * rounding.share, clip.ord, wait=False)
+        value = weighted_sum(rows, weights, own, extra * rounding.share, clip.ord)
     return ClippedSum(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
 
 
@@ -183,7 +183,7 @@ def _rows(
                 validate.refuse("clients", client.name, remedy)
             rows = Answered(client.joint(rows), rows.bound)
     elif times is not None and isinstance(part, Tensor):
-        rows = rows.take(torch.arange(len(part)), times[part])
+        rows = rows.mixed(torch.arange(len(part))[:, None], times[part][:, None])
     if stage.groups is None:
         return rows
     remedy = "leave out physical_batch_size, and let one process hold the records: a micro-batch is clipped whole"

@@ -195,7 +195,7 @@ class Sheet:
 
     def rows(self, w: Tensor, index: Tensor | None = None) -> Rows:
         """The row of each record, whatever the point."""
-        return self.vectors if index is None else self.vectors.take(index, torch.ones(len(index)))
+        return self.vectors if index is None else self.vectors.mixed(index[:, None], torch.ones(len(index), 1))
 
 
 # ---------------------------------------------------------------- updates

@@ -118,8 +118,8 @@ def coefficient_intervals(model: PrivateLinear, level: float = 0.95, residual_sd
     covariances = noise * inverse @ inverse, spread * inverse / n
     quiet, drawn = (np.sqrt(np.diag(carry @ covariance @ carry.T)) for covariance in covariances)
     away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
-    names = (*model._names(), "(intercept)")
-    return Intervals(names, values, values - away, values + away, quiet, drawn, level, (*assumptions, DRAWN, LARGE))
+    names, assumptions = (*model._names(), "(intercept)"), (*assumptions, DRAWN, LARGE)
+    return Intervals(names, values, values - away, values + away, quiet, drawn, level, assumptions)
 
 
 def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:

@@ -152,7 +152,7 @@ def private_score(
         on = f"{n:,} rows" + f", with noise for epsilon = {epsilon:g}" * bool(looks.taken)
         named = tuple(replace(figure, on=on) for figure in scores.figures)
         foreign = [] if type(model).__module__.startswith("isthmus.") else [ONE_BY_ONE]
-        stated = looks.statement([PUBLIC_MODEL, APART, *foreign])
+        stated = looks.statement(assumptions=[PUBLIC_MODEL, APART, *foreign])
         return replace(scores, figures=named, privacy=stated, paid=partial_fit_claims.identities(ledger))
 
 

@@ -4,16 +4,11 @@ With M = sum_t ||a_t|| ||b_t||, u the unit roundoff and gamma_k = k u / (1 - k u
 
 * **ghost**: ||g||^2 = sum_{s,t} (a_s'a_t)(b_s'b_t).  A computed a_s'a_t is off by at most
   gamma_p ||a_s|| ||a_t|| (Cauchy-Schwarz), so every term is off by gamma_{p+q+1} times
-  ||a_s|| ||a_t|| ||b_s|| ||b_t||, and the whole by k u M^2 with k = p + q + 1 roundings.  A sum that nearly
-  cancels has ||g|| << M, so the error is added UNDER the root: sqrt(S + k u M^2) is never too small.
-  Inner products are cut in `BLOCK` columns, hence k = min(p, BLOCK) + p / BLOCK + the same of q + 8; the
-  T^2 terms are added in float64.
-  Rows whose enclosure is wider than a factor `LOOSE` are done again by the direct route.
-* **direct**: the q x p entries are dot products of length T, off by gamma_T sum_t |b_t||a_t|', so the norm
+  ||a_s|| ||a_t|| ||b_s|| ||b_t||, and the whole by gamma_{p+q+8} M^2.  A sum that nearly cancels has ||g|| << M, so
+  the error is added UNDER the root: it is never too small.  The T^2 terms are added in float64.
+  Rows that are not known within a factor `LOOSE`, or whose numbers leave the range, are done again by the direct route.
+* **direct**: the q x p entries are dot products of length T in float64, off by gamma_T sum_t |b_t||a_t|', so the norm
   of any ord is off by gamma_T M_ord, which is added to it.
-
-Factors are divided by powers of two first, so that nothing overflows and the only underflow is below
-tiny(dtype) times the largest |a| |b| of the row: it is added too.
 """
 
 from __future__ import annotations
@@ -25,10 +20,8 @@ from torch import Tensor
 
 from isthmus.base.matrix import exact_products
 from isthmus.gradients import rounding
-from isthmus.gradients.rounding import CHUNK_BYTES, Bounds, gamma
+from isthmus.gradients.rounding import CHUNK_BYTES, gamma
 
-BLOCK = 512
-"""Columns of one inner product; more are added block by block."""
 LOOSE = 1.25
 """A ghost norm known less well than within this factor is computed directly."""
 
@@ -38,81 +31,61 @@ def cheaper_ghost(t: int, p: int, q: int) -> bool:
     return t * (p + q) < p * q
 
 
-def rows_at_once(t: int, p: int, q: int, itemsize: int, limit: int = CHUNK_BYTES) -> int:
-    """Rows whose converted factors and products fit in half the limit each (at least one)."""
-    products = 2 * t * t if cheaper_ghost(t, p, q) else p * q
-    return max(1, limit // (2 * itemsize * max(products, t * (p + q), 1)))
+def upper(a: Tensor, b: Tensor, ord: float, ones: bool = False) -> Tensor:
+    """Upper bounds of ||sum_t b_it a_it'||_ord: a (n, T, p), with one more column of ones, and b (n, T, q).
 
-
-def bounds(a: Tensor, b: Tensor, ord: float, work: torch.dtype, limit: int = CHUNK_BYTES) -> Bounds:
-    """Enclosures of ||sum_t b_it a_it'||_ord for a chunk: a (n, T, p), b (n, T, q).
-
-    >>> a, b = torch.ones(1, 2, 3), torch.tensor([[[1.0], [1.0]]])
-    >>> low, high = bounds(a, b, 2, torch.float32)
-    >>> bool(low <= 12**0.5 <= high)
+    >>> bound = upper(torch.ones(1, 2, 3), torch.ones(1, 2, 1), 2)
+    >>> bool(12**0.5 <= bound <= 12**0.5 * 1.001)
     True
     """
-    limit_exponent = 100 if work == torch.float32 else 900
-    (most_a, scale_a), (most_b, scale_b) = (rounding.power_of_two(x, limit_exponent) for x in (a, b))
-    zero = (most_a == 0) | (most_b == 0)
-    a = a.to(work) / scale_a.to(work)[:, None, None]
-    b = b.to(work) / scale_b.to(work)[:, None, None]
+    (n, t, p), q = a.shape, b.shape[2]
+    high = torch.full((n,), math.inf, dtype=torch.float64, device=a.device)
+    again = torch.arange(n, device=a.device)
+    if not t:
+        return torch.zeros_like(high)
+    work = rounding.working(b.dtype)
     with exact_products(a.device):
-        if ord == 2 and cheaper_ghost(a.shape[1], a.shape[2], b.shape[2]):
-            low, high = _refined(a, b, limit, _ghost(a, b, limit), ~zero)
-        else:
-            low, high = _direct(a, b, ord, limit)
-    high = torch.where(zero & ~high.isnan(), 0.0, high)
-    scale = scale_a * scale_b
-    return rounding.product((low, high), (scale, scale))
+        if ord == 2 and cheaper_ghost(t, p + ones, q):
+            sure = torch.zeros(n, dtype=torch.bool, device=a.device)
+            for rows in again.split(max(1, CHUNK_BYTES // (2 * work.itemsize * t * (2 * t + p + q)))):
+                left, right = grams(a[rows].to(work), b[rows].to(work), ones)
+                high[rows], mass, off = from_grams(left, right, p + q + 9)
+                sure[rows] = (off <= 1 - 2 / (LOOSE**2 + 1)) & (mass < 2.0**60)  # NaN is not
+            again = (~sure).nonzero()[:, 0]
+        for rows in again.split(max(1, CHUNK_BYTES // (16 * (p + ones) * q + 16 * t * (p + q)))):
+            high[rows] = _direct(a[rows], b[rows], ord, ones)
+    return high
 
 
-def _magnitude(a: Tensor, b: Tensor, ord: float) -> Tensor:
-    """An upper bound of sum_t ||a_t||_ord ||b_t||_ord, float64."""
-    first: Tensor = torch.linalg.vector_norm(a, ord, dim=-1).to(torch.float64)
-    second: Tensor = torch.linalg.vector_norm(b, ord, dim=-1).to(torch.float64)
-    slack = gamma(a.shape[2] + b.shape[2] + 8, a.dtype)
-    tiny = math.sqrt(torch.finfo(a.dtype).tiny) * (a.shape[2] + b.shape[2])
-    return (first * second).sum(1) * (1 + 2 * slack) + 4 * a.shape[1] * tiny
+def grams(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor]:
+    """The T x T inner products of the a_t, with a column of ones or not, and of the b_t."""
+    left = torch.bmm(a, a.mT)
+    return left.add_(1.0) if ones else left, torch.bmm(b, b.mT)
 
 
-def _ghost(a: Tensor, b: Tensor, limit: int) -> Bounds:
-    (n, t, p), q = a.shape, b.shape[2]
-    total = torch.zeros(n, dtype=torch.float64, device=a.device)
-    width = max(1, limit // (4 * a.element_size() * n * t))
-    for lo in range(0, t, width):
-        terms = _gram(a[:, lo : lo + width], a) * _gram(b[:, lo : lo + width], b)
-        total += terms.sum((1, 2), dtype=torch.float64)
-    k = min(p, BLOCK) + p / BLOCK + min(q, BLOCK) + q / BLOCK + 8
-    relative = gamma(k, a.dtype) + gamma(t * t, torch.float64)
-    guard = relative * _magnitude(a, b, 2) ** 2 + 64 * t * t * p * q * torch.finfo(a.dtype).tiny
-    return (total - guard).clamp_min(0).sqrt() * (1 - 2.0**-50), (total.clamp_min(0) + guard).sqrt() * (1 + 2.0**-50)
+def from_grams(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ghost norms of products of at most k roundings: `(upper, M, error / ||g||^2)`; overwrites `left`."""
+    t, dtype = left.shape[1], left.dtype
+    inputs, outputs = (x.diagonal(dim1=1, dim2=2).double() for x in (left, right))
+    mass = (inputs * outputs).sqrt().sum(1) * (1 + 2 * gamma(k, dtype))
+    square = left.mul_(right).sum((1, 2), dtype=torch.float64)
+    lost = 64.0 * t * t * k * torch.finfo(dtype).tiny * (1 + inputs.amax(1) + outputs.amax(1))
+    error = (gamma(k, dtype) + gamma(t * t, torch.float64)) * mass.square() * (1 + 2.0**-20) + lost
+    return (square.clamp_min(0) + error).sqrt() * (1 + 2.0**-50), mass, error / square.clamp_min(0)
 
 
-def _refined(a: Tensor, b: Tensor, limit: int, ghost: Bounds, live: Tensor) -> Bounds:
-    """Ghost norms, with the rows that nearly cancel done again by the direct route."""
-    low, high = ghost
-    again = (live & (high > LOOSE * low)).nonzero()[:, 0]
-    if len(again):
-        better_low, better_high = _direct(a[again], b[again], 2, limit)
-        low[again] = torch.maximum(low[again], better_low)
-        high[again] = torch.minimum(high[again], better_high)
-    return low, high
-
-
-def _gram(x: Tensor, y: Tensor) -> Tensor:
-    """x y' for each row, `BLOCK` columns at a time."""
-    total = x[..., :BLOCK] @ y[..., :BLOCK].mT
-    for lo in range(BLOCK, x.shape[2], BLOCK):
-        total += x[..., lo : lo + BLOCK] @ y[..., lo : lo + BLOCK].mT
-    return total
-
-
-def _direct(a: Tensor, b: Tensor, ord: float, limit: int) -> Bounds:
-    (n, t, p), q = a.shape, b.shape[2]
-    width = max(1, limit // (2 * a.element_size() * n * p))
-    pieces = [rounding.matrix_bounds((b[..., lo : lo + width].mT @ a).flatten(1), ord) for lo in range(0, q, width)]
-    low, high = rounding.combine(pieces, ord)
-    entries = 1.0 if ord == math.inf else float(p * q) ** (1 / ord)
-    error = gamma(t + 2, a.dtype) * _magnitude(a, b, ord) + 16 * t * entries * torch.finfo(a.dtype).tiny
-    return (low - error).clamp_min(0), high + error * (1 + 2.0**-50)
+def _direct(a: Tensor, b: Tensor, ord: float, ones: bool) -> Tensor:
+    """From the products themselves, in float64; factors of float64 are divided by powers of two, so that none leaves
+    the range."""
+    scale_a, scale_b = (rounding.power_of_two(x, 900 * (x.dtype == torch.float64)) for x in (a, b))
+    live = a.flatten(1).any(1) & b.flatten(1).any(1)
+    a, b = a.double() / scale_a[:, None, None], b.double() / scale_b[:, None, None]
+    if ones:
+        live = b.flatten(1).any(1)
+        a = torch.cat([a, (1 / scale_a)[:, None, None].expand(*a.shape[:2], 1)], 2)
+    lengths = (torch.linalg.vector_norm(x, ord, dim=2) for x in (a, b))
+    mass = torch.stack(list(lengths)).prod(0).sum(1)
+    norms = rounding.upper_norms(torch.bmm(b.mT, a).flatten(1), ord)
+    high = norms + 2 * gamma(a.shape[1] + a.shape[2] + b.shape[2] + 8, torch.float64) * mass
+    high += torch.where(live, 16.0 * a.shape[1] * a.shape[2] * b.shape[2] * torch.finfo(torch.float64).tiny, 0.0)
+    return rounding.product_upper(rounding.product_upper(high, scale_a), scale_b)

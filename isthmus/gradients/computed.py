@@ -17,7 +17,6 @@ of one leaf after the other, one a step): where they are not the same, the sum b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -25,14 +24,10 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import precision, with_precision
-from isthmus.gradients import adding, fused, rounding
-from isthmus.gradients._products import cheaper_ghost
-from isthmus.gradients.base import KINDS, Dense, Rows
-from isthmus.gradients.grids import gridded
-from isthmus.gradients.lookup import Lookup
-from isthmus.gradients.outer import Outer
-from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
-from isthmus.gradients.tied import Sum
+from isthmus.gradients import adding, fused, grids, rounding
+from isthmus.gradients._products import cheaper_ghost, from_grams, grams
+from isthmus.gradients.rounding import CHUNK_BYTES
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, total
 from isthmus.sketches.base import OuterForm, Sketch
 
 if TYPE_CHECKING:
@@ -42,8 +37,6 @@ SLAB_BYTES = {"cuda": 1 << 28, "cpu": 1 << 22}
 """The matrices of all examples that are held at once: rows lo, ..., hi - 1 of each."""
 FAINT = 2.0**-60
 """Entries whose squares may be lost add up to less than this times sqrt(d)."""
-
-
 PROBE = 4
 """Rows of the first slab that are compared between the two passes."""
 
@@ -52,6 +45,8 @@ class Computed(Rows):
     """Rows g_i = sum_k (matrix of piece k), as computed: pieces are `Outer` of several terms, or a `Lookup`.
 
     factor   every row is multiplied by it (a mean loss divided the rows by the size of the batch)
+    hold     whether the matrices are kept from the measuring of their norms to their sum, where one slab holds them
+    watched  whether the two passes over the matrices are compared
 
     >>> a, b = torch.ones(1, 2, 3), torch.tensor([[[1.0], [1.0]]])
     >>> rows = Computed([Outer(a, b)])
@@ -59,29 +54,24 @@ class Computed(Rows):
     (tensor([3.4641]), tensor([2., 2., 2.]))
     """
 
+    hold = watched = False
+    _held: Tensor | None = None
+    _bias: Tensor | None = None
+    _out: Tensor | None = None
+    """Which rows are zero, whatever their factors hold."""
+    _seen: Tensor | None = None
+    """A few rows of all matrices as their norms were measured."""
+
     def __init__(self, pieces: Sequence[Outer | Lookup], factor: float = 1.0) -> None:
-        self.pieces = [piece.distinct() if isinstance(piece, Lookup) else piece for piece in pieces]
+        self.pieces = [piece.distinct if isinstance(piece, Lookup) else piece for piece in pieces]
         self.factor, first = factor, pieces[0]
         self.n, self.d, self.device = first.n, first.d, first.device
         self.dtype = rounding.working(*(piece.dtype for piece in pieces))
         self.ones = isinstance(first, Outer) and first.ones
         self.q, p = (first.q, first.p) if isinstance(first, Outer) else (first.vocabulary, first.width)
         self.width = p - self.ones
+        self.skips = fused.can_sum(self.device, self.dtype)
         self._precision = precision()
-        self.hold = False
-        """Whether the matrices are kept from the measuring of their norms to their sum, where one slab holds them."""
-        self._held: Tensor | None = None
-        self.watched = False
-        """Whether the two passes over the matrices are compared."""
-        self._bias: Tensor | None = None
-        self._out: Tensor | None = None
-        """Which rows are zero, whatever their factors hold."""
-        self._blank = False
-        """Whether rows of weight 0 count as zero in a sum, whatever they hold."""
-        self._upper: Tensor | None = None
-        """The norms as they were measured."""
-        self._seen: Tensor | None = None
-        """A few rows of all matrices as their norms were measured."""
 
     # ------------------------------------------------------------ the matrices
 
@@ -93,61 +83,53 @@ class Computed(Rows):
         return ((lo, min(lo + step, self.q)) for lo in range(0, self.q, step))
 
     def slab(self, lo: int, hi: int, masked: bool = True) -> Tensor:
-        """(n, hi - lo, p): rows lo, ..., hi - 1 of every example's matrix, without the bias; inside `_as_trained`."""
-        parts = [piece for piece in self.pieces if isinstance(piece, Outer)]
-        total = _product(parts[0], lo, hi, self.dtype) if parts else self._zeros(self.n, hi - lo, self.width)
-        for piece in parts[1:]:
-            total += _product(piece, lo, hi, self.dtype)
+        """(n, hi - lo, p): rows lo, ..., hi - 1 of every example's matrix, without the bias."""
+        with with_precision(self._precision, self.device):  # as precise as the network's own products
+            parts = [piece for piece in self.pieces if isinstance(piece, Outer)]
+            total = _product(parts[0], lo, hi, self.dtype) if parts else self._zeros(self.n, hi - lo, self.width)
+            for piece in parts[1:]:
+                total += _product(piece, lo, hi, self.dtype)
         for table in self.pieces:
             if isinstance(table, Lookup):
                 table.add_to(total, lo, hi)
-        return total if self._out is None or not masked else total.masked_fill_(self._out[:, None, None], 0.0)
+        return self._blanked(total) if masked else total
 
     def bias(self) -> Tensor:
         """(n, q): the last column, sum_t b_t."""
         if self._bias is None:
             parts = [piece.b.sum(1, dtype=self.dtype) for piece in self.pieces if isinstance(piece, Outer)]
-            self._bias = sum(parts[1:], parts[0])
-            if self._out is not None:
-                self._bias.masked_fill_(self._out[:, None], 0.0)
+            self._bias = self._blanked(sum(parts[1:], parts[0]))
         return self._bias
 
-    def _as_trained(self) -> AbstractContextManager[None]:
-        """Products as precise as the network's own."""
-        return with_precision(self._precision, self.device)
+    def _blanked(self, x: Tensor) -> Tensor:
+        """In place, with zeros for the rows that are none."""
+        return x if self._out is None else x.masked_fill_(self._out.view(-1, *[1] * (x.ndim - 1)), 0.0)
 
     # ------------------------------------------------------------ what clips and sums ask
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         if ord != 2:
             return self.plain().norm_upper(ord)
-        self._upper = self._gram_upper() if self._by_gram() else self._measured_upper()
-        return self._upper
+        return self._gram_upper() if self._by_gram() else self._measured_upper()
 
     def _measured_upper(self) -> Tensor:
         """The norms of the matrices themselves."""
         sizes = []
-        with self._as_trained():
-            for lo, hi in self.slabs():
-                g = self.slab(lo, hi)
-                sizes.append(fused.square_sums(g) if self._skips else torch.linalg.vector_norm(g, dim=2))
-                if self.hold and hi - lo == self.q:
-                    self._held = g
-                elif lo == 0 and self.watched:
-                    self._seen = g[:, :PROBE].clone()
-        scale = abs(self.factor) * (1 + 2 * rounding.gamma(self._terms, self.dtype))
+        for lo, hi in self.slabs():
+            g = self.slab(lo, hi)
+            sizes.append(fused.square_sums(g) if self.skips else torch.linalg.vector_norm(g, dim=2))
+            if self.hold and hi - lo == self.q:
+                self._held = g
+            elif lo == 0 and self.watched:
+                self._seen = g[:, :PROBE].clone()
+        terms = 8 + (fused.SQUARES if self.skips else self.width)  # squares that are added up in the working dtype
+        scale = abs(self.factor) * (1 + 2 * rounding.gamma(terms, self.dtype))
         faint = FAINT * abs(self.factor) * self.d**0.5
-        if self._skips:
-            squares = sizes[0] if len(sizes) == 1 else torch.cat(sizes, 1)
-            return fused.lengths(squares, self.bias() if self.ones else None, scale, faint)
+        if self.skips:
+            return fused.lengths(torch.cat(sizes, 1), self.bias() if self.ones else None, scale, faint)
         sizes += [self.bias()] if self.ones else []
         lengths: Tensor = torch.linalg.vector_norm(torch.cat(sizes, 1), dim=1, dtype=torch.float64)
         return lengths.mul_(scale).add_(faint)
-
-    @property
-    def _terms(self) -> int:
-        """Squares that are added up in the working dtype, and a few roundings more."""
-        return (fused.SQUARES if self._skips else self.width) + 8
 
     def _by_gram(self) -> bool:
         """Whether norms come from T x T products of the factors: on the host, where these are much fewer.
@@ -165,67 +147,58 @@ class Computed(Rows):
         """
         (outer,) = self.pieces
         assert isinstance(outer, Outer) and isinstance(outer.a, Tensor)
-        step = max(1, CHUNK_BYTES // (2 * self.dtype.itemsize * outer.positions**2))
-        parts = [
-            gram_upper(outer.a[lo : lo + step].to(self.dtype), outer.b[lo : lo + step].to(self.dtype), self.ones)
-            for lo in range(0, self.n, step)
-        ] or [(torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.bool))]
-        upper, sure = (torch.cat([part[side] for part in parts]) for side in (0, 1))
-        upper = upper.mul_(abs(self.factor)).add_(FAINT * abs(self.factor) * self.d**0.5)
+        t, step = outer.positions, max(1, CHUNK_BYTES // (2 * self.dtype.itemsize * outer.positions**2))
+        uppers, doubts = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.bool)]
+        for lo in range(0, self.n, step):
+            a, b = (x[lo : lo + step].to(self.dtype) for x in (outer.a, outer.b))
+            left, right = grams(a, b, self.ones)
+            upper, mass, off = from_grams(left, right, outer.p + outer.q + 8)
+            uppers.append((upper + rounding.gamma(t + 2, self.dtype) * mass) * (1 + 2.0**-20))
+            doubts.append(~((off <= 0.02) & (mass < 2.0**60)))  # NaN is not
+        faint = FAINT * abs(self.factor) * self.d**0.5
+        upper, unsure = torch.cat(uppers).mul_(abs(self.factor)).add_(faint), torch.cat(doubts)
         # the whole batch again, not the unsure alone: fewer records may be multiplied in another order
-        return upper if bool(sure.all()) else torch.where(sure, upper, self._measured_upper())
-
-    def norm_bounds(self, ord: float = 2) -> Bounds:
-        if ord != 2:
-            return self.plain().norm_bounds(ord)
-        if self._by_gram():
-            return self.plain().norm_bounds(ord)[0] * (1 - 2.0**-12), self.norm_upper(ord)
-        upper = self.norm_upper(ord)
-        slack = 5 * rounding.gamma(self._terms, self.dtype)
-        return (upper * (1 - slack) - 2 * FAINT * abs(self.factor) * self.d**0.5).clamp_min(0), upper
-
-    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        c = self._weights(weights)
-        total = self.sum_to(c, 1.0)
-        return self._into(out, total.to(self.dtype))
+        return torch.where(unsure, self._measured_upper(), upper) if bool(unsure.any()) else upper
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        room, c = self._room(rho, out), self._weights(weights)
-        few = self.n <= adding.roundings(rho, self.dtype) - adding.SPARE
-        skips = self._skips and room.dtype == self.dtype and few
-        if self._blank and not skips:
-            return self.masked(c > 0).sum_to(c, rho, room)
-        matrix, shares = room.view(self.q, -1), c if self._out is None else torch.where(self._out, 0.0, c)
-        gone = (c == 0) if self._blank and self._seen is not None else self._out
+        room, c = self._room(rho, out), self._cast(weights)
+        quick = self.skips and room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE
+        if self.skips and not quick and self._out is None:
+            return self.masked(c != 0).sum_to(c, rho, room)
+        gone, shares = self._out, c
+        if gone is not None:
+            shares = torch.where(gone, 0.0, c)
+        elif quick:
+            gone = c == 0
+        matrix = room.view(self.q, -1)
         for lo, hi in self.slabs():
-            g = self._slab_again(lo, hi, skips)
+            g = self._slab_again(lo, hi, quick)
             same = None if lo or self._seen is None else self._as_seen(g[:, :PROBE], gone)
-            self._add_up(g, shares, rho, matrix[lo:hi, : self.width], skips)
+            self._add_up(g, shares, rho, matrix[lo:hi, : self.width], quick)
             if same is not None:
                 matrix[lo : lo + 1, : self.width] += torch.where(same, 0.0, torch.nan)
         if self.ones:
-            self._add_up(self.bias()[:, :, None], shares, rho, matrix[:, -1:], skips)
+            self._add_up(self.bias()[:, :, None], shares, rho, matrix[:, -1:], quick)
         return room
 
-    def _add_up(self, g: Tensor, c: Tensor, rho: float, place: Tensor, skips: bool) -> None:
-        """place = sum_i c_i g_i, times the factor; rows of weight 0 are not read where the sum `skips` them."""
-        if skips:
+    def _add_up(self, g: Tensor, c: Tensor, rho: float, place: Tensor, quick: bool) -> None:
+        """place = sum_i c_i g_i, times the factor; a `quick` sum does not read rows of weight 0."""
+        if quick:
             fused.weighted_sum_of(g, c, place, self.factor)
             return
-        c = c if self.factor == 1.0 else rounding.times(c, self.factor)
-        whole = place.is_contiguous()
-        flat = place.view(1, -1) if whole else place.new_empty(1, place.numel())
+        if self.factor != 1.0:
+            c = rounding.times(c, self.factor)
+        flat = place.view(1, -1) if place.is_contiguous() else place.new_empty(1, place.numel())
         adding.outer_sum(g.flatten(1), c[:, None], rho, flat)
-        if not whole:
+        if not place.is_contiguous():
             place.copy_(flat.view(place.shape))
 
-    def _slab_again(self, lo: int, hi: int, skips: bool) -> Tensor:
+    def _slab_again(self, lo: int, hi: int, quick: bool) -> Tensor:
         """The matrices as they were measured: kept since, or computed by the same call."""
-        if self._held is not None:
-            slab, self._held = self._held, None
-            return slab if skips or self._out is None else slab.masked_fill_(self._out[:, None, None], 0.0)
-        with self._as_trained():
-            return self.slab(lo, hi, masked=not skips)
+        if self._held is None:
+            return self.slab(lo, hi, masked=not quick)
+        slab, self._held = self._held, None
+        return slab if quick else self._blanked(slab)
 
     def _as_seen(self, g: Tensor, gone: Tensor | None) -> Tensor:
         """Whether the first rows of all matrices that count are what they were when their norms were measured."""
@@ -233,28 +206,10 @@ class Computed(Rows):
         same: Tensor = g == self._seen
         return (same if gone is None else same | gone[:, None, None]).all()
 
-    @property
-    def _skips(self) -> bool:
-        """Whether rows of weight 0 need not be masked: the sum does not read them."""
-        return fused.can_sum(self.device, self.dtype)
-
-    @property
-    def small(self) -> bool:
-        return self._skips
-
     def masked(self, keep: Tensor) -> Computed:
         """The matrices are blanked when they have been computed, if at all: factors are not copied."""
         bias = None if self._bias is None else self._bias.masked_fill(~keep[:, None], 0.0)
-        out = ~keep if self._out is None else self._out | ~keep
-        return self._but(_out=out, _bias=bias, _upper=None, _blank=False)
-
-    def without(self, weights: Tensor) -> Computed:
-        """As they are, where the sum does not read them."""
-        return self._but(_blank=True) if self._skips and self._out is None else self.masked(weights > 0)
-
-    def sound(self) -> Tensor:
-        """Of the matrices as they are added: other products of the same factors may overflow elsewhere."""
-        return torch.isfinite(self.norm_upper() if self._upper is None else self._upper)
+        return self._but(_out=~keep if self._out is None else self._out | ~keep, _bias=bias)
 
     def scaled(self, factor: float) -> Computed:
         return self._but(factor=self.factor * factor)
@@ -265,34 +220,23 @@ class Computed(Rows):
         return twin
 
     def dense(self) -> Tensor:
-        with self._as_trained():
-            whole = self.slab(0, self.q)
+        whole = self.slab(0, self.q)
         if self.ones:
             whole = torch.cat([whole, self.bias()[:, :, None]], 2)
-        return whole.flatten(1) if self.factor == 1.0 else whole.flatten(1) * self.factor
+        return whole.flatten(1) * self.factor
 
     # ------------------------------------------------------------ everything else is asked of the pieces
 
     def plain(self) -> Rows:
         """The same rows as sums of exact terms."""
-        first, *rest = self.pieces if self._out is None else [piece.masked(~self._out) for piece in self.pieces]
-        rows: Rows = first.plus(rest) if rest else first
-        return rows if self.factor == 1.0 else rows.scaled(self.factor)
+        pieces = self.pieces if self._out is None else [piece.masked(~self._out) for piece in self.pieces]
+        return total(pieces).scaled(self.factor)
 
     def part(self, lo: int, hi: int) -> Rows:
         return self.plain().part(lo, hi)
 
-    def take(self, index: Tensor, factors: Tensor) -> Rows:
-        return self.plain().take(index, factors)
-
-    def minus(self, other: Rows) -> Rows:
-        return self.plain().minus(other)
-
-    def plus(self, others: Sequence[Rows]) -> Rows:
-        return self.plain().plus([other.plain() if isinstance(other, Computed) else other for other in others])
-
-    def grouped(self, size: int) -> Rows:
-        return self.plain().grouped(size)
+    def mixed(self, index: Tensor, shares: Tensor) -> Rows:
+        return self.plain().mixed(index, shares)
 
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
         return self.plain().through(sketch, lo)
@@ -302,41 +246,24 @@ class Computed(Rows):
 
 
 def as_computed(rows: Rows, bound: float | None = None) -> Rows:
-    """Rows of several terms as the products of a device; where these are smaller than their factors, made at once.
+    """The rows as a device adds them up fastest: sums of several terms are the products that it computes, at once where
+    these are smaller than their factors; large matrices of single terms, clipped to `bound`, are summed on a grid.
 
     >>> as_computed(Outer(torch.ones(1, 8, 2), torch.ones(1, 8, 2)))
     Dense(n=1, d=4, float32)
     """
     if isinstance(rows, Lookup):
-        return rows.distinct()
-    rows = gridded(rows, bound)
-    pieces = [piece for piece in (rows.pieces if isinstance(rows, Sum) else [rows]) if _fits(piece)]
-    if len(pieces) < (len(rows.pieces) if isinstance(rows, Sum) else 1):
+        return rows.distinct
+    if isinstance(rows, Outer) and isinstance(rows.a, Tensor) and rows.positions == 1:
+        large = rows.device.type == "cuda" and rows.d >= grids.LEAST and rows.dtype == torch.float32
+        return Outer(rows.a, rows.b, rows.ones, grid=bound) if large else rows
+    pieces = rows.pieces if isinstance(rows, Sum) else [rows]
+    fitting = [piece for piece in pieces if _fits(piece)]
+    if len(fitting) < len(pieces):
         return rows
-    computed = Computed(pieces)
-    small = computed.d * computed.dtype.itemsize <= sum(_bytes(piece) for piece in pieces)
+    computed = Computed(fitting)
+    small = computed.d * computed.dtype.itemsize <= sum(_bytes(piece) for piece in fitting)
     return Dense(computed.dense()) if small else computed
-
-
-def gram_upper(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor]:
-    """Upper bounds of the norms of sums b_t a_t' as computed, by Gram matrices, and which cost a percent at most.
-
-    ||g||^2 = sum_{s,t} (a_s'a_t)(b_s'b_t) is off by gamma_{p+q} M^2, M = sum_t ||a_t|| ||b_t||, and by what underflows.
-
-    >>> upper, sure = gram_upper(torch.ones(1, 2, 3), torch.ones(1, 2, 1), False)
-    >>> bool(12**0.5 <= upper <= 12**0.5 * 1.001), bool(sure)
-    (True, True)
-    """
-    t, k = a.shape[1], a.shape[2] + b.shape[2] + 8
-    left, right = torch.bmm(a, a.mT), torch.bmm(b, b.mT)
-    left = left.add_(1.0) if ones else left
-    inputs, outputs = (x.diagonal(dim1=1, dim2=2).double() for x in (left, right))
-    mass = (inputs * outputs).sqrt().sum(1) * (1 + 2 * rounding.gamma(k, a.dtype))
-    square = left.mul_(right).sum((1, 2), dtype=torch.float64)
-    lost = 64.0 * t * t * k * torch.finfo(a.dtype).tiny * (1 + inputs.amax(1) + outputs.amax(1))
-    guard = (rounding.gamma(k, a.dtype) + rounding.gamma(t * t, torch.float64)) * mass.square() * (1 + 2.0**-20) + lost
-    upper = (square.clamp_min(0) + guard).sqrt() + rounding.gamma(t + 2, a.dtype) * mass
-    return upper * (1 + 2.0**-20), (guard <= 0.02 * square) & (mass < 2.0**60)  # NaN is not
 
 
 def _fits(piece: Rows) -> TypeIs[Outer | Lookup]:
@@ -364,6 +291,3 @@ def _product(piece: Outer, lo: int, hi: int, dtype: torch.dtype) -> Tensor:
     if a.dtype == b.dtype and a.dtype.itemsize < 4 and a.is_cuda:
         return torch.bmm(b, a, out_dtype=dtype)
     return torch.bmm(b.to(dtype), a.to(dtype))
-
-
-KINDS["computed"] = as_computed

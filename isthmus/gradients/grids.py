@@ -20,10 +20,6 @@ import torch
 from torch import Tensor
 
 from isthmus.gradients import adding, fused, rounding
-from isthmus.gradients.base import Rows
-from isthmus.gradients.outer import Outer
-from isthmus.gradients.rounding import Bounds
-from isthmus.sketches.base import OuterForm, Sketch
 
 SIDE = 128
 GRID = 127 * SIDE
@@ -35,92 +31,10 @@ ROUNDINGS = 24
 """Roundings of the three integer sums on their way to one float32 sum, their parts being at most three times it."""
 
 
-class Gridded(Rows):
-    """Rows of one term each, b_i a_i', that are clipped to `bound` and summed in whole numbers where they are many.
-
-    >>> rows = Gridded(Outer(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0]])), bound=5.0)
-    >>> rows.norms(), rows.sum()
-    (tensor([5.0000]), tensor([3., 4.]))
-    """
-
-    def __init__(self, outer: Outer, bound: float) -> None:
-        self.outer, self.bound = outer, bound
-        self.n, self.d, self.dtype, self.device = outer.n, outer.d, outer.dtype, outer.device
-
-    def norm_bounds(self, ord: float = 2) -> Bounds:
-        return self.outer.norm_bounds(ord)
-
-    def norm_upper(self, ord: float = 2) -> Tensor:
-        return self.outer.norm_upper(ord)
-
-    def underflow(self) -> Tensor:
-        return self.outer.underflow()
-
-    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return self.outer.sum(weights, out)
-
-    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        few = adding.roundings(rho, self.dtype) - adding.SPARE
-        if self.n <= few or self.n > MOST or few < ROUNDINGS:
-            return self.outer.without(weights).sum_to(weights, rho, out)
-        room, outer = self._room(rho, out), self.outer
-        assert isinstance(outer.a, Tensor)
-        a, b, c = (x.to(self.dtype) for x in (outer.a.flatten(1), outer.b.flatten(1), weights.to(self.device)))
-        matrix = room.view(outer.q, outer.p)
-        integer_sum(a, b, c, self.bound, matrix[:, : a.shape[1]])
-        if outer.ones:
-            self._bias_sum(b, c, rho, matrix[:, -1])
-        return room
-
-    def _bias_sum(self, b: Tensor, c: Tensor, rho: float, place: Tensor) -> None:
-        if self.small:
-            place.copy_(fused.column_sums(b, c))
-        else:
-            adding.row_sum(b * c[:, None], rho, place)
-
-    @property
-    def small(self) -> bool:
-        """Kernels read no row of weight 0, and take what is no number for 0."""
-        return fused.can_sum(self.device, self.dtype)
-
-    def without(self, weights: Tensor) -> Rows:
-        return self if self.small else self.masked(weights > 0)
-
-    def masked(self, keep: Tensor) -> Rows:
-        masked = self.outer.masked(keep)
-        return Gridded(masked, self.bound) if isinstance(masked, Outer) else masked
-
-    def part(self, lo: int, hi: int) -> Rows:
-        return self.outer.part(lo, hi)
-
-    def dense(self) -> Tensor:
-        return self.outer.dense()
-
-    def scaled(self, factor: float) -> Gridded:
-        return Gridded(self.outer.scaled(factor), self.bound)
-
-    def take(self, index: Tensor, factors: Tensor) -> Rows:
-        return self.outer.take(index, factors)
-
-    def minus(self, other: Rows) -> Rows:
-        return self.outer.minus(other)
-
-    def grouped(self, size: int) -> Rows:
-        return self.outer.grouped(size)
-
-    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
-        return self.outer.through(sketch, lo)
-
-    def outer_form(self) -> OuterForm | None:
-        return self.outer.outer_form()
-
-
-def gridded(rows: Rows, bound: float | None) -> Rows:
-    """Large matrices of single terms on a GPU, which are clipped to a known bound; other rows as they are."""
-    if not isinstance(rows, Outer) or bound is None or rows.positions > 1 or not isinstance(rows.a, Tensor):
-        return rows
-    large = rows.device.type == "cuda" and rows.d >= LEAST and rows.dtype == torch.float32
-    return Gridded(rows, bound) if large else rows
+def applies(n: int, rho: float, dtype: torch.dtype) -> bool:
+    """Whether so many records are summed in whole numbers: more than one product adds up within rho."""
+    few = adding.roundings(rho, dtype) - adding.SPARE
+    return few < n <= MOST and few >= ROUNDINGS
 
 
 def integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> None:
@@ -132,7 +46,7 @@ def integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> N
     [1.5, 2.0]
     """
     # in float64: squares, and products of a small weight with a small norm, leave the normal numbers of float32
-    longest_a, longest_b = (rounding.device_upper(x, 2) for x in (a, b))
+    longest_a, longest_b = (rounding.upper_norms(x) for x in (a, b))
     share = (c * longest_a * longest_b / bound).clamp_max(1.0).sqrt()
     (ah, al), (bh, bl) = (_digits(x, _usable(share / y, x.dtype)) for x, y in ((a, longest_a), (b, longest_b)))
     middle = torch.cat([al, ah], 1)

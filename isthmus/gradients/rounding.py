@@ -1,21 +1,18 @@
 """Norms that are never below the true ones: the error bounds of the package, in one place.
 
 Notation: `u` is the unit roundoff of a dtype (2^-24 for float32), `gamma = k u / (1 - k u)` bounds the relative
-error of k roundings in any order (Higham, Accuracy and Stability, Lemma 3.1).  A bound is a pair
-`(lower, upper)` of float64 tensors that enclose the true value; `round_up` turns `upper` into a number of the
-wanted dtype without ever going below it.
+error of k roundings in any order (Higham, Accuracy and Stability, Lemma 3.1).  An upper bound is a float64 tensor;
+`round_up` turns it into a number of the wanted dtype without ever going below it.
 
 An l2 norm of k entries squares each (one rounding) and adds k of them (at most k - 1 roundings each), in any
-order: the sum is off by `gamma_k`, its root by `gamma_k / 2`, plus one rounding of the root.  Columns are
-taken `BLOCK` at a time and the blocks are added in float64, so that k never exceeds `BLOCK`.  Squares of
-float32 numbers underflow below 2^-63 and overflow above 2^64: rows near either end are done again in
-float64, divided by a power of two, where neither happens.
+order: the sum is off by `gamma_k`, its root by `gamma_k / 2`, plus one rounding of the root.  Everything is added up
+in float64, where no square of a float32 leaves the range; rows of float64 near either end of theirs are done again,
+divided by a power of two.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,16 +21,12 @@ from isthmus.base import validate
 from isthmus.base.matrix import Matrix, View, is_sparse, row_norms
 from isthmus.gradients import fused
 
-Bounds = tuple[Tensor, Tensor]
-
 ORDS = (1, 2, math.inf)
 """The norms rows have."""
-BLOCK = 128
-"""Columns added up in the working dtype before float64 takes over."""
-SPAN = 512 * BLOCK
-"""Columns looked at together."""
 CHUNK_BYTES = 1 << 26
 """Temporary buffers of one call stay near this size."""
+_CACHED = 1 << 18
+"""Numbers that are converted to float64 together: they stay in a core's cache."""
 RESERVE = 4
 """Roundings, relative, that `Rows.norms` adds for what comes after it: the division C / norm, the cast of the
 weight and of the factors, the product with the row."""
@@ -81,6 +74,7 @@ def times(weights: Tensor, factor: float) -> Tensor:
     return torch.where(scaled.abs() >= torch.finfo(scaled.dtype).tiny, scaled, 0.0)
 
 
+<<<<<<< HEAD
 def widen(value: Tensor, relative: float, absolute: float | Tensor = 0.0) -> Bounds:
     """The interval of the true value, given the computed one and bounds of its error.
 
@@ -180,50 +174,76 @@ def power_of_two(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     return largest, torch.ldexp(torch.ones_like(largest), exponent.clamp(-limit, limit))
 
 
+=======
+>>>>>>> main
 def check_ord(ord: float) -> None:
     """Refuse norms that rows do not have."""
     if ord not in ORDS:
         validate.one_of(ORDS, ord=ord)
 
 
-def _blocked(x: Tensor, ord: float, work: torch.dtype) -> Tensor:
-    """Norms of rows in `work`, `BLOCK` columns at a time, added in float64."""
-    total = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-    whole = x.shape[1] - x.shape[1] % BLOCK
-    for lo in [*range(0, whole, SPAN), whole]:
-        piece = x[:, lo : min(lo + SPAN, whole)].unflatten(1, (-1, BLOCK)) if lo < whole else x[:, None, whole:]
-        part = torch.linalg.vector_norm(piece, ord, dim=2, dtype=work).to(torch.float64)
-        total += (part if ord == 1 else part * part).sum(1)
-    return total if ord == 1 else total.sqrt()
+def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
+    """Upper bounds of the norms of the rows of a matrix, float64; exactly 0 for a row of zeros on the host.
 
-
-def _on_device(x: Tensor, ord: float) -> Bounds:
-    """Norms added up in float64 in one kernel: no square of a float32 leaves its range, so nothing is done twice.
-
-    Squares of float64 numbers below 2^-511 vanish: the bound grows by what they could have been.  The host never
-    waits for the device here.
+    >>> upper_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).round(decimals=9).tolist()
+    [5.0, 0.0]
     """
-    value = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
-    relative = gamma(x.shape[1] + 8, torch.float64)
-    if x.dtype != torch.float64:
-        return value * (1 - relative), value * (1 + relative)
-    return widen(value, relative, 0.0 if ord == 1 else math.sqrt(x.shape[1]) * 2.0**-500)
-
-
-def narrow(*factors: Tensor) -> bool:
-    """Whether factors are so small, and of so few bits, that adding their squares in float64 costs nothing."""
-    return all(x.dtype != torch.float64 and x.shape[-1] <= 2 * BLOCK for x in factors)
-
-
-def device_upper(x: Tensor, ord: float) -> Tensor:
-    """The upper bound alone, in a kernel or two where the numbers are float32 or less."""
-    if x.dtype == torch.float64 or x.shape[1] == 0:
-        return matrix_bounds(x, ord)[1]
+    check_ord(ord)
+    if is_lazy(x):
+        return _seen_upper(x, ord)
+    k = x.shape[1]
+    slack = 1 + 2 * gamma(k + 8, torch.float64)
+    norms: Tensor
+    if is_sparse(x):
+        norms = row_norms(x, ord)
+        return norms if ord == math.inf else _above(norms * slack, norms)
+    if k == 0:
+        return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
+    if k == 1 or ord == math.inf:
+        norms = torch.linalg.vector_norm(x, math.inf, dim=1)
+        return norms.to(torch.float64)
+    if x.dtype == torch.float64:
+        return _wide_upper(x, ord, slack)
     if ord == 2 and fused.can_sum(x.device, x.dtype):
-        norms = fused.norms(x)
-    else:
+        return fused.norms(x) * slack
+    if x.is_cuda:
         norms = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
-    return norms * (1 + 2 * gamma(x.shape[1] + 8, torch.float64))
+        return norms * slack
+    parts = [torch.linalg.vector_norm(part.double(), ord, dim=1) for part in x.split(max(1, _CACHED // k))]
+    return torch.cat(parts) * slack
+
+
+def _above(upper: Tensor, value: Tensor) -> Tensor:
+    """An upper bound of a value that is not 0 and may have lost what lies below the normal numbers."""
+    return torch.where(value == 0, 0.0, upper + torch.finfo(torch.float64).tiny)
+
+
+def _wide_upper(x: Tensor, ord: float, slack: float) -> Tensor:
+    """Of float64 rows, whose squares leave the range: on a device, where the host waits for nothing, more is added."""
+    norms: Tensor = torch.linalg.vector_norm(x, ord, dim=1)
+    if x.is_cuda:
+        return norms * slack + math.sqrt(x.shape[1]) * 2.0**-500
+    usual = (norms > math.sqrt(x.shape[1]) * 2.0**-480) & (norms < 2.0**500)
+    for rows in (~usual).nonzero()[:, 0].split(max(1, CHUNK_BYTES // (8 * x.shape[1]))):
+        scale = power_of_two(x[rows], 1000)
+        norms[rows] = scale * torch.linalg.vector_norm(x[rows] / scale[:, None], ord, dim=1)
+    return _above(norms * slack, norms)
+
+
+def _seen_upper(x: View, ord: float) -> Tensor:
+    """A matrix seen through a map knows a bound of its rows' l2 norms; other norms are those of its chunks."""
+    if ord == 2 or not x.shape[0]:
+        return x.upper
+    high = torch.cat([upper_norms(rows.clone(), ord) for _, _, rows in x.chunks()])
+    if x.far:  # entries are what is left of much longer ones: fall back on the l2 norm, which knows
+        high = torch.maximum(high, x.upper * (x.shape[1] ** 0.5 if ord == 1 else 1.0))
+    return high * (1 + 1e-9)  # each entry of a chunk has a few roundings of its own
+
+
+def product_upper(a: Tensor, b: Tensor) -> Tensor:
+    """An upper bound of the product of two non-negative bounds; zero only if one is zero and the other finite."""
+    high = a * b * (1 + 2.0**-50)
+    return torch.where((a == 0) | (b == 0), high, high + torch.finfo(torch.float64).tiny)
 
 
 def with_one(upper: Tensor, ord: float) -> Tensor:
@@ -232,20 +252,47 @@ def with_one(upper: Tensor, ord: float) -> Tensor:
     >>> with_one(torch.tensor([3**0.5], dtype=torch.float64), 2).round(decimals=3)
     tensor([2.], dtype=torch.float64)
     """
-    if ord == 1:
-        return (upper + 1) * (1 + 2.0**-50)
-    return torch.hypot(upper, torch.ones_like(upper)) * (1 + 2.0**-50) if ord == 2 else upper.clamp_min(1.0)
+    whole: Tensor = torch.linalg.vector_norm(torch.stack([upper, torch.ones_like(upper)]), ord, dim=0)
+    return whole * (1 + 2.0**-50)
 
 
-def _extreme(value: Tensor, k: int, work: torch.dtype) -> Tensor:
-    """Which rows have squares outside the range of `work` (or are not finite)."""
-    info = torch.finfo(work)
-    least = math.sqrt(k * info.tiny / unit(work))
-    return ~((value > least) & (value < math.sqrt(info.max) / 4))
+def power_of_two(x: Tensor, limit: int) -> Tensor:
+    """2^e with the largest |entry| of x[i] in [2^e, 2^(e+1)), |e| <= `limit`; float64.
+
+    >>> power_of_two(torch.tensor([[3.0, -5.0]]), 100)
+    tensor([4.], dtype=torch.float64)
+    """
+    if not x[0:1].numel():
+        return torch.ones(len(x), dtype=torch.float64, device=x.device)
+    largest = x.flatten(1).abs().amax(1).to(torch.float64)
+    exponent = torch.frexp(torch.nan_to_num(largest, nan=1.0, posinf=1.0))[1] - 1
+    return torch.ldexp(torch.ones_like(largest), exponent.clamp(-limit, limit))
 
 
-def _scaled_norms(x: Tensor, ord: float) -> Tensor:
-    """Norms of rows in float64 after division by a power of two near their largest entry."""
-    _, scale = power_of_two(x, 1000)
-    norms: Tensor = torch.linalg.vector_norm(x.to(torch.float64) / scale[:, None], ord, dim=1)
-    return scale * norms
+class Lengths:
+    """Upper bounds of the norms of n rows of a matrix: each is computed when it is first asked for, and kept.
+
+    A clip of a linear model multiplies ||x_i|| by the size of a slope: only the second changes from round to round.
+
+    >>> lengths, x = Lengths(2), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> lengths.of(x[:1], 2, slice(0, 1)).round(decimals=3)
+    tensor([5.], dtype=torch.float64)
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._kept: dict[float, Tensor] = {}
+
+    def of(self, rows: Matrix, ord: float, where: slice | Tensor | None = None) -> Tensor:
+        """Of `rows`, which are those at `where` (a range, positions, or all): never below the true norms, float64."""
+        if is_lazy(rows) and rows.measured and ord == 2:  # a view keeps its own
+            return upper_norms(rows, ord)
+        if ord not in self._kept:  # NaN: not known yet
+            self._kept[ord] = torch.full((self.n,), torch.nan, dtype=torch.float64)
+        if where is None:
+            where = slice(None)
+        lengths = self._kept[ord][where]
+        if bool(lengths.isnan().any()):
+            lengths = upper_norms(rows, ord).cpu()
+            self._kept[ord][where] = lengths
+        return lengths

@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients import Lazy, Rows
-from isthmus.gradients.base import row_spans
+from isthmus.gradients.rows import row_spans
 from isthmus.penalties import NoPenalty, Penalty, penalty_of
 
 Index: TypeAlias = Tensor | NDArray[np.integer] | Sequence[int] | slice | None

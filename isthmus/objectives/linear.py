@@ -35,8 +35,7 @@ from isthmus.base.matrix import (
 )
 from isthmus.base.space import Space
 from isthmus.gradients import Glm, Outer, Rows
-from isthmus.gradients.lengths import Lengths
-from isthmus.gradients.rounding import matrix_bounds
+from isthmus.gradients.rounding import Lengths, upper_norms
 from isthmus.objectives.base import Index, Objective, as_index, check_point, choose_penalty
 from isthmus.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.penalties import Penalty
@@ -245,7 +244,7 @@ class LinearModel(Objective):
         """max_i ||x_i|| times the bound of the slope; inf when slopes have none.  It reads the data."""
         if self.slope_bound is None:
             return math.inf
-        return float(matrix_bounds(self.X, 2)[1].max()) * self.slope_bound
+        return float(upper_norms(self.X).max()) * self.slope_bound
 
     def on(self, data: tuple[object, object]) -> LinearModel:
         """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
@@ -646,8 +645,8 @@ def largest_eigenvalue(X: Matrix) -> float:
     """
     if min(X.shape) <= GRAM_LIMIT:
         return _top_of(_gram(X))
-    frobenius = float((matrix_bounds(X, 2)[1] ** 2).sum())
-    rows = float(matrix_bounds(X, 1)[1].max())
+    frobenius = float((upper_norms(X) ** 2).sum())
+    rows = float(upper_norms(X, 1).max())
     if is_lazy(X):
         columns = float(torch.stack([part.abs().sum(0) for _, _, part in X.chunks()]).sum(0).max())
     elif is_sparse(X):

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.base import validate
-from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import look
-from isthmus.gradients.outer import Outer
-from isthmus.gradients.stack import Stack
+from isthmus.gradients.rows import Outer, Rows, Stack, compact
 from isthmus.penalties import NoPenalty, Penalty
 
 
@@ -126,7 +124,7 @@ def captured(
     """
     idle = [] if idle is None else idle
     pieces_of: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
-    with layers.listening(lambda name, rows: pieces_of[name].append(rows.compact()), len(x)), torch.enable_grad():
+    with layers.listening(lambda name, rows: pieces_of[name].append(compact(rows)), len(x)), torch.enable_grad():
         value = loss(layers.module(x), y)
         (value * len(x) if reduction == "mean" else value).backward()
     idle += [name for name, pieces in pieces_of.items() if not pieces]

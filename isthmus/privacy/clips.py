@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.recording import is_set, recording_now
 from isthmus.gradients import Dense, Rows, fused, rounding
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
@@ -276,7 +275,7 @@ def _weights(rows: Rows, ord: float, bound: float) -> Tensor:
     if rows.device.type == "cuda" and not rows.exact:
         return _device_weights(rows, ord, bound)
     norms = rows.norms(ord)
-    exact = (bound - rows.underflow().to(norms.device)) / norms.to(torch.float64) * (1 - 2.0**-51)
+    exact = (bound - rows.underflow()) / norms.to(torch.float64) * (1 - 2.0**-51)
     near = exact.to(norms.dtype)
     below = torch.where(near.to(torch.float64) > exact, torch.nextafter(near, torch.zeros_like(near)), near)
     weights = torch.where(below >= torch.finfo(norms.dtype).tiny, below, torch.zeros_like(below))
@@ -289,11 +288,10 @@ def _device_weights(rows: Rows, ord: float, bound: float) -> Tensor:
     A weight is at most C / norm less `RESERVE` + 4 roundings; a norm of 0 gives 1, one that is not finite 0.
     """
     steps = 1 + (rounding.RESERVE + 4) * rounding.unit(rows.dtype)
-    alike = type(rows).underflow is Rows.underflow
-    if alike and fused.can_sum(rows.device, rows.dtype):
-        return fused.shares(rows.norm_upper(ord), (bound - rows.lost) / steps)
-    room = bound - (rows.lost if alike else rows.underflow())
-    shares = (room / steps / rows.norm_upper(ord)).nan_to_num_(0.0, 1.0, 0.0).clamp_(0.0, 1.0).to(rows.dtype)
+    room = (bound - rows.underflow()) / steps
+    if isinstance(room, float) and fused.can_sum(rows.device, rows.dtype):
+        return fused.shares(rows.norm_upper(ord), room)
+    shares = (room / rows.norm_upper(ord)).nan_to_num_(0.0, 1.0, 0.0).clamp_(0.0, 1.0).to(rows.dtype)
     return torch.where(shares >= torch.finfo(rows.dtype).tiny, shares, 0.0)
 
 
@@ -435,8 +433,11 @@ def encoded_sum(
     lost = math.sqrt(sketch.m) * gamma(sketch.d + 64, torch.float64) * sketch.norm * float(total.norm())
     if lost * (math.sqrt(sketch.m) if ord == 1 else 1.0) <= kappa / 4 * single * gain:
         return sketch.forward(total)
-    validate.check(not isinstance(weights, Mapping), "clip", weights, "clip all leaves together before this sketch")
-    return weighted_sum(sketch.encode(rows), weights, single * gain, kappa, ord).to(torch.float64)
+    if isinstance(weights, Mapping):
+        validate.refuse("clip", weights, "clip all leaves together before this sketch")
+    codes = sketch.encode(rows)
+    weights = torch.where(codes.norm_upper(ord).isfinite().to(weights.device), weights, 0.0)
+    return weighted_sum(codes, weights, single * gain, kappa, ord).to(torch.float64)
 
 
 def weighted_sum(
@@ -445,30 +446,28 @@ def weighted_sum(
     bound: float | Mapping[str, float],
     kappa: float,
     ord: float = 2,
-    wait: bool = True,
 ) -> Tensor:
     """sum_i c_i v_i, computed to within kappa / 2 of the bound: with one weight a record or one a record and leaf.
 
     Every c_i v_i has norm at most `bound` (of its leaf).  A record whose value is not finite has weight 0 and is left
     out: it cannot spoil the sum of the others.  One whose terms cancel so much that their absolute sum is more than
-    `RATIO` times the bound is shortened: it could not be added up.  On a device the host waits once, to know whether
-    anybody is left out; with `wait=False`, or where that costs next to nothing, rows are masked in any case.
+    `RATIO` times the bound is shortened: it could not be added up.  On a device rows are masked in any case: the host
+    waits for nothing.
     """
     if isinstance(weights, Mapping):
         assert isinstance(bound, Mapping)
-        sums = [weighted_sum(leaf, weights[name], bound[name], kappa, ord, False) for name, leaf in rows.leaves()]
+        sums = [weighted_sum(leaf, weights[name], bound[name], kappa, ord) for name, leaf in rows.leaves()]
         return torch.cat(sums)
     assert isinstance(bound, float)
-    if weights.is_cuda:  # never look at the sum; whether somebody is left out is all the host waits for
-        blind = rows.small or not (wait or recording_now())
-        rows = rows.without(weights) if blind or is_set((weights == 0).any()) else rows
+    if weights.is_cuda and not rows.skips:
+        rows = rows.masked(weights > 0)
     weights, rho = _shortened(rows, weights, bound, kappa / 2 * bound, ord)
     total = rows.sum_to(weights, rho)
     if weights.is_cuda or math.isfinite(float(total.sum())):  # one pass: anything not finite spoils it
         return total
 
     # 0 * inf is not 0; who stays is added as it was measured, by the same products
-    return rows.masked((weights > 0) & rows.sound().to(weights.device)).sum_to(weights, rho)
+    return rows.masked(weights > 0).sum_to(weights, rho)
 
 
 def _shortened(rows: Rows, weights: Tensor, bound: float, allowed: float, ord: float) -> tuple[Tensor, float]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import CACHE_BYTES, as_matrix, dtype_of
-from isthmus.base.streamed import DerivedRows, Streamed, gathered
+from isthmus.base.streamed import DerivedRows, Streamed
 from isthmus.problems.scaling import UP, Scaled, lengths
 
 POINT = 1e-9
@@ -196,7 +196,7 @@ class SmoothMap:
         )
         dtype = torch.float32 if dtype_of(view.X) == torch.float32 else torch.float64
         rows = DerivedRows(view, lambda part, where: self._rows(part, dtype), D, dtype)
-        features: Tensor | Streamed = rows if isinstance(view.X, Streamed) else gathered(rows)
+        features: Tensor | Streamed = rows if isinstance(view.X, Streamed) else rows.dense()
         plain = Scaled.of(features)
         upper = plain.upper.clamp(max=1.0)
         bias = float(self._constant(dtype))

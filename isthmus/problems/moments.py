@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from isthmus.gradients import Rows, adding, rounding
-from isthmus.gradients.rounding import Bounds
 from isthmus.problems.scaling import STEP, Scaled
 
 
@@ -22,13 +21,10 @@ class _OfRows(Rows):
         self.X = Scaled.of(X)
         self.n = self.X.shape[0]
 
-    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return self.sum_to(self._weights(weights), 2.0**-30, out)
-
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         c = weights.to(torch.float64)
         total = adding.in_float64(self.n, rho, (self.d,), self.device, lambda lo, hi: self._add(lo, hi, c), STEP)
-        return self._into(out, total)
+        return self._room(rho, out).copy_(total)
 
     def _add(self, lo: int, hi: int, c: Tensor) -> Tensor:
         raise NotImplementedError
@@ -45,12 +41,10 @@ class Squares(_OfRows):
         super().__init__(X)
         self.d = self.X.shape[1]
 
-    def norm_bounds(self, ord: float = 2) -> Bounds:
+    def norm_upper(self, ord: float = 2) -> Tensor:
         if ord != 2:
-            return rounding.matrix_bounds(self.dense(), ord)
-        sizes = self.X.square_norms()
-        slack = (self.d + 64) * 2.0**-52
-        return sizes * (1 - slack), sizes * (1 + slack)
+            return rounding.upper_norms(self.dense(), ord)
+        return self.X.square_norms() * (1 + (self.d + 64) * 2.0**-52)
 
     def part(self, lo: int, hi: int) -> Squares:
         return Squares(self.X[lo:hi])
@@ -73,11 +67,10 @@ class Products(_OfRows):
         super().__init__(X)
         self.d = self.X.shape[1] ** 2
 
-    def norm_bounds(self, ord: float = 2) -> Bounds:
+    def norm_upper(self, ord: float = 2) -> Tensor:
         if ord != 2:
-            return rounding.matrix_bounds(self.dense(), ord)
-        upper = self.X.upper.square() * (1 + 2.0**-50)
-        return torch.zeros_like(upper), upper
+            return rounding.upper_norms(self.dense(), ord)
+        return self.X.upper.square() * (1 + 2.0**-50)
 
     def part(self, lo: int, hi: int) -> Products:
         return Products(self.X[lo:hi])

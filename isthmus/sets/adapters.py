@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.base.validate import non_negative, positive, positive_int, refuse
-from isthmus.base.validate import shape as check_shape
+from isthmus.base.validate import non_negative, positive, positive_int, refuse, shape
 from isthmus.sets.base import ConvexSet, own
 from isthmus.sets.projections import nearest, norm
 
@@ -37,18 +35,15 @@ Projection = ConvexSet | Proximal | Oracle
 Minimiser = ConvexSet | Maximiser | Oracle
 
 
-@dataclass(frozen=True, eq=False)
 class _Adapter(ConvexSet):
     """The dimension and the diameter are the caller's word; oracles get tensors and may return arrays."""
 
-    d: int | None = None
-    bound: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.d is not None:
-            positive_int(d=self.d)
-        if self.bound is not None:
-            non_negative(bound=self.bound)
+    def __init__(self, minimiser: Oracle | None, d: int | None, bound: float | None) -> None:
+        if d is not None:
+            positive_int(d=d)
+        if bound is not None:
+            non_negative(bound=bound)
+        self.d, self.bound, self.minimiser = d, bound, minimiser
 
     @property
     def dim(self) -> int | None:
@@ -57,8 +52,16 @@ class _Adapter(ConvexSet):
 
     def _call(self, oracle: Oracle, x: Tensor, name: str) -> Tensor:
         result = own(f"the result of {name}", oracle(x.clone()))
-        check_shape(tuple(x.shape), **{f"{name}(x)": result})
+        shape(tuple(x.shape), **{f"{name}(x)": result})
         return result.to(x)
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        assert self.minimiser is not None  # else it was refused
+        return self._call(self.minimiser, g, "lmo")
+
+    def _support(self, g: Tensor) -> Tensor:
+        rows = g.reshape(-1, g.shape[-1])
+        return torch.stack([row @ self._lmo(-row) for row in rows]).reshape(g.shape[:-1])
 
     def _diameter(self, d: int) -> float:
         return self.bound or 0.0
@@ -66,10 +69,13 @@ class _Adapter(ConvexSet):
     def _refusal(self, operation: str) -> str | None:
         if operation == "diameter" and self.bound is None:
             return "give its value as bound= when you build the adapter"
+        if operation in ("lmo", "support", "gaussian_width") and self.minimiser is None:
+            return "a projection does not give it; pass lmo= or use FromLMO"
+        if operation == "gauge":
+            return "neither a projection nor a linear minimiser gives it; use contains, or a set with a formula"
         return super()._refusal(operation)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class FromProjection(_Adapter):
     """The convex set whose nearest-point map is `project`, a callable x -> Px or an object with `.prox(x, step)`.
 
@@ -83,9 +89,6 @@ class FromProjection(_Adapter):
     False
     """
 
-    projection: Oracle
-    minimiser: Oracle | None = None
-
     def __init__(
         self, project: Projection, *, lmo: Minimiser | None = None, d: int | None = None, bound: float | None = None
     ) -> None:
@@ -94,27 +97,13 @@ class FromProjection(_Adapter):
         minimiser = None
         if lmo is not None:
             minimiser = _minimiser_of(lmo)
-        _fill(self, d=d, bound=bound, projection=_projection_of(project), minimiser=minimiser)
-
-    def _refusal(self, operation: str) -> str | None:
-        if operation in ("lmo", "support", "gaussian_width") and self.minimiser is None:
-            return "a projection does not give it; pass lmo= or use FromLMO"
-        if operation == "gauge":
-            return "a projection does not give it; use contains, or a set with a formula"
-        return super()._refusal(operation)
+        super().__init__(minimiser, d, bound)
+        self.projection = _projection_of(project)
 
     def _project(self, x: Tensor) -> Tensor:
         return self._call(self.projection, x, "project")
 
-    def _lmo(self, g: Tensor) -> Tensor:
-        assert self.minimiser is not None  # else it was refused
-        return self._call(self.minimiser, g, "lmo")
 
-    def _support(self, g: Tensor) -> Tensor:
-        return _support_by_rows(self._lmo, g)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class FromLMO(_Adapter):
     """The compact convex set whose linear minimiser is `lmo`, a callable g -> argmin <g, s> or an object with `.lmo`.
 
@@ -129,10 +118,6 @@ class FromLMO(_Adapter):
     array([1. , 0.5])
     """
 
-    minimiser: Oracle
-    tol: float = 1e-10
-    max_iterations: int = 10_000
-
     def __init__(
         self,
         lmo: Minimiser,
@@ -144,12 +129,8 @@ class FromLMO(_Adapter):
     ) -> None:
         positive(tol=tol)
         positive_int(max_iterations=max_iterations)
-        _fill(self, d=d, bound=bound, minimiser=_minimiser_of(lmo), tol=tol, max_iterations=max_iterations)
-
-    def _refusal(self, operation: str) -> str | None:
-        if operation == "gauge":
-            return "a linear minimiser does not give it; use contains, or a set with a formula"
-        return super()._refusal(operation)
+        super().__init__(_minimiser_of(lmo), d, bound)
+        self.tol, self.max_iterations = tol, max_iterations
 
     def _project(self, x: Tensor) -> Tensor:
         p, gap = nearest(x.double(), lambda g: self._lmo(-g), self.tol / 16, self.max_iterations)
@@ -159,21 +140,10 @@ class FromLMO(_Adapter):
 
     def _distance(self, x: Tensor) -> float:
         # The solver's point is within sqrt(gap); less than that cannot be told apart from membership.
-        distance = norm(x - self._project(x))
+        distance = super()._distance(x)
         if distance <= self.tol**0.5:
             return 0.0
         return distance
-
-    def _lmo(self, g: Tensor) -> Tensor:
-        return self._call(self.minimiser, g, "lmo")
-
-    def _support(self, g: Tensor) -> Tensor:
-        return _support_by_rows(self._lmo, g)
-
-
-def _support_by_rows(lmo: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:
-    rows = g.reshape(-1, g.shape[-1])
-    return torch.stack([row @ lmo(-row) for row in rows]).reshape(g.shape[:-1])
 
 
 def _projection_of(source: Projection) -> Oracle:
@@ -202,10 +172,3 @@ def _at_the_origin(oracle: Maximiser, u: np.ndarray) -> np.ndarray:
     if isinstance(answer, tuple):
         answer = answer[0]
     return np.asarray(answer)
-
-
-def _fill(adapter: _Adapter, **values: object) -> None:
-    """Set fields of a frozen adapter and check them."""
-    for name, value in values.items():
-        object.__setattr__(adapter, name, value)
-    adapter.__post_init__()

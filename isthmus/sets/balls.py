@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import ConvexSet, VertexForm, inside, of_length, own
+from isthmus.sets.base import Ball, ConvexSet, VertexForm, inside, of_length, own
 from isthmus.sets.projections import (
     Linearised,
     clamped,
@@ -29,7 +29,7 @@ from isthmus.sets.widths import Width, chi_mean, exactly, max_abs_normal
 
 
 @dataclass(frozen=True)
-class L1Ball(ConvexSet):
+class L1Ball(Ball):
     """The l1 ball {x : sum_i |x_i| <= radius}.
 
     Projection is soft thresholding sign(x) max(|x| - tau, 0), tau found in expected linear time without a sort.
@@ -41,9 +41,6 @@ class L1Ball(ConvexSet):
     """
 
     radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(radius=self.radius)
 
     def _solve(self, x: Tensor, warm: float | None) -> tuple[Tensor, float]:
         u = x.abs()
@@ -64,14 +61,11 @@ class L1Ball(ConvexSet):
         s[i] = -self.radius * g[i].sign()
         return s
 
-    def _gauge(self, x: Tensor) -> float:
-        return float(x.abs().sum(dtype=torch.float64)) / self.radius
+    def _norm(self, x: Tensor) -> float:
+        return float(x.abs().sum(dtype=torch.float64))
 
     def _support(self, g: Tensor) -> Tensor:
         return self.radius * g.abs().amax(-1)
-
-    def _diameter(self, d: int) -> float:
-        return 2 * self.radius
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_abs_normal(d))
@@ -160,7 +154,7 @@ class L2Ball(ConvexSet):
 
 
 @dataclass(frozen=True)
-class LInfBall(ConvexSet):
+class LInfBall(Ball):
     """The cube {x : max_i |x_i| <= radius}.
 
     >>> LInfBall(1.0).project(torch.tensor([3.0, -0.5]))
@@ -170,9 +164,6 @@ class LInfBall(ConvexSet):
     """
 
     radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(radius=self.radius)
 
     def _project(self, x: Tensor) -> Tensor:
         return x.clamp(-self.radius, self.radius)
@@ -184,8 +175,8 @@ class LInfBall(ConvexSet):
     def _lmo(self, g: Tensor) -> Tensor:
         return -self.radius * g.sign()
 
-    def _gauge(self, x: Tensor) -> float:
-        return float(x.abs().max()) / self.radius
+    def _norm(self, x: Tensor) -> float:
+        return float(x.abs().max())
 
     def _support(self, g: Tensor) -> Tensor:
         return self.radius * g.abs().sum(-1)
@@ -198,7 +189,7 @@ class LInfBall(ConvexSet):
 
 
 @dataclass(frozen=True)
-class LpBall(ConvexSet):
+class LpBall(Ball):
     """The lp ball {x : (sum_i |x_i|^p)^(1/p) <= radius}, 1 <= p <= inf.
 
     p = 1, 2 and inf give the answers of `L1Ball`, `L2Ball` and `LInfBall`.  In between, projection solves
@@ -213,7 +204,7 @@ class LpBall(ConvexSet):
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(radius=self.radius)
+        super().__post_init__()
         check(isinstance(self.p, (int, float)) and self.p >= 1, "p", self.p, "give a number of at least 1, or infinity")
 
     @property
@@ -256,8 +247,8 @@ class LpBall(ConvexSet):
         s = s.where(g != 0, 0.0) * (self.radius / (float(pnorm(s, self.p)) or 1.0))
         return -inside(s, self._gauge(s)).to(g).copysign(g)
 
-    def _gauge(self, x: Tensor) -> float:
-        return float(pnorm(x.double(), self.p)) / self.radius
+    def _norm(self, x: Tensor) -> float:
+        return float(pnorm(x.double(), self.p))
 
     def _support(self, g: Tensor) -> Tensor:
         dual = math.inf

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from isthmus.base import storage
 from isthmus.base.matrix import Array
-from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
+from isthmus.base.validate import as_tensor, check, finite, non_negative, positive, positive_int
 from isthmus.sets.projections import Linearised, by_difference, norm
 from isthmus.sets.widths import Width, monte_carlo
 
@@ -297,6 +297,24 @@ class ConvexSet(ABC):
             return result
         array: np.ndarray = result.cpu().numpy()
         return array
+
+
+class Ball(ConvexSet):
+    """A ball of a norm about 0: a subclass writes `_norm`, which is float64 and neither overflows nor vanishes."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        positive(radius=self.radius)
+
+    @abstractmethod
+    def _norm(self, x: Tensor) -> float: ...
+
+    def _gauge(self, x: Tensor) -> float:
+        return self._norm(x) / self.radius
+
+    def _diameter(self, d: int) -> float:
+        return 2 * self.radius
 
 
 def of_length(x: Tensor, length: float) -> Tensor:

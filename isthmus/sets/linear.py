@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import ConvexSet, inside, of_length, own, tolerance
+from isthmus.sets.base import Ball, ConvexSet, inside, of_length, own, tolerance
 from isthmus.sets.projections import Linearised, norm, pnorm, shortened, smooth
 from isthmus.sets.widths import Width, chi_mean, exactly, weighted_norm
 
@@ -114,7 +114,7 @@ class Subspace(ConvexSet):
 
 
 @dataclass(frozen=True, eq=False)
-class Ellipsoid(ConvexSet):
+class Ellipsoid(Ball):
     """The ellipsoid {x : ||x / axes||_2 <= radius} with half-axes radius * axes.
 
     Projection is y_i = h_i^2 x_i / (h_i^2 + lam) with the half-axes h = radius * axes, lam the root of the secular
@@ -130,7 +130,7 @@ class Ellipsoid(ConvexSet):
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(radius=self.radius)
+        super().__post_init__()
         axes = own("axes", self.axes, ndim=1)
         check(axes.numel() > 0 and bool((axes > 0).all()), "axes", self.axes, "give positive half-axes")
         squares = bool(((axes * self.radius > 1e-100) & (axes * self.radius < 1e100) & (axes > 1e-100)).all())
@@ -159,8 +159,8 @@ class Ellipsoid(ConvexSet):
         axes: Tensor = self.axes.to(g.device)
         return axes * of_length(axes * g.double(), -self.radius)
 
-    def _gauge(self, x: Tensor) -> float:
-        return float(pnorm(x.double() / (self.radius * self.axes.to(x.device)), 2.0))
+    def _norm(self, x: Tensor) -> float:
+        return float(pnorm(x.double() / self.axes.to(x.device), 2.0))
 
     def _support(self, g: Tensor) -> Tensor:
         return self.radius * pnorm(g * self.axes.to(g), 2)

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from isthmus.base.matrix import Array
@@ -250,51 +252,24 @@ def project_unit_lp(a: Tensor, p: float) -> Tensor:
     """The nearest point of the unit lp ball to a >= 0 in float64 with ||a||_p > 1.
 
     The conditions are y + mu y^(p-1) = a coordinate by coordinate and ||y||_p = 1.  They give
-    mu = ||a - y||_{p*}, hence ||a||_{p*} - max ||y||_{p*} <= mu <= ||a||_{p*}; within that bracket Newton's method
+    mu = ||a - y||_{p*}, hence ||a||_{p*} - max ||y||_{p*} <= mu <= ||a||_{p*}; within that bracket Brent's method
     runs on log ||y(mu)||_p against log mu, where the curve is nearly straight.  The unknowns are w = log y: near
     p = 1 and for large p the powers of a rounded y would be wrong in every digit, those of w are not.
     """
-    q, dual = p - 1, p / (p - 1)
+    dual = p / (p - 1)
     high = float(pnorm(a, dual))
-    low = max(0.0, high - a.numel() ** max(0.0, 1 / dual - 1 / p))
-    mu = min(max(_first_step(a, p), low, 1e-300), high)
-    for _ in range(200):
-        w = _logarithms(a, mu, q)
-        y, excess = w.exp(), float(torch.logsumexp(p * w, 0)) / p
-        if excess > 0:
-            low = mu
-        else:
-            high = mu
-        if abs(excess) <= 2 * _EPS or high - low <= _EPS * high:
-            break
-        mu = _next(mu, excess, _slope(a - y, y, q), low, high)
+    low = max(high - a.numel() ** max(0.0, 1 / dual - 1 / p), 1e-300)
+
+    @cache
+    def excess(log_mu: float) -> float:
+        return float(torch.logsumexp(p * _logarithms(a, math.exp(log_mu), p - 1), 0)) / p
+
+    ends = [math.log(low), math.log(high)]
+    best = min(ends, key=lambda end: abs(excess(end)))  # where rounding leaves no change of sign
+    if excess(ends[0]) > 0 > excess(ends[1]):
+        best = brentq(excess, *ends, xtol=1e-300, rtol=4 * _EPS)
+    y = _logarithms(a, math.exp(best), p - 1).exp()
     return y / pnorm(y, p)  # far away the last digit of mu is more than y
-
-
-def _first_step(a: Tensor, p: float) -> float:
-    """Newton's step from mu = 0, exact to first order for a point just outside."""
-    size = float(pnorm(a, p))
-    return float((size - 1) * size ** (1 - p) / float(((a / size) ** (2 * (p - 1))).sum()))
-
-
-def _slope(b: Tensor, y: Tensor, q: float) -> float:
-    """d log ||y||_p / d log mu, from b = a - y = mu y^q."""
-    tiny = torch.finfo(b.dtype).tiny
-    return -float((b * (b * y) / (y + q * b).clamp_min(tiny)).sum()) / max(float(y @ b), tiny)
-
-
-def _next(mu: float, excess: float, slope: float, low: float, high: float) -> float:
-    """The Newton step where it stays in the bracket, else the bracket's geometric middle."""
-    if slope < 0 and -excess / slope < 700:
-        candidate = mu * math.exp(-excess / slope)
-        if low < candidate < high:
-            return candidate
-    middle = high / 16
-    if low > 0:
-        middle = math.sqrt(low) * math.sqrt(high)
-    if low < middle < high:
-        return middle
-    return (low + high) / 2
 
 
 def _logarithms(a: Tensor, mu: float, q: float) -> Tensor:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import Array
-from isthmus.base.validate import check, positive, positive_int, refuse
+from isthmus.base.validate import check, positive_int, refuse
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import ConvexSet, inside, of_length
+from isthmus.sets.base import Ball, ConvexSet, inside, of_length
 from isthmus.sets.projections import Linearised, same, sorted_threshold
 from isthmus.sets.widths import Width, exactly, max_chi
 
 
 @dataclass(frozen=True, eq=False)
-class GroupBall(ConvexSet):
+class GroupBall(Ball):
     """The group ball {x : sum_k ||x_k||_2 <= radius} over groups that partition the coordinates.
 
     `groups` is a list of index lists or one group id per coordinate; it is kept as ids 0..K-1.  Projection is the l1
@@ -37,7 +37,7 @@ class GroupBall(ConvexSet):
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(radius=self.radius)
+        super().__post_init__()
         object.__setattr__(self, "groups", group_ids(self.groups))
 
     @property
@@ -92,14 +92,11 @@ class GroupBall(ConvexSet):
         best = torch.where(self.groups.to(g.device) == norms.argmax(), g.double(), 0.0)
         return of_length(best, -self.radius).to(g.dtype)
 
-    def _gauge(self, x: Tensor) -> float:
-        return float(self._norms(x.double()).sum()) / self.radius
+    def _norm(self, x: Tensor) -> float:
+        return float(self._norms(x.double()).sum())
 
     def _support(self, g: Tensor) -> Tensor:
         return self.radius * self._norms(g).amax(-1)
-
-    def _diameter(self, d: int) -> float:
-        return 2 * self.radius
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_chi(torch.bincount(self.groups)))

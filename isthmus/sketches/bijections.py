@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isthmus.base import randomness, validate
 
-RANGE = 1 << 18
+RANGE = 1 << 15
 """Indices hashed at once: the buffers stay in a processor's cache."""
 SHORT = 1 << 15
 """Below this prime p, sums of two numbers below p fit in 16 bits: `bucket_rows`."""
@@ -80,8 +80,8 @@ class Buckets:
     """h(j) = pi(j) mod m for the pairwise independent bijection pi(j) = (a j + c) mod p of [0, d).
 
     p is the first prime >= d; the few pi(j) >= d walk on along their cycle.  As pi is a bijection, bucket b
-    has floor((d - b - 1) / m) + 1 members: balanced, with no empty bucket.  Tables of a i mod p turn a range
-    of h into additions and comparisons.
+    has floor((d - b - 1) / m) + 1 members: balanced, with no empty bucket.  A table of a i mod p turns a range
+    of pi into additions and comparisons.
 
     >>> buckets = Buckets(5, 10, 4)
     >>> torch.bincount(buckets.range(0, 10)).tolist()
@@ -91,18 +91,8 @@ class Buckets:
     def __init__(self, key: int, d: int, m: int):
         check_dimension(d)
         self.d, self.m, self.p = d, m, next_prime(d)
-        self._a = 1 + randomness.key(key, "a") % (self.p - 1)
-        self._c = randomness.key(key, "c") % self.p
-        self._walks = self._find_walks()
-        self._dtype = torch.int64
-        if self.p < 1 << 30:
-            self._dtype = torch.int32
-        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def affine(self) -> tuple[int, int]:
-        """a and c."""
-        return self._a, self._c
+        self.a, self.c = 1 + randomness.key(key, "a") % (self.p - 1), randomness.key(key, "c") % self.p
+        self.walks = self._find_walks()
 
     @staticmethod
     def sizes(d: int, m: int) -> Tensor:
@@ -111,77 +101,41 @@ class Buckets:
         counts[: d % m] += 1
         return counts
 
-    def counts(self) -> Tensor:
-        """How many j fall in each bucket (int64, m)."""
-        return self.sizes(self.d, self.m)
-
     def range(self, lo: int, hi: int, device: torch.device | str | None = None) -> Tensor:
         """h(lo), ..., h(hi - 1) as int64."""
-        if hi - lo <= RANGE // 4 and self.p < 1 << 31 and torch.device(device or "cpu").type == "cpu":
-            return torch.from_numpy(self.array(lo, hi).astype(np.int64))
         out = torch.empty(hi - lo, dtype=torch.int64, device=device)
-        scratch = self.scratch(min(RANGE, hi - lo), out.device)
-        for start in range(lo, hi, RANGE):
-            stop = min(start + RANGE, hi)
-            self.fill(out[start - lo : stop - lo], start, scratch)
+        on_cpu = out.device.type == "cpu"
+        step = (1 << 62) // self.p
+        if on_cpu:
+            step = RANGE
+        for start in range(lo, hi, step):
+            part, offset = out[start - lo : start - lo + step], (self.a * start + self.c) % self.p
+            if on_cpu:  # NumPy divides by a constant several times faster than torch
+                image = self._images[: len(part)] + (offset - self.p)
+                image += (image < 0) * image.dtype.type(self.p)
+                np.subtract(image, image // self.m * self.m, out=part.numpy())
+            else:
+                torch.remainder((torch.arange(len(part), device=device) * self.a + offset) % self.p, self.m, out=part)
+        first, last = (bisect_left(self.walks, (j, 0)) for j in (lo, hi))
+        for j, end in self.walks[first:last]:
+            out[j - lo] = end
         return out
 
-    def scratch(self, width: int, device: torch.device) -> Tensor:
-        """The work space that `fill` needs for ranges up to a width."""
-        return torch.empty(2, width, dtype=self._dtype, device=device)
-
-    def fill(self, out: Tensor, start: int, scratch: Tensor) -> None:
-        """h(start), h(start + 1), ... into an int64 buffer of at most `RANGE` places."""
-        images, residues = self._table(out)
-        bucket, mask = scratch[:, : len(out)]
-        sign_bit = 8 * self._dtype.itemsize - 1
-        offset = (self._a * start + self._c) % self.p
-        plain, wrapped = offset % self.m, (offset - self.p) % self.m
-        torch.add(images, offset - self.p, out=mask)
-        mask.bitwise_right_shift_(sign_bit).bitwise_and_(plain - wrapped)
-        torch.add(residues, mask, out=bucket).add_(wrapped - self.m)
-        torch.bitwise_right_shift(bucket, sign_bit, out=mask).bitwise_and_(self.m)
-        out.copy_(bucket.add_(mask))
-        first, last = (bisect_left(self._walks, (j, 0)) for j in (start, start + len(out)))
-        for j, end in self._walks[first:last]:
-            out[j - start] = end
-
-    def array(self, lo: int, hi: int) -> NDArray[np.integer]:
-        """A short range in NumPy: its division by a constant is vectorised, its calls are cheap."""
-        small = hi * self.p < 1 << 32
-        image: NDArray[np.integer] = np.arange(lo, hi, dtype=np.uint32 if small else np.int64)
-        a, c, p, m = (image.dtype.type(number) for number in (self._a, self._c, self.p, self.m))
-        image *= a
-        image += c
-        image -= image // p * p
-        image -= image // m * m
-        first, last = (bisect_left(self._walks, (j, 0)) for j in (lo, hi))
-        for j, end in self._walks[first:last]:
-            image[j - lo] = end
-        return image
-
-    def walk(self, row: NDArray[np.uint16]) -> None:
-        """Put the buckets of the few j with pi(j) >= d in their places."""
-        for j, end in self._walks:
-            row[j] = end
-
-    def _table(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """a i mod p and that mod m, for i below the length of `like`."""
-        if like.device not in self._tables:
-            images = torch.arange(min(RANGE, self.d), device=like.device) * self._a % self.p
-            self._tables[like.device] = images.to(self._dtype), (images % self.m).to(self._dtype)
-        images, residues = self._tables[like.device]
-        return images[: len(like)], residues[: len(like)]
+    @cached_property
+    def _images(self) -> NDArray[np.integer]:
+        """a i mod p for short i."""
+        kind = np.int32 if self.p < 1 << 30 else np.int64
+        return (np.arange(min(RANGE, self.d)) * self.a % self.p).astype(kind)
 
     def _find_walks(self) -> list[tuple[int, int]]:
         """The j with pi(j) >= d and the bucket where each walk ends."""
-        inverse, walks = pow(self._a, -1, self.p), []
+        inverse, walks = pow(self.a, -1, self.p), []
         for value in range(self.d, self.p):
-            j = (value - self._c) * inverse % self.p
+            j = (value - self.c) * inverse % self.p
             if j < self.d:
                 image = value
                 while image >= self.d:
-                    image = (self._a * image + self._c) % self.p
+                    image = (self.a * image + self.c) % self.p
                 walks.append((j, image % self.m))
         return sorted(walks)
 
@@ -201,7 +155,7 @@ def bucket_rows(buckets: Sequence[Buckets]) -> NDArray[np.uint16]:
     True
     """
     p, m, width = np.uint16(buckets[0].p), np.uint16(buckets[0].m), -(-buckets[0].d // SPAN) * SPAN
-    factors = np.array([bucket.affine for bucket in buckets], np.uint32)
+    factors = np.array([(bucket.a, bucket.c) for bucket in buckets], np.uint32)
     low = factors[:, :1] * np.arange(SPAN, dtype=np.uint32) % p
     high = (factors[:, :1] * np.arange(0, width, SPAN, dtype=np.uint32) + factors[:, 1:]) % p
     rows = low.astype(np.uint16)[:, None] + high.astype(np.uint16)[:, :, None]
@@ -212,7 +166,8 @@ def bucket_rows(buckets: Sequence[Buckets]) -> NDArray[np.uint16]:
     rows -= part
     rows = rows.reshape(len(buckets), width)
     for row, bucket in zip(rows, buckets, strict=True):
-        bucket.walk(row)
+        for j, end in bucket.walks:
+            row[j] = end
     return rows
 
 

@@ -26,6 +26,8 @@ from isthmus.sketches.base import (
     Random,
     Sketch,
     State,
+    add_codes,
+    adjoint_columns,
     as_applied,
     check_block,
     check_vector,
@@ -234,30 +236,39 @@ class PerLeaf(Random):
         return PerLeafMap(space, leaves)
 
 
-class PerLeafMap(CodesLeaves, LiftsLeaves):
-    """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
+class BlockMap(CodesLeaves, LiftsLeaves):
+    """A map of its own for each leaf, times a factor; their codes lie side by side, or `together` in one code space."""
 
-    def __init__(self, space: Space, blocks: Mapping[str, Sketch]):
-        self.space, self.d, self.blocks = space, space.d, dict(blocks)
+    def __init__(self, space: Space, blocks: Mapping[str, Sketch], scales: Mapping[str, float], together: bool = False):
+        self.space, self.d, self.blocks, self.scales, self.together = space, space.d, dict(blocks), scales, together
         self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
         self.m = self.code_space.d
-        self.tight = all(block.tight for block in blocks.values())
-        common = math.sqrt(self.d / self.m)
-        self.scales = dict.fromkeys(blocks, 1.0)
-        if self.tight:
-            self.scales = {name: common / block.norm for name, block in blocks.items()}
-        self.norm = round_up(max(self.scales[name] * block.norm for name, block in blocks.items()))
-        self.coverage = coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
+        if together:
+            self.m = next(iter(self.blocks.values())).m
+
+    def place(self, name: str) -> slice:
+        """Where the code of a leaf lies."""
+        if self.together:
+            return slice(0, self.m)
+        return self.code_space.slice(name)
 
     def forward(self, v: Tensor) -> Tensor:
-        """The codes of the leaves, one after the other."""
+        """The codes of all leaves, in their places."""
         check_vector(self, v, "v", self.d)
-        return torch.cat([self.scales[k] * x.forward(v[self.space.slice(k)]) for k, x in self.blocks.items()])
+        code = v.new_zeros(self.m)
+        for name, block in self.blocks.items():
+            code[self.place(name)] += self.scales[name] * block.forward(v[self.space.slice(name)])
+        return code
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
         check_vector(self, y, "y", self.m)
-        return self.blocks[name].adjoint(self.scales[name] * y[self.code_space.slice(name)])
+        return self.blocks[name].adjoint(self.scales[name] * y[self.place(name)])
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """Some columns of one leaf."""
+        block = self.blocks[name]
+        return adjoint_columns(block, block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
@@ -265,20 +276,36 @@ class PerLeafMap(CodesLeaves, LiftsLeaves):
         code = code_room(x, self.m)
         for leaf, left, right in self.space.overlaps(lo, hi):
             part = self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
-            code[:, self.code_space.slice(leaf.name)] = self.scales[leaf.name] * part
+            code[:, self.place(leaf.name)] += self.scales[leaf.name] * part
         return code
 
     def leaf(self, name: str, rows: R) -> R | None:
-        """The code of one leaf, in its own code space."""
+        """The code of one leaf, from its own map."""
         block = self.blocks[name]
         piece = leaf_code(block, block.space.leaves[0].name, rows)
-        if piece is None:
-            return None
+        if piece is None or self.scales[name] == 1.0:
+            return piece
         return piece.scaled(self.scales[name])
 
     def join(self, pieces: Mapping[str, R | None]) -> R:
-        """The codes of the leaves side by side."""
-        return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves})
+        """The codes of the leaves side by side, or added up."""
+        if self.together:
+            return add_codes(pieces)
+        return stack({name: pieces[name] for name in self.blocks})
+
+
+class PerLeafMap(BlockMap):
+    """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
+
+    def __init__(self, space: Space, blocks: Mapping[str, Sketch]):
+        scales = dict.fromkeys(blocks, 1.0)
+        self.tight = all(block.tight for block in blocks.values())
+        if self.tight:
+            common = math.sqrt(space.d / sum(block.m for block in blocks.values()))
+            scales = {name: common / block.norm for name, block in blocks.items()}
+        super().__init__(space, blocks, scales)
+        self.norm = round_up(max(scales[name] * block.norm for name, block in blocks.items()))
+        self.coverage = coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
 
     def gain(self, ord: float) -> float:
         """The largest of the blocks': leaves do not mix."""

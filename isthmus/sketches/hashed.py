@@ -24,7 +24,7 @@ from torch import Tensor
 from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, dtype_of, is_sparse
 from isthmus.base.space import Space
-from isthmus.sketches import base, bijections
+from isthmus.sketches import base
 from isthmus.sketches.base import (
     CodesOuter,
     Context,
@@ -46,6 +46,9 @@ from isthmus.sketches.kronecker import matrix_shape
 
 KEEP = 1 << 23
 """Up to this many non-zeros a map keeps its hashes for its round."""
+
+STREAMED = 1 << 17
+"""Non-zeros that are hashed at once where they are not kept."""
 
 BLOCK = 1 << 20
 """Entries of dense rows that are signed and scattered at once."""
@@ -104,22 +107,17 @@ class HashedMap(LiftsRanges):
         return code * self.scales(code)
 
     def tables(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-        """(left, right, rows, signs in the dtype of `like`) over ranges of columns; valid until the next is asked."""
+        """(left, right, rows, signs in the dtype of `like`) over ranges of columns."""
+
+        def hashed(left: int, right: int) -> tuple[Tensor, Tensor]:
+            bucket, sign = self.hashes(left, right, like.device)
+            return bucket, sign.to(like.dtype)
+
         if self._keeps:
-            bucket, sign = self._memo.keep(
-                ("hashes", like.device, like.dtype), lambda: self._hashed(0, self.d, like.device, like.dtype)
-            )
+            bucket, sign = self._memo.keep(("hashes", like.device, like.dtype), lambda: hashed(0, self.d))
             yield lo, hi, bucket[:, lo:hi], sign[:, lo:hi]
         else:
-            yield from self._stream(lo, hi, like)
-
-    def _stream(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-        for left, right in self._ranges(lo, hi):
-            yield left, right, *self._hashed(left, right, like.device, like.dtype)
-
-    def _hashed(self, lo: int, hi: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        bucket, sign = self.hashes(lo, hi, device)
-        return bucket, sign.to(dtype)
+            yield from ((left, right, *hashed(left, right)) for left, right in self._ranges(lo, hi))
 
     def transposed(self, lo: int, hi: int, dtype: torch.dtype = torch.float64) -> sp.csr_array:
         """Phi[:, lo:hi]' as a SciPy CSR matrix with s non-zeros a row."""
@@ -149,12 +147,18 @@ class HashedMap(LiftsRanges):
             code += torch.from_numpy((x[:, left - lo : right - lo] @ self.transposed(left, right, dtype)).toarray())
         return code
 
+    def _matrix_gain(self, ord: float) -> float:
+        """A column holds s entries of one scale each, row b as many scale_b as it has columns."""
+        if ord == 1:
+            return self.s * float(self.scale.max())
+        return float((self.row_counts() * self.scale).max())
+
     @property
     def _keeps(self) -> bool:
         return self.s * self.d <= KEEP
 
     def _ranges(self, lo: int, hi: int) -> list[tuple[int, int]]:
-        step = max(1, bijections.RANGE // self.s)
+        step = max(1, STREAMED // self.s)
         return [(left, min(left + step, hi)) for left in range(lo, hi, step)]
 
 
@@ -304,25 +308,9 @@ class BalancedMap(HashedMap):
         bucket = self._buckets.range(lo, hi, device)
         return bucket.unsqueeze(0), randomness.sign_range(self._sign_key, lo, hi, device).unsqueeze(0)
 
-    def _stream(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-        """The same hashes in buffers that are used again."""
-        ranges = self._ranges(lo, hi)
-        width = ranges[0][1] - lo
-        buckets = torch.empty(1, width, dtype=torch.int64, device=like.device)
-        scratch = self._buckets.scratch(width, like.device)
-        bits = torch.empty(width // 32 + 2, 32, dtype=torch.int32, device=like.device)
-        signs = torch.empty(1, width, dtype=like.dtype, device=like.device)
-        for left, right in ranges:
-            bucket, sign = buckets[:, : right - left], signs[:, : right - left]
-            self._buckets.fill(bucket[0], left, scratch)
-            sign.copy_(randomness.sign_range(self._sign_key, left, right, like.device, bits))
-            yield left, right, bucket, sign
-
-    def _matrix_gain(self, ord: float) -> float:
-        """A column holds one scale_b; row b has l1 norm n_b scale_b = sqrt(n_b d/m)."""
-        if ord == 1:
-            return float(self.scale.max())
-        return math.sqrt(float(self._buckets.counts().max()) * self.d / self.m)
+    def row_counts(self) -> Tensor:
+        """How many non-zeros each row has, whatever the key."""
+        return Buckets.sizes(self.d, self.m)
 
 
 @dataclass(frozen=True)
@@ -401,11 +389,6 @@ class SparseMap(HashedMap):
             part = self.transposed(lo, min(lo + step, self.d))
             gram += torch.from_numpy((part.T @ part).toarray())
         return min(coarse, largest_singular(gram, self.d))
-
-    def _matrix_gain(self, ord: float) -> float:
-        if ord == 1:
-            return math.sqrt(self.s)
-        return int(self.row_counts().max()) / math.sqrt(self.s)
 
 
 Shapes = tuple[tuple[int, int], ...]
@@ -561,11 +544,9 @@ class TensorMap(HashedMap, CodesOuter):
         buckets = self._memo.tensor((start, side, "buckets"), lambda: bucket, device)
         return buckets, self._memo.tensor((start, side, "signs"), lambda: sign, device, dtype)
 
-    def _matrix_gain(self, ord: float) -> float:
-        """A column holds one scale_b; row b has l1 norm n_b scale_b = sqrt(n_b d/m)."""
-        if ord == 1:
-            return float(self.scale.max())
-        return math.sqrt(int(self.layout.counts.max()) * self.d / self.m)
+    def row_counts(self) -> Tensor:
+        """How many non-zeros each row has: the shapes and m settle it."""
+        return self.layout.counts
 
     def describe(self) -> str:
         """One sentence for reports."""

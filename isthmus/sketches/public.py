@@ -12,10 +12,10 @@ in blocks of columns, so that no n x d matrix is ever built.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from typing import Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,13 +28,13 @@ from isthmus.base.matrix import (
     Stored,
     as_dtype,
     code_room,
-    columns,
     device_of,
     dtype_of,
     exact_products,
     is_sparse,
     matmul,
     rmatmul,
+    row_norms,
     to_dense,
 )
 from isthmus.base.space import Leaf, Space
@@ -47,28 +47,57 @@ from isthmus.sketches.base import (
     Encoder,
     LiftsLeaves,
     LiftsRanges,
-    Mate,
     OuterForm,
     R,
     Sketch,
     State,
     TableForm,
     Tree,
-    adjoint_columns,
     check_block,
     check_vector,
-    leaf_code,
-    outer_codes,
     outer_in_chunks,
     round_up,
     state_entry,
 )
-from isthmus.sketches.compose import IdentityMap
+from isthmus.sketches.compose import BlockMap, IdentityMap
 from isthmus.sketches.dense import orthonormal
 from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
 
 
-class OuterFactors:
+class _Factors(ABC):
+    """Public rows of one leaf by their factors; `inner` of rows takes them as it takes rows."""
+
+    n: int
+    d: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """sum_j c_j g_j in a dtype."""
+
+    @abstractmethod
+    def part(self, lo: int, hi: int) -> Self:
+        """Some of the rows."""
+
+    def leaves(self) -> Sequence[tuple[str, Self]]:
+        """One whole."""
+        return [("w", self)]
+
+    def outer_form(self) -> OuterForm | None:
+        """The factors of outer products."""
+        return None
+
+    def table_form(self) -> TableForm | None:
+        """The places of a table and what is there."""
+        return None
+
+    def dense(self) -> Tensor:
+        """The n x d matrix."""
+        return torch.stack([self.sum(c) for c in torch.eye(self.n, dtype=self.dtype, device=self.device)])
+
+
+class OuterFactors(_Factors):
     """Public rows g_j = vec(b_j a_j') of one leaf: a (n, p), dense or CSR, with its column of ones; b (n, q).
 
     >>> OuterFactors(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).sum(torch.tensor([2.0]))
@@ -77,25 +106,13 @@ class OuterFactors:
 
     def __init__(self, a: Stored, b: Tensor) -> None:
         self.a, self.b, self.dtype, self.device = a, b, b.dtype, b.device
-        (self.n, self.p), self.q = a.shape, b.shape[1]
+        self.n, self.p, self.q = len(b), int(a.shape[1]), b.shape[1]
         self.d = self.p * self.q
-
-    @property
-    def numbers(self) -> int:
-        """How many are kept."""
-        return self.b.numel() + (self.a.nnz if is_sparse(self.a) else self.a.numel())
-
-    def leaves(self) -> Sequence[tuple[str, Mate]]:
-        """One whole."""
-        return [("w", self)]
+        self.numbers = b.numel() + (a.nnz if is_sparse(a) else a.numel())
 
     def outer_form(self) -> OuterForm:
         """The factors."""
         return OuterForm(self.a, self.b)
-
-    def table_form(self) -> None:
-        """None: they are no places of a table."""
-        return None
 
     def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> OuterFactors:
         """The factors in a dtype, on a device (a CSR factor stays where it is)."""
@@ -119,67 +136,31 @@ class OuterFactors:
 
     def products(self, x: Tensor) -> Tensor:
         """<x_i, g_j> = b_j' X_i a_j for dense rows x (r, q p)."""
-        parts = [x.new_zeros(0, self.n, dtype=self.dtype)]
-        step = max(1, base.CHUNK_BYTES // (8 * self.q * (self.n + self.p)))
-        for lo in range(0, len(x), step):
-            half = matmul(self.a, x[lo : lo + step].to(self.dtype).reshape(-1, self.p).T)
-            parts.append((half.view(self.n, -1, self.q) * self.b[:, None, :]).sum(2).T)
-        return torch.cat(parts)
-
-    def window(self, lo: int, hi: int) -> Tensor:
-        """The columns lo..hi-1 of the n x d matrix."""
-        first, last = lo // self.p, -(-hi // self.p)
-        a = to_dense(self.a).to(self.b)
-        whole = self.b[:, first:last, None] * a[:, None, :]
-        return whole.reshape(self.n, -1)[:, lo - first * self.p : hi - first * self.p]
+        half = matmul(self.a, x.to(self.dtype).reshape(-1, self.p).T)
+        return (half.view(self.n, -1, self.q) * self.b[:, None, :]).sum(2).T
 
     def part(self, lo: int, hi: int) -> OuterFactors:
         """Some of the rows."""
         return OuterFactors(self.a[lo:hi], self.b[lo:hi])
 
-    def dense(self) -> Tensor:
-        """The n x d matrix."""
-        return self.window(0, self.d)
-
     def sizes(self) -> Tensor:
-        """||a_j|| ||b_j||, float64."""
-        if is_sparse(self.a):
-            squares = torch.as_tensor(self.a.multiply(self.a).sum(1)).double()
-        else:
-            squares = self.a.double().square().sum(1)
-        lengths: Tensor = self.b.double().norm(dim=1)
-        return squares.sqrt().to(self.device) * lengths
+        """||a_j|| ||b_j||, of factors in float64."""
+        return row_norms(self.a).to(self.device) * row_norms(self.b)
 
-    def gram(self) -> tuple[Tensor, int]:
-        """The n x n inner products in float64, and how many roundings a product of sizes is off by at most."""
-        if is_sparse(self.a):
-            left, roundings = torch.from_numpy((self.a @ self.a.T).toarray()).to(self.device), self.p
-        else:
-            left, roundings = _gram_in_blocks(self.a)
-        right, more = _gram_in_blocks(self.b)
-        return left * right, roundings + more + 4
+    @property
+    def roundings(self) -> int:
+        """How many roundings of sizes_i sizes_j an inner product is off by, at most."""
+        return self.p + self.q + 8
 
 
-class TableFactors:
+class TableFactors(_Factors):
     """Public rows g_j = vec(sum_t e_{k_jt} c_jt') of a V x D table: index (n, T) and values (n, T, D)."""
 
     def __init__(self, index: Tensor, values: Tensor, vocabulary: int) -> None:
         self.index, self.values, self.vocabulary = index, values, vocabulary
         self.n, self.positions, self.width = values.shape
         self.d, self.dtype, self.device = vocabulary * self.width, values.dtype, values.device
-
-    @property
-    def numbers(self) -> int:
-        """How many are kept."""
-        return self.values.numel() + self.index.numel()
-
-    def leaves(self) -> Sequence[tuple[str, Mate]]:
-        """One whole."""
-        return [("w", self)]
-
-    def outer_form(self) -> None:
-        """None: they are no outer products."""
-        return None
+        self.numbers = values.numel() + index.numel()
 
     def table_form(self) -> TableForm:
         """The places and what is there."""
@@ -196,7 +177,7 @@ class TableFactors:
 
     def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """sum_j c_j g_j in a dtype: places that public rows share are added in the dtype of the factors."""
-        places, slots = self._places
+        places, slots = self.index.unique(return_inverse=True)
         total = torch.zeros(len(places), self.width, dtype=self.dtype, device=self.device)
         total.index_add_(0, slots.flatten(), (self.values * c[:, None, None]).flatten(0, 1))
         out = torch.zeros(self.vocabulary, self.width, dtype=dtype or self.dtype, device=self.device)
@@ -205,41 +186,22 @@ class TableFactors:
 
     def products(self, x: Tensor) -> Tensor:
         """<x_i, g_j> = sum_t <X_i[k_jt], c_jt> for dense rows x (r, V D)."""
-        step = max(1, base.CHUNK_BYTES // (16 * max(1, self.values.numel())))
-        parts = [x.new_zeros(0, self.n, dtype=self.dtype)]
-        for lo in range(0, len(x), step):
-            read = x[lo : lo + step].reshape(-1, self.vocabulary, self.width)[:, self.index].to(self.dtype)
-            parts.append((read * self.values).sum((2, 3)))
-        return torch.cat(parts)
-
-    def window(self, lo: int, hi: int) -> Tensor:
-        """The columns lo..hi-1 of the n x d matrix."""
-        first, last = lo // self.width, -(-hi // self.width)
-        inside = (self.index >= first) & (self.index < last)
-        places = (self.index - first).clamp(0, last - first - 1)
-        places += torch.arange(self.n, device=self.device)[:, None] * (last - first)
-        whole = torch.zeros(self.n * (last - first), self.width, dtype=self.dtype, device=self.device)
-        whole.index_add_(0, places.flatten(), (self.values * inside[:, :, None]).flatten(0, 1))
-        return whole.view(self.n, -1)[:, lo - first * self.width : hi - first * self.width]
+        read = x.reshape(-1, self.vocabulary, self.width)[:, self.index].to(self.dtype)
+        return (read * self.values).sum((2, 3))
 
     def part(self, lo: int, hi: int) -> TableFactors:
         """Some of the rows."""
         return TableFactors(self.index[lo:hi], self.values[lo:hi], self.vocabulary)
 
-    def dense(self) -> Tensor:
-        """The n x d matrix."""
-        return self.window(0, self.d)
-
-    @cached_property
-    def _places(self) -> tuple[Tensor, Tensor]:
-        """The places that occur, and where each of them is among these."""
-        places, slots = self.index.unique(return_inverse=True)
-        return places, slots
-
     def sizes(self) -> Tensor:
-        """sum_t ||c_jt||, float64: values of equal places may cancel."""
-        sizes: Tensor = torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float64)
+        """sum_t ||c_jt||, of factors in float64: values of equal places may cancel."""
+        sizes: Tensor = torch.linalg.vector_norm(self.values, dim=2)
         return sizes.sum(1)
+
+    @property
+    def roundings(self) -> int:
+        """How many roundings of sizes_i sizes_j an inner product is off by, at most."""
+        return self.positions * (self.width + 2) + 4
 
 
 Factors = OuterFactors | TableFactors
@@ -247,25 +209,24 @@ Factors = OuterFactors | TableFactors
 
 def factors_of(tensors: Mapping[str, Tree]) -> Factors:
     """The factors that a state holds as `tensors()`."""
+
+    def tensor(key: str) -> Tensor:
+        return state_entry(tensors, key, Tensor)
+
     if "values" in tensors:
-        values, index = state_entry(tensors, "values", Tensor), state_entry(tensors, "index", Tensor)
-        return TableFactors(index, values, state_entry(tensors, "vocabulary", int))
-    b = state_entry(tensors, "b", Tensor)
+        return TableFactors(tensor("index"), tensor("values"), state_entry(tensors, "vocabulary", int))
     if "a" in tensors:
-        return OuterFactors(state_entry(tensors, "a", Tensor), b)
-    data, indices, indptr = (state_entry(tensors, key, Tensor).cpu().numpy() for key in ("data", "indices", "indptr"))
-    return OuterFactors(
-        sp.csr_array((data, indices, indptr), shape=(len(indptr) - 1, state_entry(tensors, "p", int))), b
-    )
+        return OuterFactors(tensor("a"), tensor("b"))
+    data, indices, indptr = (tensor(key).cpu().numpy() for key in ("data", "indices", "indptr"))
+    shape = len(indptr) - 1, state_entry(tensors, "p", int)
+    return OuterFactors(sp.csr_array((data, indices, indptr), shape=shape), tensor("b"))
 
 
 def map_of(space: Space, state: Mapping[str, Tree]) -> Sketch:
-    """The map that `principal.learned` describes."""
+    """The map that `learned` describes."""
     if "basis" in state:
-        basis = state_entry(state, "basis", Tensor)
-        if "norm" not in state:
-            return SubspaceMap(space, basis)
-        return SubspaceMap(space, basis, state_entry(state, "norm", float))
+        norm = state_entry(state, "norm", float) if "norm" in state else None
+        return SubspaceMap(space, state_entry(state, "basis", Tensor), norm)
     norm = state_entry(state, "norm", float)
     weights, leaves = state_entry(state, "weights", Tensor), state_entry(state, "leaves", dict)
     blocks: dict[str, Sketch] = {}
@@ -384,26 +345,19 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
         return some.sum(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
-        """(X G') U of whole dense rows, or X V[lo:hi] from a chunk of V at a time."""
-        hi = check_block(self, x, lo)
-        dtype, device = dtype_of(x), device_of(x)
-        if isinstance(x, Tensor) and hi - lo == self.d:
-            return (self._wide(device).products(x) @ self._weights(device)).to(dtype)
-        total = torch.zeros(x.shape[0], self.m, dtype=torch.float64, device=device)
-        for left, right in self._spans(lo, hi):
-            total += matmul(
-                columns(x, left - lo, right - lo), (self._weights(device).T @ self._wide(device).window(left, right)).T
-            )
-        return total.to(dtype)
+        """(X G') U, some rows of X at a time."""
+        hi, codes = check_block(self, x, lo), code_room(x, self.m)
+        wide, weights = self._wide(codes.device), self._weights(codes.device)
+        step = max(1, base.CHUNK_BYTES // (16 * max(self.d, wide.numbers)))
+        for start in range(0, x.shape[0], step):
+            whole = torch.nn.functional.pad(to_dense(x[start : start + step]), (lo, self.d - hi))
+            codes[start : start + step] = (wide.products(whole) @ weights).to(codes.dtype)
+        return codes
 
     def leaf(self, name: str, rows: R) -> R:
         """The codes of rows from their inner products with the public ones."""
         codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
         return rows.with_factors(codes, torch.ones_like(codes[:, :1]))
-
-    def _spans(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-        step = max(1, base.CHUNK_BYTES // (8 * (self.factors.n + self.m)))
-        return ((left, min(left + step, hi)) for left in range(lo, hi, step))
 
     def _weights(self, device: torch.device) -> Tensor:
         return self._memo.tensor("weights", lambda: self.weights, device, torch.float64)
@@ -413,62 +367,12 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
         return self._memo.keep(("factors", device), lambda: self.factors.to(device, torch.float64))
 
 
-class JoinedMap(PublicMap, CodesLeaves, CodesOuter, LiftsLeaves):
+class JoinedMap(BlockMap, PublicMap):
     """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
 
     def __init__(self, space: Space, blocks: Mapping[str, Sketch], norm: float):
-        self.space, self.d, self.blocks, self.norm = space, space.d, dict(blocks), norm
-        self.m = next(iter(self.blocks.values())).m
-
-    def forward(self, v: Tensor) -> Tensor:
-        """The sum of the codes of the leaves."""
-        check_vector(self, v, "v", self.d)
-        first, *rest = (block.forward(v[self.space.slice(name)]) for name, block in self.blocks.items())
-        return sum(rest, first)
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """One leaf of V y."""
-        return self.blocks[name].adjoint(y)
-
-    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
-        """Some columns of one leaf of V y."""
-        return adjoint_columns(self.blocks[name], name, y, lo, hi)
-
-    def rows(self, x: Stored, lo: int = 0) -> Tensor:
-        """Codes of rows; columns may cover leaves in part."""
-        hi = check_block(self, x, lo)
-        total = code_room(x, self.m)
-        for leaf, left, right in self.space.overlaps(lo, hi):
-            total += self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
-        return total
-
-    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
-        """Codes of outer products; those of one leaf go to its map."""
-        hi = lo + a.shape[-1] * b.shape[-1]
-        leaf, left, right = next(self.space.overlaps(lo, hi))
-        if (left, right) != (lo, hi):
-            return outer_in_chunks(self, a, b, lo)
-        return outer_codes(self.blocks[leaf.name], a, b, lo - leaf.start)
-
-    def leaf(self, name: str, rows: R) -> R | None:
-        """The code of one leaf, from its own map."""
-        return leaf_code(self.blocks[name], name, rows)
-
-
-BLOCK = 64
-"""Columns of one inner product of a Gram matrix; the blocks are added up, so that roundings grow with p / BLOCK."""
-
-
-def _gram_in_blocks(x: Tensor) -> tuple[Tensor, int]:
-    """x x' in float64, and how many roundings an entry is off by at most."""
-    n, p = x.shape
-    total = torch.zeros(n, n, dtype=torch.float64, device=x.device)
-    step = BLOCK * max(1, base.CHUNK_BYTES // (8 * n * (n + BLOCK)))
-    for lo in range(0, p, step):
-        part = x[:, lo : lo + step].double()
-        part = torch.nn.functional.pad(part, (0, -part.shape[1] % BLOCK)).view(n, -1, BLOCK).transpose(0, 1)
-        total += (part @ part.mT).sum(0)
-    return total, min(p, BLOCK) + -(-p // BLOCK) + 2
+        super().__init__(space, blocks, dict.fromkeys(blocks, 1.0), together=True)
+        self.norm = norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -625,22 +529,20 @@ def learned(
     [[0.0], [1.0]]
     """
     pieces = _named(space, rows)
-    factors = {name: factor for name, piece in pieces.items() if (factor := _worth_holding(piece, k)) is not None}
-    if not factors:
+    held = {name: factors for name, piece in pieces.items() if (factors := _worth_holding(piece, k)) is not None}
+    if not held:
         basis, moment, error = _directions(rows, k, dtype, method)
         return {"basis": basis, "norm": _certified(moment, error, dtype)}
-    exact = {name: _factor_gram(pieces[name], own) for name, own in factors.items()}
-    inside = sum((gram for gram, _ in exact.values()), torch.zeros(()))
-    whole = sum((_gram(piece) for name, piece in pieces.items() if name not in factors), inside)
-    weights = _weights(
-        _Gram(whole.diagonal(), whole.matmul, whole), k, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52), method
-    )
+    wide = {name: factors.to(factors.device, torch.float64) for name, factors in held.items()}
+    inside = sum((_symmetric(pieces[name].inner(factors)) for name, factors in wide.items()), torch.zeros(()))
+    whole = sum((_gram(piece) for name, piece in pieces.items() if name not in held), inside)
+    weights = _weights(whole.diagonal(), whole, k, method, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
     leaves: dict[str, Mapping[str, Tree]] = {}
     moment, error = weights.T @ inside @ weights, 0.0
     for name, piece in pieces.items():
-        if name in factors:
-            leaves[name] = factors[name].tensors()
-            error += _product_error(factors[name].sizes(), weights, exact[name][1])
+        if name in held:
+            leaves[name] = held[name].tensors()
+            error += _product_error(wide[name].sizes(), weights, wide[name].roundings)
         else:
             basis = _filled([piece], weights, dtype)
             leaves[name] = {"basis": basis}
@@ -753,7 +655,11 @@ def _unfold(cube: Tensor, side: int) -> Tensor:
 def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
     """The basis, orthonormal to rounding, and its `_moment`; in place, so that d x k numbers are kept once."""
     pieces = [piece for _, piece in rows.leaves()]
-    basis = _filled(pieces, _weights(_gram_of(pieces, k, method), k, method=method), dtype)
+    gram: Tensor | _Products = _Products(pieces)
+    if method == "gram" or k >= rows.n - 1 or rows.n <= BUILT:
+        gram = sum((_gram(piece) for piece in pieces), torch.zeros(()))
+    squares = gram.diagonal()
+    basis = _filled(pieces, _weights(squares, gram, k, method), dtype)
     moment, error = _moment(basis)
     close = max(4 * torch.finfo(dtype).eps, 64 * 2.0**-52)
     for _ in range(2):
@@ -765,48 +671,43 @@ def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tupl
     return basis, moment, error
 
 
-class _Gram(NamedTuple):
-    """K = G G': its diagonal, its products, and itself where it was built."""
+class _Products:
+    """K = G G' of leaves side by side, by products G (G'c) alone."""
 
-    diagonal: Tensor
-    times: Callable[[Tensor], Tensor]
-    whole: Tensor | None = None
+    def __init__(self, pieces: Sequence[CodeRows]) -> None:
+        self.pieces = pieces
 
+    def diagonal(self) -> Tensor:
+        """The squared lengths of the rows."""
+        return sum((part.square().sum(1) for piece in self.pieces for part in _blocks(piece)), torch.zeros(()))
 
-def _gram_of(pieces: Sequence[CodeRows], k: int, method: str) -> _Gram:
-    """The Gram matrix of leaves side by side, built or, for Lanczos, as products with their columns."""
-    n = pieces[0].n
-    if method == "gram" or k >= n - 1 or n <= BUILT:
-        whole = sum((_gram(piece) for piece in pieces), torch.zeros(()))
-        return _Gram(whole.diagonal(), whole.matmul, whole)
-    squares = sum((part.square().sum(1) for piece in pieces for part in _blocks(piece)), torch.zeros(()))
-    return _Gram(squares, lambda c: sum((part @ (part.T @ c) for x in pieces for part in _blocks(x)), torch.zeros(())))
+    def __matmul__(self, c: Tensor) -> Tensor:
+        return sum((part @ (part.T @ c) for piece in self.pieces for part in _blocks(piece)), torch.zeros(()))
 
 
-def _weights(gram: _Gram, k: int, most: float = math.inf, method: str = "gram") -> Tensor:
+def _weights(squares: Tensor, gram: Tensor | _Products, k: int, method: str, most: float = math.inf) -> Tensor:
     """U (n x k) with U' K U = I on the top eigenvectors, float64; only those with sum_i K_ii u_i^2 <= most."""
-    values, vectors = _eigen(gram, k, method)
+    values, vectors = _eigen(squares, gram, k, method)
     keep = _energetic(values)[-k:].flip(0)
     weights = vectors[:, keep] / values[keep].sqrt()
-    weights = weights[:, gram.diagonal @ weights.square() <= most]
-    return _whitened(weights, weights.T @ gram.times(weights))
+    weights = weights[:, squares @ weights.square() <= most]
+    return _whitened(weights, weights.T @ (gram @ weights))
 
 
-def _eigen(gram: _Gram, k: int, method: str) -> tuple[Tensor, Tensor]:
+def _eigen(squares: Tensor, gram: Tensor | _Products, k: int, method: str) -> tuple[Tensor, Tensor]:
     """Eigenvalues, ascending, and eigenvectors: all of them, or the top k by implicitly restarted Lanczos."""
-    n, device = len(gram.diagonal), gram.diagonal.device
-    if method == "gram" or k >= n - 1:
-        assert gram.whole is not None
-        pair: tuple[Tensor, Tensor] = torch.linalg.eigh(gram.whole)
+    n, device = len(squares), squares.device
+    if isinstance(gram, Tensor) and (method == "gram" or k >= n - 1):
+        pair: tuple[Tensor, Tensor] = torch.linalg.eigh(gram)
         return pair
+    if not bool(squares.any()):  # Lanczos has nothing to start from: no direction has any energy
+        return torch.zeros(k).double().to(device), torch.eye(n, k).double().to(device)
 
     def times(c: np.ndarray) -> np.ndarray:
-        return gram.times(torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
+        return (gram @ torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
 
     operator = LinearOperator((n, n), matvec=times, matmat=times, dtype=np.float64)
     start = randomness.generator(randomness.key(0, n, "lanczos")).standard_normal(n)
-    if not bool(gram.diagonal.any()):  # Lanczos has nothing to start from: no direction has any energy
-        return torch.zeros(k).double().to(device), torch.eye(n, k).double().to(device)
     values, vectors = eigsh(operator, k=k, which="LA", v0=start)
     order = np.argsort(values)
     return torch.from_numpy(values[order]).to(device), torch.from_numpy(vectors[:, order]).to(device)
@@ -883,12 +784,8 @@ def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
     return factors.to(factors.device, factors.dtype, copy=True)
 
 
-def _factor_gram(rows: CodeRows, factors: Factors) -> tuple[Tensor, int]:
-    """<g_i, g_j> in float64 and the roundings of a product of sizes."""
-    if isinstance(factors, OuterFactors):
-        return factors.gram()
-    gram = rows.inner(factors.to(factors.device, torch.float64))
-    return (gram + gram.T) / 2, factors.positions * (factors.width + 2) + 4
+def _symmetric(x: Tensor) -> Tensor:
+    return (x + x.T) / 2
 
 
 def _gram(rows: CodeRows) -> Tensor:

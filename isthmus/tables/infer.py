@@ -288,10 +288,12 @@ def _written(
     target_lines, missing = _target_lines(target)
     names = [name for name, column in columns.items() if column is None]
     missing += names
-    sources = "the options and the public sample, whose words and ranges you may widen" if sampled else "the options"
+    sources = " and the options"
+    if sampled:
+        sources = ", the options and the public sample, whose words and ranges you may widen"
     lines = [
         f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
-        f"# from its header, {sources}.",
+        f"# from its header{sources}.",
     ]
     if missing:
         lines.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')

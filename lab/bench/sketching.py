@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
-from isthmus.gradients.base import Dense
+from isthmus.gradients.rows import Dense
 from isthmus.sketches import SRHT, CountSketch, GaussianSketch, SparseJL
 from lab.bench.cases import Contest, Growth, Work, need_memory
 

@@ -18,9 +18,7 @@ from isthmus import minimize
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.gradients import Dense, Glm, Lazy, Outer, Rows, Stack
-from isthmus.gradients.block_outer import BlockOuter
-from isthmus.gradients.lookup import Lookup
-from isthmus.gradients.tied import Sum
+from isthmus.gradients.rows import Lookup, Sum
 from isthmus.privacy import Clip, FullBatch, Gaussian, Laplace, Ledger, NoisyMax, PerLeafClip, TopK
 from isthmus.privacy.clips import GroupClip
 from isthmus.problems.scaling import RowMap
@@ -103,12 +101,6 @@ def scaled(arrays: Arrays, dtype: torch.dtype) -> Rows:
     return Outer(view(_tensor(a, torch.float32)), _tensor(arrays["b"][:, 0], dtype))
 
 
-def blocks(arrays: Arrays, dtype: torch.dtype) -> Rows:
-    """BlockOuter."""
-    a, b = _tensor(arrays["a"], dtype), _tensor(arrays["b"], dtype)
-    return BlockOuter(a.unflatten(2, (2, -1)), b.unflatten(2, (2, -1)))
-
-
 def lookup(arrays: Arrays, dtype: torch.dtype) -> Rows:
     """Lookup."""
     return Lookup(torch.from_numpy(arrays["index"]), _tensor(arrays["a"], dtype), Q)
@@ -130,8 +122,7 @@ def stack(arrays: Arrays, dtype: torch.dtype) -> Rows:
 
 
 KINDS = {
-    make.__name__: make
-    for make in (dense, lazy, outer, outer_ones, glm, csr, scaled, blocks, lookup, tied, difference, stack)
+    make.__name__: make for make in (dense, lazy, outer, outer_ones, glm, csr, scaled, lookup, tied, difference, stack)
 }
 
 
@@ -179,7 +170,7 @@ def _encoder(rng: Rng, kind: str, d: int, clip: Any) -> Any:
         PublicSubspace(2, public),
     ]
     some += [Residual(PublicSubspace(2, public))] if not clip.before else []
-    some += [Kronecker(2, 1)] if kind in ("outer", "lookup", "blocks", "tied", "stack") else []
+    some += [Kronecker(2, 1)] if kind in ("outer", "lookup", "tied", "stack") else []
     return some[rng.integers(len(some))]
 
 
@@ -231,4 +222,4 @@ def _space(kind: str, rows: Rows) -> Space:
         return Space.of({"one": (Q, P), "two": (rows.leaves()[1][1].d,), "three": (Q, P)})
     if kind in ("outer", "lookup", "tied"):
         return Space.of({"w": (Q, P)})
-    return Space.of({"w": (Q, P // 2)}) if kind == "blocks" else Space.flat(rows.d)
+    return Space.flat(rows.d)

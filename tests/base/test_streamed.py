@@ -14,10 +14,10 @@ from isthmus import PrivateClassifier, PrivateRegressor, minimize
 from isthmus.algorithms import dp_gd, dp_sgd, gd
 from isthmus.base import matrix, streamed
 from isthmus.base.arrow import ArrowRows, opened
-from isthmus.base.parallel import in_order
-from isthmus.base.streamed import ChosenRows, FileRows, Streamed, ahead
+from isthmus.base.parallel import ahead, in_order
+from isthmus.base.streamed import ChosenRows, FileRows, Streamed
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients.rounding import matrix_bounds
+from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives import Logistic, Softmax
 from isthmus.problems.scaling import RowMap, Scaled
 
@@ -28,7 +28,7 @@ N, D = 700, 5
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (matrix, streamed):
         monkeypatch.setattr(place, "CHUNK_BYTES", 1)
-        monkeypatch.setattr(place, "SLICE_BYTES", 8 * D * 90)
+    monkeypatch.setattr(matrix, "SLICE_BYTES", 8 * D * 90)
 
 
 def numbers(dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +73,7 @@ def test_rows_on_disk_are_the_rows(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(rows.gram(), whole.double().T @ whole.double(), rtol=1e-12, atol=1e-12)
     for ord in (1, 2, torch.inf):
         true = torch.linalg.vector_norm(whole.double(), ord, dim=1)
-        upper = matrix_bounds(rows, ord)[1]
+        upper = upper_norms(rows, ord)
         assert bool((upper >= true).all()) and bool((upper <= true * (1 + 1e-5) + 1e-100).all())
     half = ChosenRows(rows, torch.arange(0, N, 2))
     assert torch.equal(half.dense(), whole[::2]) and torch.equal(half.take(torch.tensor([3])), whole[6:7])

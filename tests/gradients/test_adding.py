@@ -16,8 +16,8 @@ from isthmus.base.matrix import Total
 from isthmus.base.space import Space
 from isthmus.core.measuring import measure
 from isthmus.core.pipeline import Release
-from isthmus.gradients import BlockOuter, Dense, Lazy, Lookup, Outer, Rows, Stack, adding
-from isthmus.gradients.tied import Sum
+from isthmus.gradients import Dense, Lazy, Lookup, Outer, Rows, Stack, adding
+from isthmus.gradients.rows import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip
 from isthmus.privacy.clips import Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.scaling import RowMap
@@ -26,7 +26,7 @@ from isthmus.sketches.compose import IdentityMap
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 F32, F64 = torch.float32, torch.float64
-SUMS = ("positions", "blocks", "lookup", "stacked", "residual")
+SUMS = ("positions", "lookup", "stacked", "residual")
 
 
 def worst(k: int, extra: bool, dtype: torch.dtype) -> Tensor:
@@ -67,11 +67,6 @@ def positions(v: Tensor) -> Rows:
     return Outer(torch.ones_like(b), b)
 
 
-def blocks(v: Tensor) -> Rows:
-    b = torch.stack([torch.full_like(v, 30.0), v, torch.full_like(v, -30.0)], 1)[:, :, None, None] / 2
-    return BlockOuter(torch.ones_like(b).expand(-1, -1, 2, -1), b.expand(-1, -1, 2, -1))
-
-
 def lookup(v: Tensor) -> Rows:
     values = torch.stack([torch.full_like(v, 50.0), v, torch.full_like(v, -50.0)], 1)[:, :, None]
     return Lookup(torch.ones(len(v), 3, dtype=torch.long, device=v.device), values, 4)
@@ -106,7 +101,6 @@ KINDS: dict[str, Callable[[Tensor], Rows]] = {
         csr,
         mapped,
         positions,
-        blocks,
         lookup,
         lazy,
         tied,

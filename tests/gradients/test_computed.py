@@ -9,6 +9,7 @@ import torch
 
 from isthmus.gradients import Computed, Dense, Lookup, Outer, Stack, Sum
 from isthmus.gradients import computed as module
+from isthmus.gradients.computed import as_computed
 from isthmus.privacy import Clip
 from isthmus.privacy.clips import weighted_sum
 
@@ -44,7 +45,7 @@ KINDS = ["plain", "cancelling", "huge and tiny", "aligned", "one entry"]
 def test_what_is_added_of_a_record_is_within_its_bound(kind, dtype, bound):
     """The sum of one record alone, as it is computed, measured in float64."""
     a, b = factors(kind, dtype)
-    rows = Outer(a, b, ones=True).computed()
+    rows = as_computed(Outer(a, b, ones=True))
     weights = Clip(bound).weights(rows, bound)
     for i in range(N):
         alone = torch.zeros(N)
@@ -79,9 +80,9 @@ def test_slabs_change_neither_norms_nor_sums(kind, monkeypatch):
 
 def test_products_that_are_smaller_than_their_factors_are_made_at_once():
     a, b = factors("plain")
-    assert isinstance(Outer(a, b).computed(), Dense)
-    assert isinstance(Outer(a[:, :8], b[:, :8]).computed(), Computed)
-    torch.testing.assert_close(Outer(a, b).computed().dense(), Outer(a, b).dense())
+    assert isinstance(as_computed(Outer(a, b)), Dense)
+    assert isinstance(as_computed(Outer(a[:, :8], b[:, :8])), Computed)
+    torch.testing.assert_close(as_computed(Outer(a, b)).dense(), Outer(a, b).dense())
 
 
 def test_a_record_that_is_not_finite_is_left_out_of_both_passes():
@@ -120,7 +121,7 @@ def test_an_output_layer_tied_to_an_embedding_is_one_matrix():
 def test_equal_places_are_added_once_and_values_that_cancel_leave_nothing():
     index = torch.tensor([[7, 4, 7, 7], [1, 1, 2, 2]])
     values = torch.tensor([[[1.0], [2.0], [3e8], [-3e8]], [[5.0], [-5.0], [1.0], [1.0]]])
-    rows = Lookup(index, values, vocabulary=9).distinct()
+    rows = Lookup(index, values, vocabulary=9).distinct
     assert rows.mass() is None
     torch.testing.assert_close(rows.dense(), Lookup(index, values.double(), vocabulary=9).dense().float())
     torch.testing.assert_close(rows.norms(), torch.tensor([5**0.5, 2.0]))
@@ -205,5 +206,5 @@ def test_weights_that_a_factor_takes_below_the_normal_numbers_are_none(bound):
 def test_rows_of_no_terms_are_zero(ones):
     rows = Outer(torch.zeros(2, 0, 3), torch.zeros(2, 0, 4), ones)
     assert rows.norms().tolist() == [0.0, 0.0]
-    weights = Clip(1.0).weights(rows.computed(), 1.0)
-    assert not weighted_sum(rows.computed(), weights, 1.0, 0.01).any()
+    weights = Clip(1.0).weights(as_computed(rows), 1.0)
+    assert not weighted_sum(as_computed(rows), weights, 1.0, 0.01).any()

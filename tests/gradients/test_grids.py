@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus.gradients import Gridded, Outer
-from isthmus.gradients import grids as module
-from isthmus.gradients.grids import GRID, gridded, integer_sum
+from isthmus.gradients import Outer
+from isthmus.gradients import rows as module
+from isthmus.gradients.computed import as_computed
+from isthmus.gradients.grids import GRID, integer_sum
 from isthmus.privacy import Clip
 from isthmus.privacy.clips import weighted_sum
 
@@ -22,7 +23,7 @@ def rows(n: int = N, ones: bool = True, seed: int = 0) -> Outer:
 
 def summed(outer: Outer, bound: float, rho: float = 50 * 2.0**-24) -> torch.Tensor:
     """The clipped sum on the grid (rho asks for fewer roundings than there are records)."""
-    made = Gridded(outer, bound)
+    made = Outer(outer.a, outer.b, outer.ones, grid=bound)
     return made.sum_to(Clip(bound).weights(made, bound), rho)
 
 
@@ -72,7 +73,7 @@ def test_one_record_more_moves_nothing_but_its_own_share():
 def test_a_record_that_is_not_finite_is_left_out():
     outer = rows(200)
     outer.a[7, 3], outer.b[9, 2] = float("inf"), float("nan")
-    made = Gridded(outer, 1.0)
+    made = Outer(outer.a, outer.b, outer.ones, grid=1.0)
     weights = Clip(1.0).weights(made, 1.0)
     assert weights[[7, 9]].tolist() == [0.0, 0.0]
     total = made.masked(weights > 0).sum_to(weights, 50 * 2.0**-24)
@@ -84,5 +85,7 @@ def test_few_records_and_small_matrices_are_added_as_ever(monkeypatch):
     outer = rows(8)
     weights = Clip(1.0).weights(outer, 1.0)
     monkeypatch.setattr(module, "integer_sum", lambda *_: pytest.fail("a product of eight terms is exact enough"))
-    torch.testing.assert_close(Gridded(outer, 1.0).sum_to(weights, 1e-4), outer.sum_to(weights, 1e-4))
-    assert gridded(outer, 1.0) is outer  # not on a GPU
+    torch.testing.assert_close(
+        Outer(outer.a, outer.b, outer.ones, grid=1.0).sum_to(weights, 1e-4), outer.sum_to(weights, 1e-4)
+    )
+    assert as_computed(outer, 1.0) is outer  # not on a GPU

@@ -55,8 +55,6 @@ def test_norms_are_never_below_and_hardly_above(make, dtype, n, ord):
     reference = true if exact else exact_norms(rows.dense().double(), ord)
     assert bool((norms.double() >= reference).all())
     assert bool((norms.double() <= true * (1 + (1e-12 if dtype == torch.float64 else 1e-4)) + 1e-12).all())
-    low, high = rows.norm_bounds(ord)
-    assert bool((low <= high).all() and (low <= reference * (1 + 1e-6)).all())
 
 
 @pytest.mark.parametrize("n", [0, 1, 7])
@@ -114,7 +112,7 @@ def test_csr_is_never_densified(monkeypatch):
     r = torch.ones(8, 2, dtype=torch.float64)
     rows = Rows.with_factors(X, r)
     other = Rows.with_factors(X.copy(), 2 * r)
-    for kind in (rows, rows.minus(other), rows.grouped(3), rows.scaled(2.0), rows.part(1, 4)):
+    for kind in (rows, rows.minus(other), rows.regrouped(torch.arange(8) // 3), rows.scaled(2.0), rows.part(1, 4)):
         for ord in ORDS:
             kind.norms(ord)
         kind.sum(torch.ones(kind.n))

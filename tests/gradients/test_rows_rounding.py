@@ -14,7 +14,7 @@ from row_cases import draw
 
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients import Dense, Difference, Glm, Grouped, Lazy, Outer, ResidualRows, Stack, _products, rounding
+from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack, _products, rounding
 
 
 def cancelling(n, t, p, q, dtype, size, seed=0):
@@ -152,23 +152,21 @@ def test_reduced_precision_settings_do_not_reach_the_norms():
 def test_chunks_do_not_change_the_norms(monkeypatch):
     a, b = draw(9, 6, 40, dtype=torch.float32, seed=1), draw(9, 6, 30, dtype=torch.float32, seed=2)
     for ord in (1, 2, math.inf):
-        whole = _products.bounds(a, b, ord, torch.float32)
-        cut = _products.bounds(a, b, ord, torch.float32, limit=1)
-        torch.testing.assert_close(cut[1], whole[1], rtol=1e-5, atol=0)
-    direct = _products._direct(a, b, 2, 1 << 20)[1]
-    torch.testing.assert_close(whole_norms := Outer(a, b).norms().double(), direct, rtol=1e-3, atol=0)
-    monkeypatch.setattr(_products, "rows_at_once", lambda *_: 2)
-    torch.testing.assert_close(Outer(a, b).norms().double(), whole_norms, rtol=1e-6, atol=0)
+        whole = _products.upper(a, b, ord)
+        with monkeypatch.context() as patch:
+            patch.setattr(_products, "CHUNK_BYTES", 1)
+            torch.testing.assert_close(_products.upper(a, b, ord), whole, rtol=1e-5, atol=0)
+    direct = _products._direct(a, b, 2, False)
+    torch.testing.assert_close(Outer(a, b).norms().double(), direct, rtol=1e-3, atol=0)
 
 
 def test_no_buffer_passes_the_limit(monkeypatch):
     seen = []
-    inner = _products.bounds
-    monkeypatch.setattr(_products, "bounds", lambda a, b, *rest: seen.append(a.numel()) or inner(a, b, *rest))
+    inner = _products._direct
+    monkeypatch.setattr(_products, "_direct", lambda a, b, *rest: seen.append(len(a)) or inner(a, b, *rest))
     rows = Outer(torch.ones(3, 1, 1).expand(3, 600, 600), torch.ones(3, 1, 1).expand(3, 600, 700))
     rows.norms()
-    assert _products.rows_at_once(600, 600, 700, 4) * 4 * 600 * 700 <= rounding.CHUNK_BYTES
-    assert sum(seen) == 3 * 600 * 600
+    assert sum(seen) == 3 and max(seen) * 8 * 600 * 700 <= rounding.CHUNK_BYTES
 
 
 def test_lazy_rows_are_asked_for_in_chunks_and_once_for_all_leaves(monkeypatch):
@@ -184,7 +182,7 @@ def test_lazy_rows_are_asked_for_in_chunks_and_once_for_all_leaves(monkeypatch):
     for _, piece in rows.leaves():
         piece.sum()
     assert calls == [(0, 6)]
-    monkeypatch.setattr(Lazy, "spans", lambda self: [(lo, min(lo + 4, self.n)) for lo in range(0, self.n, 4)])
+    monkeypatch.setattr(Lazy, "_spans", lambda self: [(lo, min(lo + 4, self.n)) for lo in range(0, self.n, 4)])
     calls.clear()
     assert torch.equal(Lazy(chunk, 6, 5).sum(), torch.full((5,), 15.0))
     assert calls == [(0, 4), (4, 6)]
@@ -193,15 +191,16 @@ def test_lazy_rows_are_asked_for_in_chunks_and_once_for_all_leaves(monkeypatch):
 def test_kinds_keep_their_factors():
     a, b = draw(8, 2, 30, dtype=torch.float64, seed=1), draw(8, 2, 20, dtype=torch.float64, seed=2)
     X = sp.csr_array(np.eye(8))
-    assert isinstance(Grouped(Outer(a, b), 4), Outer) and Grouped(Outer(a, b), 4).positions == 8
-    assert isinstance(Difference(Outer(a, b), Outer(a + 1, b)), Outer)
-    assert Difference(Outer(a, b), Outer(a.clone(), 2 * b)).positions == 2
-    assert Difference(Glm(b[:, 0, 0], X), Glm(b[:, 0, 1], X)).a is X
+    fours = torch.arange(8) // 4
+    assert isinstance(Outer(a, b).regrouped(fours), Outer) and Outer(a, b).regrouped(fours).positions == 8
+    assert isinstance(Outer(a, b).minus(Outer(a + 1, b)), Outer)
+    assert Outer(a, b).minus(Outer(a.clone(), 2 * b)).positions == 2
+    assert Glm(b[:, 0, 0], X).minus(Glm(b[:, 0, 1], X)).a is X
     assert Outer(a, b).plus([Outer(2 * a, b)]).positions == 4
     codes = Glm(b[:, 0, 0], X).through(DenseSketch(torch.eye(8, dtype=torch.float64)[:3]))
     assert isinstance(codes, Outer) and codes.p == 3
     assert isinstance(codes.plus([codes]), Dense)
-    assert isinstance(Grouped(Stack([("w", Outer(a, b))]), 3).leaves()[0][1], Outer)
+    assert isinstance(Stack([("w", Outer(a, b))]).regrouped(fours).leaves()[0][1], Outer)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +213,7 @@ def test_kinds_keep_their_factors():
         (lambda: Glm(torch.ones(2), torch.ones(3, 2)), "r.shape"),
         (lambda: Stack([]), "at least one"),
         (lambda: Stack([("a", Dense(torch.ones(2, 1))), ("b", Dense(torch.ones(3, 1)))]), "rows in every leaf"),
-        (lambda: Difference(Dense(torch.ones(2, 1)), Dense(torch.ones(2, 3))), "give rows with"),
-        (lambda: Grouped(Dense(torch.ones(2, 1)), 0), "size=0"),
+        (lambda: Dense(torch.ones(2, 1)).minus(Dense(torch.ones(2, 3))), "give rows with"),
         (lambda: Lazy(lambda lo, hi: torch.ones(1, 1), 2, 3).sum(), "chunk.shape"),
     ],
 )

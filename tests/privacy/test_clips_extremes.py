@@ -12,9 +12,7 @@ import torch
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack
 from isthmus.gradients.adding import KAPPA
-from isthmus.gradients.block_outer import BlockOuter
-from isthmus.gradients.lookup import Lookup
-from isthmus.gradients.tied import Sum
+from isthmus.gradients.rows import Lookup, Sum
 from isthmus.privacy import AdaptiveClip, Clip, GroupClip, PerLeafClip, clips
 from isthmus.privacy.clips import weighted_sum
 from isthmus.sketches import GaussianSketch
@@ -48,7 +46,6 @@ def kinds(one: float, two: float, dtype: torch.dtype) -> dict[str, object]:
     whole, places = (unit(N, P * Q, seed=5) * both).to(dtype), torch.arange(N * T).view(N, T) % Q
     held = (unit(N, T, P, seed=6) * both).to(dtype)
     csr = sp.csr_array(a.numpy())
-    blocks = BlockOuter(at.unsqueeze(2).expand(-1, -1, 2, -1), bt.unsqueeze(2).expand(-1, -1, 2, -1))
     sketch = GaussianSketch(4).draw(P * Q, seed=1)
     dense = Dense(whole)
     return {
@@ -59,7 +56,6 @@ def kinds(one: float, two: float, dtype: torch.dtype) -> dict[str, object]:
         "outer": Outer(a, b),
         "positions": Outer(at, bt, ones=True),
         "lookup": Lookup(places, held, Q),
-        "blocks": blocks,
         "tied": Sum([Outer(at, bt), Lookup(places, held, Q)]),
         "stack": Stack([("a", Outer(a, b)), ("b", dense)]),
         "residual": ResidualRows(dense, dense.through(sketch), sketch),

@@ -35,7 +35,7 @@ sex = ["f", "m"]
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (matrix, streamed):
         monkeypatch.setattr(place, "CHUNK_BYTES", 1)
-        monkeypatch.setattr(place, "SLICE_BYTES", 8 * 6 * 100)
+    monkeypatch.setattr(matrix, "SLICE_BYTES", 8 * 6 * 100)
 
 
 def people(folder: Path) -> Any:

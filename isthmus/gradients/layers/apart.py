@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.base import secret, validate
-from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.general import Leaves, draws
 from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.probe import RecordingLayers, Seen, altered, near
 from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
+from isthmus.gradients.rows import Rows
 
 EXAMPLES = 6
 """Examples of a first trial, at most."""

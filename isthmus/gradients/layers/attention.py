@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
-from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.operations import own_copies
 from isthmus.gradients.layers.rules import (
@@ -28,6 +27,7 @@ from isthmus.gradients.layers.rules import (
     factored,
 )
 from isthmus.gradients.layers.shared import Shared, Unseen
+from isthmus.gradients.rows import Dense, Rows
 
 PARTS = ("q", "k", "v")
 EXTRAS = ("bias_k", "bias_v")

@@ -13,11 +13,9 @@ from torch.nn.modules.conv import _ConvNd
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.gradients import rounding
-from isthmus.gradients.base import Dense, Rows, row_spans
-from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
-from isthmus.gradients.outer import Outer
+from isthmus.gradients.rows import Dense, Outer, Rows, Stack, row_spans
 
 PRODUCT_BYTES = 1 << 24
 """Sums of products that are larger than their factors are kept instead of them only below this size."""
@@ -66,14 +64,14 @@ def weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
     p, q, work = layer.weight[0].numel(), layer.out_channels // groups, rounding.working(b.dtype)
     b = b.unflatten(1, (groups, q))
     spans = row_spans(n, groups * places * p * work.itemsize)
-    if places > 1 and prefer_products(n * groups, places, p + ones, q, work.itemsize):
+    if places * groups > 1 and prefer_products(n * groups, places, p + ones, q, work.itemsize):
         return Dense(_products(layer, x, b, spans, ones))
     a = x.new_empty(n, groups, places, p)
     for lo, hi in spans:
         a[lo:hi] = patches(layer, x[lo:hi])
     b = b.mT.contiguous()
     if groups > 1:
-        return BlockOuter(a.transpose(1, 2), b.transpose(1, 2), ones)
+        return Stack([(str(j), Outer(a[:, j], b[:, j], ones)) for j in range(groups)])
     return Outer(a[:, 0, 0], b[:, 0, 0], ones) if places == 1 else Outer(a[:, 0], b[:, 0], ones)
 
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from isthmus.base import validate
 from isthmus.gradients import rounding
-from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
-from isthmus.gradients.lookup import Lookup
+from isthmus.gradients.rows import Lookup, Rows
 
 Table = TypeVar("Table", nn.Embedding, nn.EmbeddingBag)
 K = TypeVar("K")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from isthmus.gradients.base import Dense, Rows
-from isthmus.gradients.block_outer import BlockOuter
-from isthmus.gradients.lookup import Lookup
-from isthmus.gradients.outer import Outer
+from isthmus.gradients.rows import Dense, Lazy, Lookup, Outer, Rows, Stack
 
 
 def pieces_of(count: int, n: int | None) -> int:
@@ -32,12 +29,15 @@ def folded(rows: Rows, n: int) -> Rows:
         return Outer(_joined(rows.a, n), _joined(rows.b, n), rows.ones)
     if isinstance(rows, Lookup):
         return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.width), rows.vocabulary)
-    if isinstance(rows, BlockOuter):
-        inputs, outputs = (x.reshape(n, -1, *x.shape[2:]) for x in (rows.inputs, rows.outputs))
-        return BlockOuter(inputs, outputs, rows.ones)
+    if isinstance(rows, Stack):
+        return Stack([(name, folded(piece, n)) for name, piece in rows.items], rows.factor)
     if isinstance(rows, Dense):
         return Dense(rows.values.view(n, k, rows.d).sum(1, dtype=rows.dtype))
-    return rows.grouped(k).scaled(float(k))
+
+    def sums(lo: int, hi: int) -> Tensor:
+        return rows.part(lo * k, hi * k).dense().view(hi - lo, k, rows.d).sum(1)
+
+    return Lazy(sums, n, rows.d, dtype=rows.dtype, device=rows.device)
 
 
 def _joined(x: Tensor, n: int) -> Tensor:

@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.base import validate
-from isthmus.gradients.base import Dense, Lazy, Rows
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, Site, Taps, Trainable
 from isthmus.gradients.layers.shared import Shared
 from isthmus.gradients.rounding import CHUNK_BYTES
+from isthmus.gradients.rows import Dense, Lazy, Rows
 
 REMEDY = (
     "own the parameter in a small module that is given the examples and does only what needs it, or freeze it "

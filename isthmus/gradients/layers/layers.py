@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.folding import folded, pieces_of
 from isthmus.gradients.layers.opened import install_root
@@ -23,8 +22,7 @@ from isthmus.gradients.layers.registry import rule_for
 from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, Listener, Site, Trainable
 from isthmus.gradients.layers.shared import Shared, open_leaves, placed
 from isthmus.gradients.layers.tap import tap
-from isthmus.gradients.outer import Outer
-from isthmus.gradients.stack import Stack
+from isthmus.gradients.rows import Outer, Rows, Stack
 
 Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], None]
 """Takes the name of a layer, what makes its rows of a gradient, the gradient, and what else is read for it."""

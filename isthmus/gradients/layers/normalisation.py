@@ -14,9 +14,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from isthmus.base import validate
 from isthmus.gradients import fused, rounding
-from isthmus.gradients.base import Dense, Rows, row_spans
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
+from isthmus.gradients.rows import Dense, Rows, row_spans
 
 L = TypeVar("L", bound=nn.Module)
 

@@ -14,7 +14,6 @@ from torch.func import vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.base import validate
-from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import general, operations  # noqa: F401
 from isthmus.gradients.layers.attention import Replaced
 from isthmus.gradients.layers.embedding import check_table
@@ -23,6 +22,7 @@ from isthmus.gradients.layers.general import FunctionRule, Leaves
 from isthmus.gradients.layers.rules import Args, Handle, Kwargs, Site, Taps
 from isthmus.gradients.layers.shared import Shared, Unseen, bare, open_leaves, placed
 from isthmus.gradients.layers.twin import Dice
+from isthmus.gradients.rows import Rows
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 """Modules that only hold: whoever holds them computes."""

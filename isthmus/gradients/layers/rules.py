@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.outer import Outer
+from isthmus.gradients.rows import Dense, Outer, Rows
 
 Trainable = Callable[[nn.Parameter | None], bool]
 """Whether a parameter was asked to be trained when the layers were read."""

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isthmus.base import validate
-from isthmus.gradients.base import Dense, Lazy, Rows, row_spans
 from isthmus.gradients.layers.rules import Site, Taps
-from isthmus.gradients.lookup import Lookup
-from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES
+from isthmus.gradients.rows import Dense, Lazy, Lookup, Outer, Rows, row_spans
 
 HANDLERS: list[Callable[..., Any]] = []
 """What is called for every operation on a `Shared` tensor: added by `operations`, which imports this file."""

@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.gradients import rounding
-from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.layers.convolution import weight_rows
 from isthmus.gradients.layers.folding import folded
 from isthmus.gradients.layers.rules import Site
 from isthmus.gradients.layers.shared import Found, Shared, bare, matrix_rows, pulled, read_rows
-from isthmus.gradients.lookup import Lookup
+from isthmus.gradients.rows import Dense, Lookup, Rows
 
 
 class Use(ABC):

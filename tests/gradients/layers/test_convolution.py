@@ -8,11 +8,10 @@ from layer_reference import agree, capture, squares, truth
 from torch import nn
 
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients import Dense, Outer
-from isthmus.gradients.base import row_spans
-from isthmus.gradients.block_outer import BlockOuter
+from isthmus.gradients import Dense, Outer, Stack
 from isthmus.gradients.layers import convolution
 from isthmus.gradients.layers.convolution import patches
+from isthmus.gradients.rows import row_spans
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 SIZES = {1: (13,), 2: (9, 8), 3: (5, 6, 5)}
@@ -123,7 +122,7 @@ def test_the_smaller_of_products_and_factors_is_kept():
     assert isinstance(leaf(nn.Conv2d(1, 16, 8, 2, 3), (28, 28)), Dense)
     assert isinstance(leaf(nn.Conv2d(16, 32, 4, 2), (13, 13)), Dense)
     assert isinstance(leaf(nn.Conv2d(16, 64, 3), (4, 4)), Outer)
-    assert isinstance(leaf(nn.Conv2d(32, 128, 3, groups=2), (4, 4)), BlockOuter)
+    assert isinstance(leaf(nn.Conv2d(32, 128, 3, groups=2), (4, 4)), Stack)
     assert isinstance(leaf(nn.Conv2d(256, 256, 3, groups=256), (6, 6)), Dense)
 
 

@@ -13,7 +13,7 @@ from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer
 from isthmus.gradients.layers import Layers
-from isthmus.gradients.lookup import Lookup
+from isthmus.gradients.rows import Lookup
 from isthmus.sketches import Kronecker
 
 DTYPES = [torch.float64, torch.float32]
@@ -175,8 +175,10 @@ def test_norms_are_never_below_and_hardly_above(dtype, scale, ord):
 
 def test_sums_that_cancel_at_a_place_are_not_under_estimated():
     values = torch.tensor([[[1.0], [2.0**-60], [-1.0]], [[0.0], [0.0], [0.0]]], dtype=torch.float64)
-    norms = Lookup(torch.zeros(2, 3, dtype=torch.long), values, 4).norms()
-    assert 2.0**-60 <= float(norms[0]) < 1e-14 and float(norms[1]) == 0
+    rows = Lookup(torch.zeros(2, 3, dtype=torch.long), values, 4)
+    for i, norm in enumerate(rows.norms().tolist()):
+        alone = torch.eye(2, dtype=torch.float64)[i]
+        assert float(rows.sum(alone).norm()) <= norm < 1e-14
 
 
 def test_broken_values_have_infinite_norm_and_can_be_masked():
@@ -195,11 +197,13 @@ def test_the_rest_of_what_rows_do(dtype):
     wide = lambda r: r.dense().double()  # noqa: E731
     torch.testing.assert_close(wide(rows.part(2, 5)), exact[2:5], **close)
     torch.testing.assert_close(wide(rows.scaled(-2.0)), -2 * exact, **close)
-    torch.testing.assert_close(wide(rows.grouped(3)), torch.stack([g.mean(0) for g in exact.split(3)]), **close)
+    torch.testing.assert_close(
+        wide(rows.regrouped(torch.arange(rows.n) // 3)), torch.stack([g.mean(0) for g in exact.split(3)]), **close
+    )
     torch.testing.assert_close(wide(rows.minus(rows.scaled(0.25))), 0.75 * exact, **close)
     torch.testing.assert_close(wide(rows.minus(Dense(exact.to(dtype)))), torch.zeros_like(exact), **close)
     c, out = draw(7, seed=3), torch.full((rows.d,), 5.0, dtype=dtype)
-    assert rows.sum(c, out) is out
+    assert rows.sum_to(c.to(dtype), 1.0, out) is out
     torch.testing.assert_close(out.double(), c @ exact, **close)
 
 
@@ -214,15 +218,6 @@ def test_a_large_table_is_never_built():
     small = Lookup(rows.index % 1000, rows.values, 1000)
     codes = Kronecker(4, 3).draw(space).leaf("table", small)
     assert isinstance(codes, (Outer, Dense)) and codes.d == 12
-
-
-def test_chunks_change_nothing(monkeypatch):
-    from isthmus.gradients import lookup as module
-
-    rows, _ = lookup()
-    whole = rows.norms()
-    monkeypatch.setattr(module, "row_spans", lambda n, _: [(lo, min(lo + 4, n)) for lo in range(0, n, 4)])
-    assert torch.equal(rows.norms(), whole)
 
 
 @pytest.mark.parametrize(

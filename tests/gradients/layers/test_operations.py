@@ -16,7 +16,7 @@ from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.apart import look
-from isthmus.gradients.lookup import Lookup
+from isthmus.gradients.rows import Lookup
 
 P = 4
 """The width of every case, and one of the batch sizes: what has n entries by chance must do no harm."""
