@@ -10,20 +10,11 @@ import torch
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from isthmus.base import validate
-<<<<<<< HEAD
 from isthmus.base.arrow import opened
 from isthmus.base.matrix import Matrix, canonical, is_sparse
 from isthmus.base.streamed import Streamed
 from isthmus.tables.encode import is_frame
 from isthmus.tables.encoder import check_numbers_only
-=======
-from isthmus.base.matrix import as_matrix, canonical, is_sparse
-from isthmus.base.streamed import Streamed, dense_parts
-from isthmus.estimators.rank_group import ALONE, RankGroup
-from isthmus.estimators.stateless_steps import leak
-from isthmus.gradients.rounding import upper_norms
-from isthmus.problems.scaling import RowMap, RowMaps, Scaled
->>>>>>> main
 
 if TYPE_CHECKING:
     from isthmus.estimators.base import PrivateLinear
@@ -90,142 +81,7 @@ def _other_words(said: str) -> str:
     return next((words for begun, words in others.items() if begun in said), "")
 
 
-<<<<<<< HEAD
 def as_rows(X: Any) -> Matrix:
-=======
-def check_bounds(bounds: Any, data_norm: Any) -> None:
-    """Refuse bounds and norms that are none, before data is read."""
-    if isinstance(bounds, str):
-        validate.one_of(("data",), bounds=bounds)
-    elif bounds is not None:
-        pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
-        validate.check(pair, "bounds", bounds, _PAIR)
-        low, high = (np.asarray(side, dtype=float) for side in bounds)
-        declared = ~(np.isnan(low) | np.isnan(high))
-        ordered = bool(np.all(np.where(declared, low < high, True)))
-        finite = bool(np.all(np.isfinite(np.where(declared, low, 0)) & np.isfinite(np.where(declared, high, 0))))
-        validate.check(
-            ordered and finite,
-            "bounds",
-            bounds,
-            "give finite numbers with low below high (NaN: buy the range of that column)",
-        )
-    if isinstance(data_norm, str):
-        validate.one_of(("data", "unit"), data_norm=data_norm)
-    elif data_norm is not None:
-        validate.positive(data_norm=data_norm)
-
-
-def inputs_of(
-    X: Any,
-    *,
-    bounds: Any,
-    data_norm: Any,
-    public: Any,
-    intercept: bool,
-    private: bool,
-    origin: bool = False,
-    whole: bool = False,
-    ranks: RankGroup = ALONE,
-) -> Inputs:
-    """The maps of rows X; what is private in X is not looked at, except where a warning says so.
-
-    whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
-    ranks   who else has rows: what is read from them is read off all
-
-    bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
-    """
-    n, d = X.shape
-    leaks: list[str] = []
-    if not private:
-        return Inputs(_from_rows(X, intercept, ranks))
-    if isinstance(bounds, str):
-        bounds = _ranges_of(X, ranks)
-        leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
-    if isinstance(data_norm, str) and data_norm == "data":
-        longest = max(ranks.all(float(upper_norms(X).max()) if n else 0.0))
-        data_norm = max(longest, 1e-12)
-        leaks.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
-    if bounds is not None:
-        return _ranged(d, bounds, data_norm, public, intercept, origin, whole, leaks)
-    bias = DENSE_BIAS if intercept else 0.0
-    if data_norm == "unit" or (data_norm is None and public is None and is_sparse(X)):
-        return Inputs(RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)]), (), tuple(leaks))
-    if data_norm is not None:
-        limit = float(data_norm)
-        return Inputs(RowMaps([RowMap(limit=limit, bias=bias * limit)]), (), tuple(leaks))
-    if public is not None:
-        return Inputs(_from_rows(public, intercept), (), tuple(leaks))
-    bought = Ranges(bias=1.0 if intercept else 0.0, origin=origin, whole=whole)
-    return Inputs(RowMaps([]), (bought,), tuple(leaks))
-
-
-def standardised(public: Scaled) -> RowMap:
-    """Centred, scaled columns and a bias, from public rows that are seen through the first map.
-
-    A variance is taken to be at least the largest second moment over the number of rows: a column that is constant
-    in the public rows may not be so in the private ones.
-    """
-    n, d = public.shape
-    mean = sum((rows.sum(0) for _, _, rows in public.chunks()), torch.zeros(d, dtype=torch.float64)) / n
-    second = public.square_sum(torch.ones(n, dtype=torch.float64)) / n
-    variance = (second - mean**2).clamp(min=max(float(second.max()) / n, 1e-12))
-    return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0)
-
-
-def _ranged(
-    d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, origin: bool, whole: bool, notes: list[str]
-) -> Inputs:
-    low, high = (_column(side, d) for side in bounds)
-    bias = 1.0 if intercept else 0.0
-    if public is not None:
-        public_ranges = _ranges_of(public)
-        unknown = low.isnan() | high.isnan()
-        low, high = torch.where(unknown, public_ranges[0], low), torch.where(unknown, public_ranges[1], high)
-    if bool((low.isnan() | high.isnan()).any()):
-        return Inputs(RowMaps([]), (Ranges(low, high, bias=bias, origin=origin, whole=whole),), tuple(notes))
-    limit = None if data_norm is None or isinstance(data_norm, str) else float(data_norm)
-    limit = math.sqrt(d) if limit is None and whole else limit
-    return Inputs(RowMaps([ranged(low, high, bias, limit=limit, origin=origin)]), (), tuple(notes))
-
-
-def _column(side: Any, d: int) -> Tensor:
-    values = torch.from_numpy(np.atleast_1d(np.asarray(side, dtype=float)).copy())
-    if len(values) == 1:
-        values = values.expand(d).clone()
-    validate.check(
-        len(values) == d, "bounds", f"{len(values)} columns", f"give one number for all columns, or {d}, one for each"
-    )
-    return values
-
-
-def _from_rows(X: Any, intercept: bool, ranks: RankGroup = ALONE) -> RowMaps:
-    """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
-    X = as_matrix("public", X)
-    if is_sparse(X):
-        return RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)])
-    mean, spread = ranks.moments(X)
-    if not intercept:  # without a constant to make up for it columns keep their place
-        mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
-    spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
-    bias = 1.0 if intercept else 0.0
-    return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1]), bias)])
-
-
-def _ranges_of(X: Any, ranks: RankGroup = ALONE) -> tuple[Tensor, Tensor]:
-    if is_sparse(X):
-        validate.refuse("bounds", "data", "give data_norm= for sparse rows")
-    low = torch.full((X.shape[1],), math.inf, dtype=torch.float64)
-    high = -low
-    for part in dense_parts(X):
-        low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
-    low, high = ranks.extremes(low, high)
-    same = low == high
-    return torch.where(same, low - 1, low), torch.where(same, high + 1, high)
-
-
-def as_rows(X: Any) -> Any:
->>>>>>> main
     """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
     if is_sparse(X):
         return canonical(X if X.dtype == np.float64 else X.astype(np.float64))

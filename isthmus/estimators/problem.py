@@ -22,7 +22,7 @@ from isthmus.base.streamed import dense_parts
 from isthmus.core.group import ALONE, Group
 from isthmus.estimators import rank_group
 from isthmus.estimators.stateless_steps import leak, learned_before
-from isthmus.gradients.rounding import matrix_bounds
+from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives.linear import LinearModel
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.plan import mu_of
@@ -228,7 +228,7 @@ def _inputs(model: PrivateLinear, X: Matrix, public: Matrix | None, intercept: b
         bounds = _ranges_of(X, model._group)
         inputs.leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
     if isinstance(norm, str) and norm == "data":
-        own = float(matrix_bounds(X, 2)[1].max()) if X.shape[0] else 0.0
+        own = float(upper_norms(X).max()) if X.shape[0] else 0.0
         norm = max(*model._group.all(own), 1e-12)
         inputs.leaks.append(
             leak(f"the largest row norm (data_norm={norm:.4g}) was", "give a data_norm= that is public")

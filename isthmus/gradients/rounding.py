@@ -74,108 +74,6 @@ def times(weights: Tensor, factor: float) -> Tensor:
     return torch.where(scaled.abs() >= torch.finfo(scaled.dtype).tiny, scaled, 0.0)
 
 
-<<<<<<< HEAD
-def widen(value: Tensor, relative: float, absolute: float | Tensor = 0.0) -> Bounds:
-    """The interval of the true value, given the computed one and bounds of its error.
-
-    Zero stays zero when there is no absolute error; anything else grows by at least the smallest normal number.
-    """
-    slack = value * (relative / (1 - relative) if relative < 1 else math.inf) + absolute
-    tiny = torch.finfo(torch.float64).tiny
-    upper = torch.where((value == 0) & (slack == 0), 0.0, value + slack * (1 + 1e-12) + tiny)
-    return (value - slack).clamp_min(0.0), upper
-
-
-def matrix_bounds(x: Matrix, ord: float) -> Bounds:
-    """Enclosures of the norms of the rows of a dense or CSR matrix.
-
-    >>> low, high = matrix_bounds(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), 2)
-    >>> bool((low[0] <= 5) & (high[0] >= 5)), float(high[1])
-    (True, 0.0)
-    """
-    if ord not in ORDS:
-        check_ord(ord)
-    if isinstance(x, View):
-        return _seen_bounds(x, ord)
-    if is_sparse(x):
-        return widen(row_norms(x, ord), 0.0 if ord == math.inf else gamma(x.shape[1] + 8, torch.float64))
-    if x.shape[1] == 0:
-        zero = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-        return zero, zero
-    if x.shape[1] == 1:
-        size = x[:, 0].abs().to(torch.float64)
-        return size, size
-    if ord == math.inf:
-        least, most = torch.aminmax(x, dim=1)
-        largest = torch.maximum(-least, most).to(torch.float64)
-        return largest, largest
-    if x.is_cuda:
-        return _on_device(x, ord)
-    work = working(x.dtype)
-    value = _blocked(x, ord, work)
-    roundings = min(x.shape[1], BLOCK) / ord + 4
-    relative = gamma(roundings, work) + gamma(x.shape[1] / BLOCK + 8, torch.float64)
-    again = _extreme(value, x.shape[1], work).nonzero()[:, 0]
-    for rows in again.split(max(1, CHUNK_BYTES // (8 * x.shape[1]))) if len(again) else ():
-        value[rows] = _scaled_norms(x[rows], ord)
-    return widen(value, relative)
-
-
-def _seen_bounds(x: View, ord: float) -> Bounds:
-    """A matrix seen through a map knows a bound of its rows' l2 norms; other norms are those of its chunks."""
-    if ord == 2 or not x.shape[0]:
-        return torch.zeros_like(x.upper), x.upper
-    parts = [matrix_bounds(rows.clone(), ord) for _, _, rows in x.chunks()]
-    low, high = (torch.cat([part[side] for part in parts]) for side in (0, 1))
-    if x.far:  # entries are what is left of much longer ones: fall back on the l2 norm, which knows
-        high = torch.maximum(high, x.upper * (x.shape[1] ** 0.5 if ord == 1 else 1.0))
-    # each entry of a chunk has a few roundings of its own
-    return low * (1 - 1e-9), high * (1 + 1e-9)
-
-
-def product(a: Bounds, b: Bounds) -> Bounds:
-    """The enclosure of the product of two non-negative values; zero only if one is zero and the other finite."""
-    return a[0] * b[0] * (1 - 2.0**-50), product_upper(a[1], b[1])
-
-
-def product_upper(a: Tensor, b: Tensor) -> Tensor:
-    """The upper half of `product` alone."""
-    high = a * b * (1 + 2.0**-50)
-    return torch.where((a == 0) | (b == 0), high, high + torch.finfo(torch.float64).tiny)
-
-
-def combine(parts: list[Bounds], ord: float) -> Bounds:
-    """The enclosure of the norm of vectors laid side by side, from the norms of the pieces.
-
-    >>> three, four = (torch.tensor([v], dtype=torch.float64) for v in (3.0, 4.0))
-    >>> low, high = combine([(three, three), (four, four)], 2)
-    >>> bool(low <= 5 <= high)
-    True
-    """
-    joins: dict[float, Callable[[Tensor, Tensor], Tensor]] = {1: torch.add, 2: torch.hypot, math.inf: torch.maximum}
-    join = joins[ord]
-    low, high = parts[0]
-    for more_low, more_high in parts[1:]:
-        low, high = join(low, more_low), join(high, more_high)
-    relative = 0.0 if ord == math.inf else len(parts) * 2.0**-50
-    return low * (1 - relative), high * (1 + relative)
-
-
-def power_of_two(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """The largest |entry| of each x[i], and 2^e with that entry in [2^e, 2^(e+1)), |e| <= `limit`; float64.
-
-    >>> power_of_two(torch.tensor([[3.0, -5.0]]), 100)
-    (tensor([5.], dtype=torch.float64), tensor([4.], dtype=torch.float64))
-    """
-    empty = x[0:1].numel() == 0
-    largest = x.new_zeros(x.shape[0]) if empty else x.flatten(1).abs().amax(1)
-    largest = largest.to(torch.float64)
-    exponent = torch.frexp(torch.nan_to_num(largest, nan=1.0, posinf=1.0))[1] - 1
-    return largest, torch.ldexp(torch.ones_like(largest), exponent.clamp(-limit, limit))
-
-
-=======
->>>>>>> main
 def check_ord(ord: float) -> None:
     """Refuse norms that rows do not have."""
     if ord not in ORDS:
@@ -188,8 +86,9 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
     >>> upper_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).round(decimals=9).tolist()
     [5.0, 0.0]
     """
-    check_ord(ord)
-    if is_lazy(x):
+    if ord not in ORDS:
+        check_ord(ord)
+    if isinstance(x, View):
         return _seen_upper(x, ord)
     k = x.shape[1]
     slack = 1 + 2 * gamma(k + 8, torch.float64)
@@ -285,7 +184,7 @@ class Lengths:
 
     def of(self, rows: Matrix, ord: float, where: slice | Tensor | None = None) -> Tensor:
         """Of `rows`, which are those at `where` (a range, positions, or all): never below the true norms, float64."""
-        if is_lazy(rows) and rows.measured and ord == 2:  # a view keeps its own
+        if isinstance(rows, View) and rows.measured and ord == 2:  # a view keeps its own
             return upper_norms(rows, ord)
         if ord not in self._kept:  # NaN: not known yet
             self._kept[ord] = torch.full((self.n,), torch.nan, dtype=torch.float64)
