@@ -281,7 +281,11 @@ class Round:
     def bind(self, encoder: Encoder) -> Sketch:
         """The map of this round: one for all slots that share an encoder, bound once however often it is asked for."""
         encoders = self.pipe.encoders
-        slot = next((slot for slot, candidate in encoders if candidate is encoder), encoders[-1][0])
+        slot = encoders[-1][0]
+        for own, candidate in encoders:
+            if candidate is encoder:
+                slot = own
+                break
         if slot in self._bound:
             return self._bound[slot]
         token, (kept, sketch) = encoder.token(self), self.maps.get(slot, (None, None))

@@ -13,6 +13,7 @@ divided by a power of two.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ RESERVE = 4
 weight and of the factors, the product with the row."""
 
 
+@cache
 def unit(dtype: torch.dtype) -> float:
     """The unit roundoff u: half the distance from 1 to the next number."""
     return torch.finfo(dtype).eps / 2
