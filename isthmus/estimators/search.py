@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -65,6 +65,7 @@ def _has(name: str) -> Callable[[PrivateSearch], bool]:
     return lambda search: hasattr(vars(search).get("best_estimator_", search.estimator), name)
 
 
+@dataclass(eq=False, repr=False)
 class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
     """Private choice of an estimator's parameters over a grid, then a private fit with them.
 
@@ -91,26 +92,15 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
     (True, 1.0)
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        param_grid: Any,
-        *,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        share: float = 0.2,
-        validation: float = 0.2,
-        ledger: Any = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.param_grid = param_grid
-        self.epsilon = epsilon
-        self.delta = delta
-        self.share = share
-        self.validation = validation
-        self.ledger = ledger
-        self.noise_seed = noise_seed
+    estimator: Any
+    param_grid: Any
+    _: KW_ONLY
+    epsilon: float = 1.0
+    delta: float | None = None
+    share: float = 0.2
+    validation: float = 0.2
+    ledger: Any = None
+    noise_seed: int | None = None
 
     # ------------------------------------------------------------ fit
 
@@ -181,19 +171,21 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         return candidates
 
     def _read_classes(self, y: np.ndarray) -> tuple[str, ...]:
-        if not self._classifies:
-            return ()
-        self._classes = self.estimator.classes
-        if self._classes is not None:
-            return ()
-        self._classes = np.unique(y)
-        return (leak(*CLASSES_READ),)
+        self._classes = None
+        if self._classifies:
+            self._classes = self.estimator.classes
+            if self._classes is None:
+                self._classes = np.unique(y)
+                return (leak(*CLASSES_READ),)
+        return ()
 
     def _estimator(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
-        estimator = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
+        settings = {**params, "epsilon": epsilon, "delta": delta}
         if self._classifies:
-            estimator.set_params(classes=self._classes)
-        return estimator.set_params(noise_seed=None if self.noise_seed is None else self.noise_seed + seed)
+            settings["classes"] = self._classes
+        if self.noise_seed is not None:
+            settings["noise_seed"] = self.noise_seed + seed
+        return clone(self.estimator).set_params(**settings)
 
     def _trial(self, params: Mapping[str, Any], split: Split, seed: int) -> Any:
         """A candidate as it is tried: on its part, whose size is known by its expectation only."""
