@@ -34,7 +34,7 @@ from isthmus.core.spending import GONE, unspent
 from isthmus.core.state import State
 from isthmus.estimators import intervals, partial_fit_claims, rank_group, stored
 from isthmus.estimators.inputs import read
-from isthmus.estimators.problem import Problem, check_bounds, posed
+from isthmus.estimators.problem import Problem, _check_bounds, posed
 from isthmus.estimators.stateless_steps import warn_of_repeated_fits
 from isthmus.objectives.linear import Loss, loss_of
 from isthmus.planner import Choice, Plan, plan
@@ -101,7 +101,7 @@ class PrivateEstimator(BaseEstimator):
         return shown + notebook.card("What was spent together", notebook.paragraph(words))
 
 
-SMALL_STATE = 20_000
+_SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
 
 
@@ -128,7 +128,7 @@ class RoundNotes:
             note["loss"] = record["loss"]
         self.last = state.t, state.w
         self.notes.append(note)
-        every = max(1, self.rounds // 100 * (state.w.numel() >= SMALL_STATE))
+        every = max(1, self.rounds // 100 * (state.w.numel() >= _SMALL_STATE))
         if self.path is not None and (state.t % every == 0 or state.t == self.rounds):
             state.replace(parts={**state.parts, **self.assumed}).save(self.path)
         return self.until <= state.t < self.rounds
@@ -136,8 +136,8 @@ class RoundNotes:
 
 Curve = tuple[np.ndarray, np.ndarray]
 """Numbers of a column, and what they add: one number each, or one for every class."""
-STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
-THREADED = 4_000_000
+_STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
+_THREADED = 4_000_000
 """Matrices of fewer entries are multiplied on one thread."""
 
 
@@ -207,7 +207,7 @@ class PrivateLinear(PrivateEstimator):
             for name in ("_calls", "_partial_state", "_first", "_declared", "_charged", "_run"):  # a fit begins anew
                 self.__dict__.pop(name, None)
             rows, targets = self._read(X, y, reset=True)
-            state = rank_group.shared_state(self._group, self._checkpointed)
+            state = rank_group._shared_state(self._group, self._checkpointed)
             self._train(rows, targets, sample_weight, state)
         return self
 
@@ -232,7 +232,7 @@ class PrivateLinear(PrivateEstimator):
         """The name of this run of partial fits, and the ledger that counts all of it: that of the first call."""
         ledger, own = self._opened_ledger(), ""
         if ledger is not None:
-            own = partial_fit_claims.identity_of(ledger)
+            own = partial_fit_claims._identity_of(ledger)
         if first:
             return partial_fit_claims.begin(), own
         remedy = "give the ledger that earlier calls were charged to again, set_params(ledger=...): this is another one"
@@ -278,7 +278,7 @@ class PrivateLinear(PrivateEstimator):
         if claim is not None:
             claim()
         ledger = self._run_ledger()
-        with one_thread(X.shape[0] * X.shape[1] < THREADED):  # waiting for others would take longer than the products
+        with one_thread(X.shape[0] * X.shape[1] < _THREADED):  # waiting for others would take longer than the products
             result = minimize(
                 problem.objective,
                 recipe,
@@ -313,7 +313,7 @@ class PrivateLinear(PrivateEstimator):
         takes = self._private and choice.direct and not (choice.of and choice.of.needs) and not self.as_published
         if problem.labelled is None or not takes:
             return replace(problem, labelled=None)
-        return replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, STARTED))))
+        return replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, _STARTED))))
 
     def _recipe(self, problem: Problem, choice: Choice, smooth: float, calls: int) -> Recipe:
         options, n = dict(self.options or {}), {}
@@ -399,7 +399,7 @@ class PrivateLinear(PrivateEstimator):
             others = [text for text in statement.assumptions if not text.startswith(GONE)]
             statement = replace(statement, assumptions=(*problem.assumptions, *others), leaks=leaks)
             with_lost = partial(self._with_lost_rounds, statement, result.state)
-            statement = rank_group.shared_statement(self._group, with_lost)
+            statement = rank_group._shared_statement(self._group, with_lost)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 assumption = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.n, assumptions=(assumption, *statement.assumptions))
@@ -554,7 +554,7 @@ class PrivateLinear(PrivateEstimator):
         counts = {name: vars(self)[name] for name in ("max_iter", "batch_size", "n", "partial_calls")}
         validate.positive_int(**{name: value for name, value in counts.items() if value is not None})
         validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
-        check_bounds(self.bounds, self.data_norm)
+        _check_bounds(self.bounds, self.data_norm)
         forced = self._named_algorithm is None and self.as_published
         remedy = 'name the algorithm that is to run as published, such as algorithm="priv_sgd"'
         validate.check(not forced, "as_published", True, remedy)
@@ -591,5 +591,7 @@ class PrivateLinear(PrivateEstimator):
         several = self._group.size > 1
         rows, targets = read(self, X, y, reset=reset, least=1 - several)
         if several:
-            rows, self._whole = rank_group.shared_rows(self._group, rows, list(vars(self).get("feature_names_in_", ())))
+            rows, self._whole = rank_group._shared_rows(
+                self._group, rows, list(vars(self).get("feature_names_in_", ()))
+            )
         return rows, targets

@@ -20,7 +20,7 @@ from isthmus.estimators import rank_group
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.problem import Objective
 from isthmus.estimators.stateless_steps import leak
-from isthmus.estimators.stored import storable
+from isthmus.estimators.stored import _storable
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
 from isthmus.problems.scaling import Scaled
 
@@ -42,7 +42,7 @@ def _other_labels(y: object, classes: np.ndarray) -> str:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@storable
+@_storable
 class PrivateClassifier(ClassifierMixin, PrivateLinear):
     """A linear classifier trained under differential privacy.
 

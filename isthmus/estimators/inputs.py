@@ -41,9 +41,9 @@ def read(estimator: PrivateLinear, X: object, *y: object, reset: bool = False, l
         check_numbers_only(table)
     how: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
     if not y:
-        return as_rows(checked(estimator, table, reset=reset, **how)), None
+        return _as_rows(checked(estimator, table, reset=reset, **how)), None
     rows, targets = checked(estimator, table, targets, y_numeric=not estimator._LABELS, reset=reset, **how)
-    return as_rows(rows), targets
+    return _as_rows(rows), targets
 
 
 def checked(estimator: object, *arrays: object, **how: object) -> Any:
@@ -81,7 +81,7 @@ def _other_words(said: str) -> str:
     return next((words for begun, words in others.items() if begun in said), "")
 
 
-def as_rows(X: Any) -> Matrix:
+def _as_rows(X: Any) -> Matrix:
     """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
     if is_sparse(X):
         return canonical(X if X.dtype == np.float64 else X.astype(np.float64))

@@ -35,21 +35,21 @@ from isthmus.problems.scaling import RowMap
 if TYPE_CHECKING:
     from isthmus.estimators.base import PrivateLinear
 
-DRAWN = (
+_DRAWN = (
     "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted"
 )
 LARGE = "the noise in X'X and in the column scales is small beside them; intervals are those of large samples"
-LOGISTIC = "the logistic model holds, and rows are about normally distributed along its coefficients"
-SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
+_LOGISTIC = "the logistic model holds, and rows are about normally distributed along its coefficients"
+_SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
 CLIP = "main/gradient/clip"
 """Where the state keeps the clip."""
 CLEAR = 3.0
 """By how many lengths of its noise X'X must stand out in every direction."""
-SHORTENED = 0.06
+_SHORTENED = 0.06
 """Of the mean squared length of rows, what may have been cut off."""
-FILLED = 0.7
+_FILLED = 0.7
 """Of the squared length that rows may have after their ranges were scaled, what they have on average."""
-UNCLIPPED = 3.0
+_UNCLIPPED = 3.0
 """Residuals of so many standard deviations must fit under the clip."""
 
 
@@ -118,7 +118,7 @@ def coefficient_intervals(model: PrivateLinear, level: float = 0.95, residual_sd
     covariances = noise * inverse @ inverse, spread * inverse / n
     quiet, drawn = (np.sqrt(np.diag(carry @ covariance @ carry.T)) for covariance in covariances)
     away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
-    names, assumptions = (*model._names(), "(intercept)"), (*assumptions, DRAWN, LARGE)
+    names, assumptions = (*model._names(), "(intercept)"), (*assumptions, _DRAWN, LARGE)
     return Intervals(names, values, values - away, values + away, quiet, drawn, level, assumptions)
 
 
@@ -151,7 +151,7 @@ def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
         square = float(bought["scale"][len(bought["scale"]) // 2 :].sum()) / n
     why = f"rows fill {square:.0%} of the squared length that these allow, so that many were shortened"
     remedy = f"declare bounds about three times as wide as the usual entry: {why}, and intervals would not hold"
-    validate.check(square <= FILLED, "bounds", model.bounds, remedy)
+    validate.check(square <= _FILLED, "bounds", model.bounds, remedy)
     return weights, gram, n
 
 
@@ -171,7 +171,7 @@ def _check_shape(model: PrivateLinear, gram: np.ndarray, n: int) -> None:
     short = 1 - float(np.trace(gram)) / n / whole - 3 * noise * math.sqrt(d) / (n * whole)
     why = f"rows were shortened, by {short:.0%} of their squared length on average, and coefficients answer to that"
     remedy = f"transform columns with long tails: {why}, so that intervals would not hold"
-    validate.check(short <= SHORTENED, "bounds", model.bounds, remedy)
+    validate.check(short <= _SHORTENED, "bounds", model.bounds, remedy)
 
 
 def _curvature(
@@ -184,7 +184,7 @@ def _curvature(
         remedy = f"fit with clip={bound:g}: this one shortens gradients of confident mistakes, and moves coefficients"
         validate.check(clip >= bound, "clip", clip, remedy)
         validate.check(residual_sd is None, "residual_sd", residual_sd, "leave it out: labels have no residuals")
-        return _logistic_hessian(weights, second, model.fit_intercept), 1.0, (LOGISTIC,)
+        return _logistic_hessian(weights, second, model.fit_intercept), 1.0, (_LOGISTIC,)
     squared = issubclass(model._kind, LeastSquares)
     remedy = "use the logistic or the squared loss, for which intervals are known"
     validate.check(squared, "loss", model.loss, remedy)
@@ -193,10 +193,10 @@ def _curvature(
     assert residual_sd is not None
     validate.positive(residual_sd=residual_sd)
     relative = residual_sd / model._target_map[1]
-    need = UNCLIPPED * relative * math.sqrt(float(np.trace(second)))  # of rows of usual length
+    need = _UNCLIPPED * relative * math.sqrt(float(np.trace(second)))  # of rows of usual length
     remedy = f"fit with clip={need:.3g} or more: this one shortens gradients of large residuals, and moves coefficients"
     validate.check(clip >= need, "clip", clip, remedy)
-    return second, relative**2, (SQUARED,)
+    return second, relative**2, (_SQUARED,)
 
 
 def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -> np.ndarray:

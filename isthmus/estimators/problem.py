@@ -35,7 +35,7 @@ DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
 DECLARED = "what was declared about the data (its columns, classes, bounds, norms, ranges) is public knowledge"
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
-PUBLIC_ROWS = 1000
+_PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
 Objective = tuple[LinearModel, tuple[SumPurchase, ...], tuple[str, ...]]
 """An objective, what is bought for it, and on what it rests."""
@@ -106,7 +106,7 @@ def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | No
         assumed.append(PUBLIC)
     assumed += remarks
     buys = (*inputs.buys, *buys)
-    facts = {**public_facts(model, X), "d": view.shape[1]}
+    facts = {**_public_facts(model, X), "d": view.shape[1]}
     facts |= {"scale": "none", "before": sum(item.share for item in buys), "public": None}
     if private and chosen != "public":
         facts["scale"] = chosen
@@ -123,7 +123,7 @@ def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | No
     return Problem(objective, RowMaps(inputs.maps), buys, facts, rest, leaks, labelled)
 
 
-def public_facts(model: PrivateLinear, X: Matrix) -> dict[str, object]:
+def _public_facts(model: PrivateLinear, X: Matrix) -> dict[str, object]:
     """What is public of the problem before it is posed."""
     ranged = model.bounds is not None or model.data_norm is None and model.public is None
     features = {True: model.features, False: "linear"}[model._private]
@@ -159,7 +159,7 @@ def _bought_scale(model: PrivateLinear, X: Matrix, chosen: str) -> str:
     named = model._named_algorithm
     if chosen != "auto" or not (named is None or "scale" in named.parameters):
         return chosen
-    planned = model._planned(public_facts(model, X), exact=False)
+    planned = model._planned(_public_facts(model, X), exact=False)
     if not planned.choices:
         return "none"
     return str(planned.best.arguments.get("scale", "none"))
@@ -187,8 +187,8 @@ def _public_rows(model: PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarra
         y = np.asarray(y)
         sizes = f"{X.shape[0]} rows, {len(y)} targets"
         validate.check(len(y) == X.shape[0], "public", sizes, "give one target for each public row")
-    if X.shape[0] > PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
-        some = np.random.default_rng(0).permutation(X.shape[0])[:PUBLIC_ROWS]
+    if X.shape[0] > _PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
+        some = np.random.default_rng(0).permutation(X.shape[0])[:_PUBLIC_ROWS]
         X, y = take(X, torch.from_numpy(some)), None if y is None else y[some]
     return X, y
 
@@ -196,7 +196,7 @@ def _public_rows(model: PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarra
 # ---------------------------------------------------------------- maps of rows
 
 
-def check_bounds(bounds: Any, data_norm: float | str | None) -> None:
+def _check_bounds(bounds: Any, data_norm: float | str | None) -> None:
     """Refuse bounds and norms that are none, before data is read."""
     if isinstance(bounds, str):
         validate.one_of(("data",), bounds=bounds)

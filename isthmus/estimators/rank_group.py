@@ -25,7 +25,7 @@ from isthmus.privacy import PrivacyStatement
 from isthmus.problems.queries import TopEigenvalue
 
 
-def shared_rows(group: Group, X: Matrix, names: list[str]) -> tuple[Matrix, int]:
+def _shared_rows(group: Group, X: Matrix, names: list[str]) -> tuple[Matrix, int]:
     """Rows of one kind on all ranks, and how many they have together; a rank may have none."""
     layouts = group.all([*X.shape, is_sparse(X), str(X.dtype), names])
     n, kinds = sum(layout[0] for layout in layouts), [layout[1:] for layout in layouts if layout[0]]
@@ -79,7 +79,7 @@ def largest_eigenvalue(group: Group, X: Matrix) -> float:
     return float(group.on_leader(lambda: eigenvalue))
 
 
-def shared_state(group: Group, load: Callable[[], State | None]) -> State | None:
+def _shared_state(group: Group, load: Callable[[], State | None]) -> State | None:
     """The checkpoint that rank 0 has, on every rank."""
     if group.size == 1:
         return load()
@@ -110,7 +110,7 @@ def shared_file(group: Group, path: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def shared_statement(group: Group, make: Callable[[], PrivacyStatement]) -> PrivacyStatement:
+def _shared_statement(group: Group, make: Callable[[], PrivacyStatement]) -> PrivacyStatement:
     """The statement of rank 0, whose ledger knows what was charged, on every rank."""
     if group.size == 1:
         return make()

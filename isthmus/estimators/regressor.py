@@ -19,7 +19,7 @@ from isthmus.estimators import rank_group
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.problem import Objective, Problem
 from isthmus.estimators.stateless_steps import leak
-from isthmus.estimators.stored import storable
+from isthmus.estimators.stored import _storable
 from isthmus.objectives import Huber
 from isthmus.objectives.linear import Loss, loss_of
 from isthmus.objectives.targets import CountTargets
@@ -27,7 +27,7 @@ from isthmus.problems.scaling import Scaled
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@storable
+@_storable
 class PrivateRegressor(RegressorMixin, PrivateLinear):
     """A linear regression trained under differential privacy.
 

@@ -45,18 +45,18 @@ FIRST = 0.2
 """The share of mu^2 for the first look."""
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all rows have."""
-SCORES = Bins(tuple(float(edge) for edge in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
+_SCORES = Bins(tuple(float(edge) for edge in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
 """Margins from -16 to 16, in cells that are finest at 0."""
-CHEAP = 0.02
+_CHEAP = 0.02
 """Noise in R2 that wider clips may cost."""
-LOSSES = Bins(tuple(float(edge) for edge in np.linspace(0, figures.MOST_LOSS, 17)))
-ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
+LOSSES = Bins(tuple(float(edge) for edge in np.linspace(0, figures._MOST_LOSS, 17)))
+_ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
 """Errors in units of half the target's range."""
 _AWAY = tuple(2.0 ** (k / 2) for k in range(1, 25))
-FINE = 512
-TARGETS = Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, FINE + 1).tolist(), *_AWAY))
+_FINE = 512
+TARGETS = Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, _FINE + 1).tolist(), *_AWAY))
 """Targets in units of half their range about its middle, and beyond it."""
-PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
+_PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
 ONE_BY_ONE = (
     "the model, which is not of this library, predicts each row by itself, to the last digit: products of matrices may "
     "round a row differently where there is one row more"
@@ -152,7 +152,7 @@ def private_score(
         on = f"{n:,} rows" + f", with noise for epsilon = {epsilon:g}" * bool(looks.taken)
         named = tuple(replace(figure, on=on) for figure in scores.figures)
         foreign = [] if type(model).__module__.startswith("isthmus.") else [ONE_BY_ONE]
-        stated = looks.statement(assumptions=[PUBLIC_MODEL, APART, *foreign])
+        stated = looks.statement(assumptions=[_PUBLIC_MODEL, APART, *foreign])
         return replace(scores, figures=named, privacy=stated, paid=partial_fit_claims.identities(ledger))
 
 
@@ -303,23 +303,23 @@ def _labels(model: Model, X: object, y: np.ndarray, looks: Looks) -> Scores:
     k = len(classes)
     X, own = _some(model, X, y), len(y)
     true, called = figures.places(y, classes), figures.places(figures.predictions(model, X), classes)[:own]
-    logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
+    logs, margins = figures._log_probabilities(model, X), figures._margins_of(model, X)
     logs, margins = (None if values is None else values[:own] for values in (logs, margins))
     if k > 2 or margins is None:
         margins = None if logs is None else _certainty(logs)
     blocks = 1 + (margins is not None) + (k > 2 and logs is not None)
     last = 1.0 if margins is None else 1 - FIRST
     least = looks.noise(math.sqrt(blocks), last) * math.sqrt(k - 1) / n
-    if least > figures.TELLS:  # nothing could be told: nothing is looked at, nothing is spent
+    if least > figures._TELLS:  # nothing could be told: nothing is looked at, nothing is spent
         need = figures.rows_needed(n, least)
-        return Scores((Figure("accuracy", None, noise=least, note=figures.too_few(least, need)),))
+        return Scores((Figure("accuracy", None, noise=least, note=figures._too_few(least, need)),))
     with looks.announced({FIGURES: 1.0} if margins is None else {RANGES: FIRST, FIGURES: last}):
         bins, groups = [true * k + called], _Groups.none()
         if margins is not None:
             groups = _Groups.of(margins, looks)
             # two classes: which one it is; more: whether the called one was right
             event = (true == 1) if k == 2 else (true == called)
-            bins.append(event * groups.count + groups.index[SCORES.of(margins)])
+            bins.append(event * groups.count + groups.index[_SCORES.of(margins)])
         if k > 2 and logs is not None:
             bins.append(LOSSES.of(-logs[np.arange(len(y)), true]))
         widths = k * k, 2 * groups.count, LOSSES.cells
@@ -343,9 +343,9 @@ def _derived(
         if k == 2:
             derived.append(figures.auc_figure(scores, noise))
         if sure:
-            loss = figures.log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
-            derived += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
-            curves.append(figures.calibration_curve(scores, groups.predicted, noise, figures.event_of(classes)))
+            loss = figures._log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
+            derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
+            curves.append(figures._calibration_curve(scores, groups.predicted, noise, figures._event_of(classes)))
     readable = [figures.readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
@@ -353,7 +353,7 @@ def _derived(
 def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
     """The log loss of more than two classes, from the counts of losses."""
     actual = counts[0].reshape(k, k).sum(1)
-    spread = noise * figures.centred_norm(LOSSES.middles) / n
+    spread = noise * figures._centred_norm(LOSSES.middles) / n
     return figures.log_loss(max(float(counts[2] @ LOSSES.middles) / n, 0.0), spread, actual)
 
 
@@ -361,7 +361,7 @@ def _least(figure: Figure) -> float:
     """The noise up to which a figure tells something."""
     if figure.name == "log loss":
         return figures.RELATIVE * float(figure.value or 0)
-    return figures.ROUGHLY if figure.name.startswith(("recall", "precision")) else figures.TELLS
+    return figures._ROUGHLY if figure.name.startswith(("recall", "precision")) else figures._TELLS
 
 
 def _certainty(logs: np.ndarray) -> np.ndarray:
@@ -391,9 +391,9 @@ class _Groups:
 
     @staticmethod
     def of(margins: np.ndarray, looks: Looks) -> _Groups:
-        """By the noisy numbers of rows in the cells of `SCORES`."""
+        """By the noisy numbers of rows in the cells of `_SCORES`."""
         n = looks.size(margins)
-        (counts,), noise = looks.counts(RANGES, SCORES.of(margins)[:, None], SCORES.cells, FIRST)
+        (counts,), noise = looks.counts(RANGES, _SCORES.of(margins)[:, None], _SCORES.cells, FIRST)
         # as many groups as leave each well above the noise of its cells in the second look
         most = int(np.clip(n / (20 * noise + 1), 2, 2 * figures.GROUPS))
         below = np.clip(np.maximum.accumulate(np.cumsum(_summing(counts, n))), 0, n)
@@ -401,8 +401,8 @@ class _Groups:
         index = np.unique((middle * most // n).astype(np.int64), return_inverse=True)[1].reshape(-1)
         weight = np.clip(counts, noise / 10, None)
         total = np.bincount(index, weight)
-        margin = np.bincount(index, weight * SCORES.middles) / total
-        predicted = np.bincount(index, weight * expit(SCORES.middles)) / total
+        margin = np.bincount(index, weight * _SCORES.middles) / total
+        predicted = np.bincount(index, weight * expit(_SCORES.middles)) / total
         return _Groups(len(total), index, margin, predicted)
 
 
@@ -416,18 +416,18 @@ def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple
     noise = looks.noise(math.sqrt(2), FIRST)
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
         need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
-        return Scores((Figure("R2", None, note=figures.too_few(0.0, need)),))
+        return Scores((Figure("R2", None, note=figures._too_few(0.0, need)),))
     predicted = figures.predictions(model, _some(model, X, y)).astype(float)[: len(y)]
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
             away, place = np.abs(predicted - y) / half, (y - middle) / half
-        cells = np.stack([ERRORS.of(away), TARGETS.of(place)], axis=1)
+        cells = np.stack([_ERRORS.of(away), TARGETS.of(place)], axis=1)
         counts, _ = looks.counts(RANGES, cells, TARGETS.cells, FIRST)
         mean = looks.noise(math.sqrt(5), 1 - FIRST) / n
-        scale = _scale(counts[0][: ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
+        scale = _scale(counts[0][: _ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
         terms = scale.terms(predicted, y)
         sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - FIRST)
-    return Scores(tuple(figures.error_figures(sums, n, noise, scale)))
+    return Scores(tuple(figures._error_figures(sums, n, noise, scale)))
 
 
 def _stands(noise: float, cells: int) -> float:
@@ -442,10 +442,10 @@ def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: 
     being that of the mean of a term: what lies there is rare, and may still matter.
     """
     filled = errors > max(_stands(noise, len(errors)), 0.001 * n)
-    error = float(ERRORS.high[filled].max()) * _wider(float(errors[filled].sum()) / n) if filled.any() else 1.0
+    error = float(_ERRORS.high[filled].max()) * _wider(float(errors[filled].sum()) / n) if filled.any() else 1.0
     inside, low, high, centre, spread = _extent(targets, n, noise)
     width = max(high - centre, centre - low) * _wider(inside)
-    far = math.sqrt(CHEAP * max(spread, (width / 8) ** 2) / mean)
+    far = math.sqrt(_CHEAP * max(spread, (width / 8) ** 2) / mean)
     return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
 
 
@@ -462,10 +462,10 @@ def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, flo
     """
     best = (1.0, -1.0, 1.0, 0.0, 1.0)
     most = 0.0
-    outer = (len(counts) - FINE) // 2
+    outer = (len(counts) - _FINE) // 2
     for merged in (1, 2, 4, 8, 16, 32, 64):
         starts = np.concatenate(
-            [np.arange(outer), np.arange(outer, outer + FINE, merged), outer + FINE + np.arange(outer)]
+            [np.arange(outer), np.arange(outer, outer + _FINE, merged), outer + _FINE + np.arange(outer)]
         )
         sums = np.add.reduceat(counts, starts)
         sizes = np.diff(starts, append=len(counts))

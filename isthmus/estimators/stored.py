@@ -36,11 +36,11 @@ LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
 _OF_COLUMNS = ("n_features_in_", "feature_names_in_", "coef_")
 FITTED = (*_OF_COLUMNS, "intercept_", "classes_", "target_bounds_", "target_centre_", "n_iter_")
-PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
+_PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
 """What `partial_fit` remembers of earlier calls."""
 
 
-def storable(kind: Kind) -> Kind:
+def _storable(kind: Kind) -> Kind:
     """A class decorator: estimators of this class, and not of those below it, can be saved and loaded."""
     KINDS[kind.__name__] = kind
     return kind
@@ -74,7 +74,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
         "weights": estimator._weights,
         "maps": [{"kind": type(row_map).__name__, **storage.fields_of(row_map)} for row_map in estimator._maps.maps],
         "privacy": None if statement is None else statement.to_json(),
-        "partial": _attributes(estimator, PARTIAL),
+        "partial": _attributes(estimator, _PARTIAL),
         "state": None if state is None else storage.fields_of(state),
     }
     FORMAT.write(path, tree)
@@ -99,7 +99,7 @@ def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, A
 
 def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
-    for part, more in (*written, ("partial", {*tree["partial"]} - {*PARTIAL})):
+    for part, more in (*written, ("partial", {*tree["partial"]} - {*_PARTIAL})):
         remedy = "give a file that this library wrote: models are stored without these entries"
         validate.check(not more, f"path: {part}", sorted(more), remedy)
     params = tree["params"] | {name: _looked_up(tree["params"][name]) for name in ("loss", "algorithm")}

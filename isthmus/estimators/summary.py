@@ -34,9 +34,9 @@ from isthmus.tables.schema import Column, Schema
 RANGES, COUNTS, MEANS = "summary ranges", "summary counts", "summary means"
 SHARES = {RANGES: 0.15, COUNTS: 0.6, MEANS: 0.25}
 """Of mu^2, in which costs add up; what is not needed goes to the others."""
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 DELTA = 1e-6
-MOST_BINS = 1000
+_MOST_BINS = 1000
 DECLARED = "the types, words and ranges that were declared are public, and so are the names of the columns"
 
 
@@ -136,7 +136,7 @@ def private_summary(
     """
     validate.open_unit(delta=delta)
     validate.positive_int(bins=bins)
-    validate.check(bins <= MOST_BINS, "bins", bins, f"give at most {MOST_BINS} bins")
+    validate.check(bins <= _MOST_BINS, "bins", bins, f"give at most {_MOST_BINS} bins")
     frame = as_frame(table, "table")
     columns, left_out = _chosen(frame, _read_schema(schema))
     looks = Looks.paid_from(ledger, epsilon, delta, adjacency, noise_seed=noise_seed)
@@ -290,7 +290,7 @@ class _Grid:
         below = np.clip(np.maximum.accumulate(np.cumsum(counts)), 0, None)
         below = below / max(float(below[-1]), 1e-300)
         places = np.append(self.bins.low, self.bins.high[-1])
-        return {level: float(np.interp(level, np.append(0.0, below), places)) for level in LEVELS}
+        return {level: float(np.interp(level, np.append(0.0, below), places)) for level in _LEVELS}
 
 
 def _place(column: Column, value: float) -> str:

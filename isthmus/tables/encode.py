@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.entries import DAY, Signs, day, number
+from isthmus.tables.entries import _DAY, Signs, day, number
 from isthmus.tables.schema import Column, Schema, Target
 
-BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), 1.0) | dict.fromkeys(("false", "no", "f", "n", "0"), 0.0)
+_BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), 1.0) | dict.fromkeys(("false", "no", "f", "n", "0"), 0.0)
 ABSENT = frozenset(
     "? - -- na n/a nan null none <na> #n/a #na -1.#ind 1.#ind -1.#qnan 1.#qnan -nan".split() + ["", "#n/a n/a"]
 )
@@ -111,7 +111,7 @@ def _whole(word: str) -> str:
     return word[:-2] if re.fullmatch(r"[+-]?\d+\.0", word) else word
 
 
-REMEDIES = {
+_REMEDIES = {
     "number": "other signs than the decimal sign {decimal!r} and well-formed thousands, or with other marks: give the "
     "signs (--decimal CHAR, or decimal and thousands of the column in the schema), write plain numbers, or declare the "
     'column as "category", "hash" or "drop"',
@@ -140,7 +140,7 @@ def readable(values: Any, column: Column) -> np.ndarray:
     digits = np.array([any(sign.isdigit() for sign in word) for word in words], dtype=bool)
     where, strange = f"columns.{column.name}", absent & ~nothing[codes] & text[codes]
     form = column.format or "ISO (2024-12-31)"
-    written = REMEDIES[column.type].format(name=column.name, decimal=column.decimal, format=form)
+    written = _REMEDIES[column.type].format(name=column.name, decimal=column.decimal, format=form)
     unread = bool((strange & digits[codes]).any())
     validate.check(not unread, where, column.type, f"some of its entries are written with {written}")
     remedy = f'declare it as "category", "hash" or "drop": more than half of its entries are no {column.type}'
@@ -266,7 +266,7 @@ def _number(entry: Any, column: Column) -> float:
     word = _word(entry)
     if column.absent and _is_absent(word, column.absent):
         return np.nan
-    truth = BOOLEANS.get(word.lower()) if column.type == "bool" else None
+    truth = _BOOLEANS.get(word.lower()) if column.type == "bool" else None
     return number(word, column.decimal, column.thousands) if truth is None else truth
 
 
@@ -277,7 +277,7 @@ def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.nda
         distinct, codes = _entries(values)
         return np.array([_day(entry, form, absent, gone) for entry in distinct], dtype=np.float64)[codes]
     plain = values.to_numpy(dtype="datetime64[us]") if hasattr(values, "to_numpy") else values.astype("datetime64[us]")
-    days = np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / DAY)
+    days = np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / _DAY)
     return np.where(np.isin(days, gone), np.nan, days)
 
 
@@ -385,9 +385,9 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
     if isinstance(table, NamedColumns):
         return table
     columns: Mapping[str, Any] = {}
-    if is_polars(table) and not hasattr(table, "get_columns"):
+    if _is_polars(table) and not hasattr(table, "get_columns"):
         validate.refuse(what, type(table).__name__, "give a DataFrame, which its collect() returns")
-    elif is_polars(table):
+    elif _is_polars(table):
         columns = {series.name: series for series in table.get_columns()}
     elif isinstance(table, Mapping):
         columns = {str(name): values if hasattr(values, "dtype") else _array(values) for name, values in table.items()}
@@ -404,10 +404,10 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
 
 def is_frame(table: Any) -> bool:
     """Whether it is a frame of pandas or polars (a dict may also be a sparse matrix)."""
-    return is_polars(table) or (hasattr(table, "iloc") and table.ndim == 2)
+    return _is_polars(table) or (hasattr(table, "iloc") and table.ndim == 2)
 
 
-def is_polars(table: Any) -> bool:
+def _is_polars(table: Any) -> bool:
     """Whether it belongs to polars."""
     return type(table).__module__.partition(".")[0] == "polars"
 
@@ -425,7 +425,7 @@ def _kind(series: Any) -> str:
     dtype, text = series.dtype, str(series.dtype)
     if dtype_kind(series) == "M" or text.lower().startswith("date"):  # of polars, numpy, pandas and pyarrow
         return "date"
-    if is_polars(series):
+    if _is_polars(series):
         return "number" if dtype.is_numeric() else {"Boolean": "bool", "Enum": "words"}.get(text.partition("(")[0], "")
     if hasattr(dtype, "categories"):
         return "words"
@@ -434,7 +434,7 @@ def _kind(series: Any) -> str:
 
 def _as_held(series: Any) -> Any:
     """A polars series as numpy holds it; all else as it is."""
-    if not is_polars(series):
+    if not _is_polars(series):
         return series.astype(object) if hasattr(series.dtype, "categories") else series
     kind = _kind(series)
     if kind == "number":

@@ -85,7 +85,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         validate.check(not unknown, "columns", unknown, remedy)
         columns = {name: declared.get(name) or self._by_type(frame, name) for name in frame.columns}
         open_ones = [name for name, column in columns.items() if column is None]
-        validate.check(not open_ones, "columns", open_ones, f"{_what_to_declare(frame, open_ones)}: {UNKNOWN}")
+        validate.check(not open_ones, "columns", open_ones, f"{_what_to_declare(frame, open_ones)}: {_UNKNOWN}")
         schema = Schema(tuple(column for column in columns.values() if column is not None))
         remedy = "declare at least one column as a number, words, a date or bool: none is left to learn from"
         validate.check(bool(schema.features), "columns", schema.names, remedy)
@@ -132,7 +132,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         return tags
 
 
-UNKNOWN = "their types do not say how they become numbers, and their entries are private"
+_UNKNOWN = "their types do not say how they become numbers, and their entries are private"
 """Why columns are not taken as they are."""
 
 
@@ -173,5 +173,5 @@ def check_numbers_only(X: object) -> None:
         if kind == "date":
             names.append(name)
     before = "and put it before this estimator, make_pipeline(TableEncoder(...), ...)"
-    remedy = f"{_what_to_declare(frame, names)}, {before}: {UNKNOWN}"
+    remedy = f"{_what_to_declare(frame, names)}, {before}: {_UNKNOWN}"
     validate.check(not names, "X", f"columns {names}", remedy)

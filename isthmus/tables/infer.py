@@ -28,17 +28,17 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, dtype_kind, readable
-from isthmus.tables.entries import LOOKS, OTHER, Signs, formats_of, grouping
+from isthmus.tables.encode import _BOOLEANS, ABSENT, as_days, as_numbers, as_words, dtype_kind, readable
+from isthmus.tables.entries import LOOKS, OTHER, Signs, _formats_of, _grouping
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
-from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, check_names, toml_value
+from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
 
-LOOK = 2000
+_LOOK = 2000
 """How many rows are looked at for dates, numbers in text and the like."""
-MOSTLY = 0.95
+_MOSTLY = 0.95
 OWN, ENOUGH = 0.9, 20
 """Words that are different in so large a share of at least so many rows tell rows apart, and nothing else."""
-MOST_WORDS = 100
+_MOST_WORDS = 100
 """A public column with more words than this is hashed all the same."""
 _ROW = r"(^|[_\-. ])({0})$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$"
 _ID = re.compile(_ROW.format("id|uuid|guid|key|index|nr|no|number"), re.I)
@@ -104,14 +104,14 @@ def _kind(name: str, values: Any, signs: Signs) -> Guess:
     plain = present.map(lambda value: isinstance(value, (str, int, float, bool, Decimal, date)))
     if not bool(plain.all()):
         return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
-    words = [str(value).strip() for value in present.iloc[:LOOK]]
+    words = [str(value).strip() for value in present.iloc[:_LOOK]]
     digits = _share(words, lambda word: word in ("0", "1"))
-    if _share(words, lambda word: word.lower() in BOOLEANS) >= MOSTLY > digits:
+    if _share(words, lambda word: word.lower() in _BOOLEANS) >= _MOSTLY > digits:
         return Guess(Column(name, "bool"))
-    if _share(words, lambda word: bool(LOOKS.fullmatch(word))) >= MOSTLY:
+    if _share(words, lambda word: bool(LOOKS.fullmatch(word))) >= _MOSTLY:
         return Guess(Column(name, "date"))
     why = ""
-    if _share(words, lambda word: bool(_CODE.fullmatch(word))) >= 1 - MOSTLY:
+    if _share(words, lambda word: bool(_CODE.fullmatch(word))) >= 1 - _MOSTLY:
         why = "numbers that begin with 0 are codes, such as those of places"
     elif (column := _number_in_text(name, words, signs)) is not None:
         return Guess(column, f"numbers with {column.thousands!r} between thousands" * bool(column.thousands))
@@ -128,9 +128,9 @@ def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
     column = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
     readable = np.isfinite(as_numbers(words, column))
     check_decimal(name, words, signs)
-    if np.mean(readable) < MOSTLY:
+    if np.mean(readable) < _MOSTLY:
         return None
-    groupings = Counter(grouping(word, signs.decimal, signs.thousands) for word in words)
+    groupings = Counter(_grouping(word, signs.decimal, signs.thousands) for word in words)
     groupings.pop("", None)
     return replace(column, thousands=groupings.most_common(1)[0][0] if groupings else None)
 
@@ -148,7 +148,7 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
         f"give --decimal , where the comma in entries of the column {name!r} is the decimal sign, --decimal . where it "
         "is between thousands; declare the column where it holds no numbers"
     )
-    other_sign = np.mean(readable | also) >= MOSTLY and bool((also & ~readable).any())
+    other_sign = np.mean(readable | also) >= _MOSTLY and bool((also & ~readable).any())
     validate.check(not other_sign, "decimal", "(not declared)", remedy)
 
 
@@ -163,7 +163,7 @@ def _date(name: str, values: Any, public: bool) -> Guess:
         if not iso:
             remedy += f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
         validate.refuse(f"columns.{name}", "dates", remedy)
-    fitting = [""] if iso else formats_of(set(written))
+    fitting = [""] if iso else _formats_of(set(written))
     reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
     remedy = f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
     validate.check(len(fitting) == 1, f"columns.{name}", "dates", remedy)
@@ -179,7 +179,7 @@ def _filled_in(column: Column, values: Any) -> Column:
     """Words and ranges of public rows."""
     if column.type == "hash":
         distinct = _distinct_words(values)
-        if len(distinct) <= MOST_WORDS:
+        if len(distinct) <= _MOST_WORDS:
             return replace(column, type="category", categories=distinct)
     if column.type == "number":
         numbers = readable(values, column)
@@ -276,7 +276,7 @@ def _with_labels(target: Target | None, public: Table | None) -> Target | None:
     if target is None or public is None or target.task != "classification" or target.classes:
         return target
     labels = _distinct_words(public.frame[target.name]) if target.name in public.frame.columns else ()
-    return replace(target, classes=labels) if 2 <= len(labels) <= MOST_WORDS else target
+    return replace(target, classes=labels) if 2 <= len(labels) <= _MOST_WORDS else target
 
 
 # ---------------------------------------------------------------- the text
@@ -296,13 +296,13 @@ def _written(
         f"# from its header{sources}.",
     ]
     if missing:
-        lines.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')
+        lines.append(f'# Fill in each "{_OPEN}" with what is publicly known; never look it up in the private rows.')
     lines += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", "", *target_lines]
     if names:
-        width = max(len(toml_value(name)) for name in names)
+        width = max(len(_toml_value(name)) for name in names)
         reasons = {name: f"  # {reason}" for name, reason in why.items()}
-        open_ones = [f"{toml_value(name):{width}} = {toml_value(OPEN)}{reasons.get(name, '')}" for name in names]
-        lines += ["[columns]", f"# {FORMS}", *open_ones, ""]
+        open_ones = [f"{_toml_value(name):{width}} = {_toml_value(_OPEN)}{reasons.get(name, '')}" for name in names]
+        lines += ["[columns]", f"# {_FORMS}", *open_ones, ""]
     for name, column in columns.items():
         if column is not None:
             lines += [f"# {reason}" for at, reason in why.items() if at == name]
@@ -313,13 +313,13 @@ def _written(
 def _target_lines(target: Target | None) -> tuple[list[str], list[str]]:
     """The table [target], and what is open in it."""
     if target is None:
-        return ["[target]", f'name = "{OPEN}"', f'task = "{OPEN}"  # classification or regression', ""], ["target"]
+        return ["[target]", f'name = "{_OPEN}"', f'task = "{_OPEN}"  # classification or regression', ""], ["target"]
     lines, missing = Schema(target=target).to_toml().rstrip().splitlines(), []
     if target.task is None:
-        lines.append(f'task = "{OPEN}"  # "classification", with classes = ["no", "yes"]; or "regression"')
+        lines.append(f'task = "{_OPEN}"  # "classification", with classes = ["no", "yes"]; or "regression"')
         missing = ["target.task"]
     elif target.task == "classification" and not target.classes:
-        lines.append(f'classes = "{OPEN}"  # all labels, such as ["no", "yes"]')
+        lines.append(f'classes = "{_OPEN}"  # all labels, such as ["no", "yes"]')
         missing = ["target.classes"]
     elif target.task == "regression" and target.bounds is None:
         lines.append("# bounds = [0, 100]  # the public range; without it, the range is bought from the budget")

@@ -35,16 +35,16 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.tables.entries import EPOCH, OTHER, Signs, check_format, from_days
+from isthmus.tables.entries import _EPOCH, OTHER, Signs, check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
-TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
-FORMS = (
+_TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
+_FORMS = (
     'a range [low, high] or "number"; words ["a", "b"] or "hash"; dates [2010-01-01, 2024-12-31]; "bool", "id", "drop"'
 )
 """How a column is declared, for those who are asked to."""
-OPEN = "?"
+_OPEN = "?"
 """What stands where a declaration is still to be written."""
 TASKS = ("classification", "regression")
 SOURCES = ("declared", "public", "name", "data")
@@ -259,7 +259,7 @@ class Schema:
         if self.target is not None:
             lines += ["[target]", *_pairs(self.target), ""]
         for column in self.columns:
-            lines += [f"[columns.{toml_value(column.name)}]", *_pairs(column), ""]
+            lines += [f"[columns.{_toml_value(column.name)}]", *_pairs(column), ""]
         return "\n".join(lines)
 
 
@@ -291,8 +291,8 @@ def read_column(name: str, value: object) -> Column:
     """A column in its short form (a type, a range, a list of words) or its long one (a table)."""
     where = f"columns.{name}"
     if isinstance(value, str):
-        validate.check(value != OPEN, where, value, f"declare how it becomes numbers, as one of {FORMS}")
-        validate.check(value in TYPES, where, value, f"give a type of {list(TYPES)}, a range or a list of words")
+        validate.check(value != _OPEN, where, value, f"declare how it becomes numbers, as one of {_FORMS}")
+        validate.check(value in _TYPES, where, value, f"give a type of {list(_TYPES)}, a range or a list of words")
         value = {"type": value}
     elif isinstance(value, (list, tuple)):
         if all(isinstance(item, str) for item in value):
@@ -305,7 +305,7 @@ def read_column(name: str, value: object) -> Column:
         validate.refuse(where, value, "give a type, a range, a list of words or a table")
     guess = "category" if "categories" in value else "hash" if "buckets" in value else "number"
     kind = value.get("type", guess)
-    validate.one_of(TYPES, **{f"{where}.type": kind})
+    validate.one_of(_TYPES, **{f"{where}.type": kind})
     known_keys(where, value, ("type", "source", *_OWN_KEYS[kind]))
     needed = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
     validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
@@ -375,7 +375,7 @@ def _read_day(where: str, value: object) -> float:
         day = value if isinstance(value, date) else date.fromisoformat(str(value)[:10])
     except (ValueError, OverflowError):
         validate.refuse(where, value, "give dates such as 2024-12-31")
-    return float(day.toordinal() - EPOCH)
+    return float(day.toordinal() - _EPOCH)
 
 
 def _read_count(where: str, value: object) -> object:
@@ -403,7 +403,7 @@ _TARGET: Mapping[str, _Reader] = {
     "decimal": read_sign,
 }
 _COLUMN: Mapping[str, _Reader] = {
-    "type": _among(TYPES),
+    "type": _among(_TYPES),
     "source": _among(SOURCES),
     "bounds": read_bounds,
     "categories": read_words,
@@ -431,11 +431,11 @@ def _pairs(item: Column | Target) -> list[str]:
             continue
         if member.name == "bounds" and vars(item).get("type") == "date" and all(day == int(day) for day in value):
             value = tuple(from_days(day).isoformat() for day in value)
-        lines.append(f"{member.name} = {toml_value(value)}")
+        lines.append(f"{member.name} = {_toml_value(value)}")
     return lines
 
 
-def toml_value(value: object) -> str:
+def _toml_value(value: object) -> str:
     """A text, number, truth value or list as TOML writes it, which is as JSON does but for one character."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
