@@ -354,7 +354,7 @@ def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.n
 def _targets(table: Table, name: str) -> Any:
     if table.frame is None:
         return table.y
-    return table.frame.get(name)
+    return table.frame[name] if name in table.frame.columns else None
 
 
 def _guess_task(name: str, values: Any, decimal: str | None, separator: str | None) -> str:
