@@ -66,7 +66,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     },
     "privacy/accounting": {"interval": "decides how tight a cost is, never whether it is an upper bound"},
     "privacy/noise": {
-        **dict.fromkeys(("_CHUNK", "_PAIRS", "_BLOCK", "CHUNK", "DEVICE_CHUNK", "_BUFFER"), _PIECES),
+        **dict.fromkeys(("_CHUNK", "_PAIRS", "_BLOCK", "CHUNK", "DEVICE_CHUNK"), _PIECES),
         **dict.fromkeys(("_generator_of", "_chacha"), _GPU),
     },
 }
@@ -85,7 +85,6 @@ SAME: dict[str, str] = {
     "privacy/noise:FastSource.normal: place.type == *": "both ways draw the same law",
     "privacy/clips:_weights: 51 -> 52 *": "two roundings of 2^-53 are covered by a reserve of 2^-52 too",
     "privacy/clips:_shortened: heavy > RATIO * -> heavy >= *": _ROUNDING,
-    "privacy/noise:SecretSource.bytes: count >= _BUFFER -> *": _PIECES,
     "privacy/clips:_weights: near.to(torch.float64) > exact -> * >= *": "a weight one digit smaller is as good",
     "privacy/clips:weighted_sum: True -> False in def *": _GPU,
     "privacy/accounting:_finite_cost: 2 -> 3 in if (many *": _START,

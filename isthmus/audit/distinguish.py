@@ -21,7 +21,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage, slots
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
-from isthmus.privacy.noise import Noise, SecretSource
+from isthmus.privacy.noise import SecretSource, Source
 
 __all__ = ["AuditReport", "attack", "scores"]
 
@@ -89,7 +89,7 @@ def attack(
     pair: Pair | Movement,
     draws: int = 100_000,
     confidence: float = 0.999,
-    noise: Noise | None = None,
+    noise: Source | None = None,
 ) -> AuditReport:
     """Draw one round's released codes `draws` times for each of two neighbours and try to tell them apart.
 
@@ -137,7 +137,7 @@ def attack(
     return AuditReport(pair.name, promise.epsilon, promise.delta, best, confidence, draws, moved.ratio, curve)
 
 
-def scores(pipe: Pipeline, pair: Pair, draws: int, noise: Noise | None = None) -> tuple[Array, Array]:
+def scores(pipe: Pipeline, pair: Pair, draws: int, noise: Source | None = None) -> tuple[Array, Array]:
     """Log-likelihood ratios of what a round releases: `draws` of them under each dataset of a pair."""
     noise = SecretSource() if noise is None else noise
     probe = Probe(pipe, pair.space or pair.d, seed=pair.seed, t=pair.t)

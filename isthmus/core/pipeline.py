@@ -36,8 +36,7 @@ from isthmus.base.space import Space
 from isthmus.core.group import ALONE, Aggregator, Group
 from isthmus.core.parts import Average, Last, RowSource, Step, Update, current
 from isthmus.core.sound import check_sound
-from isthmus.core.state import StageOutput, State
-from isthmus.core.wire import Keys, Message, Wire
+from isthmus.core.wire import Keys, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.lifts import Lift, Lifted, pinv
 from isthmus.privacy.accounting import Adjacency, joint
@@ -45,7 +44,7 @@ from isthmus.privacy.clips import ClippedSum, Clipping
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.privacy.sampling import Sampler
 from isthmus.sketches import Encoder, Identity, Sketch
@@ -142,11 +141,11 @@ class Purchase(Protocol):
         """Under which it is charged."""
         ...
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: object) -> None:
         """Refuse a problem that it cannot be released for, before anything is."""
         return
 
-    def stage(self, objective: Any) -> tuple[Stage, Space] | None:
+    def stage(self, objective: object) -> tuple[Stage, Space] | None:
         """The look, and the space of what it releases; None where nothing is looked at."""
         return None
 
@@ -216,7 +215,7 @@ def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
 # ---------------------------------------------------------------- a round
 
 
-def no_public(w: Tensor, data: Any) -> NoReturn:
+def no_public(w: Tensor, data: object) -> NoReturn:
     """Refuse a sketch that asks for public examples where there are none."""
     validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")
 
@@ -354,7 +353,7 @@ def close_stage(
     return released
 
 
-def _noised(release: Release, name: str, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+def _noised(release: Release, name: str, bounded: ClippedSum, noise: Source | None) -> Tensor:
     """What a mechanism makes of a bounded value: the only place where it is asked to."""
     return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 

@@ -20,8 +20,7 @@ from isthmus.base import storage, validate
 from isthmus.base.space import Space
 from isthmus.core.measuring import Client, contribute
 from isthmus.core.pipeline import Maps, Pipeline, Round, Stage, bind_stage, no_public
-from isthmus.core.state import StageOutput, State
-from isthmus.core.wire import Keys, Message
+from isthmus.core.wire import Keys, Message, StageOutput, State
 from isthmus.gradients import Rows
 
 

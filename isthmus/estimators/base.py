@@ -31,7 +31,7 @@ from isthmus.core.group import ALONE, Group, Local
 from isthmus.core.minimize import Binding, Recipe, Result, minimize
 from isthmus.core.pipeline import Pipeline
 from isthmus.core.spending import GONE, unspent
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.estimators import intervals, partial_fit_claims, rank_group, stored
 from isthmus.estimators.inputs import read
 from isthmus.estimators.problem import Problem, _check_bounds, posed

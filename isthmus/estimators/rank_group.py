@@ -19,7 +19,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import Matrix, is_sparse
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import Group
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.queries import TopEigenvalue

@@ -36,6 +36,8 @@ class Clipping(Protocol):
     """Whether the bound follows what was released."""
     by_leaf: ClassVar[bool] = False
     """Whether every leaf is clipped by itself: `leaf_weights` then needs no other."""
+    release: str | None = None
+    """The release of the stage that the bound follows."""
 
     @property
     def ord(self) -> float: ...

@@ -28,7 +28,7 @@ from isthmus import estimators
 from isthmus.base import secret, validate
 from isthmus.base.atomic import CannotWrite
 from isthmus.core.group import ALONE, Group
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.figures import Figure

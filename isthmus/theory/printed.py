@@ -27,7 +27,7 @@ from isthmus.privacy import Clip, Gaussian, Mechanism
 from isthmus.privacy.accounting import Adjacency, calibrate, epsilon_of, noise_multiplier
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.sketches import Context, Encoder, Sketch
 from isthmus.sketches.base import ChangesSum
 
@@ -191,7 +191,7 @@ class Printed(Mechanism):
         """The mechanism with another number, in the same words."""
         return replace(self, inner=self.inner.with_number(number))
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The noisy value."""
         return self.inner.release(bounded, noise)
 

@@ -28,7 +28,7 @@ from isthmus.distributed.flower.secure import secure_step
 from isthmus.distributed.order import DataSite, stage_of
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.noise import Noise, SecretSource
+from isthmus.privacy.noise import SecretSource, Source
 
 _ITERATE, _MEMORY = "isthmus.iterate", "isthmus.memory"
 _Shared = Federation | Callable[[Any], Federation]
@@ -46,7 +46,7 @@ def client_app(
     mods: Sequence[Any] | None = None,
     physical_batch_size: int | None = None,
     ledger: _OwnLedger | None = None,
-    noise: Noise | None = None,
+    noise: Source | None = None,
 ) -> Any:
     """A Flower `ClientApp` that answers orders with its own records.
 
@@ -74,7 +74,7 @@ def client_app(
     return app
 
 
-def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: Noise | None = None) -> Any:
+def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: Source | None = None) -> Any:
     """A mod for a `ClientApp` of one's own, whose `train` takes "arrays" and "config" and answers with new "arrays".
 
     The app sees what a server of Flower's `FedAvg` would send; what leaves the client is the sketch of the change of
@@ -110,7 +110,7 @@ def _answered(
     context: Any,
     federation: _Shared,
     terms: _Terms,
-    noise: Noise | None = None,
+    noise: Source | None = None,
     physical: int | None = None,
     ledger: _OwnLedger | None = None,
 ) -> Any:
@@ -174,7 +174,7 @@ def cost(plan: Federation, stage: str) -> DpEvent:
 
 
 def _contribution(
-    plan: Federation, asked: Ask, context: Any, terms: _Terms, noise: Noise | None = None, physical: int | None = None
+    plan: Federation, asked: Ask, context: Any, terms: _Terms, noise: Source | None = None, physical: int | None = None
 ) -> Message:
     """What this client adds to a sum: sampled, encoded, clipped, coded."""
     pipe, order, name = plan.at_clients, asked.order, _name_of(context)

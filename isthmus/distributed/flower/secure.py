@@ -24,7 +24,7 @@ from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Gaussian, Mechanism
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 
 _SECURE = "isthmus.secure"
 _STEPS = ("keys", "letters", "vector", "shares")
@@ -44,7 +44,7 @@ class AtClients(Mechanism):
     multiplier: float
     source: str = "exact whole-number noise, which every client draws from its operating system's generator"
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The sum as it came."""
         noised = isinstance(bounded, NoisedSum)
         remedy = "run it over FlowerClients: noise of clients comes with secure aggregation only"
@@ -95,7 +95,7 @@ def secure_step(
     plan: SecurePlan,
     rounds: int,
     vector: Callable[[], Tensor],
-    noise: Noise | None,
+    noise: Source | None,
 ) -> bytes:
     """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
 

@@ -31,8 +31,7 @@ from isthmus.core.group import Aggregator, check_samplers, drawn_clients
 from isthmus.core.measuring import Client, contribute
 from isthmus.core.minimize import Result, minimize
 from isthmus.core.pipeline import Round, RunContext, Stage
-from isthmus.core.state import State
-from isthmus.core.wire import Message
+from isthmus.core.wire import Message, State
 from isthmus.distributed.flower.federation import Elsewhere, Federation, narrowed, reach_of, shortened
 from isthmus.distributed.flower.records import RECORD, answer_in, ask, flower, from_arrays, read_answer, to_arrays
 from isthmus.distributed.flower.secure import ForStage, NoisedSum

@@ -47,7 +47,7 @@ from isthmus.distributed.secagg.plan import SecurePlan, to_integers
 from isthmus.distributed.secagg.wire import BadMessage, Kind, ensure
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent
-from isthmus.privacy.noise import Noise, SecretSource
+from isthmus.privacy.noise import SecretSource, Source
 from isthmus.privacy.skellam import skellam
 
 Vectors = Tensor | NDArray[np.float64]
@@ -75,7 +75,7 @@ class SecureClient:
     request that would weaken anybody's protection, raises `BadMessage`, and the client answers nothing more.
     """
 
-    def __init__(self, plan: SecurePlan, index: int, noise: Noise | None = None) -> None:
+    def __init__(self, plan: SecurePlan, index: int, noise: Source | None = None) -> None:
         validate.non_negative_int(index=index)
         validate.check(index < plan.clients, "index", index, f"number the clients from 0 to {plan.clients - 1}")
         self.plan, self.index, self._noise = plan, index, noise or SecretSource()
@@ -184,7 +184,7 @@ class SecureClient:
         return storage.pack("secure client", tree)
 
     @classmethod
-    def from_bytes(cls, plan: SecurePlan, data: bytes, noise: Noise | None = None) -> SecureClient:
+    def from_bytes(cls, plan: SecurePlan, data: bytes, noise: Source | None = None) -> SecureClient:
         """The client that `to_bytes` wrote, in the same round of the same plan."""
         tree = storage.unpack(data, "secure client")
         with validate.reading("data", f"{len(data)} bytes", "give what SecureClient.to_bytes wrote"):
