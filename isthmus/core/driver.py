@@ -410,10 +410,10 @@ class TorchDriver:
         self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         self.handles.append(module.register_forward_pre_hook(first, prepend=True))
         self.handles.append(module.register_forward_hook(after, always_call=True))
-        self._listener = layers.listener = lambda name, rows: self._accumulator.take(name, rows)
-        layers.later = self.pending.keep if self._device is not None and self._accumulator.fast else None
-        layers.arrived = self._arrived
-        layers.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
+        self._listener = layers.now.listener = lambda name, rows: self._accumulator.take(name, rows)
+        layers.now.later = self.pending.keep if self._device is not None and self._accumulator.fast else None
+        layers.now.arrived = self._arrived
+        layers.now.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
         self.handles += self.guard.attach(self._takes_part, self._between) if self.private else []
         self.handles += plain_copies(module)
         _DRIVERS.add(self)
@@ -588,7 +588,7 @@ class TorchDriver:
 
     def _before_forward(self, args: Args, kwargs: Kwargs) -> None:
         if not self.module.training:
-            self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
+            self.layers.now.listener = None  # for this pass: the backward pass of an earlier one may be still to come
             handed = self.unmoved and self._ticket.size
             if handed and torch.is_grad_enabled() and handed in self._sizes(args, kwargs):
                 warnings.warn(_EVALUATES, stacklevel=2)
@@ -626,7 +626,7 @@ class TorchDriver:
         """Gradients that come from now on are of other examples, so many where that is known."""
         self._correction.reset()
         self.layers.uses.clear()
-        self.layers.batch, self.layers.token = size, object()
+        self.layers.begin(size)
         self._batch = self._batch if size is None else size
 
     def _look(self, args: Args, kwargs: Kwargs) -> passes.Things:
@@ -636,14 +636,15 @@ class TorchDriver:
         if self._looks and mixed((args, kwargs), self._handed, self._batch, self.layers.batch_dim):
             warnings.warn(_MIXED, stacklevel=7)
         self._handed = None
-        look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
+        # examples that meet are found before their gradients are used
+        self.layers.now.pieces = look(self.layers, args, kwargs, self.layers.batch)
         if self._ticket.look is not None:
             self._ticket.look(args, kwargs)
         return things
 
     def _after_forward(self, output: object) -> Any:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
-        self.layers.listener = self._listener
+        self.layers.now.listener = self._listener
         things = self.guard.leave(self.module, output)
         if self.module.training and torch.is_grad_enabled():
             if self.reduction == "mean":
@@ -709,7 +710,7 @@ class TorchDriver:
         depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
         message = self.pending.message(round, depends, lambda: self._message(round, None))
         self._left_out = self.pending.idle(self._left_out)
-        self.layers.later = self.pending.keep if self.pending.replay.on else None
+        self.layers.now.later = self.pending.keep if self.pending.replay.on else None
         return message
 
     def _message(self, round: Round, groups: Tensor | None) -> Message:
@@ -741,8 +742,8 @@ class TorchDriver:
         """The examples of the ticket have been summed: no other pass may add them again."""
         if self._ticket.size is not None:
             self._ticket = replace(self._ticket, size=0)
-            self.layers.batch, self._batch = 0, 0
-        self.layers.token = object()
+            self._batch = self.layers.now.batch = 0
+        self.layers.begin(self.layers.batch)
         self._between.forget()
         self.losses.reset()
 

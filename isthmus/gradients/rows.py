@@ -683,9 +683,11 @@ class Outer(Rows):
         if is_sparse(self.a):
             return Outer(self.a[index[:, 0].numpy()], b[:, 0])
         assert isinstance(self.a, Tensor)
+        taken = (shares != 0).to(self.device).view(m, k, *[1] * (self.a.ndim - 1))
+        a = torch.where(taken, self.a[index], 0.0)  # a row of share 0 leaves no trace, not even in a factor
         if k == 1:
-            return Outer(self.a[index[:, 0]], b[:, 0], self.ones)
-        return Outer(self.a[index].flatten(1, -2), b.flatten(1, -2), self.ones)
+            return Outer(a[:, 0], b[:, 0], self.ones)
+        return Outer(a.flatten(1, -2), b.flatten(1, -2), self.ones)
 
     def scaled(self, factor: float) -> Outer:
         return Outer(self.a, self._wide(self.b) * factor, self.ones, self._given, self.grid)
