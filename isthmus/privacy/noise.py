@@ -21,6 +21,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -355,6 +356,7 @@ def _ziggurat(size: int) -> NDArray[np.float64]:
     return _sfc64().standard_normal(size)
 
 
+@lru_cache(maxsize=64)
 def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> None:
     """Refuse noise that numbers of the dtype (or float64, in which it is drawn) cannot hold: it would be 0 or infinite.
 

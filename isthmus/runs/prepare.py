@@ -348,7 +348,9 @@ def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.n
 def _targets(table: Table, name: str) -> Any:
     if table.frame is None:
         return table.y
-    return table.frame[name] if name in table.frame.columns else None
+    if name not in table.frame.columns:
+        return None
+    return table.frame[name]
 
 
 def _guess_task(name: str, values: Any, decimal: str | None, separator: str | None) -> str:
