@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Stored, code_room, columns, exact_products, is_lazy, is_sparse, matmul
+from isthmus.base.matrix import Stored, View, code_room, columns, exact_products, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, compact, outer_of, total
 from isthmus.sketches.base import (
@@ -246,7 +246,7 @@ def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 def _inputs(form: Outer, right: Tensor) -> Tensor:
     """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
     last, factor = None, form.a
-    assert not is_lazy(factor)
+    assert not isinstance(factor, View)
     if form.ones:
         last, right = right[:, -1], right[:, :-1]
     if not is_sparse(factor):
