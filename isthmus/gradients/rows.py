@@ -28,9 +28,9 @@ from isthmus.base.matrix import (
     Matrix,
     Stored,
     Total,
+    View,
     as_dtype,
     exact_products,
-    is_lazy,
     is_sparse,
     matmul,
     rmatmul,
@@ -43,9 +43,6 @@ from isthmus.gradients.grids import applies, integer_sum
 from isthmus.gradients.rounding import CHUNK_BYTES
 from isthmus.sketches.base import Mate, OuterForm, Sketch, TableForm, leaf_code, outer_codes
 from isthmus.sketches.kronecker import KroneckerMap
-
-_SMALL = 1 << 20
-"""Numbers of a leaf that is joined with other small ones: fewer and larger steps."""
 
 
 class Rows(ABC):
@@ -443,25 +440,8 @@ class Stack(Rows):
         self.dtype = rounding.working(*(piece.dtype for _, piece in self.items))
         self.device = self.items[0][1].device
 
-    @cached_property
-    def _pieces(self) -> list[tuple[Rows, list[tuple[int, int]]]]:
-        """The leaves with their places among the d columns; small ones that are matrices together, as one matrix."""
-        pieces: list[tuple[Rows, list[tuple[int, int]]]] = []
-        small: list[tuple[Tensor, tuple[int, int]]] = []
-        lo = 0
-        for _, piece in self.items:
-            place = (lo, lo + piece.d)
-            if isinstance(piece, Dense) and piece.values.dtype == self.dtype and self.n * piece.d <= _SMALL:
-                small.append((piece.values, place))
-            else:
-                pieces.append((piece, [place]))
-            lo += piece.d
-        if small:
-            pieces.append((Dense(torch.cat([values for values, _ in small], 1)), [place for _, place in small]))
-        return pieces
-
     def norm_upper(self, ord: float = 2) -> Tensor:
-        uppers = torch.stack([piece.norm_upper(ord) for piece, _ in self._pieces])
+        uppers = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
         scale = uppers.new_ones(self.n)
         if self.dtype == torch.float64 and self.device.type != "cuda":  # whose squares may leave the range
             scale = rounding.power_of_two(uppers.T, 1000)
@@ -472,27 +452,24 @@ class Stack(Rows):
         room, keep = self._room(rho, out), weights != 0
         if self.factor != 1.0:
             weights = rounding.times(self._cast(weights), self.factor)
-        for piece, places in self._pieces:
+        lo = 0
+        for _, piece in self.items:
+            place, lo = room[lo : lo + piece.d], lo + piece.d
             if weights.is_cuda and not piece.skips:
                 piece = piece.masked(keep)
-            if len(places) == 1:
-                piece.sum_to(weights, rho, room[slice(*places[0])])
-                continue
-            parts = piece.sum_to(weights, rho, room.new_empty(piece.d)).split([hi - lo for lo, hi in places])
-            for (lo, hi), part in zip(places, parts, strict=True):
-                room[lo:hi] = part
+            piece.sum_to(weights, rho, place)
         return room
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """That of the leaves whose rows are several terms; the others are no longer than the rows."""
-        sizes = [size for piece, _ in self._pieces if (size := piece.mass(ord)) is not None]
+        sizes = [size for _, piece in self.items if (size := piece.mass(ord)) is not None]
         if not sizes:
             return None
         whole: Tensor = torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0)
         return whole * (abs(self.factor) * (1 + 2.0**-40))
 
     def underflow(self) -> float | Tensor:
-        return sum(piece.underflow() for piece, _ in self._pieces) * max(1.0, abs(self.factor))
+        return sum(piece.underflow() for _, piece in self.items) * max(1.0, abs(self.factor))
 
     def part(self, lo: int, hi: int) -> Stack:
         return self._each(lambda piece: piece.part(lo, hi))
@@ -508,9 +485,7 @@ class Stack(Rows):
 
     def scaled(self, factor: float) -> Stack:
         """Norms and weights take the factor: the leaves stay as they are."""
-        stack = Stack(self.items, self.factor * factor)
-        stack.__dict__["_pieces"] = self._pieces
-        return stack
+        return Stack(self.items, self.factor * factor)
 
     def leaves(self) -> list[tuple[str, Rows]]:
         if self.factor == 1.0:
@@ -573,13 +548,14 @@ class Outer(Rows):
         sizes: Callable[[float], Tensor] | None = None,
         grid: float | None = None,
     ) -> None:
-        ndims = (2,) if is_sparse(a) else (2, 3)
-        validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
-        same = b.ndim == a.ndim and tuple(b.shape[:-1]) == tuple(a.shape[:-1])
-        remedy = f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}"
-        validate.check(same, "b.shape", tuple(b.shape), remedy)
-        remedy = "give ones=False: a CSR factor carries its own column of ones"
-        validate.check(not (ones and is_sparse(a)), "ones", ones, remedy)
+        sparse = is_sparse(a)
+        if a.ndim not in (2, 3) or (sparse and a.ndim == 3):
+            validate.refuse("a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
+        if b.ndim != a.ndim or tuple(b.shape[:-1]) != tuple(a.shape[:-1]):
+            remedy = f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}"
+            validate.refuse("b.shape", tuple(b.shape), remedy)
+        if ones and sparse:
+            validate.refuse("ones", ones, "give ones=False: a CSR factor carries its own column of ones")
         self.a: Matrix = a.detach() if isinstance(a, Tensor) else a
         self.b, self.ones, self.grid = b.detach(), ones, grid
         self.n, self.p, self.q = a.shape[0], a.shape[-1] + ones, b.shape[-1]
@@ -604,7 +580,7 @@ class Outer(Rows):
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """sum_t ||a_t|| ||b_t|| where there are several terms, or one that is seen through a centring map."""
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             size = self.a.mass()
             if size is None:
                 return None
@@ -640,7 +616,7 @@ class Outer(Rows):
     def _seen_sum(self, weights: Tensor, rho: float) -> Tensor:
         """The same for sparse and mapped factors: in float64 unless they are few."""
         a = self.a
-        if is_lazy(a):  # a map has roundings of its own
+        if isinstance(a, View):  # a map has roundings of its own
             rho = max(0.0, rho - rounding.gamma(a.roundings, torch.float64))
         elif self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
             return rmatmul(a, self._wide(self.b) * self._cast(weights)[:, None]).T.reshape(-1)
@@ -663,7 +639,7 @@ class Outer(Rows):
             return torch.einsum(rule, b, a).reshape(self.n, self.d)
 
     def masked(self, keep: Tensor) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().masked(keep)
         rows = keep.view(-1, *[1] * (self.b.ndim - 1))
         b = torch.where(rows, self.b, 0.0)
@@ -673,7 +649,7 @@ class Outer(Rows):
         return Outer(torch.where(rows, self.a, 0.0), b, self.ones)
 
     def mixed(self, index: Tensor, shares: Tensor) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().mixed(index, shares)
         (m, k), index = index.shape, index.to(self.device)
         b = self._wide(self.b)[index] * self._cast(shares).view(m, k, *[1] * (self.b.ndim - 1))
@@ -682,9 +658,11 @@ class Outer(Rows):
         if is_sparse(self.a):
             return Outer(self.a[index[:, 0].numpy()], b[:, 0])
         assert isinstance(self.a, Tensor)
+        taken = (shares != 0).to(self.device).view(m, k, *[1] * (self.a.ndim - 1))
+        a = torch.where(taken, self.a[index], 0.0)  # a row of share 0 leaves no trace, not even in a factor
         if k == 1:
-            return Outer(self.a[index[:, 0]], b[:, 0], self.ones)
-        return Outer(self.a[index].flatten(1, -2), b.flatten(1, -2), self.ones)
+            return Outer(a[:, 0], b[:, 0], self.ones)
+        return Outer(a.flatten(1, -2), b.flatten(1, -2), self.ones)
 
     def scaled(self, factor: float) -> Outer:
         return Outer(self.a, self._wide(self.b) * factor, self.ones, self._given, self.grid)
@@ -695,7 +673,7 @@ class Outer(Rows):
         return super().minus(other)
 
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().through(sketch, lo)
         a = self.a if is_sparse(self.a) else self._shown(self.a.to(rounding.working(self.a.dtype)))
         if self.q == 1 and self.positions == 1:
@@ -703,12 +681,12 @@ class Outer(Rows):
         return Dense(outer_codes(sketch, a, self._wide(self.b), lo))
 
     def outer_form(self) -> OuterForm | None:
-        return None if is_lazy(self.a) else OuterForm(self.a, self.b, self.ones)
+        return None if isinstance(self.a, View) else OuterForm(self.a, self.b, self.ones)
 
     def inner(self, other: Mate) -> Tensor:
         """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
         mate = other.outer_form()
-        if mate is None or is_lazy(self.a):
+        if mate is None or isinstance(self.a, View):
             return super().inner(other)
         view = mate.whole_a()
         theirs, m = mate.b[:, ..., 0].numel() // max(1, other.n), other.n

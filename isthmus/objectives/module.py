@@ -7,6 +7,7 @@ gradient, so that the weight-gradient product is never done.  `isthmus.gradients
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
@@ -42,24 +43,15 @@ class ModuleObjective:
         *,
         reduction: str = "mean",
         penalty: Penalty | None = None,
-        layers: Layers | None = None,
-        guard: passes.Guard | None = None,
     ) -> None:
         validate.one_of(("mean", "sum"), reduction=reduction)
-        self.x, self.y = data
-        validate.check(
-            len(self.x) == len(self.y) > 0,
-            "data",
-            (len(self.x), len(self.y)),
-            "give as many targets as inputs, at least one",
-        )
-        self.n, self.reduction, self.penalty, self._loss = len(self.x), reduction, penalty or NoPenalty(), loss
-        if layers is None:
-            layers = Layers(module)
-            layers.attach()
-        self.layers, self.space, self.d = layers, layers.space, layers.space.d
-        self.guard = passes.Guard(layers.module, False, layers.parameters()) if guard is None else guard
-        self.dtype = next(layers.parameters()).dtype
+        self._load(data)
+        self.reduction, self.penalty, self._loss = reduction, penalty or NoPenalty(), loss
+        self.layers = Layers(module)
+        self.layers.attach()
+        self.space, self.d = self.layers.space, self.layers.space.d
+        self.guard = passes.Guard(module, False, self.layers.parameters())
+        self.dtype = next(self.layers.parameters()).dtype
 
     def start(self) -> Tensor:
         """The module's parameters as they are."""
@@ -67,15 +59,15 @@ class ModuleObjective:
 
     def on(self, data: tuple[Tensor, Tensor]) -> ModuleObjective:
         """The same loss of the same module on other data."""
-        return ModuleObjective(
-            self.layers.module,
-            self._loss,
-            data,
-            reduction=self.reduction,
-            penalty=self.penalty,
-            layers=self.layers,
-            guard=self.guard,
-        )
+        other = copy.copy(self)
+        other._load(data)
+        return other
+
+    def _load(self, data: tuple[Tensor, Tensor]) -> None:
+        self.x, self.y = data
+        self.n = len(self.x)
+        remedy = "give as many targets as inputs, at least one"
+        validate.check(self.n == len(self.y) > 0, "data", (self.n, len(self.y)), remedy)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
