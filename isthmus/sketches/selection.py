@@ -16,25 +16,11 @@ from isthmus.base import validate
 from isthmus.base.matrix import Stored, code_room, is_sparse, to_dense
 from isthmus.base.space import Space
 from isthmus.sketches import base
-from isthmus.sketches.base import (
-    CodesLeaves,
-    CodesOuter,
-    LiftsLeaves,
-    R,
-    Random,
-    Size,
-    Sketch,
-    as_applied,
-    check_block,
-    check_vector,
-    resolve,
-    round_up,
-)
 from isthmus.sketches.bijections import Permutation
 from isthmus.sketches.compose import stack
 
 
-class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
+class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
     """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I.
 
     Codes are chosen coordinates: the others are missing, so that a lift divides by the coverage.
@@ -47,23 +33,23 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
         self.index, self.scale, self.coverage = index.cpu(), scale, coverage
         self.norm = scale
         if scale != 1.0:
-            self.norm = round_up(scale, 4)
+            self.norm = base.round_up(scale, 4)
 
     def forward(self, v: Tensor) -> Tensor:
         """scale * v[index]."""
-        check_vector(self, v, "v", self.d)
+        base.check_vector(self, v, "v", self.d)
         return v[self._at(v.device)] * self.scale
 
     def adjoint(self, y: Tensor) -> Tensor:
         """y * scale in its places, zero elsewhere."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         out = y.new_zeros(self.d)
         out[self._at(y.device)] = y * self.scale
         return out
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf, from the part of the code that it owns."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         places = self._owned(name)
         if places.start == places.stop:
             return y.new_zeros(self.space[name].size)
@@ -71,7 +57,7 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The chosen columns of the block."""
-        places, local = self._inside(lo, check_block(self, x, lo))
+        places, local = self._inside(lo, base.check_block(self, x, lo))
         code = code_room(x, self.m)
         if is_sparse(x):
             read = to_dense(x[:, local.numpy()])
@@ -95,7 +81,7 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
             code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
         return code
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: base.R) -> base.R | None:
         """A leaf owns a part of the code: a whole one the scaled rows themselves, one outside the subset None."""
         places = self._owned(name)
         if places.start == places.stop:
@@ -106,7 +92,7 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
             return rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, base.R | None]) -> base.R:
         """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
         return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
 
@@ -162,27 +148,27 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
         validate.one_of((1, 2, math.inf), ord=ord)
         if self.scale == 1.0:
             return self.norm
-        return as_applied(self.norm, 1, 1)
+        return base.as_applied(self.norm, 1, 1)
 
 
 @dataclass(frozen=True)
-class Coordinates(Random):
+class Coordinates(base.Random):
     """m random coordinates times sqrt(d/m): Phi Phi' = (d/m) I and E[Phi' Phi] = I.
 
     >>> sorted(Coordinates(4).draw(4).forward(torch.arange(4.0)).tolist())
     [0.0, 1.0, 2.0, 3.0]
     """
 
-    m: Size
+    m: base.Size
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""
-        m = resolve(self.m, space.d, t)
+        m = base.resolve(self.m, space.d, t)
         return SelectionMap(space, Permutation(key, space.d).first(m), math.sqrt(space.d / m), m / space.d)
 
 
 @dataclass(frozen=True, eq=False)
-class Nice(Random):
+class Nice(base.Random):
     """x -> x[U] / C_U for a uniformly random tau-subset U: the tau-nice sampling.
 
     `bounds` are per-coordinate bounds c_j and C_U = sqrt(sum_{j in U} c_j^2), so that a gradient with
@@ -200,7 +186,7 @@ class Nice(Random):
         super().__post_init__()
         validate.positive_int(tau=self.tau)
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The subset of a key."""
         validate.at_most(space.d, "the dimension d", tau=self.tau)
         chosen = Permutation(key, space.d).first(self.tau)
@@ -211,7 +197,7 @@ class Nice(Random):
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks(Random):
+class Blocks(base.Random):
     """x -> x[S] / C_S for one of several subsets S of [0, d), drawn with probability p_S.
 
     `blocks` is a number of (nearly) equal blocks, or a list of index tensors, slices, leaf names and lists of leaf
@@ -248,7 +234,7 @@ class Blocks(Random):
             return int(self.blocks)
         return len(self.blocks)
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The block of a key."""
         if space not in self._known:
             self._known[space] = _Partition.of(space, self)
