@@ -87,10 +87,6 @@ class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
         """The rows themselves."""
         return rows
 
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"the whole gradient, {self.d} numbers"
-
 
 def stack(pieces: Mapping[str, base.R | None]) -> base.R:
     """Pieces that own one slice of the code each, in order; None is left out."""
@@ -188,10 +184,6 @@ class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
             codes = self.inner.encode(rows)
         return rows.residual(codes, self.inner)
 
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"what is lost by the first of two maps ({self.inner.describe()}), {self.d} numbers"
-
 
 @dataclass(frozen=True)
 class PerLeaf(base.Random):
@@ -234,14 +226,6 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
         if self.together:
             return slice(0, self.m)
         return self.code_space.slice(name)
-
-    def forward(self, v: Tensor) -> Tensor:
-        """The codes of all leaves, in their places."""
-        base.check_vector(self, v, "v", self.d)
-        code = v.new_zeros(self.m)
-        for name, block in self.blocks.items():
-            code[self.place(name)] += self.scales[name] * block.forward(v[self.space.slice(name)])
-        return code
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
@@ -294,11 +278,6 @@ class PerLeafMap(BlockMap):
         """The largest of the blocks': leaves do not mix."""
         whole = base.round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
         return base.as_applied(whole, 1, 1)  # the scale of a block is one more factor
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        kind = type(next(iter(self.blocks.values()))).__name__
-        return f"a {kind} for each of {len(self.blocks)} leaves, {self.m} numbers for {self.d} parameters"
 
 
 @dataclass(frozen=True, eq=False)

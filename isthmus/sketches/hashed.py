@@ -532,7 +532,3 @@ class TensorMap(HashedMap, base.CodesOuter):
     def row_counts(self) -> Tensor:
         """How many non-zeros each row has: the shapes and m settle it."""
         return self.layout.counts
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"a tensor sketch of {len(self._shapes)} leaves: {self.m} numbers for {self.d} parameters"

@@ -159,12 +159,6 @@ class KroneckerMap(base.CodesLeaves, base.LiftsInPlace):
         sides = ([f.double().abs().sum(dim).max() for f in pair] for pair in self.factors.values())
         return self.scale * max(float(left * right) for left, right in sides)
 
-    def describe(self) -> str:
-        """One sentence for reports."""
-        widest = max(self.code_space.leaves, key=lambda leaf: leaf.size).shape
-        size = f"{self.m} numbers for {self.d} parameters"
-        return f"Kronecker codes of {len(self.factors)} leaves, at most {widest[0]} x {widest[1]} each: {size}"
-
 
 class Side(NamedTuple):
     """Factors of one shape, of the named leaves, as one tensor (count, rank, size); side 0 is P_out, 1 is P_in."""

@@ -206,39 +206,19 @@ def map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
     return JoinedMap(space, blocks, norm)
 
 
-class PublicMap(base.Sketch):
-    """What the maps on public directions share; tight with norm 1."""
-
-    tight = True
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"the top {self.m} directions of public gradients, of {self.d} parameters"
-
-    def captured(self, rows: base.CodeRows) -> float:
-        """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
-        inside, whole = (float(r.norms(2).double().square().sum()) for r in (self.encode(rows), rows))
-        if whole == 0:
-            return 1.0
-        return inside / whole
-
-
-class SubspaceMap(PublicMap, base.CodesOuter, base.LiftsRanges):
+class SubspaceMap(base.CodesOuter, base.LiftsRanges):
     """Phi = V' for a basis V (d x k) with orthonormal columns.
 
     `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
     """
+
+    tight = True
 
     def __init__(self, space: Space, basis: Tensor, norm: float | None = None):
         self.space, self.d, self.m, self.basis = space, space.d, basis.shape[1], basis
         if norm is None:
             norm = base.round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps)
         self.norm = norm
-
-    def forward(self, v: Tensor) -> Tensor:
-        """V' v."""
-        base.check_vector(self, v, "v", self.d)
-        return self._basis(v.device, v.dtype).T @ v
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         base.check_vector(self, y, "y", self.m)
@@ -280,7 +260,7 @@ class SubspaceMap(PublicMap, base.CodesOuter, base.LiftsRanges):
         return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
 
 
-class FactoredMap(PublicMap, base.CodesLeaves, base.LiftsLeaves):
+class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
     """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
 
     A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.
@@ -289,6 +269,8 @@ class FactoredMap(PublicMap, base.CodesLeaves, base.LiftsLeaves):
     >>> FactoredMap(Space.of({"w": (2, 2)}), factors, torch.tensor([[0.2]])).adjoint(torch.ones(1))
     tensor([0.6000, 0.8000, 0.0000, 0.0000])
     """
+
+    tight = True
 
     def __init__(self, space: Space, factors: Factors, weights: Tensor, norm: float = base.round_up(1.0)):
         self.space, self.d, self.m = space, space.d, weights.shape[1]
@@ -334,8 +316,10 @@ class FactoredMap(PublicMap, base.CodesLeaves, base.LiftsLeaves):
         return self._memo.keep(("factors", device), lambda: self.factors.to(device, torch.float64))
 
 
-class JoinedMap(BlockMap, PublicMap):
+class JoinedMap(BlockMap):
     """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
+
+    tight = True
 
     def __init__(self, space: Space, blocks: Mapping[str, base.Sketch], norm: float):
         super().__init__(space, blocks, dict.fromkeys(blocks, 1.0), together=True)

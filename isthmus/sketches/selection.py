@@ -35,11 +35,6 @@ class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
         if scale != 1.0:
             self.norm = base.round_up(scale, 4)
 
-    def forward(self, v: Tensor) -> Tensor:
-        """scale * v[index]."""
-        base.check_vector(self, v, "v", self.d)
-        return v[self._at(v.device)] * self.scale
-
     def adjoint(self, y: Tensor) -> Tensor:
         """y * scale in its places, zero elsewhere."""
         base.check_vector(self, y, "y", self.m)
@@ -104,10 +99,6 @@ class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
             share = share.to(like)[at]
         out[at] = 1 / share
         return out
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"{self.m} of {self.d} coordinates, times {self.scale:.4g}"
 
     def _at(self, device: torch.device) -> slice | Tensor:
         """The index, as a slice where it is one: a slice is read without a gather."""
