@@ -117,8 +117,8 @@ def _whitened_signs(signs: Tensor) -> Tensor:
     with exact_products(rows.device):
         gram = (rows @ rows.mT).double()
         if rows.is_cuda:
-            root: Tensor = _inverse_root(gram / size).float()
-            return root @ (rows * size**-0.5)
+            on_device: Tensor = _inverse_root(gram / size).float() @ (rows * size**-0.5)
+            return on_device
         factor: Tensor = torch.linalg.cholesky(gram)
         inverse: Tensor = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
         whitened: Tensor = inverse @ rows.double()
