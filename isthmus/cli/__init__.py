@@ -26,12 +26,12 @@ import click
 import isthmus
 from isthmus.cli import commands
 
-FAILED, WRONG, OVER_BUDGET, INTERRUPTED, DAMAGED = 1, 2, 3, 4, 5
+_FAILED, _WRONG, _OVER_BUDGET, _INTERRUPTED, _DAMAGED = 1, 2, 3, 4, 5
 _CODES = {
-    **{"InvalidInput": WRONG, "BudgetExceeded": OVER_BUDGET, "Interrupted": INTERRUPTED},
-    **{"LedgerCorrupt": DAMAGED, "FolderDamaged": DAMAGED, "RankFailed": FAILED, "CannotWrite": FAILED},
+    **{"InvalidInput": _WRONG, "BudgetExceeded": _OVER_BUDGET, "Interrupted": _INTERRUPTED},
+    **{"LedgerCorrupt": _DAMAGED, "FolderDamaged": _DAMAGED, "RankFailed": _FAILED, "CannotWrite": _FAILED},
 }
-EPILOG = """\b
+_EPILOG = """\b
 Exit codes: 0 done, 1 a promise or a check failed, 2 wrong input, 3 over the
 budget, 4 interrupted (train --resume goes on), 5 a damaged run or ledger."""
 
@@ -53,7 +53,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            code, words = INTERRUPTED, "interrupted"
+            code, words = _INTERRUPTED, "interrupted"
         except click.ClickException as error:
             _answer(ctx, error.format_message(), error.exit_code)
             raise
@@ -62,10 +62,10 @@ class Commands(click.Group):
         except Exception as error:
             exit_code = code_of(error)
             if exit_code is None:
-                _answer(ctx, f"{type(error).__name__}: {error}", FAILED)
+                _answer(ctx, f"{type(error).__name__}: {error}", _FAILED)
                 raise
             code, words = exit_code, str(error)
-            if code == OVER_BUDGET:  # what a run that a budget refuses may ask for instead
+            if code == _OVER_BUDGET:  # what a run that a budget refuses may ask for instead
                 delta: float = vars(error)["budget"][1] / 10
                 words += f" Give a smaller --epsilon, or a --delta well below that of the budget, such as {delta:.0e}."
         if commands.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
@@ -89,7 +89,7 @@ def code_of(error: BaseException) -> int | None:
 
 
 @click.group(
-    cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(isthmus.__version__, prog_name="isthmus")
 def main() -> None:

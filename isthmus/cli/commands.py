@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # what a command needs is loaded when it runs
     from isthmus.runs.prepare import PreparedRows
     from isthmus.runs.train import Outcome
 
-Command = TypeVar("Command", bound=Callable[..., object])
-Decorator = Callable[[Command], Command]
+_Command = TypeVar("_Command", bound=Callable[..., object])
+_Decorator = Callable[[_Command], _Command]
 
 _FILE = click.Path(dir_okay=False)
 
@@ -72,7 +72,7 @@ def _words(text: str | None, option: str = "--classes") -> list[str] | None:
         raise click.UsageError(words) from None
 
 
-def _option(flags: str, kind: object, words: str, **more: object) -> Decorator:
+def _option(flags: str, kind: object, words: str, **more: object) -> _Decorator:
     """An option; `kind` is its type, a list of what it may be, or how its text is called."""
     if isinstance(kind, str):
         more["metavar"] = kind
@@ -152,8 +152,8 @@ _TRAIN = [
 ]
 
 
-def _all(options: list[Decorator]) -> Decorator:
-    def decorate(command: Command) -> Command:
+def _all(options: list[_Decorator]) -> _Decorator:
+    def decorate(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
         return command
@@ -187,7 +187,7 @@ def train(screen: Out, resume: str | None, dry_run: bool, write_schema: str | No
         _carried(screen, "resume", resume)
         return
     config = given.pop("config")
-    options = options_of(**given)
+    options = _options_of(**given)
     if options.get("data") is None and config is None:
         raise click.UsageError("Give a file to train on, --config or --resume.")
     settings, declared = late("runs.config").load(config, options)
@@ -216,7 +216,7 @@ def _carried(screen: Out, begin: str, *what: object) -> None:
         _finish(screen, outcome)
 
 
-def options_of(
+def _options_of(
     bounds: tuple[str, ...], ids: tuple[str, ...], drop: tuple[str, ...], no_intercept: bool = False, **given: Any
 ) -> dict[str, Any]:
     """The options as settings and columns."""
@@ -262,7 +262,7 @@ def _finish(screen: Out, outcome: Outcome) -> None:
         covered = "everything counted"
         if outcome.leaks:
             covered = "of what was released with noise"
-        elif outcome.warnings:
+        elif record.warnings:
             covered = "with the warnings above"
         if outcome.bought:
             covered += " (training and test figures)"
@@ -362,7 +362,7 @@ def schema(screen: Out, data: str, sample: str | None, **given: Any) -> None:
 
     What neither the options nor the sample tell stands there as "?", to be filled in from what is publicly known.
     """
-    settings, declared = late("runs.config").load(None, {"data": data, **options_of(**given)})
+    settings, declared = late("runs.config").load(None, {"data": data, **_options_of(**given)})
     target = late("runs.config").target_of(settings)
     whole = {"reading": settings.reading, "decimal": settings.decimal, "bounds": settings.bounds}
     draft = late("tables.infer").draft(data, declared, target, sample=sample, **whole)
@@ -390,7 +390,7 @@ def describe(screen: Out, data: str, bins: int, delta: float | None, adjacency: 
     Only declared columns are looked at; the range of a number without one is bought. Every figure has noise, whose
     standard deviation is beside it, and the number of rows is one of them.
     """
-    options = options_of(**given) | {"data": data, "delta": delta}
+    options = _options_of(**given) | {"data": data, "delta": delta}
     if given["budget"] and adjacency is None:
         adjacency = late("runs.budget").open_shared(given["budget"]).adjacency.value
     settings, declared = late("runs.config").load(None, options | {"adjacency": adjacency})
@@ -423,7 +423,7 @@ def plan(screen: Out, constraint: str | None, public: str | None, **facts: Any) 
     \b
       isthmus plan --rows 30000 --columns 120 --epsilon 1
     """
-    with uncollected():
+    with _uncollected():
         public_rows = None
         if public is not None:
             table = late("tables.files").read(public)
@@ -532,7 +532,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def _uncollected() -> Iterator[None]:
     """Without the garbage collector, which would look through a short command's imports again and again.
 
     What is there in the end is kept, so that the exit does not look through it either: a fifth of a plan's time.

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import socket
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlparse
 
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.distributed.parts import SECONDS, check_estimator, fitted, free_address, only
+from isthmus.distributed.parts import SECONDS, RankFit, free_address, only
 
 
 def fit(
@@ -32,44 +33,37 @@ def fit(
     """
     import distributed
 
-    check_estimator(estimator)
-    client = distributed.default_client() if client is None else client
-    pieces = _pieces(client, [collection for collection in (X, y, sample_weight) if collection is not None])
+    ranks = RankFit(estimator, seconds)
+    client = client or distributed.default_client()
     pieces_of = defaultdict(list)
-    for piece, worker in pieces:
+    given = [collection for collection in (X, y, sample_weight) if collection is not None]
+    for piece, worker in _pieces(client, given):
         pieces_of[worker].append(piece)
-    workers = list(pieces_of)
-    ours = {"pure": False, "allow_other_workers": False}
-    processes = client.gather([client.submit(_process, workers=[place], **ours) for place in workers])
-    apart = len(set(processes)) == len(workers)
-    validate.check(
-        apart, "client", "workers that are threads", "give a cluster of processes: LocalCluster(processes=True)"
-    )
-    with distributed.MultiLock(names=workers, client=client):  # all ranks must run at once
-        host = urlparse(workers[0]).hostname
-        address = client.submit(free_address, host, workers=[workers[0]], **ours).result()
-        tasks = [
-            client.submit(
-                _rank, estimator, pieces_of[place], address, rank, len(workers), seconds, workers=[place], **ours
-            )
-            for rank, place in enumerate(workers)
-        ]
+    places = list(pieces_of)
+
+    def on(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        return client.submit(function, *arguments, workers=[place], pure=False, allow_other_workers=False)
+
+    processes = client.gather([on(place, _process) for place in places])
+    remedy = "give a cluster of processes: LocalCluster(processes=True)"
+    validate.check(len(set(processes)) == len(places), "client", "workers that are threads", remedy)
+    with distributed.MultiLock(names=places, client=client):  # all ranks must run at once
+        address = on(places[0], free_address, urlparse(places[0]).hostname).result()
+        meeting = [(address, rank, len(places)) for rank in range(len(places))]
+        tasks = [on(at, _rank, ranks, pieces_of[at], *who) for at, who in zip(places, meeting, strict=True)]
         return only(client.gather(tasks))
 
 
 def _pieces(client: Any, collections: list[Any]) -> list[tuple[list[Any], str]]:
     """Blocks of rows as futures, and the worker that has each; those of one block are brought together."""
+    import dask.array
     import distributed
 
     columns = []
     for collection in collections:
-        whole = (
-            collection.rechunk({1: -1})
-            if getattr(collection, "ndim", 1) == 2 and hasattr(collection, "rechunk")
-            else collection
-        )
-        blocks = whole.to_delayed()
-        columns.append(client.compute(list(blocks.ravel() if hasattr(blocks, "ravel") else blocks)))
+        if isinstance(collection, dask.array.Array) and collection.ndim == 2:
+            collection = collection.rechunk({1: -1})
+        columns.append(client.compute(list(np.ravel(collection.to_delayed()))))
     lengths = {len(column) for column in columns}
     validate.check(len(lengths) == 1, "y", sorted(lengths), "give X and y with the same number of partitions")
     distributed.wait([future for column in columns for future in column])
@@ -82,19 +76,12 @@ def _process() -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
-def _rank(estimator: Any, pieces: list[list[Any]], address: str, rank: int, size: int, seconds: float) -> Any:
+def _rank(ranks: RankFit, pieces: list[list[Any]], address: str, rank: int, size: int) -> bytes | None:
     """The fit of one worker, with the blocks of rows that it has."""
-    return fitted(
-        estimator,
-        lambda: tuple(_joined(list(column)) for column in zip(*pieces, strict=True)),
-        address,
-        rank,
-        size,
-        seconds,
-    )
+    return ranks.on_rows(lambda: tuple(map(_joined, zip(*pieces, strict=True))), address, rank, size)
 
 
-def _joined(blocks: list[Any]) -> Any:
+def _joined(blocks: Sequence[Any]) -> Any:
     """Blocks of rows one after the other, in the kind that they are."""
     if hasattr(blocks[0], "iloc"):
         import pandas

@@ -30,7 +30,7 @@ Private training needs no hook: `make_private(group=)` never forms the gradients
 """
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,35 +43,35 @@ from isthmus.base.randomness import key, sign_range
 from isthmus.base.space import Leaf, Space
 from isthmus.sketches import SRHT, Coordinates, CountSketch, Random, Sketch
 
-WIDE = 53
+_WIDE = 53
 """Integers below 2^53 are float64 numbers."""
 
 
-def exact_product(a: Tensor, b: Tensor) -> Tensor:
+def _exact_product(a: Tensor, b: Tensor) -> Tensor:
     """a b in float64, each factor rounded to half of 53 - log2(k) bits: the same bits in whatever order it is added.
 
     a keeps a scale for each row and b one for each column.
 
     >>> a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> exact_product(a, a).tolist()
+    >>> _exact_product(a, a).tolist()
     [[7.0, 10.0], [15.0, 22.0]]
     """
-    bits = (WIDE - math.ceil(math.log2(max(2, a.shape[1])))) // 2
+    bits = (_WIDE - math.ceil(math.log2(max(2, a.shape[1])))) // 2
     (left, rows), (right, columns) = _integers(a, bits, 1), _integers(b, bits, 0)
     return (left @ right) * rows * columns
 
 
-def orthonormal(columns: Tensor) -> Tensor:
+def _orthonormal(columns: Tensor) -> Tensor:
     """An orthonormal basis of what k linearly independent columns span, twice by R'R = X'X and X R^-1; float64.
 
-    >>> basis = orthonormal(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]))
+    >>> basis = _orthonormal(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]))
     >>> bool(torch.allclose(basis.T @ basis, torch.eye(2, dtype=torch.float64), atol=1e-6))
     True
     """
     for _ in range(2):  # the first leaves an error of the condition number's order, the second one of rounding's
         scales = _powers(columns, 0)
         columns = columns.double() / scales
-        columns = exact_product(columns, _inverse_factor(exact_product(columns.T, columns)))
+        columns = _exact_product(columns, _inverse_factor(_exact_product(columns.T, columns)))
     return columns
 
 
@@ -100,23 +100,37 @@ def _powers(x: Tensor, dim: int) -> Tensor:
     return torch.where(top > 0, torch.exp2(torch.frexp(top).exponent.double()), 1.0)
 
 
-EQUAL = (SRHT, CountSketch, Coordinates)
+_EQUAL = (SRHT, CountSketch, Coordinates)
 """Sketches whose maps and lifts are equal to the bit on every rank; those made by a QR depend on thread counts."""
 
-Kept = MutableMapping[str, Tensor]
-"""What a way remembers between rounds, by parameter and equal on all ranks."""
+_Names = tuple[str, ...]
 
-Mean = Callable[[Tensor], Tensor]
+_Mean = Callable[[Tensor], Tensor]
 """The mean over all ranks of a vector; every rank must ask for it."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One bucket: its place, and the parameters in it by the number under which the state knows them."""
+class _Round:
+    """What one bucket is sent by: its place and the space of its parameters, the step, and the state that is kept."""
 
+    state: "SketchState"
     index: int
     space: Space
-    names: tuple[str, ...]
+    t: int
+
+    @property
+    def names(self) -> _Names:
+        """The parameters, by the number under which the state knows them."""
+        return tuple(leaf.name for leaf in self.space.leaves)
+
+    def basis(self, side: str, leaf: Leaf, columns: Tensor) -> Tensor:
+        """An orthonormal basis of columns and a little of random signs; of random signs alone where they are 0."""
+        sign_key = key(self.state.seed, self.t, side, leaf.name)
+        signs = sign_range(sign_key, 0, columns.numel(), columns.device).view(columns.shape).double()
+        wide = columns.double()
+        top = wide.abs().max()  # a maximum has no order
+        mixed = torch.where(top > 0, wide / torch.where(top > 0, top, 1.0) + _INSURANCE * signs, signs)
+        return _orthonormal(mixed).to(columns.dtype)
 
 
 @dataclass(frozen=True)
@@ -133,11 +147,11 @@ class Drawn:
 
     def __post_init__(self) -> None:
         remedy = "give WarmRank(rank), or SRHT, CountSketch or Coordinates with a share of a bucket: CountSketch(0.01)"
-        validate.check(isinstance(self.encoder, EQUAL), "way", self.encoder, remedy)
+        validate.check(isinstance(self.encoder, _EQUAL), "way", self.encoder, remedy)
 
-    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> Sketch:
+    def map(self, round: _Round, v: Tensor, mean: _Mean) -> Sketch:
         """The map of (seed, t, bucket)."""
-        sketch = self.encoder.draw(layout.space, seed=key(seed, layout.index), t=t)
+        sketch = self.encoder.draw(round.space, seed=key(round.state.seed, round.index), t=round.t)
         remedy = "make it with scaling='tight': other sketches have no cheap pseudo-inverse"
         validate.check(sketch.tight, "way", self.encoder, remedy)
         return sketch
@@ -147,20 +161,19 @@ class Drawn:
         lifted = drawn.pinv(y)
         if self.feedback:
             return lifted
-        share = drawn.coverage
-        return lifted / (share.to(y) if isinstance(share, Tensor) else share)
+        return lifted / torch.as_tensor(drawn.coverage).to(y)
 
-    def learn(self, drawn: Sketch, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
+    def learn(self, round: _Round, drawn: Sketch, code: Tensor) -> None:
         """Nothing: the next map is drawn too."""
 
 
-LEFT, RIGHT = "left", "right"
+_LEFT, _RIGHT = "left", "right"
 
-INSURANCE = 2.0**-13
+_INSURANCE = 2.0**-13
 """Random directions that are mixed into a basis, relative to its length: where a gradient has fewer than r directions,
 the others are new ones and not what rounding leaves."""
 
-NARROW = 16
+_NARROW = 16
 """Products with a side below this differ between thread counts in the library of torch: they are made exact."""
 
 
@@ -178,66 +191,68 @@ class WarmRank:
     def __post_init__(self) -> None:
         validate.positive_int(rank=self.rank)
 
-    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> "LowRankMap":
+    def map(self, round: _Round, v: Tensor, mean: _Mean) -> "_LowRankMap":
         """The projection of this round: onto the mean's left directions, or onto what was kept."""
-        space = layout.space
-        warm = LowRankMap(space, {leaf.name: self._side(leaf, seed, t, known_bases, v) for leaf in space.leaves})
-        narrow = warm.without_vectors()
-        if self.halves or not narrow.m:
+        space = round.space
+        warm = _LowRankMap(space, {leaf.name: self._side(round, leaf, v) for leaf in space.leaves if self._rank(leaf)})
+        if self.halves or not warm.sides:
             return warm
-        bases: dict[str, tuple[str, Tensor] | None] = dict.fromkeys(warm.sides)
-        for leaf, part in narrow.parts(mean(narrow.forward(narrow.taken(space, v)))):
-            bases[leaf.name] = LEFT, _basis(part, key(seed, t, LEFT, leaf.name))
-        return LowRankMap(space, bases)
+        chosen = [leaf for leaf in space.leaves if leaf.name in warm.sides]
+        narrow = _LowRankMap(Space.of({leaf.name: leaf.shape for leaf in chosen}), warm.sides)
+        if len(chosen) < len(space.leaves):
+            v = torch.cat([v[space.slice(leaf.name)] for leaf in chosen])
+        parts = narrow.parts(mean(narrow.forward(v)))
+        return _LowRankMap(space, {leaf.name: (_LEFT, round.basis(_LEFT, leaf, part)) for leaf, part in parts})
 
-    def lift(self, drawn: "LowRankMap", y: Tensor) -> Tensor:
+    def lift(self, drawn: "_LowRankMap", y: Tensor) -> Tensor:
         """P R or P Q' of every leaf."""
         return drawn.pinv(y)
 
-    def learn(self, drawn: "LowRankMap", code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
+    def learn(self, round: _Round, drawn: "_LowRankMap", code: Tensor) -> None:
         """The basis of the other side, from the mean code that everybody received."""
+        bases = round.state.bases
         for leaf, part in drawn.parts(code):
-            side, _ = drawn.sides[leaf.name] or (None, None)
-            if side is None:
-                continue
-            matrix, opposite = (part.T, RIGHT) if side == LEFT else (part, LEFT)
-            known_bases.pop(f"{side} {leaf.name}", None)
-            known_bases[f"{opposite} {leaf.name}"] = _basis(matrix, key(seed, t, opposite, leaf.name))
+            if leaf.name in drawn.sides:
+                side, opposite, matrix = _RIGHT, _LEFT, part
+                if drawn.sides[leaf.name][0] == _LEFT:
+                    side, opposite, matrix = _LEFT, _RIGHT, part.T
+                bases.pop(f"{side} {leaf.name}", None)
+                bases[f"{opposite} {leaf.name}"] = round.basis(opposite, leaf, matrix)
 
-    def _side(self, leaf: Leaf, seed: int, t: int, bases: Kept, like: Tensor) -> tuple[str, Tensor] | None:
-        n, k = matrix_shape(leaf)
-        rank = min(self.rank, n // 2, k // 2)
-        if not rank:
-            return None
-        if f"{LEFT} {leaf.name}" in bases:
-            return LEFT, bases[f"{LEFT} {leaf.name}"].to(like)
-        if f"{RIGHT} {leaf.name}" not in bases:
-            bases[f"{RIGHT} {leaf.name}"] = _basis(like.new_zeros(k, rank), key(seed, t, RIGHT, leaf.name))
-        return RIGHT, bases[f"{RIGHT} {leaf.name}"].to(like)
+    def _rank(self, leaf: Leaf) -> int:
+        n, k = _matrix_shape(leaf)
+        return min(self.rank, n // 2, k // 2)
+
+    def _side(self, round: _Round, leaf: Leaf, like: Tensor) -> tuple[str, Tensor]:
+        """The side of a leaf that is kept, and its basis; of a leaf that is new, random directions on the right."""
+        bases, left, right = round.state.bases, f"{_LEFT} {leaf.name}", f"{_RIGHT} {leaf.name}"
+        if left in bases:
+            return _LEFT, bases[left].to(like)
+        if right not in bases:
+            bases[right] = round.basis(_RIGHT, leaf, like.new_zeros(_matrix_shape(leaf)[1], self._rank(leaf)))
+        return _RIGHT, bases[right].to(like)
 
 
-class LowRankMap:
+class _LowRankMap:
     """The projection of each leaf onto a basis of its left or right side; leaves without one are sent whole."""
 
-    def __init__(self, space: Space, sides: Mapping[str, tuple[str, Tensor] | None]) -> None:
+    def __init__(self, space: Space, sides: Mapping[str, tuple[str, Tensor]]) -> None:
         self.space, self.sides = space, sides
         self.shapes = {leaf.name: self._code_shape(leaf) for leaf in space.leaves}
         self.m = sum(n * k for n, k in self.shapes.values())
 
     def forward(self, v: Tensor) -> Tensor:
         """P' M or M Q of each leaf, one after the other."""
-        code, start = v.new_empty(self.m), 0
-        for leaf in self.space.leaves:
-            n, k = self.shapes[leaf.name]
-            room, whole = code[start : start + n * k].view(n, k), _matrix(self.space, leaf, v)
-            side, basis = self.sides[leaf.name] or (None, v)
+        code = v.new_empty(self.m)
+        for leaf, room in self.parts(code):
+            side, basis = self.sides.get(leaf.name, (None, v))
+            whole = _matrix(self.space, leaf, v)
             if side is None:
                 room.copy_(whole)
-            elif side == LEFT:
+            elif side == _LEFT:
                 torch.mm(basis.T, whole, out=room)
             else:
                 torch.mm(whole, basis, out=room)
-            start += n * k
         return code
 
     def pinv(self, y: Tensor) -> Tensor:
@@ -245,49 +260,37 @@ class LowRankMap:
         out = y.new_empty(self.space.d)
         for leaf, part in self.parts(y):
             room = _matrix(self.space, leaf, out)
-            side, basis = self.sides[leaf.name] or (None, y)
-            if side is None:
+            if leaf.name not in self.sides:
                 room.copy_(part)
                 continue
-            a, b = (basis, part) if side == LEFT else (part, basis.T)
-            if min(room.shape) < NARROW:
-                room.copy_(exact_product(a, b))
+            side, basis = self.sides[leaf.name]
+            a, b = (basis, part) if side == _LEFT else (part, basis.T)
+            if min(room.shape) < _NARROW:
+                room.copy_(_exact_product(a, b))
             else:
                 torch.mm(a, b, out=room)
         return out
 
     def parts(self, code: Tensor) -> list[tuple[Leaf, Tensor]]:
         """The code of each leaf, as its matrix."""
-        pieces, start = [], 0
-        for leaf in self.space.leaves:
-            n, k = self.shapes[leaf.name]
-            pieces.append((leaf, code[start : start + n * k].view(n, k)))
-            start += n * k
-        return pieces
-
-    def without_vectors(self) -> "LowRankMap":
-        """The same map of the leaves that have a basis, one after the other."""
-        chosen = [leaf for leaf in self.space.leaves if self.sides[leaf.name] is not None]
-        return LowRankMap(Space.of({leaf.name: leaf.shape for leaf in chosen}), self.sides)
-
-    def taken(self, whole: Space, v: Tensor) -> Tensor:
-        """The leaves of this map out of a vector of a larger space."""
-        if len(whole.leaves) == len(self.space.leaves):
-            return v
-        return torch.cat([v[whole.slice(leaf.name)] for leaf in self.space.leaves])
+        pieces = code.split([n * k for n, k in self.shapes.values()])
+        shaped = (piece.view(shape) for piece, shape in zip(pieces, self.shapes.values(), strict=True))
+        return list(zip(self.space.leaves, shaped, strict=True))
 
     def _code_shape(self, leaf: Leaf) -> tuple[int, int]:
-        n, k = matrix_shape(leaf)
-        side, basis = self.sides[leaf.name] or (None, None)
-        if side is None or basis is None:
+        n, k = _matrix_shape(leaf)
+        side, basis = self.sides.get(leaf.name, (None, None))
+        if basis is None:
             return n, k
-        return (basis.shape[1], k) if side == LEFT else (n, basis.shape[1])
+        if side == _LEFT:
+            return basis.shape[1], k
+        return n, basis.shape[1]
 
 
-def matrix_shape(leaf: Leaf) -> tuple[int, int]:
+def _matrix_shape(leaf: Leaf) -> tuple[int, int]:
     """(n, k): outputs and everything else; a vector is one row.
 
-    >>> matrix_shape(Leaf("w", 0, (8, 3, 3, 3))), matrix_shape(Leaf("b", 0, (8,)))
+    >>> _matrix_shape(Leaf("w", 0, (8, 3, 3, 3))), _matrix_shape(Leaf("b", 0, (8,)))
     ((8, 27), (1, 8))
     """
     n = leaf.shape[0] if len(leaf.shape) > 1 else 1
@@ -295,21 +298,10 @@ def matrix_shape(leaf: Leaf) -> tuple[int, int]:
 
 
 def _matrix(space: Space, leaf: Leaf, vector: Tensor) -> Tensor:
-    return vector[space.slice(leaf.name)].view(matrix_shape(leaf))
+    return vector[space.slice(leaf.name)].view(_matrix_shape(leaf))
 
 
-def _basis(columns: Tensor, sign_key: int) -> Tensor:
-    """An orthonormal basis of columns and a little of random signs; of random signs alone where they are 0."""
-    signs = sign_range(sign_key, 0, columns.numel(), columns.device).view(columns.shape).double()
-    wide = columns.double()
-    top = wide.abs().max()  # a maximum has no order
-    mixed = torch.where(top > 0, wide / torch.where(top > 0, top, 1.0) + INSURANCE * signs, signs)
-    return orthonormal(mixed).to(columns.dtype)
-
-
-Names = tuple[str, ...]
-
-FORMAT = "isthmus-hook-1"
+_FORMAT = "isthmus-hook-1"
 """What `state_dict` says that it is."""
 
 
@@ -341,38 +333,42 @@ class SketchState:
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         validate.non_negative_int(seed=seed, start=start)
-        way = WarmRank() if way is None else way
+        way = way or WarmRank()
         remedy = "give feedback=True: without it low rank loses for good what it leaves out"
         validate.check(feedback or not isinstance(way, WarmRank), "feedback", feedback, remedy)
-        self.way: Any = way if isinstance(way, WarmRank) else Drawn(way, feedback)
+        self.way: WarmRank | Drawn
+        if isinstance(way, WarmRank):
+            self.way = way
+        else:
+            self.way = Drawn(way, feedback)
         self.feedback, self.seed, self.start, self.process_group = feedback, seed, start, process_group
         self.t = self.sent = self.plain = 0
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.first: dict[str, list[str]] = {}  # the buckets of the first step: numbers of parameters come from them
         self.bases: dict[str, Tensor] = {}
-        self._errors: dict[Names, Tensor] = {}
+        self.errors: dict[str, Tensor] = {}
         self._forget_module()
 
     def _forget_module(self) -> None:
         """Parameters and buckets of the module that comes next are met anew."""
         self._parameters: dict[int, tuple[str, Tensor]] = {}  # kept alive, so that no id comes twice
-        self._compared: set[tuple[int, Names]] = set()
+        self._compared: set[tuple[int, _Names]] = set()
 
     # ------------------------------------------------------------ buckets
 
-    def layout(self, bucket: dist.GradBucket) -> Layout:
+    def round(self, bucket: dist.GradBucket) -> _Round:
         """The parameters of a bucket by number: that of their first appearance, which has one order on all ranks."""
         count = len(self._parameters)
         shapes = {self._name(parameter): tuple(parameter.shape) for parameter in bucket.parameters()}
-        layout = Layout(bucket.index(), Space.of(shapes), tuple(shapes))
+        round = _Round(self, bucket.index(), Space.of(shapes), self.t)
         if len(self._parameters) > count:
-            first = self.first.setdefault(str(layout.index), list(layout.names))
+            first = self.first.setdefault(str(round.index), list(shapes))
             remedy = f"use the same model and bucket_cap_mb: the bucket had {len(first)} parameters before"
-            validate.check(first == list(layout.names), "parameters of a bucket", len(shapes), remedy)
-        if (layout.index, layout.names) not in self._compared:
-            self._compare(layout, bucket.buffer().device)
-            self._compared.add((layout.index, layout.names))
-        return layout
+            validate.check(first == list(shapes), "parameters of a bucket", len(shapes), remedy)
+        if (round.index, round.names) not in self._compared:
+            self._compare(round, bucket.buffer().device)
+            self._compared.add((round.index, round.names))
+        return round
 
     def _name(self, parameter: Tensor) -> str:
         if id(parameter) in self._parameters:
@@ -384,68 +380,31 @@ class SketchState:
         self._parameters[id(parameter)] = name, parameter
         return name
 
-    def _compare(self, layout: Layout, device: torch.device) -> None:
+    def _compare(self, round: _Round, device: torch.device) -> None:
         """Ranks that would send other numbers find out before they add them; once for a bucket."""
         what = f"{self.way} seed={self.seed} start={self.start} t={self.t}"
-        mine = torch.tensor([key(what, layout) >> 1], device=device)
+        mine = torch.tensor([key(what, round.index, round.space) >> 1], device=device)
         both = torch.cat([mine, -mine])
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
         remedy = "use the same model and a state of the same step: the ranks differ"
         validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
 
-    # ------------------------------------------------------------ what was not sent
-
-    def error(self, layout: Layout) -> Tensor | None:
-        """What earlier steps left of this bucket; None in the first step."""
-        if layout.names not in self._errors and self._errors:
-            self._relay(layout.names)
-        return self._errors.get(layout.names)
-
-    def keep(self, layout: Layout, error: Tensor) -> None:
-        """What this step leaves."""
-        self._errors[layout.names] = error
-
-    def _relay(self, layout: Names) -> None:
-        """Take apart the errors of buckets that are no more, and put those of one that is new together."""
-        singles: dict[str, Tensor] = {}
-        for names in [error for error in self._errors if set(error) & set(layout)]:
-            singles |= self._singles(names)
-            del self._errors[names]
-        for name in singles.keys() - set(layout):
-            self._errors[(name,)] = singles[name]
-        if singles:
-            like = next(iter(singles.values()))
-            parts = (singles.get(name, like.new_zeros(torch.Size(self.shapes[name]).numel())) for name in layout)
-            self._errors[layout] = torch.cat(list(parts))
-
-    def _singles(self, names: Names) -> dict[str, Tensor]:
-        """The error of one bucket by parameter."""
-        space = Space.of({name: self.shapes[name] for name in names})
-        return {name: self._errors[names][space.slice(name)] for name in names}
-
     # ------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only, by parameter: `torch.save` it, on every rank."""
-        errors: dict[str, Tensor] = {}
-        for names in self._errors:
-            errors |= self._singles(names)
         return {
-            "format": FORMAT,
-            "way": str(self.way),
-            "seed": self.seed,
-            "t": self.t,
-            "sent": self.sent,
-            "plain": self.plain,
+            **{"format": _FORMAT, "way": str(self.way), "seed": self.seed},
+            **{"t": self.t, "sent": self.sent, "plain": self.plain},
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "first": dict(self.first),
             "kept": dict(self.bases),
-            "errors": {name: error.clone() for name, error in errors.items()},
+            "errors": {name: error.clone() for name, error in self.errors.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the same way and seed, and a new DDP module if need be."""
-        validate.known_format("the state", state.get("format", FORMAT), [FORMAT])
+        validate.known_format("the state", state.get("format", _FORMAT), [_FORMAT])
         for name, own in (("way", str(self.way)), ("seed", self.seed)):
             remedy = f"make the state with {name}={state.get(name)}, as it was saved"
             validate.check(state.get(name) == own, name, own, remedy)
@@ -453,31 +412,36 @@ class SketchState:
         self.shapes = {name: tuple(shape) for name, shape in state["shapes"].items()}
         self.first = dict(state["first"])
         self.bases = {name: tensor.clone() for name, tensor in state["kept"].items()}
-        self._errors = {(name,): tensor.clone() for name, tensor in state["errors"].items()}
+        self.errors = {name: tensor.clone() for name, tensor in state["errors"].items()}
         self._forget_module()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "process_group": None, "_parameters": {}, "_compared": set()}
+        own = {name: error.clone() for name, error in self.errors.items()}  # each without the rest of its bucket
+        return {**self.__dict__, "process_group": None, "_parameters": {}, "_compared": set(), "errors": own}
 
 
-Future = torch.futures.Future
+_Future = torch.futures.Future
 
 
-def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
+def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> _Future[Tensor]:
     """The mean gradient of a bucket through the state's map; `ddp.register_comm_hook(state, sketch_hook)`.
 
     Numbers travel in the dtype of the bucket, so torch's `bf16_compress_wrapper` and `fp16_compress_wrapper` halve
     them; what that rounds off is kept too.  A bucket that is not finite on any rank is NaN on all of them, and leaves
     its errors and bases as they were: a `GradScaler` skips that step.
     """
-    layout, buffer, t = state.layout(bucket), bucket.buffer(), state.t
+    round, buffer = state.round(bucket), bucket.buffer()
+    sizes = [leaf.size for leaf in round.space.leaves]
     state.t += bucket.is_last()
     state.plain += buffer.numel() * buffer.element_size()
-    if t < state.start:
+    if round.t < state.start:
         return _sum(state, buffer.div_(_size(state))).then(lambda future: future.value()[0])
     wide = torch.promote_types(buffer.dtype, torch.float32)
-    before = state.error(layout)
-    v = buffer.to(wide, copy=True) if before is None else before.to(buffer.device) + buffer
+    v = buffer.to(wide, copy=True)
+    if state.errors:
+        none = v.new_zeros(max(sizes))
+        v += torch.cat([state.errors.get(leaf.name, none[: leaf.size]).to(v) for leaf in round.space.leaves])
+    way: Any = state.way
 
     def mean_now(part: Tensor) -> Tensor:
         """A mean that the map of this bucket hangs on: waited for, before anything else of the bucket is sent."""
@@ -485,7 +449,7 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
         _sum(state, wire).wait()
         return wire.to(part.dtype)
 
-    drawn = state.way.map(layout, state.seed, t, state.bases, v, mean_now)
+    drawn = way.map(round, v, mean_now)
     code = drawn.forward(v)
     code.masked_fill_(~v.sum().isfinite(), torch.nan)  # also where a map does not look
     wire = (code / _size(state)).to(buffer.dtype)  # divided first, so that halves do not overflow
@@ -495,19 +459,19 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
     if state.feedback:  # v - Phi^+ y for the y that was sent, in the room of v, while the numbers travel
         error = v.sub_(drawn.pinv(own))
 
-    def lifted(future: Future[list[Tensor]]) -> Tensor:
+    def lifted(future: _Future[list[Tensor]]) -> Tensor:
         mean = future.value()[0].to(wide)
         if not mean.sum().isfinite():
             return buffer.fill_(torch.nan)
         if error is not None:
-            state.keep(layout, error)
-        state.way.learn(drawn, mean, state.seed, t, state.bases)
-        return buffer.copy_(state.way.lift(drawn, mean))
+            state.errors |= zip(round.names, error.split(sizes), strict=True)
+        way.learn(round, drawn, mean)
+        return buffer.copy_(way.lift(drawn, mean))
 
     return coming.then(lifted)
 
 
-def _sum(state: SketchState, wire: Tensor) -> Future[list[Tensor]]:
+def _sum(state: SketchState, wire: Tensor) -> _Future[list[Tensor]]:
     """The one all-reduce of a bucket."""
     state.sent += wire.numel() * wire.element_size()
     return dist.all_reduce(wire, group=state.process_group, async_op=True).get_future()

@@ -21,19 +21,27 @@ import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from isthmus.base import validate
+from isthmus.core.group import Group
 from isthmus.estimators.rank_group import RankGroup
+
+if TYPE_CHECKING:
+    import pandas
 
 Part = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
 
+SECONDS = 600.0
+"""How long a rank waits for the others."""
+
 
 @contextmanager
-def joined(address: str, rank: int, size: int, *, seconds: float = 600.0, backend: str = "gloo") -> Iterator[None]:
+def joined(address: str, rank: int, size: int, *, seconds: float = SECONDS, backend: str = "gloo") -> Iterator[None]:
     """The default process group of `size` ranks, for as long as the block lasts.
 
     address   where the ranks meet: "tcp://host:port" of a free port on rank 0's machine, "file:///shared/new-file", or
@@ -57,7 +65,7 @@ def joined(address: str, rank: int, size: int, *, seconds: float = 600.0, backen
         dist.destroy_process_group()
 
 
-def fit_part(estimator: Any, part: Part, *, group: Any = True) -> Any:
+def fit_part(estimator: Any, part: Part, *, group: Group | dist.ProcessGroup | bool | None = True) -> Any:
     """Fit one estimator to the rows of all ranks: every rank calls this with its own rows.
 
     estimator   a `PrivateClassifier` or `PrivateRegressor` with the same parameters on every rank (a `ledger` and a
@@ -70,22 +78,68 @@ def fit_part(estimator: Any, part: Part, *, group: Any = True) -> Any:
     The fitted estimator is equal to the bit on all ranks, and private as if one process had all the rows.  An error on
     any rank, while it reads its rows too, is an error on every rank: nobody waits for one that will not come.
     """
-    fitting = hasattr(estimator, "fit")
-    validate.check(fitting, "estimator", estimator, "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one")
-    crew = RankGroup.of(group)
+    _check_estimator(estimator)
     validate.check(group not in (None, False), "group", group, "give a process group, or True for the default one")
+    crew = RankGroup.of(group)
     with crew.joined("fit"):
-        X, y, *rest = part() if callable(part) else part
-        steps = getattr(estimator, "steps", None)
-        last = f"{steps[-1][0]}__" if steps else ""
-        more = {f"{last}sample_weight": rest[0]} if rest and rest[0] is not None else {}
-        return estimator.fit(X, y, **{f"{last}group": group}, **more)
+        if callable(part):
+            part = part()
+        X, y, *weights = part
+        prefix = ""
+        if "steps" in vars(estimator):  # those of a pipeline: the arguments are for its last one
+            prefix = f"{estimator.steps[-1][0]}__"
+        options = {f"{prefix}sample_weight": weight for weight in weights if weight is not None}
+        return estimator.fit(X, y, **{f"{prefix}group": group}, **options)
 
 
-SECONDS = 600.0
-"""How long a rank waits for the others."""
+def _check_estimator(estimator: Any) -> None:
+    """Refuse what cannot be fitted on ranks, before an engine does anything."""
+    fits = hasattr(estimator, "fit") and hasattr(estimator, "get_params")
+    validate.check(fits, "estimator", estimator, "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one")
 
-Rows = Callable[[], tuple[Any, ...]]
+
+# ---------------------------------------------------------------- what the engines share
+
+
+@dataclass(frozen=True)
+class RankFit:
+    """A fit by the ranks that an engine starts: what each of them runs, as a value that travels to it.
+
+    seconds   how long a rank waits for the others
+    target, weight   columns of a table, where the engine has one
+    """
+
+    estimator: Any
+    seconds: float = SECONDS
+    target: str = ""
+    weight: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_estimator(self.estimator)
+
+    def of_table(self, names: Sequence[str]) -> RankFit:
+        """The same, once the table is known to have the columns."""
+        for argument, name in (("target", self.target), ("weight", self.weight)):
+            is_column = name in names or (name is None and argument == "weight")
+            validate.check(is_column, argument, name, f"name a column of the table, which has {list(names)[:20]}")
+        return self
+
+    def on_rows(self, rows: Callable[[], tuple[Any, ...]], address: str, rank: int, size: int) -> bytes | None:
+        """Meet the others, fit together; rank 0 has the model, as pickled bytes for its engine.
+
+        `rows` reads this rank's own: (X, y) or (X, y, sample_weight).
+        """
+        with joined(address, rank, size, seconds=self.seconds):
+            model = fit_part(self.estimator, rows)
+        if rank:
+            return None
+        return pickle.dumps(model)
+
+    def on_frame(self, frame: pandas.DataFrame, address: str, rank: int, size: int) -> bytes | None:
+        """The same, of a frame that has the columns."""
+        named = [name for name in (self.target, self.weight) if name is not None]
+        columns = [frame[name].to_numpy() for name in named]
+        return self.on_rows(lambda: (frame.drop(columns=named), *columns), address, rank, size)
 
 
 def free_address(host: str) -> str:
@@ -97,41 +151,6 @@ def free_address(host: str) -> str:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return f"tcp://{host}:{probe.getsockname()[1]}"
-
-
-def fitted(estimator: Any, rows: Rows, address: str, rank: int, size: int, seconds: float = SECONDS) -> bytes | None:
-    """What every rank runs: meet the others, fit together; rank 0 has the model, as pickled bytes for its engine.
-
-    `rows` reads this rank's own: (X, y) or (X, y, sample_weight).
-    """
-    with joined(address, rank, size, seconds=seconds):
-        model = fit_part(estimator, rows)
-    return pickle.dumps(model) if rank == 0 else None
-
-
-def taken_apart(frame: Any, target: str, weight: str | None = None) -> tuple[Any, ...]:
-    """The features, the targets and the weights of a pandas frame.
-
-    >>> import pandas
-    >>> X, y, weights = taken_apart(pandas.DataFrame({"a": [1.0], "y": [2.0]}), "y")
-    >>> list(X), y.tolist(), weights
-    (['a'], [2.0], None)
-    """
-    named = [name for name in (target, weight) if name is not None]
-    return frame.drop(columns=named), frame[target].to_numpy(), None if weight is None else frame[weight].to_numpy()
-
-
-def check_columns(names: Sequence[str], target: str, weight: str | None) -> None:
-    """Refuse names that the table does not have, before the engine does anything."""
-    for argument, name in (("target", target), ("weight", weight)):
-        is_column = name in names or (name is None and argument == "weight")
-        validate.check(is_column, argument, name, f"name a column of the table, which has {list(names)[:20]}")
-
-
-def check_estimator(estimator: Any) -> None:
-    """Refuse what cannot be fitted on ranks."""
-    fits = hasattr(estimator, "fit") and hasattr(estimator, "get_params")
-    validate.check(fits, "estimator", estimator, "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one")
 
 
 def only(models: Sequence[bytes | None]) -> Any:

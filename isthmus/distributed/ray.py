@@ -10,15 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.distributed.parts import (
-    SECONDS,
-    check_columns,
-    check_estimator,
-    fitted,
-    free_address,
-    only,
-    taken_apart,
-)
+from isthmus.distributed.parts import SECONDS, RankFit, free_address, only
 
 
 def fit(
@@ -42,18 +34,14 @@ def fit(
     """
     import ray
 
-    check_estimator(estimator)
+    fit = RankFit(estimator, seconds, target, weight).of_table(dataset.schema().names)
     validate.positive_int(workers=workers)
-    check_columns(dataset.schema().names, target, weight)
     actor: Any = ray.remote(**{"num_cpus": 1, **(resources or {})})(_Rank)
     ranks = [actor.remote() for _ in range(workers)]
     try:
         address = ray.get(ranks[0].address.remote())
         shards = dataset.split(workers, locality_hints=ranks)
-        arguments = target, weight, address
-        fits = [
-            worker.fit.remote(estimator, shards[k], *arguments, k, workers, seconds) for k, worker in enumerate(ranks)
-        ]
+        fits = [rank.fit.remote(fit, shards[k], address, k, workers) for k, rank in enumerate(ranks)]
         return only(ray.get(fits))
     finally:
         for rank in ranks:
@@ -69,16 +57,6 @@ class _Rank:
 
         return free_address(ray.util.get_node_ip_address())
 
-    def fit(
-        self,
-        estimator: Any,
-        shard: Any,
-        target: str,
-        weight: str | None,
-        address: str,
-        rank: int,
-        size: int,
-        seconds: float,
-    ) -> bytes | None:
+    def fit(self, fit: RankFit, shard: Any, address: str, rank: int, size: int) -> bytes | None:
         """The model on rank 0, nothing on the others."""
-        return fitted(estimator, lambda: taken_apart(shard.to_pandas(), target, weight), address, rank, size, seconds)
+        return fit.on_frame(shard.to_pandas(), address, rank, size)

@@ -12,15 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.distributed.parts import (
-    SECONDS,
-    check_columns,
-    check_estimator,
-    fitted,
-    free_address,
-    only,
-    taken_apart,
-)
+from isthmus.distributed.parts import SECONDS, RankFit, free_address, only
 
 
 def fit(
@@ -41,12 +33,14 @@ def fit(
 
     The ledger and the checkpoint of the estimator, where it has them, are files that the first task writes.
     """
-    check_estimator(estimator)
-    check_columns(df.columns, target, weight)
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    ranks = RankFit(estimator, seconds, target, weight).of_table(df.columns)
     if workers is not None:
         validate.positive_int(workers=workers)
-    parts = df.rdd.getNumPartitions() if workers is None else workers
-    placed = df if df.rdd.getNumPartitions() == parts else df.repartition(parts)
+        if df.rdd.getNumPartitions() != workers:
+            df = df.repartition(workers)
+    size, schema = df.rdd.getNumPartitions(), to_arrow_schema(df.schema)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow
@@ -56,21 +50,10 @@ def fit(
         rank = context.partitionId()
         host = context.getTaskInfos()[rank].address.rsplit(":", 1)[0]
         address = context.allGather(free_address(host))[0]
-        read_batches = list(batches)
-        frame = (
-            pyarrow.Table.from_batches(read_batches).to_pandas()
-            if read_batches
-            else placed_schema.empty_table().to_pandas()
-        )
-        model = fitted(estimator, lambda: taken_apart(frame, target, weight), address, rank, parts, seconds)
+        there, table = list(batches), schema.empty_table()
+        if there:
+            table = pyarrow.Table.from_batches(there)
+        model = ranks.on_frame(table.to_pandas(), address, rank, size)
         yield pyarrow.RecordBatch.from_pydict({"model": pyarrow.array([model], pyarrow.binary())})
 
-    placed_schema = _arrow_schema(df)
-    return only([row["model"] for row in placed.mapInArrow(task, "model binary", barrier=True).collect()])
-
-
-def _arrow_schema(df: Any) -> Any:
-    """The columns of a DataFrame as Arrow has them, for a partition without rows."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(df.schema)
+    return only([row["model"] for row in df.mapInArrow(task, "model binary", barrier=True).collect()])

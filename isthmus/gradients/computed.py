@@ -117,19 +117,16 @@ class Computed(Rows):
         sizes = []
         for lo, hi in self.slabs():
             g = self.slab(lo, hi)
-            sizes.append(fused.square_sums(g) if self.skips else torch.linalg.vector_norm(g, dim=2))
+            sizes.append(fused.square_sums(g).sqrt_() if self.skips else torch.linalg.vector_norm(g, dim=2))
             if self.hold and hi - lo == self.q:
                 self._held = g
             elif lo == 0 and self.watched:
                 self._seen = g[:, :PROBE].clone()
         terms = 8 + (fused.SQUARES if self.skips else self.width)  # squares that are added up in the working dtype
-        scale = abs(self.factor) * (1 + 2 * rounding.gamma(terms, self.dtype))
-        faint = FAINT * abs(self.factor) * self.d**0.5
-        if self.skips:
-            return fused.lengths(torch.cat(sizes, 1), self.bias() if self.ones else None, scale, faint)
         sizes += [self.bias()] if self.ones else []
         lengths: Tensor = torch.linalg.vector_norm(torch.cat(sizes, 1), dim=1, dtype=torch.float64)
-        return lengths.mul_(scale).add_(faint)
+        scale = abs(self.factor) * (1 + 2 * rounding.gamma(terms, self.dtype))
+        return lengths.mul_(scale).add_(FAINT * abs(self.factor) * self.d**0.5)
 
     def _by_gram(self) -> bool:
         """Whether norms come from T x T products of the factors: on the host, where these are much fewer.
@@ -284,7 +281,7 @@ def _product(piece: Outer, lo: int, hi: int, dtype: torch.dtype) -> Tensor:
     assert isinstance(a, Tensor)
     odd = b.is_cuda and b.stride(1) * b.element_size() % 16  # rows that begin nowhere in particular are slow to read
     if part:
-        b = fused.columns(b, lo, hi) if odd else b[..., lo:hi]
+        b = b[..., lo:hi].contiguous() if odd else b[..., lo:hi]
     elif odd:
         b = torch.nn.functional.pad(b, (0, -piece.q % 16))[..., : piece.q]
     b = b.mT

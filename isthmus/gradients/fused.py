@@ -2,9 +2,9 @@
 
 A leaf of a network is clipped by a dozen small steps, each of which takes a device as long to begin as to do.  Here
 
-    squares of a slab -> lengths -> shares -> weighted sum
+    squares of a slab -> shares -> weighted sum
 
-are four kernels.  Numbers that a kernel gets from the host arrive as float32: those that must not be below (above)
+are three kernels.  Numbers that a kernel gets from the host arrive as float32: those that must not be below (above)
 what they stand for are rounded up (down) to it first.
 """
 
@@ -35,8 +35,6 @@ SQUARES = 512
 """Squares that are added up in float32 before float64 takes over."""
 SUMS = 4
 """Sums of squares that one program makes."""
-LENGTHS = 4096
-"""Sums of squares that one program looks at together."""
 FEW = 64
 """Rows of a matrix that `weighted_sum_of` adds up."""
 WIDEST = 8192
@@ -96,22 +94,6 @@ def _column_sums(
     tl.store(out + tl.program_id(1).to(tl.int64) * width + column, total, mask=column < width)
 
 
-def _lengths(
-    squares: tl.tensor, more: tl.tensor, out: tl.tensor, k: tl.tensor, q: tl.tensor, scale: tl.tensor,
-    faint: tl.tensor, block: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    i = tl.program_id(0).to(tl.int64)
-    total = tl.zeros([block], dtype=tl.float64)
-    for lo in range(0, k, block):
-        place = lo + tl.arange(0, block)
-        total += tl.load(squares + i * k + place, mask=place < k, other=0.0).to(tl.float64)
-    for lo in range(0, q, block):
-        place = lo + tl.arange(0, block)
-        x = tl.load(more + i * q + place, mask=place < q, other=0.0).to(tl.float64)
-        total += x * x
-    tl.store(out + i, tl.sqrt(tl.sum(total, axis=0)) * scale + faint)
-
-
 def _shares(upper: tl.tensor, out: tl.tensor, n: tl.tensor, room: tl.tensor, block: tl.constexpr) -> tl.tensor:
     place = tl.program_id(0) * block + tl.arange(0, block)
     share = room / tl.load(upper + place, mask=place < n, other=1.0)
@@ -141,16 +123,6 @@ def _norm_sums(
     at = out + (i * parts + part) * width * 2 + column * 2
     tl.store(at, scale, mask=column < width)
     tl.store(at + 1, shift, mask=column < width)
-
-
-def _columns(
-    x: tl.tensor, out: tl.tensor, rows: tl.tensor, lo: tl.tensor, width: tl.tensor, stride: tl.tensor,
-    tall: tl.constexpr, wide: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    row = (tl.program_id(0) * tall + tl.arange(0, tall)).to(tl.int64)[:, None]
-    column = (tl.program_id(1) * wide + tl.arange(0, wide))[None, :]
-    inside = (row < rows) & (column < width)
-    tl.store(out + row * width + column, tl.load(x + row * stride + lo + column, mask=inside), mask=inside)
 
 
 def _digits(
@@ -207,10 +179,8 @@ _slab_sum_there = _compiled(_slab_sum, "n")
 _square_sums_there = _compiled(_square_sums)
 _row_norms_there = _compiled(_row_norms)
 _column_sums_there = _compiled(_column_sums, "n")
-_lengths_there = _compiled(_lengths)
 _shares_there = _compiled(_shares, "n")
 _norm_sums_there = _compiled(_norm_sums)
-_columns_there = _compiled(_columns, "lo")
 _digits_there = _compiled(_digits)
 _joined_there = _compiled(_joined)
 
@@ -289,21 +259,6 @@ def column_sums(x: Tensor, c: Tensor) -> Tensor:
     return sums.sum(0)
 
 
-def lengths(squares: Tensor, more: Tensor | None, scale: float, faint: float) -> Tensor:
-    """(n,) float64: scale times the root of all squares of a row and of those of the numbers `more`, plus `faint`.
-
-    Added in float64; scale and faint are rounded up.
-    """
-    n, k = squares.shape
-    bounds = torch.empty(n, dtype=torch.float64, device=squares.device)
-    if n:
-        more, q = (squares, 0) if more is None else (more.contiguous(), more.shape[1])
-        with torch.cuda.device_of(squares):
-            operands = squares.contiguous(), more, bounds, k, q, _up(scale), _up(faint)
-            _lengths_there[(n,)](*operands, block=LENGTHS, num_warps=8)
-    return bounds
-
-
 def shares(upper: Tensor, room: float) -> Tensor:
     """min(1, room / upper) as float32, room rounded down; 0 below the normal numbers and where there is no number.
 
@@ -334,19 +289,6 @@ def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:
             num_warps=8,
         )  # fmt: skip
     return sums[:, 0] if parts == 1 else sums.sum(1)
-
-
-def columns(x: Tensor, lo: int, hi: int) -> Tensor:
-    """x[..., lo:hi] in memory of its own; torch copies columns of odd rows number by number."""
-    if triton is None or not x.is_cuda or not x.is_contiguous() or not x.numel():
-        return x[..., lo:hi].contiguous()
-    part = torch.empty(*x.shape[:-1], hi - lo, dtype=x.dtype, device=x.device)
-    rows = x.numel() // x.shape[-1]
-    if part.numel():
-        with torch.cuda.device_of(x):
-            blocks = (triton.cdiv(rows, 8), triton.cdiv(hi - lo, 512))
-            _columns_there[blocks](x, part, rows, lo, hi - lo, x.shape[-1], tall=8, wide=512, num_warps=8)
-    return part
 
 
 def digits(x: Tensor, scale: Tensor, cells: int, side: int) -> tuple[Tensor, Tensor]:

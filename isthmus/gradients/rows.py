@@ -670,7 +670,7 @@ class Outer(Rows):
         if is_sparse(self.a):
             kept = np.repeat(keep.cpu().numpy(), np.diff(self.a.indptr))
             return Outer(with_data(self.a, np.where(kept, self.a.data, self.a.data.dtype.type(0))), b)
-        return Outer(torch.where(rows, self.a, 0.0), b, self.ones, grid=self.grid)
+        return Outer(torch.where(rows, self.a, 0.0), b, self.ones)
 
     def mixed(self, index: Tensor, shares: Tensor) -> Rows:
         if is_lazy(self.a):

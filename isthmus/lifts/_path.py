@@ -14,7 +14,7 @@ has gradient F(mu) = v - Phi P_C(w0 + Phi' mu) - eps mu and generalised Hessian 
 come from conjugate gradients; a line search on the directional derivative (monotone, the dual being concave) makes
 them global.  The primal point w = P_C(w0 + Phi' mu) is in C at every step.
 
-The inner solver for l1 balls, simplices and hulls: a primal-dual active-set method on the regularised problem.
+The inner solver for l1 balls and simplices: a primal-dual active-set method on the regularised problem.
 
     min_{w in C} 1/2 ||Phi w - v||^2 + eps/2 ||w - w0||^2
 
@@ -46,6 +46,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import nnls
+from scipy.sparse.linalg import LinearOperator, cg
 from threadpoolctl import ThreadpoolController
 
 from isthmus.sets import ConvexSet, VertexForm
@@ -201,22 +202,9 @@ def spd_solve(matrix: Array, right: Array) -> Array:
     return solved
 
 
-def conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, max_iter: int = 500) -> Array:
-    """x with ||A x - b|| <= tol ||b|| for a positive definite A, or the last of `max_iter` iterates."""
-    x, r = np.zeros_like(b), b.copy()
-    p, rho = r, float(r @ r)
-    stop = tol * tol * rho
-    for _ in range(max_iter):
-        if rho <= stop:
-            break
-        q = apply(p)
-        curvature = float(p @ q)
-        if curvature <= 0:
-            break
-        x = x + (rho / curvature) * p
-        r = r - (rho / curvature) * q
-        rho, old = float(r @ r), rho
-        p = r + (rho / old) * p
+def conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, most: int = 500) -> Array:
+    """x with ||A x - b|| <= tol ||b|| for a positive definite A, or the last of `most` iterates."""
+    x: Array = cg(LinearOperator((len(b), len(b)), matvec=apply, dtype=np.float64), b, rtol=tol, maxiter=most)[0]
     return x
 
 
@@ -321,182 +309,6 @@ def _line_search(dual: Dual, point: DualPoint, eps: float, step: Array, slope: f
     return best, 12
 
 
-@dataclass(frozen=True)
-class Piece:
-    """An affine piece: the `free` coordinates with their `signs`; `bound` when the threshold is active."""
-
-    free: Mask
-    signs: Array | None = None
-    bound: bool = True
-
-    @property
-    def multipliers(self) -> Array:
-        """The signs as numbers; 1 everywhere where there are none."""
-        if self.signs is None:
-            return np.ones(len(self.free))
-        return self.signs
-
-    def changes(self, other: Piece) -> Mask:
-        """The coordinates on which two pieces differ."""
-        if self.bound != other.bound:
-            return np.ones(len(self.free), dtype=bool)
-        differ: Mask = self.free != other.free
-        if self.bound and self.signs is not None and other.signs is not None:
-            differ |= self.free & (self.signs != other.signs)
-        return differ
-
-
-@dataclass(frozen=True)
-class Shape:
-    """{sum |a| <= radius} (signed) or {a >= 0, sum a = radius}, by thresholds."""
-
-    radius: float
-    signed: bool
-
-    def start(self, z: Array) -> Piece:
-        """The piece of the projection of z."""
-        size = self._size(z)
-        if self.signed and size.sum() <= self.radius:
-            return self.classify(z, 0.0)
-        return self.classify(z, sorted_threshold(size, self.radius))
-
-    def classify(self, z: Array, tau: float) -> Piece:
-        """The piece on which z - tau falls."""
-        if self.signed and tau <= 0:
-            return Piece(np.ones(len(z), dtype=bool), bound=False)
-        size = self._size(z)
-        free = size > tau
-        if not free.any():
-            free[int(size.argmax())] = True
-        if self.signed:
-            return Piece(free, np.where(z < 0, -1.0, 1.0))
-        return Piece(free)
-
-    def margin(self, z: Array, tau: float) -> Array:
-        """How far each coordinate is from changing its piece."""
-        return np.abs(self._size(z) - tau)
-
-    def point(self, z: Array, tau: float) -> Array:
-        """The thresholded point, scaled so that rounding leaves it in the set."""
-        if self.signed:
-            w = np.sign(z) * np.maximum(np.abs(z) - max(tau, 0.0), 0.0)
-        else:
-            w = np.maximum(z - tau, 0.0)
-        total = float(np.abs(w).sum())
-        if total > self.radius or (not self.signed and total > 0):
-            w *= self.radius / total
-        return w
-
-    def _size(self, z: Array) -> Array:
-        """What the threshold is compared with."""
-        if self.signed:
-            return np.abs(z)
-        return z
-
-
-class CoordinatePieces:
-    """Pieces of a set in R^d itself: z = w0 + Phi' mu, from a system in R^m or in the free coordinates."""
-
-    def __init__(self, shape: Shape, phi: Operator, v: Array, w0: Array) -> None:
-        self.shape, self._phi, self._v, self._w0 = shape, phi, v, w0
-        self.mu = np.zeros(phi.m)
-
-    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]:
-        """Solve on a piece and keep the multiplier mu = (v - Phi w) / eps."""
-        phi, w0, free = self._phi, self._w0, piece.free
-        count = int(np.count_nonzero(free))
-        if isinstance(phi, DenseOperator) and count < phi.m:
-            return self._narrow(phi, piece, eps)
-        right = self._v - phi.forward(w0 * free)
-        if not piece.bound:
-            (self.mu,) = phi.solve(free, eps, (right,))
-            return w0 + phi.adjoint(self.mu), 0.0
-        signs = piece.multipliers * free
-        image = phi.forward(signs)
-        x, y = phi.solve(free, eps, (right, image))
-        tau = float((signs @ w0 + image @ x - self.shape.radius) / (count - image @ y))
-        self.mu = x + tau * y
-        return w0 + phi.adjoint(self.mu), tau
-
-    def _narrow(self, phi: DenseOperator, piece: Piece, eps: float) -> tuple[Array, float]:
-        """The same with fewer free coordinates than rows: no digit is lost to 1/eps."""
-        free = piece.free
-        part, near = np.compress(free, phi.matrix, axis=1), self._w0[free]
-        signs = piece.multipliers[free]
-        gram = part.T @ part
-        gram.flat[:: len(near) + 1] += eps
-        x, y = spd_solve(gram, np.stack([part.T @ self._v + eps * near, signs], axis=1)).T
-        level = 0.0
-        if piece.bound:
-            level = float((signs @ x - self.shape.radius) / (signs @ y))
-        a, tau = x - level * y, level / eps
-        self.mu = (self._v - part @ a) / eps
-        z = self._w0 + phi.adjoint(self.mu)
-        z[free] = a + tau * signs
-        return z, tau
-
-    def resolution(self, z: Array, tau: float) -> float:
-        """Margins below this are rounding."""
-        return 1e-13 * (abs(tau) + float(np.abs(z).max()))
-
-
-class Weights:
-    """Pieces of a hull in the weights of its vertices; z - tau is the weight or, where it is 0, its gradient."""
-
-    def __init__(self, images: Array, gram: Array, v: Array, inner: Array) -> None:
-        self.shape = Shape(1.0, signed=False)
-        self._image_gram, self._gram = images @ images.T, gram
-        self._right, self._inner = images @ v, inner
-        self._ridge = 1e-13 * float(np.trace(self._image_gram)) / len(gram)
-        self._metric_ridge = 1e-6 * float(np.trace(gram)) / len(gram)
-
-    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]:
-        """Solve on a piece, in as many unknowns as are free."""
-        free = np.flatnonzero(piece.free)
-        whole = self._image_gram + eps * self._gram
-        matrix = whole[np.ix_(free, free)]
-        matrix.flat[:: len(free) + 1] += self._ridge + eps * self._metric_ridge + np.finfo(float).tiny
-        right = self._right + eps * self._inner
-        x, y = spd_solve(matrix, np.stack([right[free], np.ones(len(free))], axis=1)).T
-        level = float((x.sum() - 1.0) / y.sum())
-        a = x - level * y
-        z = right - level - whole[:, free] @ a
-        z[free] = a
-        self._noise = 1e-13 * (abs(level) + float(np.abs(right).max()))
-        return z, 0.0
-
-    def resolution(self, z: Array, tau: float) -> float:
-        """Margins below this are rounding."""
-        return min(self._noise, 1e-10)
-
-
-def active_set(
-    pieces: CoordinatePieces | Weights, piece: Piece, eps: float, max_iter: int
-) -> tuple[Piece, Array, float, int, bool]:
-    """(piece, z, tau, iterations, converged) of the regularised problem from a first guess of the piece."""
-    fewest, patience = len(piece.free) + 1, 5
-    z, tau = pieces.solve(piece, eps)
-    for iteration in range(1, max_iter + 1):
-        following = pieces.shape.classify(z, tau)
-        changed = piece.changes(following)
-        count = int(np.count_nonzero(changed))
-        if count == 0:
-            return piece, z, tau, iteration, True
-        if piece.bound == following.bound and count <= 64:
-            changed &= pieces.shape.margin(z, tau) > pieces.resolution(z, tau)
-            if not changed.any():
-                return piece, z, tau, iteration, True
-        if count < fewest:
-            fewest, patience = count, 5
-        elif patience > 0:
-            patience -= 1
-        else:
-            return piece, z, tau, iteration, False
-        piece = following
-        z, tau = pieces.solve(piece, eps)
-    return piece, z, tau, max_iter, False
-
-
 SMALLEST, LARGEST = 1e-9, 1e6
 """The path stays between these: below, rounding would win; above, w(eps) is the projection of w0 itself."""
 
@@ -567,49 +379,124 @@ class PathEnd:
     converged: bool
 
 
+@dataclass(frozen=True)
+class Piece:
+    """An affine piece: the `free` coordinates with their `signs`; `bound` when the threshold is active."""
+
+    free: Mask
+    signs: Array
+    bound: bool = True
+
+    def changes(self, other: Piece) -> Mask:
+        """The coordinates on which two pieces differ."""
+        if self.bound != other.bound:
+            return np.ones(len(self.free), dtype=bool)
+        differ: Mask = (self.free != other.free) | (self.free & (self.signs != other.signs) & self.bound)
+        return differ
+
+
 class ActiveEngine:
-    """The active-set engine, for polytopes that bring their vertices: l1 balls, simplices and hulls."""
+    """The active-set engine, for {sum |w| <= radius} (signed) and {w >= 0, sum w = radius}: z = w0 + Phi' mu."""
 
     def __init__(self, problem: LiftProblem, form: VertexForm, mu: Array | None) -> None:
-        phi, v, w0, rows = problem.phi, problem.v, problem.w0, problem.vertices
-        self._problem, self.first, self.factor = problem, 1e-2, 1e-2
-        if isinstance(phi, BucketOperator):
+        self._problem, self._radius, self._signed = problem, form.radius, form.signed
+        self.first, self.factor = 1e-2, 1e-2
+        if isinstance(problem.phi, BucketOperator):
             self.first, self.factor = 1e-4, 1e-3
-        if mu is not None:
-            self.first = 1e-4
-        self._vertices: Array = np.empty((0, 0))
         self._start: Piece | None = None
-        if rows is not None:
-            self._vertices = rows
-            images = np.stack([phi.forward(row) for row in rows])
-            self._pieces: CoordinatePieces | Weights = Weights(images, rows @ rows.T, v, rows @ w0)
-            pull = images @ (v - images.mean(0))
-            self._start = Piece(pull >= np.sort(pull)[-min(len(rows), 300)])
-        else:
-            shape = Shape(form.radius, form.signed)
-            self._pieces = CoordinatePieces(shape, phi, v, w0)
-            if mu is not None:
-                self._start = shape.start(w0 + phi.adjoint(mu))
+        if mu is not None:
+            self.first, self._start = 1e-4, self._projected(problem.w0 + problem.phi.adjoint(mu))
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
-        """Solve at eps from the last piece."""
-        piece, z, tau, used, solved = active_set(self._pieces, self._start or self._guess(eps), eps, min(60, budget))
+        """Solve at eps from the last piece, or from that of a projected gradient step."""
+        phi, v, w0, piece = self._problem.phi, self._problem.v, self._problem.w0, self._start
+        if piece is None:
+            piece = self._projected(w0 + phi.adjoint(v - phi.forward(w0)) / max(1.0, eps))
+        fewest, patience, solved = phi.d + 1, 5, False
+        z, tau, mu = self._solve(piece, eps)
+        for used in range(1, min(60, budget) + 1):  # noqa: B007  # told below
+            following = self._classify(z, tau)
+            changed = piece.changes(following)
+            count = int(np.count_nonzero(changed))
+            if piece.bound == following.bound and count <= 64:  # what differs by rounding does not count
+                margin = np.abs(self._size(z) - tau)
+                changed &= margin > 1e-13 * (abs(tau) + float(np.abs(z).max()))
+            solved, patience = not changed.any(), patience - 1
+            if count < fewest:
+                fewest, patience = count, 5
+            if solved or patience < 0:
+                break
+            piece = following
+            z, tau, mu = self._solve(piece, eps)
         if solved:
             self._start = piece
-        w = self._pieces.shape.point(z, tau)
-        if isinstance(self._pieces, CoordinatePieces):
-            return w, self._pieces.mu, used, solved
-        w = w @ self._vertices
-        return w, (self._problem.v - self._problem.phi.forward(w)) / eps, used, solved
+        return self._point(z, tau), mu, used, solved
 
-    def _guess(self, eps: float) -> Piece:
-        """The piece of a projected gradient step."""
-        phi, v, w0 = self._problem.phi, self._problem.v, self._problem.w0
-        return self._pieces.shape.start(w0 + phi.adjoint(v - phi.forward(w0)) / max(1.0, eps))
+    def _size(self, z: Array) -> Array:
+        """What the threshold is compared with."""
+        if self._signed:
+            return np.abs(z)
+        return z
+
+    def _projected(self, z: Array) -> Piece:
+        """The piece of the projection of z."""
+        size = self._size(z)
+        if self._signed and size.sum() <= self._radius:
+            return self._classify(z, 0.0)
+        return self._classify(z, sorted_threshold(size, self._radius))
+
+    def _classify(self, z: Array, tau: float) -> Piece:
+        """The piece on which z - tau falls."""
+        if self._signed and tau <= 0:
+            return Piece(np.ones(len(z), dtype=bool), np.ones(len(z)), bound=False)
+        size = self._size(z)
+        free = size > tau
+        free[int(size.argmax())] = True
+        return Piece(free, np.where((z < 0) & self._signed, -1.0, 1.0))
+
+    def _point(self, z: Array, tau: float) -> Array:
+        """The thresholded point, scaled so that rounding leaves it in the set."""
+        if self._signed:
+            w = np.sign(z) * np.maximum(np.abs(z) - max(tau, 0.0), 0.0)
+        else:
+            w = np.maximum(z - tau, 0.0)
+        total = float(np.abs(w).sum())
+        if total > self._radius or (not self._signed and total > 0):
+            w *= self._radius / total
+        return w
+
+    def _solve(self, piece: Piece, eps: float) -> tuple[Array, float, Array]:
+        """z, the threshold and mu = (v - Phi w) / eps on a piece, from a system in R^m or in the free coordinates."""
+        phi, v, w0, free = self._problem.phi, self._problem.v, self._problem.w0, piece.free
+        count = int(np.count_nonzero(free))
+        if isinstance(phi, DenseOperator) and count < phi.m:
+            return self._narrow(phi, piece, eps)
+        right = v - phi.forward(w0 * free)
+        if not piece.bound:
+            (mu,) = phi.solve(free, eps, (right,))
+            return w0 + phi.adjoint(mu), 0.0, mu
+        signs = piece.signs * free
+        image = phi.forward(signs)
+        x, y = phi.solve(free, eps, (right, image))
+        tau = float((signs @ w0 + image @ x - self._radius) / (count - image @ y))
+        mu = x + tau * y
+        return w0 + phi.adjoint(mu), tau, mu
+
+    def _narrow(self, phi: DenseOperator, piece: Piece, eps: float) -> tuple[Array, float, Array]:
+        """The same with fewer free coordinates than rows: no digit is lost to 1/eps."""
+        v, w0, free = self._problem.v, self._problem.w0, piece.free
+        part, near, signs = np.compress(free, phi.matrix, axis=1), w0[free], piece.signs[free]
+        x, y = spd_solve(_ridged(part.T @ part, eps), np.stack([part.T @ v + eps * near, signs], axis=1)).T
+        level = float((signs @ x - self._radius) / (signs @ y)) * piece.bound
+        a, tau = x - level * y, level / eps
+        mu = (v - part @ a) / eps
+        z = w0 + phi.adjoint(mu)
+        z[free] = a + tau * signs
+        return z, tau, mu
 
 
 class HullEngine:
-    """Hulls by non-negative least squares: slower than the active set, finite for redundant vertices too.
+    """Hulls by non-negative least squares: finite for redundant vertices too.
 
     The point of least norm in the hull of the columns of D has weights x / sum x, x the minimiser of
     ||D x||^2 + (sum x - 1)^2 over x >= 0.
@@ -674,10 +561,10 @@ Engine = ActiveEngine | HullEngine | NewtonEngine
 
 def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
     """The engine of a set; `careful` starts further from eps = 0, goes slower and, where it can, by projection."""
-    if problem.form is not None and not careful:
-        return ActiveEngine(problem, problem.form, mu if problem.vertices is None else None)
     if problem.vertices is not None:
         return HullEngine(problem, problem.vertices)
+    if problem.form is not None and not careful:
+        return ActiveEngine(problem, problem.form, mu)
     return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
 
 

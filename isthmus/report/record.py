@@ -31,14 +31,14 @@ from jsonschema import Draft202012Validator, validators
 
 import isthmus
 from isthmus.base.atomic import atomic_write
-from isthmus.base.validate import InvalidInput, present, refuse, unreadable
 from isthmus.base.validate import check as need
+from isthmus.base.validate import present, refuse, unreadable
 
 Fields = Mapping[str, Any]
 _Schema = dict[str, Any]
 
 FORMAT = "isthmus-run-1"
-FILE = "run.json"
+_FILE = "run.json"
 
 # ---------------------------------------------------------------- the schema
 
@@ -175,7 +175,9 @@ def _frozen(value: Any, schema: _Schema) -> Any:
         return math.inf
     if schema is _LABEL:
         return str(value)
-    return int(value) if "integer" in kinds and value is not None else value
+    if "integer" in kinds and value is not None:
+        return int(value)
+    return value
 
 
 def _checked(parts: Fields) -> Fields:
@@ -280,55 +282,53 @@ class Record:
         fitted = fitted and "history_" in vars(estimator)
         need(fitted, "estimator", type(estimator).__name__, "give an isthmus estimator, and fit it first")
         need("name" in data, "data", dict(data), "give at least its public name: data={'name': ...}")
-        ledger, file = estimator.ledger if ledger is None else ledger, None
+        if ledger is None:
+            ledger = estimator.ledger
+        file = None
         if isinstance(ledger, str | os.PathLike):
             ledger, file = isthmus.privacy.Ledger.open(ledger), Path(ledger).name
         if not isinstance(ledger, isthmus.privacy.Ledger):  # none, or one of the user's own, which cannot be read
             ledger = None
-        told, scores = list(warnings), None
+        told, bought, statement, shared = list(warnings), None, estimator.privacy_, None
         if isinstance(metrics, isthmus.estimators.Scores):
-            scores, metrics = metrics, metrics.figures
-        figures, drawn = (
-            [part if isinstance(part, Mapping) else part.to_dict() for part in parts] for parts in (metrics, curves)
-        )
-        statement, plan, choice, shared = estimator.privacy_, estimator.plan_, estimator.choice_, None
+            bought, metrics = metrics, metrics.figures
+        figures = [_fields(figure) for figure in metrics]
         if statement is not None:
-            paid_here = set(isthmus.estimators.partial_fit_claims.identities(ledger))
             costs = [(statement, vars(estimator).get("_paid", ()))]
-            if scores is not None and scores.privacy is not None:
-                costs.append((scores.privacy, scores.paid))
+            if bought is not None and bought.privacy is not None:
+                costs.append((bought.privacy, bought.paid))
             elif any(figure.get("noise") for figure in figures):
                 charged = [] if ledger is None else ledger.rounds()
                 if not any(name.endswith(isthmus.estimators.scoring.FIGURES) for name in charged):
                     told.append(UNCOUNTED)
+            paid_here = set(isthmus.estimators.partial_fit_claims.identities(ledger))
             apart = [cost for cost, paid in costs if not paid_here & set(paid)]  # or nobody knows which ledger paid
             statement = statement.with_all_of(ledger, *(cost for cost, _ in costs[1:]), apart=apart)
             if ledger is not None and ledger.budget is not None:
                 shared = {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}
-        budget = {
-            "epsilon": float(estimator.epsilon),
-            "delta": None if statement is None else statement.delta,
-            "curve": [] if statement is None else estimator.budget_curve(_POINTS),
-            "shared": shared,
-        }
+        parts: dict[str, Any] = {"privacy": None, "words": "", "budget": {"epsilon": float(estimator.epsilon)}}
+        if statement is not None:
+            parts = {"privacy": json.loads(statement.to_json()), "words": statement.words()}
+            curve = estimator.budget_curve(_POINTS)
+            budget = {"epsilon": float(estimator.epsilon), "delta": statement.delta, "curve": curve}
+            parts["budget"] = budget | {"shared": shared}
+        plan, choice = estimator.plan_, estimator.choice_
         return cls(
             title=title,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=_versions(),
             data=_facts_of_data(estimator, data),
             model=_facts_of_model(estimator),
-            privacy=None if statement is None else json.loads(statement.to_json()),
-            words="" if statement is None else statement.words(),
             warnings=tuple(told),
-            budget=budget,
             history=tuple(_history(estimator.history_, choice)),
             metrics=tuple(figures),
-            curves=tuple(drawn),
+            curves=tuple(map(_fields, curves)),
             energy=_energy(plan, choice, estimator.options),
             comparison=tuple(comparison),
             plan=plan.to_dict(),
             purpose=purpose,
             owner=owner,
+            **parts,
         )
 
     @classmethod
@@ -345,19 +345,13 @@ class Record:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Record:
         """The record in a file, or in the file `run.json` of a folder."""
-        where = Path(path)
-        where = where / FILE if os.path.isdir(where) else where
-        present(os.path.isfile(where), where, f"give a run's folder, or its {FILE}")
+        where = _place(path)
+        present(os.path.isfile(where), where, f"give a run's folder, or its {_FILE}")
         try:
-            return cls.from_dict(json.loads(where.read_text(encoding="utf-8")))
-        except InvalidInput:
-            raise
-        except UnicodeDecodeError:
-            unreadable(where, "it is not UTF-8 text; give the JSON record of a run")
-        except RecursionError:
-            unreadable(where, "it is nested too deeply; give the JSON record of a run")
-        except ValueError as error:
+            value = json.loads(where.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
             unreadable(where, f"it is not JSON ({error}); give the run.json of a run that was not cut or altered")
+        return cls.from_dict(value)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON writes it."""
@@ -369,11 +363,25 @@ class Record:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the record to a file, or to `run.json` in a folder that exists; returns the file."""
-        where = Path(path)
-        where = where / FILE if os.path.isdir(where) else where
+        where = _place(path)
         with atomic_write(where) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
         return where
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    """The file of a record: one that is named, or that of a folder."""
+    if os.path.isdir(path):
+        return Path(path, _FILE)
+    return Path(path)
+
+
+def _fields(part: Any) -> Fields:
+    """A figure or a curve by its fields."""
+    if isinstance(part, Mapping):
+        return part
+    fields: Fields = part.to_dict()
+    return fields
 
 
 def rounded_up(value: float) -> str:
@@ -416,25 +424,22 @@ def _agree(record: Record) -> None:
     if privacy is None:
         need(words == "", "words", words, "leave them empty: there is no privacy statement that they belong to")
         return
+    epsilon, private = privacy["epsilon"], privacy["private"]
     remedy = "correct it or epsilon: it is true exactly where epsilon is finite"
-    need(privacy["private"] == math.isfinite(privacy["epsilon"]), "privacy.private", privacy["private"], remedy)
-    stated = rounded_up(privacy["epsilon"])
-    same = ("NOT private" in words) != privacy["private"] and f"epsilon = {stated}" in words
-    remedy = f"give PrivacyStatement.words() of this statement: private={privacy['private']}, epsilon = {stated}"
-    need(same, "words", words, remedy)
-    silent = [leak for leak in privacy["leaks"] if leak not in words]
-    need(not silent, "words", words, f"give PrivacyStatement.words() of this statement: it names {silent} as leaked")
-    nominal = privacy["epsilon"] if privacy["private"] else privacy["nominal"] or math.inf
-    spent = max((epsilon for _, epsilon in record.budget["curve"]), default=0.0)
+    need(private == math.isfinite(epsilon), "privacy.private", private, remedy)
+    whole = f"give PrivacyStatement.words() of this statement: private={private}, epsilon = {rounded_up(epsilon)}"
+    same = ("NOT private" in words) != private and f"epsilon = {rounded_up(epsilon)}" in words
+    need(same and all(leak in words for leak in privacy["leaks"]), "words", words, f"{whole}, and what leaked")
+    nominal = epsilon if private else privacy["nominal"] or math.inf
+    spent = max((point for _, point in record.budget["curve"]), default=0.0)
     remedy = f"give at most {rounded_up(nominal)}, which is what the statement says in all"
     need(spent <= 1.01 * nominal, "budget.curve", spent, remedy)  # grids of accountants depend on the rounds
     n = record.data["n"]
     remedy = "leave it out: the privacy statement keeps the number of records private"
     need(n is None or privacy["n"] is not None, "data.n", n, remedy)
+    remedy = "leave it out: a figure of the training data is not covered by epsilon"
     for metric in record.metrics:
-        held_out = not metric["on"].strip().lower().startswith("train")
-        remedy = "leave it out: a figure of the training data is not covered by epsilon"
-        need(held_out, "metrics.on", metric["on"], remedy)
+        need(not metric["on"].strip().lower().startswith("train"), "metrics.on", metric["on"], remedy)
 
 
 # ---------------------------------------------------------------- what a fitted estimator may show of itself
@@ -473,9 +478,8 @@ def _facts_of_data(estimator: Any, declared: Fields) -> dict[str, Any]:
 
 def _facts_of_model(estimator: Any) -> dict[str, Any]:
     result, choice, facts = estimator.result_, estimator.choice_, estimator.plan_.facts
-    given = dict(estimator.options or {}) | ({"as_published": True} if estimator.as_published else {})
-    if estimator.clip is not None:
-        given["clip"] = estimator.clip
+    own = {"as_published": estimator.as_published or None, "clip": estimator.clip}
+    given = dict(estimator.options or {}) | {name: value for name, value in own.items() if value is not None}
     penalties = {"l1": estimator.l1, "l2": estimator.l2}
     return {
         "task": "classification" if "classes_" in vars(estimator) else "regression",
@@ -485,12 +489,11 @@ def _facts_of_model(estimator: Any) -> dict[str, Any]:
         "choice": choice.name,
         "arguments": choice.to_dict()["arguments"] | json.loads(json.dumps(given, default=str)),
         "rounds": int(estimator.n_iter_),
-        "constraint": None if estimator.constraint is None else str(estimator.constraint),
+        "constraint": estimator.constraint and str(estimator.constraint),
+        "strength": facts.b if facts.private else None,
         "penalty": " + ".join(f"{name} {value:g}" for name, value in penalties.items() if value) or None,
         "seconds": float(estimator.seconds_),
-        "strength": float(facts.b) if facts.private else None,
-        "dims": int(result.dims),
-        "bytes": int(result.bytes),
+        **{"dims": int(result.dims), "bytes": int(result.bytes)},
     }
 
 

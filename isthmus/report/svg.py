@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-Line = tuple[str, Sequence[tuple[float, float | None]]]
+_Line = tuple[str, Sequence[tuple[float, float | None]]]
 """A name and points; where y is None there is a gap."""
-Named = Sequence[tuple[float, str]]
+_Named = Sequence[tuple[float, str]]
 
 _FONT, _STYLES, _POINTS = 13, 6, 300
 _LARGE = 1e300
@@ -56,12 +56,12 @@ def short(value: float, percent: bool = False) -> str:
 def lines(
     name: str,
     title: str,
-    series: Sequence[Line],
+    series: Sequence[_Line],
     x_label: str,
     y_label: str,
     *,
-    levels: Named = (),
-    marks: Named = (),
+    levels: _Named = (),
+    marks: _Named = (),
     zero: bool = False,
     percent: bool = False,
     top: float | None = None,

@@ -22,6 +22,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -48,206 +49,15 @@ _HIDDEN = (
 )
 _EITHER = "give either test_epsilon or release_test_metrics: figures are published with noise or without, not both"
 _LESS = "give less than epsilon={:g}: the figures are bought from it, and the training needs the rest"
-PATHS = ("data", "public", "test", "budget", "schema", "out")
-SETS = "l1:RADIUS, l2:RADIUS, linf:RADIUS, box:LOW,HIGH or simplex"
+_PATHS = ("data", "public", "test", "budget", "schema", "out")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Every choice of a run; None leaves a choice to the estimator.
-
-    data, target, task, classes, target_bounds   what is read and predicted
-    epsilon, delta, adjacency, n     the promise: who is protected, and how far
-    loss ... options                 what the estimator is given
-    bounds                           the public range of every number that has none of its own
-    public                           a file of public rows: types, words, ranges and scales are taken from it
-    test, test_fraction              a file, or a share of the rows, kept out of training
-    test_epsilon                     what noisy figures of the test rows cost, out of epsilon
-    release_test_metrics             publish those figures without noise
-    budget                           a ledger shared with other runs on the same data
-    title, purpose, owner            what the report says: of what, what the model is for, who answers for it
-    decimal                          the decimal sign of a text file; None: ".", and other signs are refused
-    """
-
-    data: str = ""
-    target: str | None = None
-    task: str | None = None
-    classes: tuple[str, ...] | None = None
-    target_bounds: tuple[float, float] | None = None
-    epsilon: float = 1.0
-    delta: float | None = None
-    adjacency: str = "add-remove"
-    n: int | None = None
-    loss: str | None = None
-    algorithm: str = "auto"
-    constraint: str | None = None
-    l1: float = 0.0
-    l2: float = 0.0
-    clip: float | None = None
-    step: float | None = None
-    max_iter: int | None = None
-    batch_size: int | None = None
-    scale: str = "auto"
-    shape: str = "auto"
-    data_norm: float | None = None
-    intercept: bool = True
-    class_weight: dict[str, float] | str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    bounds: tuple[float, float] | None = None
-    public: str | None = None
-    test: str | None = None
-    test_fraction: float | None = None
-    test_epsilon: float | None = None
-    release_test_metrics: bool = False
-    budget: str | None = None
-    title: str | None = None
-    purpose: str | None = None
-    owner: str | None = None
-    schema: str | None = None
-    out: str | None = None
-    separator: str | None = None
-    encoding: str = "utf-8"
-    decimal: str | None = None
-    features: int | None = None
-    zero_based: bool = False
-
-    def __post_init__(self) -> None:
-        for setting in fields(self):
-            value, check = getattr(self, setting.name), _CHECKS.get(setting.name)
-            validate.check(
-                value is not None or setting.default is None, setting.name, None, "give a value, or leave it out"
-            )
-            if value is not None and check is not None:
-                object.__setattr__(self, setting.name, check(setting.name, value))
-        validate.check(bool(self.data), "data", self.data, "give the file to train on")
-        fraction, bought = self.test_fraction, self.test_epsilon
-        tested = self.test is not None or fraction is not None
-        refusals: list[tuple[bool, str, str]] = [
-            (self.test is not None and fraction is not None, "test_fraction", "give test or test_fraction, not both"),
-            (bool(bought) and not tested, "test_epsilon", _NEEDS_ROWS),
-            (self.release_test_metrics and not tested, "release_test_metrics", _NEEDS_ROWS),
-            (self.n is not None and fraction is not None, "n", _HIDDEN),
-            (bool(bought) and self.release_test_metrics, "test_epsilon", _EITHER),
-            (bought is not None and bought >= self.epsilon, "test_epsilon", _LESS.format(self.epsilon)),
-            (bool(self.budget) and not self.private, "budget", "leave it out: epsilon = inf spends none of it"),
-        ]
-        for wrong, name, remedy in refusals:
-            validate.check(not wrong, name, vars(self)[name], remedy)
-
-    @property
-    def private(self) -> bool:
-        """Whether epsilon is finite."""
-        return math.isfinite(self.epsilon)
-
-    @property
-    def reading(self) -> Reading:
-        """How files are read."""
-        return Reading(self.separator, self.encoding, self.features, self.zero_based)
-
-    @property
-    def measure_epsilon(self) -> float | None:
-        """What is kept free of epsilon for noisy figures of the test rows, None where they are bare or public.
-
-        For a share of the private rows it is a tenth unless told otherwise (and only needed where the training does not
-        cover them, see `measure`); a file of test rows counts as public unless `test_epsilon` says that it is not.
-        """
-        if self.test_epsilon is not None or not self.private:
-            return self.test_epsilon
-        return self.epsilon / 10 if self.test_fraction is not None and not self.release_test_metrics else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; infinity is the text "inf"."""
-        values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return values | {"epsilon": self.epsilon if self.private else "inf"}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Settings:
-        """What `to_dict` wrote."""
-        known_keys("settings", data, [member.name for member in fields(Settings)])
-        return Settings(**data)
-
-
-def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings, Schema]:
-    """Settings and declared schema from a TOML file (or none) and the options that were given.
-
-    >>> settings, schema = load(None, {"data": "people.csv", "target": "income", "epsilon": 2.0})
-    >>> settings.epsilon, settings.target, settings.measure_epsilon
-    (2.0, 'income', None)
-    >>> load(None, {"data": "people.csv", "epsilon": -1.0})
-    Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number above 0; inf trains without privacy
-    """
-    settings = {} if file is None else _read_toml(Path(file))
-    known_keys("config", settings, [*(member.name for member in fields(Settings)), "columns"])
-    chosen = {key: value for key, value in options.items() if value is not None and value != ()}
-    path = chosen.get("schema") or settings.get("schema")
-    declared = Schema()
-    if path is not None:  # whoever hands a schema in declares it public, wherever it came from
-        declared = Schema.load(path)
-        declared = replace(declared, columns=tuple(replace(column, source="declared") for column in declared.columns))
-    target = settings.pop("target", None)
-    if target is not None:
-        declared = replace(declared, target=read_target({"name": target} if isinstance(target, str) else target))
-    tables = settings.pop("columns", {})
-    validate.check(isinstance(tables, dict), "columns", tables, "give a table for each column: [columns.NAME]")
-    columns = [read_column(name, value) for name, value in tables.items()]
-    columns += [read_column(name, value) for name, value in chosen.pop("columns", {}).items()]
-    declared = declared.with_columns(columns)
-    told = declared.target
-    if told is not None and chosen.get("target") in (None, told.name):  # what it says of another target is of no use
-        known = {"target": told.name, "task": told.task, "classes": told.classes}
-        settings = known | {"target_bounds": told.bounds, "decimal": told.decimal} | settings
-    whole = Settings(**{**settings, **chosen})
-    _check_files(whole)
-    return whole, replace(declared, target=None)
-
-
-def target_of(settings: Settings) -> Target | None:
-    """What the settings declare of the target, None where they do not name it."""
-    if settings.target is None:
-        return None
-    task = settings.task or ("classification" if settings.classes is not None else None)
-    task = task or ("regression" if settings.target_bounds is not None else None)
-    return Target(settings.target, task, settings.classes, settings.target_bounds, settings.decimal)
-
-
-def _check_files(settings: Settings) -> None:
-    """Refuse options of another kind of file, and private rows that would be declared public by giving them twice."""
-    for name in ("features", "zero_based"):
-        value = getattr(settings, name)
-        fits = not value or is_libsvm(settings.data)
-        validate.check(fits, name, value, "leave it out: it is for libsvm files (--drop COL leaves columns out)")
-    twice = ": this is the file to train on, whose rows are private"
-    other = "give a file of other rows, which are public, or leave it out" + twice
-    validate.check(not _same(settings.public, settings.data), "public", settings.public, other)
-    bare = settings.private and settings.test_epsilon is None and _same(settings.test, settings.data)
-    apart = "keep a share of the rows out of training with test_fraction, or give a file of other rows" + twice
-    validate.check(not bare or has_part(settings.data, "test"), "test", settings.test, apart)
-
-
-def _same(path: str | None, other: str) -> bool:
-    """Whether two paths lead to one file or folder."""
-    return path is not None and Path(path).resolve() == Path(other).resolve()
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    validate.present(os.path.isfile(file), file)
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        validate.unreadable(file, f"it is not valid TOML ({error}); correct that line")
-    for name in PATHS:
-        if isinstance(tree.get(name), str):
-            tree[name] = str(file.parent / tree[name])
-    return tree
-
-
-_SETS: Mapping[str, tuple[Callable[..., sets.ConvexSet], tuple[int, ...]]] = {
-    "l1": (sets.L1Ball, (1,)),
-    "l2": (sets.L2Ball, (1,)),
-    "linf": (sets.LInfBall, (1,)),
-    "box": (sets.Box, (2,)),
-    "simplex": (sets.Simplex, (0, 1)),
+_SETS: Mapping[str, tuple[Callable[..., sets.ConvexSet], int]] = {
+    "l1": (sets.L1Ball, 1),
+    "l2": (sets.L2Ball, 1),
+    "linf": (sets.LInfBall, 1),
+    "box": (sets.Box, 2),
+    "simplex": (sets.Simplex, 1),
 }
 
 
@@ -260,27 +70,23 @@ def read_constraint(text: str | None) -> sets.ConvexSet | None:
     if text is None:
         return None
     kind, _, numbers = text.partition(":")
+    form = "give l1:RADIUS, l2:RADIUS, linf:RADIUS, box:LOW,HIGH or simplex"
     try:
-        values = [float(number) for number in numbers.split(",")] if numbers else []
-        build, sizes = _SETS[kind.strip().lower()]
-        validate.check(
-            len(values) in sizes, "constraint", text, f"give {sizes[0]} number(s) after {kind}, as many as it takes"
-        )
-        return build(*values)
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f" ({error})" if isinstance(error, validate.InvalidInput) else ""
-        validate.refuse("constraint", text, f"give {SETS}{reason}")
-
-
-# ---------------------------------------------------------------- checks, one for each setting
+        build, size = _SETS[kind.strip().lower()]
+        values = [float(number) for number in numbers.split(",") if numbers]
+        if len(values) == size or (kind.strip().lower() == "simplex" and not values):
+            return build(*values)
+    except (KeyError, ValueError) as error:
+        form += f" ({error})"
+    validate.refuse("constraint", text, form)
 
 
 def _epsilon(name: str, value: object) -> float:
-    try:
-        number = float(value) if isinstance(value, (int, float, str)) else math.nan
-    except ValueError:
-        number = math.nan
-    validate.check(number > 0 and value is not True, name, value, "give a number above 0; inf trains without privacy")
+    number = math.nan
+    if isinstance(value, (int, float, str)) and value is not True:
+        with suppress(ValueError):
+            number = float(value)
+    validate.check(number > 0, name, value, "give a number above 0; inf trains without privacy")
     return number
 
 
@@ -292,8 +98,9 @@ def _checked(check: Callable[..., None], kind: type) -> Callable[[str, Any], Any
     return read
 
 
-def _text(name: str, value: Any) -> str:
-    validate.check(isinstance(value, str) and bool(value), name, value, "give text")
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        validate.refuse(name, value, "give text")
     return value
 
 
@@ -331,6 +138,16 @@ def _weights(name: str, value: Any) -> Any:
     return {str(key): float(weight) for key, weight in value.items()}
 
 
+def _path(name: str, value: object) -> str:
+    return str(value)
+
+
+def _separator(name: str, value: object) -> str:
+    if value == "\\t":
+        value = "\t"
+    return read_sign(name, value)
+
+
 def _constraint(name: str, value: Any) -> str:
     read_constraint(_text(name, value))
     return value
@@ -338,24 +155,208 @@ def _constraint(name: str, value: Any) -> str:
 
 _POSITIVE, _SIZE = _checked(validate.positive, float), _checked(validate.positive_int, int)
 _NATURAL, _UNIT = _checked(validate.non_negative, float), _checked(validate.open_unit, float)
-_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("clip", "step", "data_norm", "test_epsilon"), _POSITIVE),
-    **dict.fromkeys(("n", "max_iter", "batch_size", "features"), _SIZE),
-    **dict.fromkeys(("l1", "l2"), _NATURAL),
-    **dict.fromkeys(("delta", "test_fraction"), _UNIT),
-    **dict.fromkeys(("intercept", "release_test_metrics", "zero_based"), _flag),
-    **dict.fromkeys(("target", "loss", "algorithm", "scale", "title", "purpose", "owner"), _text),
-    "decimal": _among(".", ","),
-    "encoding": _encoding,
-    "separator": lambda name, value: read_sign(name, "\t" if value == "\\t" else value),
-    **dict.fromkeys(PATHS, lambda name, value: str(value)),
-    "epsilon": _epsilon,
-    "adjacency": _among("add-remove", "replace-one"),
-    "task": _among(*TASKS),
-    "shape": _among("auto", "linear", "smooth"),
-    "classes": read_words,
-    **dict.fromkeys(("bounds", "target_bounds"), read_bounds),
-    "constraint": _constraint,
-    "class_weight": _weights,
-    "options": _table,
-}
+
+
+def _setting(default: Any, check: Callable[[str, Any], object]) -> Any:
+    """A setting: its value where nobody gives one, and what reads and checks one that is given."""
+    return field(default=default, metadata={"check": check})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every choice of a run; None leaves a choice to the estimator.
+
+    data, target, task, classes, target_bounds   what is read and predicted
+    epsilon, delta, adjacency, n     the promise: who is protected, and how far
+    loss ... options                 what the estimator is given
+    bounds                           the public range of every number that has none of its own
+    public                           a file of public rows: types, words, ranges and scales are taken from it
+    test, test_fraction              a file, or a share of the rows, kept out of training
+    test_epsilon                     what noisy figures of the test rows cost, out of epsilon
+    release_test_metrics             publish those figures without noise
+    budget                           a ledger shared with other runs on the same data
+    title, purpose, owner            what the report says: of what, what the model is for, who answers for it
+    decimal                          the decimal sign of a text file; None: ".", and other signs are refused
+    """
+
+    data: str = _setting("", _path)
+    target: str | None = _setting(None, _text)
+    task: str | None = _setting(None, _among(*TASKS))
+    classes: tuple[str, ...] | None = _setting(None, read_words)
+    target_bounds: tuple[float, float] | None = _setting(None, read_bounds)
+    epsilon: float = _setting(1.0, _epsilon)
+    delta: float | None = _setting(None, _UNIT)
+    adjacency: str = _setting("add-remove", _among("add-remove", "replace-one"))
+    n: int | None = _setting(None, _SIZE)
+    loss: str | None = _setting(None, _text)
+    algorithm: str = _setting("auto", _text)
+    constraint: str | None = _setting(None, _constraint)
+    l1: float = _setting(0.0, _NATURAL)
+    l2: float = _setting(0.0, _NATURAL)
+    clip: float | None = _setting(None, _POSITIVE)
+    step: float | None = _setting(None, _POSITIVE)
+    max_iter: int | None = _setting(None, _SIZE)
+    batch_size: int | None = _setting(None, _SIZE)
+    scale: str = _setting("auto", _text)
+    shape: str = _setting("auto", _among("auto", "linear", "smooth"))
+    data_norm: float | None = _setting(None, _POSITIVE)
+    intercept: bool = _setting(True, _flag)
+    class_weight: dict[str, float] | str | None = _setting(None, _weights)
+    options: dict[str, Any] | None = _setting(None, _table)
+    bounds: tuple[float, float] | None = _setting(None, read_bounds)
+    public: str | None = _setting(None, _path)
+    test: str | None = _setting(None, _path)
+    test_fraction: float | None = _setting(None, _UNIT)
+    test_epsilon: float | None = _setting(None, _POSITIVE)
+    release_test_metrics: bool = _setting(False, _flag)
+    budget: str | None = _setting(None, _path)
+    title: str | None = _setting(None, _text)
+    purpose: str | None = _setting(None, _text)
+    owner: str | None = _setting(None, _text)
+    schema: str | None = _setting(None, _path)
+    out: str | None = _setting(None, _path)
+    separator: str | None = _setting(None, _separator)
+    encoding: str = _setting("utf-8", _encoding)
+    decimal: str | None = _setting(None, _among(".", ","))
+    features: int | None = _setting(None, _SIZE)
+    zero_based: bool = _setting(False, _flag)
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value = vars(self)[setting.name]
+            given = value is not None or setting.default is None
+            validate.check(given, setting.name, None, "give a value, or leave it out")
+            if value is not None:
+                vars(self)[setting.name] = setting.metadata["check"](setting.name, value)
+        validate.check(bool(self.data), "data", self.data, "give the file to train on")
+        fraction, bought = self.test_fraction, self.test_epsilon
+        tested = self.test is not None or fraction is not None
+        refusals: list[tuple[bool, str, str]] = [
+            (self.test is not None and fraction is not None, "test_fraction", "give test or test_fraction, not both"),
+            (bool(bought) and not tested, "test_epsilon", _NEEDS_ROWS),
+            (self.release_test_metrics and not tested, "release_test_metrics", _NEEDS_ROWS),
+            (self.n is not None and fraction is not None, "n", _HIDDEN),
+            (bool(bought) and self.release_test_metrics, "test_epsilon", _EITHER),
+            (bought is not None and bought >= self.epsilon, "test_epsilon", _LESS.format(self.epsilon)),
+            (bool(self.budget) and not self.private, "budget", "leave it out: epsilon = inf spends none of it"),
+        ]
+        for wrong, name, remedy in refusals:
+            validate.check(not wrong, name, vars(self)[name], remedy)
+
+    @property
+    def private(self) -> bool:
+        """Whether epsilon is finite."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def known_task(self) -> str | None:
+        """The kind of the target, where the settings tell it."""
+        if self.task is None and self.classes is not None:
+            return "classification"
+        if self.task is None and self.target_bounds is not None:
+            return "regression"
+        return self.task
+
+    @property
+    def reading(self) -> Reading:
+        """How files are read."""
+        return Reading(self.separator, self.encoding, self.features, self.zero_based)
+
+    @property
+    def measure_epsilon(self) -> float | None:
+        """What is kept free of epsilon for noisy figures of the test rows, None where they are bare or public.
+
+        For a share of the private rows it is a tenth unless told otherwise (and only needed where the training does not
+        cover them, see `measure`); a file of test rows counts as public unless `test_epsilon` says that it is not.
+        """
+        if self.test_epsilon is not None or not self.private:
+            return self.test_epsilon
+        if self.test_fraction is None or self.release_test_metrics:
+            return None
+        return self.epsilon / 10
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; infinity is the text "inf"."""
+        values = asdict(self)
+        if not self.private:
+            values["epsilon"] = "inf"
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Settings:
+        """What `to_dict` wrote."""
+        known_keys("settings", data, [member.name for member in fields(Settings)])
+        return Settings(**data)
+
+
+def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings, Schema]:
+    """Settings and declared schema from a TOML file (or none) and the options that were given.
+
+    >>> settings, schema = load(None, {"data": "people.csv", "target": "income", "epsilon": 2.0})
+    >>> settings.epsilon, settings.target, settings.measure_epsilon
+    (2.0, 'income', None)
+    >>> load(None, {"data": "people.csv", "epsilon": -1.0})
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number above 0; inf trains without privacy
+    """
+    settings: dict[str, Any] = {}
+    if file is not None:
+        settings = _read_toml(Path(file))
+    known_keys("config", settings, [*(member.name for member in fields(Settings)), "columns"])
+    chosen = {key: value for key, value in options.items() if value not in (None, ())}
+    path, declared = chosen.get("schema") or settings.get("schema"), Schema()
+    if path is not None:  # whoever hands a schema in declares it public, wherever it came from
+        declared = Schema.load(path)
+        declared = replace(declared, columns=tuple(replace(column, source="declared") for column in declared.columns))
+    target = settings.pop("target", None)
+    if isinstance(target, str):
+        target = {"name": target}
+    if target is not None:
+        declared = replace(declared, target=read_target(target))
+    for tables in (settings.pop("columns", {}), chosen.pop("columns", {})):
+        validate.check(isinstance(tables, dict), "columns", tables, "give a table for each column: [columns.NAME]")
+        declared = declared.with_columns([read_column(name, value) for name, value in tables.items()])
+    told = declared.target
+    if told is not None and chosen.get("target") in (None, told.name):  # what it says of another target is of no use
+        known = {"target": told.name, "task": told.task, "classes": told.classes}
+        settings = known | {"target_bounds": told.bounds, "decimal": told.decimal} | settings
+    whole = Settings(**settings | chosen)
+    _check_files(whole)
+    return whole, replace(declared, target=None)
+
+
+def target_of(settings: Settings) -> Target | None:
+    """What the settings declare of the target, None where they do not name it."""
+    if settings.target is None:
+        return None
+    return Target(settings.target, settings.known_task, settings.classes, settings.target_bounds, settings.decimal)
+
+
+def _check_files(settings: Settings) -> None:
+    """Refuse options of another kind of file, and private rows that would be declared public by giving them twice."""
+    for name, value in (("features", settings.features), ("zero_based", settings.zero_based)):
+        fits = not value or is_libsvm(settings.data)
+        validate.check(fits, name, value, "leave it out: it is for libsvm files (--drop COL leaves columns out)")
+    twice = ": this is the file to train on, whose rows are private"
+    other = "give a file of other rows, which are public, or leave it out" + twice
+    validate.check(not _same(settings.public, settings.data), "public", settings.public, other)
+    bare = settings.private and settings.test_epsilon is None and _same(settings.test, settings.data)
+    apart = "keep a share of the rows out of training with test_fraction, or give a file of other rows" + twice
+    validate.check(not bare or has_part(settings.data, "test"), "test", settings.test, apart)
+
+
+def _same(path: str | None, other: str) -> bool:
+    """Whether two paths lead to one file or folder."""
+    return path is not None and Path(path).resolve() == Path(other).resolve()
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    validate.present(os.path.isfile(file), file)
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        validate.unreadable(file, f"it is not valid TOML ({error}); correct that line")
+    for name in _PATHS:
+        if isinstance(tree.get(name), str):
+            tree[name] = str(file.parent / tree[name])
+    return tree

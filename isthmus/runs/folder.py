@@ -8,7 +8,6 @@ The model of a run: one safetensors file (see `isthmus.estimators.save`) beside 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class RunFolder:
 
     >>> import tempfile
     >>> base = Path(tempfile.mkdtemp())
-    >>> run = RunFolder.create(base / "census", {"epsilon": 1.0}, schema="", plan={})
+    >>> run = RunFolder.create(base / "census", {"epsilon": 1.0}, schema="")
     >>> RunFolder.open(base / "census").settings
     {'epsilon': 1.0}
     >>> _ = (base / "census" / "settings.json").write_text('{"epsilon": 9.0}')
@@ -63,15 +63,8 @@ class RunFolder:
     # ------------------------------------------------------------ making and finding
 
     @staticmethod
-    def create(
-        path: Path,
-        settings: Mapping[str, Any],
-        *,
-        schema: str,
-        plan: Mapping[str, Any] | None,
-        secret: str | None = None,
-    ) -> RunFolder:
-        """A new folder with its settings, schema, plan and secret: all of them or none."""
+    def create(path: Path, settings: Mapping[str, Any], *, schema: str, secret: str = "") -> RunFolder:
+        """A new folder with its settings, schema and secret: all of them or none."""
         remedy = "give another folder as --out, or continue that run with --resume"
         validate.require(not os.path.exists(path), f"Folder exists already: {path} ({remedy})")
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -80,9 +73,7 @@ class RunFolder:
             half = RunFolder(partial, dict(settings))
             half.write(SCHEMA, schema.encode())
             half.write_sealed(SETTINGS, {"settings": dict(settings), "schema_sha256": digest(schema.encode())})
-            if plan is not None:
-                half.write(PLAN, _json(plan))
-            if secret is not None:
+            if secret:
                 half.write(SECRET, secret.encode())
                 (partial / SECRET).chmod(0o600)
             partial.rename(path)
@@ -97,20 +88,17 @@ class RunFolder:
         """An existing folder, its settings and schema verified."""
         folder = RunFolder(Path(path), {})
         validate.present(os.path.isdir(folder.path), path, "give the folder of a run", kind="Folder")
-        if not os.path.exists(folder.path / SETTINGS):
-            raise FolderDamaged(
-                f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}: check the path, or restore it"
-            )
+        lost = f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}: check the path, or restore it"
+        _damaged(not folder.has(SETTINGS), lost)
         sealed = folder.read_sealed(SETTINGS)
         settings = sealed.get("settings")
-        if not isinstance(settings, dict):
-            raise FolderDamaged(f"{folder.path / SETTINGS} has no settings: {_REMEDY}")
-        folder.settings = settings
-        if digest(folder.read(SCHEMA)) != sealed.get("schema_sha256"):
-            raise FolderDamaged(
-                f"{folder.path / SCHEMA} was changed after the run began: put it back, or begin a new run with the "
-                "changed copy as its --schema"
-            )
+        _damaged(not isinstance(settings, dict), f"{folder.path / SETTINGS} has no settings: {_REMEDY}")
+        folder.settings = dict(settings or {})
+        _damaged(
+            digest(folder.read(SCHEMA)) != sealed.get("schema_sha256"),
+            f"{folder.path / SCHEMA} was changed after the run began: put it back, or begin a new run with the changed "
+            "copy as its --schema",
+        )
         return folder
 
     # ------------------------------------------------------------ files
@@ -133,18 +121,17 @@ class RunFolder:
 
     def read_sealed(self, name: str) -> dict[str, Any]:
         """A JSON file with its own digest."""
-        try:
-            data = json.loads(self.read(name))
-            stated = data.pop("sha256")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}") from None
-        if stated != digest(_json(data)):
-            raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}")
-        if data.get("format") != FORMATS[name]:
-            raise FolderDamaged(
-                f"{self.path / name} has the format {data.get('format')!r}, and this version of Isthmus reads "
-                f"{FORMATS[name]!r}: use the version of Isthmus that wrote it"
-            )
+        data, raw = {}, self.read(name)
+        with suppress(ValueError, RecursionError):
+            data = json.loads(raw)
+        whole = isinstance(data, dict) and data.pop("sha256", "") == digest(_json(data))
+        _damaged(not whole, f"{self.path / name} was cut or altered: {_REMEDY}")
+        form = data.get("format")
+        _damaged(
+            form != FORMATS[name],
+            f"{self.path / name} has the format {form!r}, and this version of Isthmus reads {FORMATS[name]!r}: "
+            "use the version of Isthmus that wrote it",
+        )
         return data
 
     def write_sealed(self, name: str, data: Mapping[str, Any]) -> None:
@@ -152,7 +139,7 @@ class RunFolder:
         body = {"format": FORMATS[name], **data}
         self.write(name, _json({**body, "sha256": digest(_json(body))}))
 
-    @contextlib.contextmanager
+    @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the folder against other processes that would train in it."""
         import fcntl
@@ -173,6 +160,12 @@ def next_folder(name: str, parent: str | Path = "runs") -> Path:
     while os.path.exists(Path(parent) / f"{safe}-{k}"):
         k += 1
     return Path(parent) / f"{safe}-{k}"
+
+
+def _damaged(wrong: bool, words: str) -> None:
+    """Refuse a folder where something is wrong."""
+    if wrong:
+        raise FolderDamaged(words)
 
 
 _REMEDY = "restore it, or begin a new run (what was spent stays spent: see the ledger)"

@@ -28,17 +28,17 @@ from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, jo
 from isthmus.privacy.plan import mu_of
 from isthmus.runs.config import Settings
 
-COVERED = (
+_COVERED = (
     "the held-out rows were drawn by coins that look at no record, and a record is either trained on or held out: the "
     "figures of the held-out rows, which have at least as much noise as the training, cost nothing beside it; how many "
     "rows were held out is public"
 )
-PAID = (
+_PAID = (
     "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many test "
     "rows there are is public"
 )
 COUNTED = "how many test rows there are is public, though nothing was measured on them"
-LITTLE = "nothing is left of epsilon for it: rounds were paid for and lost in an interruption"
+_LITTLE = "nothing is left of epsilon for it: rounds were paid for and lost in an interruption"
 _STEPS, _FACTOR = 24, 1.25
 
 
@@ -68,9 +68,9 @@ class Measured:
     def assumptions(self) -> list[str]:
         """What a statement says of them; figures that have no value still say how many rows there were."""
         if self.covered:
-            return [COVERED]
+            return [_COVERED]
         if self.releases:
-            return [PAID]
+            return [_PAID]
         return [COUNTED] if self.figures and all(figure.value is None for figure in self.figures) else []
 
 
@@ -113,7 +113,7 @@ def measure(
     multiplier, covered = crew.lead(lambda: list(_noise(settings, delta, ledger)))  # type: ignore[arg-type]
     if multiplier is None:
         name = "accuracy" if hasattr(fitted, "classes_") else "R2"
-        return Measured((Figure(name, None, _where(settings, rows), note=LITTLE),))
+        return Measured((Figure(name, None, _where(settings, rows), note=_LITTLE),))
     if ledger is not None:
         ledger.planned = ()  # what was kept free is asked for now
     promise = Promise(settings.epsilon, delta, Adjacency(settings.adjacency))

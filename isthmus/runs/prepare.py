@@ -26,10 +26,10 @@ from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, en
 from isthmus.tables.entries import Signs
 from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, read
 from isthmus.tables.infer import Guess, check_decimal, infer
-from isthmus.tables.schema import BUCKETS, Schema, Target, check_names, listed
+from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
 
 ALONE = RankGroup()
-MOST_CLASSES = 100
+_MOST_CLASSES = 100
 FEW = 10
 """Labels of fewer rows are never read off private data."""
 _RARE_LABEL = (
@@ -76,14 +76,16 @@ class PreparedRows:
     @property
     def n(self) -> int:
         """Rows to train on, of all ranks."""
-        return int(self.x.shape[0]) if self.whole is None else self.whole[0]
+        if self.whole is not None:
+            return self.whole[0]
+        return int(self.x.shape[0])
 
     @property
     def test_rows(self) -> int | None:
         """Test rows, of all ranks; None: there are none."""
-        if self.test is None:
-            return None
-        return len(self.test[1]) if self.whole is None else self.whole[1]
+        if self.whole is not None or self.test is None:
+            return self.whole and self.whole[1]
+        return len(self.test[1])
 
     @property
     def d(self) -> int:
@@ -105,33 +107,28 @@ def prepare(
         check_names(names, declared, settings.target)
     public = None if settings.public is None else _filled("public", settings.public, settings)
     table, first = _filled("data", settings.data, settings).part(*crew.place)
-    leaks, notes = list(table.notes), []
-    known = "the names of the columns" if table.frame is not None else "the number of columns"
+    leaks, notes, schema = list(table.notes), [], replace(declared, columns=())
+    known = "the number of columns"
+    if table.frame is not None:
+        known = "the names of the columns"
     if settings.n is None:
         notes.append(f"{known} and the number of rows count as public (--rows N hides the number of rows)")
     else:
         notes.append(f"{known} count as public; the number of rows is not published, {settings.n} stands for it")
     if table.frame is not None:
         schema, more, notices = _complete(settings, declared, table, public)
-        leaks, notes = leaks + more, notes + notices
-    else:
-        schema = replace(declared, columns=())
-    target, more, notices = _settle_target(settings, schema, table, public)
-    schema, leaks, notes = replace(schema, target=target), leaks + more, notes + notices
-    validate.check(
-        not (settled and leaks),
-        "schema",
-        leaks,
-        "continue with the table that the run began with: its schema does not cover this one",
-    )
+        leaks, notes = leaks + more, [*notes, *notices, "rows without a target are left out"]
+    target, more = _settle_target(settings, table, public)
+    schema, leaks = replace(schema, target=target), leaks + more
+    remedy = "continue with the table that the run began with: its schema does not cover this one"
+    validate.check(not (settled and leaks), "schema", leaks, remedy)
     if crew.several:
         _check_agreed(crew, schema, leaks)
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
     _check_words(schema, x, crew)
-    validate.check(
-        crew.count(len(y)) > 0, "target", target.name, "check the name of the target column: no row has a target"
-    )
+    there = crew.count(len(y)) > 0
+    validate.check(there, "target", target.name, "check the name of the target column: no row has a target")
     test = None
     if settings.test is not None:
         rows, hidden = _filled("test", settings.test, settings, part="test"), settings.measure_epsilon is not None
@@ -145,9 +142,15 @@ def prepare(
         bounds, features = bounds_of(schema), schema.features
     elif settings.bounds is not None:
         bounds = np.full(x.shape[1], settings.bounds[0]), np.full(x.shape[1], settings.bounds[1])
-    public_rows = _public_rows(public, schema)
-    prepared = PreparedRows(table.name, schema, x, y, features, bounds, public_rows, test, tuple(leaks), tuple(notes))
-    return replace(prepared, whole=_whole(prepared, settings, crew)) if crew.several else prepared
+    ready = PreparedRows(table.name, schema, x, y, features, bounds, test=test, leaks=tuple(leaks), notes=tuple(notes))
+    if public is not None:
+        ready = replace(ready, public=_public_rows(public, schema))
+    if crew.several:  # every rank has the whole of a public test file
+        tested = ready.test_rows
+        if tested is not None and (settings.test is None or settings.measure_epsilon is not None):
+            tested = crew.count(tested)
+        ready = replace(ready, whole=(crew.count(ready.n), tested))
+    return ready
 
 
 def _check_agreed(crew: RankGroup, schema: Schema, leaks: list[str]) -> None:
@@ -159,14 +162,6 @@ def _check_agreed(crew: RankGroup, schema: Schema, leaks: list[str]) -> None:
     validate.check(not leaks, "schema", leaks, remedy)
     schemas = crew.all(schema.to_toml())
     validate.check(len(set(schemas)) == 1, "schema", f"{len(set(schemas))} schemas of the ranks", remedy)
-
-
-def _whole(rows: PreparedRows, settings: Settings, crew: RankGroup) -> tuple[int, int | None]:
-    """Rows to train on and test rows of all ranks; every rank has the whole of a public test file."""
-    tested = None if rows.test is None else len(rows.test[1])
-    if tested is not None and not (settings.test is not None and settings.measure_epsilon is None):
-        tested = crew.count(tested)
-    return crew.count(int(rows.x.shape[0])), tested
 
 
 def _filled(argument: str, path: str, settings: Settings, part: str = "train") -> Table:
@@ -184,21 +179,19 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
         validate.check(table.y is not None, what, table.name, "give a file with targets y: this one has none")
         check_numbers(table, what)
     else:
-        validate.check(
-            target.name in table.frame.columns,
-            what,
-            table.name,
-            f"give a file with the column {target.name!r}: this one does not have it",
-        )
+        remedy = f"give a file with the column {target.name!r}: this one does not have it"
+        validate.check(target.name in table.frame.columns, what, table.name, remedy)
     y, present = encode_target(_targets(table, target.name), target, table.separator)
-    whole = bool(present.all())
-    remedy = (
-        "remove the rows that have no target first, or use add-remove: leaving them out would show how many they are"
-    )
+    whole, rows = bool(present.all()), table.x
+    remedy = "remove the rows that have no target first, or use add-remove: leaving them out would show how many"
     validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
-    if table.frame is None:
-        return (table.x if whole else table.x[present]), y
-    return numbers_of(table.frame if whole else table.frame[present], schema.read_by(table.separator)), y
+    if table.frame is not None:
+        rows = table.frame
+    if not whole:
+        rows = rows[present]
+    if table.frame is not None:
+        rows = numbers_of(rows, schema.read_by(table.separator))
+    return rows, y
 
 
 # ---------------------------------------------------------------- columns
@@ -208,39 +201,33 @@ def _complete(
     settings: Settings, declared: Schema, table: Table, public: Table | None
 ) -> tuple[Schema, list[str], list[str]]:
     """The schema of every column, in the table's order; what cannot be guessed is refused, all columns at once."""
-    columns, guessed, notes = [], [], []
+    columns, notes = [], []
     refused: dict[str, validate.InvalidInput] = {}
     for name in table.frame.columns:
-        if name == settings.target:
-            continue
         column = declared.get(name)
-        if column is None:
+        if column is None and name != settings.target:
             try:
                 inferred = _inferred(name, settings, table, public)
             except validate.InvalidInput as error:
                 refused[name] = error
                 continue
             column = inferred.column
-            guessed += [name] if column.source == "data" else []
             if inferred.why:
-                outcome = "left out" if column.type == "drop" else f"read as {column.type}"
+                outcome = {"drop": "left out"}.get(column.type, f"read as {column.type}")
                 notes.append(f"column {name!r} is {outcome}: {inferred.why}")
-        columns.append(column.settled(settings.bounds, settings.decimal))
+        if column is not None and name != settings.target:
+            columns.append(column.settled(settings.bounds, settings.decimal))
     if refused:
         _refuse_all(refused)
-    schema = Schema(tuple(columns))
-    validate.check(
-        bool(schema.features),
-        "columns",
-        schema.names,
-        "declare at least one column as a number, words, a date or bool: none is left to learn from",
-    )
-    leaks = []
+    schema, leaks = Schema(tuple(columns)), []
+    remedy = "declare at least one column as a number, words, a date or bool: none is left to learn from"
+    validate.check(bool(schema.features), "columns", schema.names, remedy)
+    guessed = [column.name for column in columns if column.source == "data" and declared.get(column.name) is None]
     if guessed:
-        leaks = [
+        leaks.append(
             f"the types of {_listed(guessed)} were read from the private rows. Review the schema.toml in the run's "
             "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
-        ]
+        )
     return schema, leaks, notes + _notes_of(schema)
 
 
@@ -257,9 +244,7 @@ def _notes_of(schema: Schema) -> list[str]:
         )
     ids = [column.name for column in schema.columns if column.type == "id"]
     if ids:
-        notes.append(
-            f"epsilon protects one row; where one {ids[0]!r} has several rows, it does not protect all of them"
-        )
+        notes.append(f"epsilon protects one row; where one {ids[0]!r} has several rows, not all of them together")
     return notes
 
 
@@ -267,11 +252,10 @@ def _check_words(schema: Schema, x: Any, crew: RankGroup) -> None:
     """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
     at, occurring = 0, {}
     for column in schema.columns:
-        width = len(column.features)
+        end = at + len(column.features)
         if column.type == "category":
-            declared, undeclared = _occurs(x, at, at + width - 2), _occurs(x, at + width - 2, at + width - 1)
-            occurring[column.name] = [declared, undeclared]
-        at += width
+            occurring[column.name] = [_occurs(x, at, end - 2), _occurs(x, end - 2, end - 1)]
+        at = end
     counts = crew.all(occurring)
     for name in occurring:
         known, unknown = (any(count[name][k] for count in counts) for k in (0, 1))
@@ -288,71 +272,64 @@ def _occurs(x: Any, lo: int, hi: int) -> bool:
 
 def _inferred(name: str, settings: Settings, table: Table, public: Table | None) -> Guess:
     """A column that was not declared: as public rows have it, where they have it."""
-    is_public = public is not None and public.frame is not None and name in public.frame.columns
-    source = public if public is not None and is_public else table
-    signs = Signs.of(settings.decimal, source.separator)
-    return infer(name, source.frame[name], public=is_public, signs=signs)
+    source, is_public = table, False
+    if public is not None and public.frame is not None and name in public.frame.columns:
+        source, is_public = public, True
+    return infer(name, source.frame[name], public=is_public, signs=Signs.of(settings.decimal, source.separator))
 
 
 def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
     """One error for all columns; the decimal sign is that of the file, and is asked for once."""
-    words = {("decimal" if str(error).startswith("decimal=") else name): str(error) for name, error in refused.items()}
     if len(refused) == 1:
         raise next(iter(refused.values()))
+    words = {}
+    for name, error in refused.items():
+        if str(error).startswith("decimal="):
+            name = "decimal"
+        words[name] = str(error)
     lines = [f"\n  {word.replace(' is not allowed: ', ': ', 1)}" for word in words.values()]
     raise validate.InvalidInput(f"The columns {_listed(list(refused))} are not allowed as they are:{''.join(lines)}")
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    more = f" and {len(names) - 8} more" * (len(names) > 8)
+    return ", ".join(map(repr, names[:8])) + more
 
 
 # ---------------------------------------------------------------- the target
 
 
-def _settle_target(
-    settings: Settings, schema: Schema, table: Table, public: Table | None
-) -> tuple[Target, list[str], list[str]]:
+def _settle_target(settings: Settings, table: Table, public: Table | None) -> tuple[Target, list[str]]:
     """The target with its task and classes: declared, taken from public rows, or guessed with a leak."""
-    name = settings.target or "y"
-    values = _targets(table, name)
-    validate.check(values is not None, "data", table.name, "give a file with targets y: this one has none")
-    public_targets = None if public is None else _targets(public, name)
-    free = public_targets is not None
-    source, origin = (public_targets, public) if public is not None and free else (values, table)
-    leaks, notes = [], []
-    task = settings.task or ("classification" if settings.classes is not None else None)
-    task = task or ("regression" if settings.target_bounds is not None else None)
+    name, task, classes, ranged = settings.target or "y", settings.known_task, settings.classes, settings.target_bounds
+    source, origin, leaks, free = _targets(table, name), table, [], False
+    validate.check(source is not None, "data", table.name, "give a file with targets y: this one has none")
+    if public is not None and _targets(public, name) is not None:
+        source, origin, free = _targets(public, name), public, True
     if task is None:
         task = _guess_task(name, source, settings.decimal, origin.separator)
+        (other,) = set(TASKS) - {task}
         guess = f"the task, {task}, was guessed from the target column {name!r}"
-        other = "regression" if task == "classification" else "classification"
-        leaks += [] if free else [f"{guess}: give --task {task}, or --task {other} where that is meant"]
-    classes = settings.classes
-    if task == "classification" and classes is None:
+        leaks.append(f"{guess}: give --task {task}, or --task {other} where that is meant")
+    if task == "regression":
+        validate.check(classes is None, "classes", classes, "leave it out: --task regression has no classes")
+        if ranged is None and free:
+            ranged = _range_of(source, settings.decimal, origin.separator)
+        return Target(name, task, None, ranged, settings.decimal), leaks * (not free)
+    validate.check(ranged is None, "target_bounds", ranged, "leave it out: classes have no range")
+    if classes is None:
         words, absent = as_words(source)
         classes = tuple(sorted(as_labels(words[~absent]), key=_label_order))
         counted = f"{len(classes)} label{'s' * (len(classes) != 1)}"
         validate.check(len(classes) >= 2, "classes", counted, _ONE_LABEL)
-        remedy = f"give --task regression, or --classes: there may be at most {MOST_CLASSES}"
-        validate.check(len(classes) <= MOST_CLASSES, "classes", counted, remedy)
+        remedy = f"give --task regression, or --classes: there may be at most {_MOST_CLASSES}"
+        validate.check(len(classes) <= _MOST_CLASSES, "classes", counted, remedy)
         if settings.private and not free:  # a label that few rows have would tell of those rows
             rows = Counter(encode_target(source, Target(name, task, classes))[0].tolist())
             validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", _RARE_LABEL)
         guess = f"the classes {list(classes)} were read from the target column {name!r}"
-        leaks += [] if free else [f"{guess}: give --classes {as_option(classes)}"]
-    ranged = settings.target_bounds
-    validate.check(
-        task == "regression" or ranged is None, "target_bounds", ranged, "leave it out: classes have no range"
-    )
-    if task == "regression":
-        validate.check(classes is None, "classes", classes, "leave it out: --task regression has no classes")
-        if ranged is None and public_targets is not None and public is not None:
-            ranged = _range_of(public_targets, settings.decimal, public.separator)
-    if table.frame is not None:
-        notes.append("rows without a target are left out")
-    labels = classes if task == "classification" else None
-    return Target(name, task, labels, ranged, settings.decimal if labels is None else None), leaks, notes
+        leaks.append(f"{guess}: give --classes {as_option(classes)}")
+    return Target(name, task, classes), leaks * (not free)
 
 
 def as_option(words: Iterable[str]) -> str:
@@ -365,8 +342,10 @@ def as_option(words: Iterable[str]) -> str:
 def _range_of(values: Any, decimal: str | None, separator: str | None) -> tuple[float, float] | None:
     """The range of public targets, where they have one."""
     numbers = _numbers_of(values, decimal, separator)
-    numbers = numbers[np.isfinite(numbers)]
-    return (float(numbers.min()), float(numbers.max())) if len(np.unique(numbers)) > 1 else None
+    numbers = np.unique(numbers[np.isfinite(numbers)])
+    if len(numbers) < 2:
+        return None
+    return float(numbers[0]), float(numbers[-1])
 
 
 def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.ndarray:
@@ -376,7 +355,7 @@ def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.n
 def _targets(table: Table, name: str) -> Any:
     if table.frame is None:
         return table.y
-    return table.frame[name] if name in table.frame.columns else None
+    return table.frame.get(name)
 
 
 def _guess_task(name: str, values: Any, decimal: str | None, separator: str | None) -> str:
@@ -384,8 +363,10 @@ def _guess_task(name: str, values: Any, decimal: str | None, separator: str | No
     numbers = _numbers_of(values, decimal, separator)
     words, absent = as_words(values)
     check_decimal(name, words[~absent].tolist(), Signs.of(decimal, separator))
-    worded = bool((~np.isfinite(numbers) & ~absent).any())
-    return "classification" if worded or len(np.unique(numbers[np.isfinite(numbers)])) <= 2 else "regression"
+    finite = np.isfinite(numbers)
+    if (~finite & ~absent).any() or len(np.unique(numbers[finite])) <= 2:
+        return "classification"
+    return "regression"
 
 
 def _label_order(word: str) -> tuple[int, float, str]:
@@ -398,14 +379,13 @@ def _label_order(word: str) -> tuple[int, float, str]:
 # ---------------------------------------------------------------- public rows, matrices, test rows
 
 
-def _public_rows(public: Table | None, schema: Schema) -> Any:
+def _public_rows(public: Table, schema: Schema) -> Any:
     """Public rows as the estimator takes them: X, or (X, y) where they have targets."""
-    if public is None:
-        return None
-    assert schema.target is not None
-    if _targets(public, schema.target.name) is None:
-        return encode(public.frame, schema.read_by(public.separator)) if public.frame is not None else public.x
-    return rows_of(public, schema, "public")
+    if _targets(public, schema.target.name if schema.target else "y") is not None:
+        return rows_of(public, schema, "public")
+    if public.frame is None:
+        return public.x
+    return encode(public.frame, schema.read_by(public.separator))
 
 
 def split(
@@ -429,4 +409,6 @@ def split(
 
 def _side(x: Any, mask: np.ndarray) -> Any:
     """The rows that a mask keeps."""
-    return ChosenRows(x, torch.from_numpy(np.flatnonzero(mask))) if isinstance(x, Streamed) else x[mask]
+    if isinstance(x, Streamed):
+        return ChosenRows(x, torch.from_numpy(np.flatnonzero(mask)))
+    return x[mask]

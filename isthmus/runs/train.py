@@ -33,7 +33,7 @@ from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, Private
 from isthmus.estimators.figures import Figure
 from isthmus.estimators.rank_group import RankGroup
 from isthmus.objectives.linear import loss_for
-from isthmus.planner import plan
+from isthmus.planner import Plan, plan
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
 from isthmus.privacy.plan import default_delta
 from isthmus.report import Record
@@ -47,6 +47,7 @@ from isthmus.runs.prepare import ALONE, PreparedRows, prepare
 from isthmus.tables.schema import Schema
 
 Say = Callable[[str], None]
+_Fitted = PrivateClassifier | PrivateRegressor
 
 HEADER = """# The public rules that turned the table into numbers. Columns with source = "data" were guessed from
 # private rows. Review a copy and give it as --schema next time: that declares it public, and nothing is guessed.
@@ -81,25 +82,26 @@ def start(
     bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
     remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
     validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
-    shared = None if settings.budget is None or not crew.leads else open_shared(settings.budget)
+    shared = _shared(settings, crew)
     salt = str(crew.lead(lambda: secret.token_hex(16)))
     problem = prepare(settings, declared, salt=salt, crew=crew)
-    settled = _settled(settings, problem)
+    work = _Work(_settled(settings, problem), problem, crew, shared)
     if not crew.leads:
-        _follow(settled, problem, crew)
-        return None
+        return work.carry(warn, progress)
     for note in problem.notes:
         say(f"note: {note}")
-    leaks = [f"{leak}." for leak in problem.leaks] if settings.private else []
-    path = Path(settings.out) if settings.out else next_folder(problem.name)
-    stored = {"seed": secret.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
-    stored |= {"ranks": crew.place[1]} if crew.several else {}
-    kept = salt if settings.test_fraction is not None else None
-    run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=kept)
+    leaks = [f"{leak}." for leak in problem.leaks if settings.private]
+    path = Path(settings.out or next_folder(problem.name))
+    stored = {"seed": secret.randbits(31), "settings": work.settings.to_dict(), "label": path.name, "leaks": leaks}
+    if crew.several:
+        stored["ranks"] = crew.place[1]
+    if settings.test_fraction is None:
+        salt = ""
+    run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), secret=salt)
     for leak in leaks:
         warn(leak)
     try:
-        return _carry(run, settled, problem, shared, warn=warn, progress=progress, crew=crew)
+        return replace(work, run=run).carry(warn, progress)
     except BaseException as error:
         ledger = run.path / files.LEDGER
         spent = run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
@@ -120,191 +122,207 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
             return None
         say(f"{run.path} is finished: there is nothing left to do")
         tidy(run)
-        return outcome_of(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
+        ledger = None
+        if settings.private:
+            ledger = Ledger(run.path / files.LEDGER)
+        return _outcome_of(run, ledger)
     schema = Schema.from_toml(stored["schema"], files.SCHEMA)
     problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
-    if run is None:
-        _follow(settings, problem, crew)
+    shared = _shared(settings, crew)
+    if run is not None:
+        say(f"resuming {run.path}")
+    return _Work(settings, problem, crew, shared, run).carry(warn, progress)
+
+
+def _shared(settings: Settings, crew: RankGroup = ALONE) -> Ledger | None:
+    """The budget that is shared with other runs, where there is one."""
+    if settings.budget is None or not crew.leads:
         return None
-    shared = None if settings.budget is None else open_shared(settings.budget)
-    say(f"resuming {run.path}")
-    return _carry(run, settings, problem, shared, warn=warn, progress=progress, crew=crew)
+    return open_shared(settings.budget)
 
 
-def _stored(run: RunFolder, crew: RankGroup) -> dict[str, Any]:
+def _stored(run: RunFolder, crew: RankGroup) -> dict[str, str | bool]:
     """What ranks need of a run folder that rank 0 can read."""
-    begun, now = run.settings.get("ranks", 1), crew.place[1]
+    begun, now, done = run.settings.get("ranks", 1), crew.place[1], run.has(files.RUN)
+    settings, salt = run.settings["settings"], ""
     remedy = f"continue with {begun}, by which the run was begun, so that every rank has its own rows again"
-    validate.check(run.has(files.RUN) or begun == now, "ranks", now, remedy)
-    settings = run.settings["settings"]
-    salt = "" if settings.get("test_fraction") is None or run.has(files.RUN) else run.read(files.SECRET).decode()
-    text = json.dumps(settings)
-    return {"settings": text, "done": run.has(files.RUN), "schema": run.read(files.SCHEMA).decode(), "salt": salt}
+    validate.check(done or begun == now, "ranks", now, remedy)
+    if settings.get("test_fraction") is not None and not done:
+        salt = run.read(files.SECRET).decode()
+    schema = run.read(files.SCHEMA).decode()
+    return {"settings": json.dumps(settings), "done": done, "schema": schema, "salt": salt}
 
 
-def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
+def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Plan]:
     """The schema and the plan of a run that is not made: nothing is spent, nothing is written."""
-    if settings.budget is not None:
-        open_shared(settings.budget)
+    _shared(settings)
     problem = prepare(settings, declared, salt=secret.token_hex(16))
-    estimator = _estimator(settings, problem, ledger=None, checkpoint=None, seed=0, verbose=0)
-    classes = problem.target.classes
+    estimator, classes = _Work(settings, problem).estimator(), problem.target.classes
+    facts: dict[str, Any] = {name: getattr(estimator, name) for name in ("epsilon", "loss", "constraint", "adjacency")}
+    if classes is not None:
+        facts |= {"loss": loss_for(estimator.loss, len(classes)), "classes": len(classes)}
+    if settings.scale == "public":
+        facts["scale"] = "none"
+    if settings.algorithm != "auto":
+        facts["algorithms"] = [settings.algorithm]
     planned = plan(
         n=settings.n or problem.n,
         d=problem.d,
-        epsilon=estimator.epsilon,
         delta=settings.delta,
-        loss=estimator.loss if classes is None else loss_for(estimator.loss, len(classes)),
-        classes=len(classes or (0, 1)),
-        constraint=estimator.constraint,
-        adjacency=settings.adjacency,
         sparse=problem.features is None and not hasattr(problem.x, "__array_interface__"),
-        scale=settings.scale if settings.scale != "public" else "none",
         features=settings.shape,
         penalty=bool(settings.l1 or settings.l2),
-        algorithms=None if settings.algorithm == "auto" else [settings.algorithm],
+        **{"scale": settings.scale} | facts,
     )
     return problem, planned
 
 
 def _settled(settings: Settings, problem: PreparedRows) -> Settings:
     """The settings with everything that was guessed, so that a resumed run guesses nothing."""
-    target = problem.target
-    paths = {name: getattr(settings, name) for name in ("data", "public", "test", "budget")}
-    absolute: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in paths.items() if path is not None}
-    return replace(
-        settings,
-        target=target.name,
-        task=target.task,
-        classes=target.classes,
-        features=problem.d if problem.features is None else settings.features,
-        **absolute,
-    )
+    given, target = vars(settings), problem.target
+    paths = {name: given[name] for name in ("data", "public", "test", "budget") if given[name] is not None}
+    known: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in paths.items()}
+    known |= {"target": target.name, "task": target.task, "classes": target.classes}
+    if problem.features is None:
+        known["features"] = problem.d
+    return replace(settings, **known)
 
 
 # ---------------------------------------------------------------- the stages
 
-
-def _carry(
-    run: RunFolder,
-    settings: Settings,
-    problem: PreparedRows,
-    shared: Any,
-    *,
-    warn: Say,
-    progress: bool,
-    crew: RankGroup,
-) -> Outcome:
-    """Every stage that is not done yet."""
-    heard: list[str] = list(run.settings["leaks"])
-    with run.locked():
-        ledger = _ledger(run, settings, problem, shared)
-        with _heard(heard, warn), _resumable(run):
-            fitted = _train(run, settings, problem, ledger, progress, crew)
-            measured = _measured(run, settings, problem, fitted, ledger, crew)
-            write_record(run, settings, fitted, measured, ledger, heard)
-        return outcome_of(run, settings, ledger)
-
-
-def _follow(settings: Settings, problem: PreparedRows, crew: RankGroup) -> None:
-    """The stages on a rank that has no folder: it trains and measures with rank 0."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rank 0 passes them on
-        fitted = _train(None, settings, problem, None, False, crew)
-        _measured(None, settings, problem, fitted, None, crew)
-
-
-def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any) -> Ledger | None:
-    """The run's own ledger, beside the shared one; None for a run that is not private."""
-    if not settings.private:
-        return None
-    planned = measure.planned(settings, _delta(settings, problem))
-    path, label = run.path / files.LEDGER, run.settings["label"]
-    begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
-    if begun and not path.exists():
-        raise FolderDamaged(f"{path} is missing, and with it what this run has spent: restore it")
-    return Ledger(path, math.inf, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
-
-
-def _train(
-    run: RunFolder | None, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool, crew: RankGroup
-) -> Any:
-    """The fitted estimator; already trained, the one in the folder."""
-    if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
-        with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
-            path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
-            if run is not None:
-                return files.load_model(run).estimator
-            return estimators.load(path)  # type: ignore[arg-type]
-    checkpoint = None if run is None else run.path / files.CHECKPOINT
-    if checkpoint is not None and checkpoint.exists():
-        try:
-            State.load(checkpoint)
-        except validate.InvalidInput:
-            raise FolderDamaged(
-                f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the same "
-                "ledger (what was spent stays spent)"
-            ) from None
-    seed = 0 if run is None else run.settings["seed"]
-    options: dict[str, Any] = {"ledger": ledger, "checkpoint": checkpoint, "seed": seed, "verbose": int(progress)}
-    estimator = _estimator(settings, problem, **options)
-    estimator.fit(problem.x, problem.y, group=crew.group)
-    if run is not None:
-        run.write(files.PLAN, estimator.plan_.to_json().encode())
-        run.write_sealed(files.TRAINED, facts_of(estimator, settings, problem))
-        estimators.save(estimator, run.path / files.MODEL)
-    return estimator
-
-
 _AS_GIVEN = ("algorithm", "l1", "l2", "clip", "step", "max_iter", "batch_size", "scale", "data_norm", "n", "adjacency")
 
 
-def _estimator(
-    settings: Settings, problem: PreparedRows, *, ledger: Any, checkpoint: Any, seed: int, verbose: int
-) -> Any:
-    """The estimator that the settings describe, not fitted."""
-    target = problem.target
-    given = vars(settings)
-    options: dict[str, Any] = {name: given[name] for name in _AS_GIVEN} | {
-        "epsilon": measure.training_epsilon(settings, _delta(settings, problem)),
-        "delta": _delta(settings, problem),
-        "constraint": read_constraint(settings.constraint),
-        "features": settings.shape,
-        "bounds": problem.bounds,
-        "fit_intercept": settings.intercept,
-        "public": problem.public,
-        "ledger": ledger,
-        "checkpoint": checkpoint,
-        "options": settings.options or None,
-        "random_state": seed,
-        "verbose": verbose,
-    }
-    if settings.loss is not None:
-        options["loss"] = settings.loss
-    if target.task == "classification":
-        options |= {"classes": list(target.classes or ()), "class_weight": settings.class_weight}
-        return PrivateClassifier(**options)
-    return PrivateRegressor(**options, target_bounds=target.bounds)
+@dataclass(frozen=True)
+class _Work:
+    """A run by this process, or by several ranks: rank 0 alone has its folder, its ledgers and its words."""
 
+    settings: Settings
+    problem: PreparedRows
+    crew: RankGroup = ALONE
+    shared: Ledger | None = None
+    run: RunFolder | None = None
 
-def _measured(
-    run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: RankGroup
-) -> Measured:
-    """The figures of the test rows; already measured, those in the folder."""
-    if crew.lead(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
-        return Measured() if run is None else Measured.from_dict(run.read_sealed(files.METRICS))
-    measured, apart = Measured(), settings.measure_epsilon is None or not settings.private
-    if problem.test is not None and (crew.leads or not apart):  # exact figures are of rows that rank 0 has whole
-        rows = problem.test_rows or 0
-        measured = measure.measure(settings, fitted, *problem.test, _delta(settings, problem), ledger, crew, rows)
-    if run is not None:
-        run.write_sealed(files.METRICS, measured.to_dict())
-    return measured
+    @property
+    def delta(self) -> float:
+        """As asked, or min(1e-5, n^-1.1) of the public number of rows."""
+        return self.settings.delta or default_delta(self.settings.n or self.problem.n)
 
+    def carry(self, warn: Say, progress: bool) -> Outcome | None:
+        """Every stage that is not done yet."""
+        run, settings = self.run, self.settings
+        if run is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # rank 0 passes them on
+                self.measured(self.trained(None, False), None)
+            return None
+        heard: list[str] = list(run.settings["leaks"])
+        with run.locked():
+            ledger = self.ledger(run)
+            with _heard(heard, warn), _resumable(run):
+                fitted = self.trained(ledger, progress)
+                measured = self.measured(fitted, ledger)
+                write_record(run, settings, fitted, measured, ledger, heard)
+            return _outcome_of(run, ledger)
 
-def _delta(settings: Settings, problem: PreparedRows) -> float:
-    """As asked, or min(1e-5, n^-1.1) of the public number of rows."""
-    return settings.delta if settings.delta is not None else default_delta(settings.n or problem.n)
+    def ledger(self, run: RunFolder) -> Ledger | None:
+        """The run's own ledger, beside the shared one; None for a run that is not private."""
+        settings, path = self.settings, run.path / files.LEDGER
+        if not settings.private:
+            return None
+        begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
+        if begun and not path.exists():
+            raise FolderDamaged(f"{path} is missing, and with it what this run has spent: restore it")
+        more = {"label": run.settings["label"], "adjacency": settings.adjacency}
+        return Ledger(path, math.inf, shared=self.shared, planned=measure.planned(settings, self.delta), **more)
+
+    def trained(self, ledger: Ledger | None, progress: bool) -> _Fitted:
+        """The fitted estimator; already trained, the one in the folder."""
+        run, crew = self.run, self.crew
+        if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
+            with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
+                path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
+                if run is not None:
+                    return files.load_model(run).estimator
+                return estimators.load(path)  # type: ignore[arg-type]
+        own: dict[str, Any] = {"ledger": ledger, "verbose": int(progress)}
+        if run is not None:
+            checkpoint = run.path / files.CHECKPOINT
+            own |= {"checkpoint": checkpoint, "random_state": run.settings["seed"]}
+            if checkpoint.exists():
+                try:
+                    State.load(checkpoint)
+                except validate.InvalidInput:
+                    raise FolderDamaged(
+                        f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the "
+                        "same ledger (what was spent stays spent)"
+                    ) from None
+        estimator = self.estimator(**own)
+        estimator.fit(self.problem.x, self.problem.y, group=crew.group)
+        if run is not None:
+            run.write(files.PLAN, estimator.plan_.to_json().encode())
+            run.write_sealed(files.TRAINED, self.facts_of(estimator))
+            estimators.save(estimator, run.path / files.MODEL)
+        return estimator
+
+    def estimator(self, **own: Any) -> _Fitted:
+        """The estimator that the settings describe, not fitted."""
+        settings, target = self.settings, self.problem.target
+        options: dict[str, Any] = {name: vars(settings)[name] for name in _AS_GIVEN} | {
+            "epsilon": measure.training_epsilon(settings, self.delta),
+            "delta": self.delta,
+            "constraint": read_constraint(settings.constraint),
+            "features": settings.shape,
+            "bounds": self.problem.bounds,
+            "fit_intercept": settings.intercept,
+            "public": self.problem.public,
+            "options": settings.options or None,
+            "random_state": 0,
+            **own,
+        }
+        if settings.loss is not None:
+            options["loss"] = settings.loss
+        if target.task == "classification":
+            classes = list(target.classes or ())
+            return PrivateClassifier(**options, classes=classes, class_weight=settings.class_weight)
+        return PrivateRegressor(**options, target_bounds=target.bounds)
+
+    def measured(self, fitted: _Fitted, ledger: Ledger | None) -> Measured:
+        """The figures of the test rows; already measured, those in the folder."""
+        run, problem, settings, measured = self.run, self.problem, self.settings, Measured()
+        if self.crew.lead(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
+            if run is not None:
+                measured = Measured.from_dict(run.read_sealed(files.METRICS))
+            return measured
+        together = settings.measure_epsilon is not None and settings.private
+        if problem.test is not None and (self.crew.leads or together):  # rank 0 has the rows of exact figures whole
+            rows = problem.test_rows or 0
+            measured = measure.measure(settings, fitted, *problem.test, self.delta, ledger, self.crew, rows)
+        if run is not None:
+            run.write_sealed(files.METRICS, measured.to_dict())
+        return measured
+
+    def facts_of(self, estimator: _Fitted) -> dict[str, Any]:
+        """What the record needs of the fitted estimator, for the stages after it."""
+        settings, problem = self.settings, self.problem
+        treatments = [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns]
+        data = {
+            "name": problem.name,
+            "target": problem.target.name,
+            "features": problem.features,
+            "fields": treatments or None,
+            "test_rows": problem.test_rows,
+        }
+        if settings.n is None:
+            data["n"] = problem.n
+        if problem.public is not None:
+            rows, *_ = problem.public if isinstance(problem.public, tuple) else (problem.public,)
+            data["public_rows"] = int(rows.shape[0])
+        title = settings.title or f"{problem.target.name} from {problem.name}"
+        record = Record.of(estimator, title=title, data=data, purpose=settings.purpose, owner=settings.owner).to_dict()
+        curve = record["budget"]["curve"] or [list(point) for point in estimator.budget_curve()]
+        record["budget"] |= {"epsilon": settings.to_dict()["epsilon"], "curve": curve, "shared": None}
+        return {"record": record, "statement": estimator.privacy_ and estimator.privacy_.to_json()}
 
 
 # ---------------------------------------------------------------- warnings and interrupts
@@ -357,65 +375,27 @@ class Outcome:
     """What a run left behind."""
 
     folder: Path
-    record: Any
+    record: Record
     figures: tuple[Figure, ...]
     epsilon: float
     delta: float | None
-    warnings: list[str]
     bought: int = 0
 
     @property
     def leaks(self) -> list[str]:
         """What epsilon does not cover."""
-        return [] if self.record.privacy is None else list(self.record.privacy["leaks"])
+        return list((self.record.privacy or {}).get("leaks", ()))
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "run": str(self.folder),
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "algorithm": self.record.model["algorithm"],
-            "rounds": self.record.model["rounds"],
-            "metrics": [vars(figure) for figure in self.figures],
-            "warnings": self.warnings,
-            "leaks": self.leaks,
-            "words": self.record.words,
-        }
-
-
-def facts_of(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[str, Any]:
-    """What the record needs of the fitted estimator, for the stages after it."""
-    public_rows = None
-    if problem.public is not None:
-        public_rows = int((problem.public[0] if isinstance(problem.public, tuple) else problem.public).shape[0])
-    data = {
-        "name": problem.name,
-        "n": problem.n if settings.n is None else None,
-        "target": problem.target.name,
-        "features": problem.features,
-        "fields": [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns] or None,
-        "test_rows": problem.test_rows,
-        "public_rows": public_rows,
-    }
-    title = settings.title or f"{problem.target.name} from {problem.name}"
-    record = Record.of(estimator, title=title, data=data, purpose=settings.purpose, owner=settings.owner).to_dict()
-    epsilon = settings.epsilon if settings.private else "inf"
-    curve = record["budget"]["curve"] or [list(point) for point in estimator.budget_curve()]
-    statement = estimator.privacy_
-    return {
-        "record": record | {"budget": record["budget"] | {"epsilon": epsilon, "curve": curve, "shared": None}},
-        "statement": None if statement is None else statement.to_json(),
-    }
+        record = self.record
+        told = {"run": str(self.folder), "epsilon": self.epsilon, "delta": self.delta, "leaks": self.leaks}
+        told |= {"algorithm": record.model["algorithm"], "rounds": record.model["rounds"], "words": record.words}
+        return told | {"metrics": [vars(figure) for figure in self.figures], "warnings": list(record.warnings)}
 
 
 def write_record(
-    run: RunFolder,
-    settings: Settings,
-    fitted: Any,
-    measured: Measured,
-    ledger: Ledger | None,
-    heard: list[str],
+    run: RunFolder, settings: Settings, fitted: _Fitted, measured: Measured, ledger: Ledger | None, heard: list[str]
 ) -> None:
     """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
 
@@ -453,14 +433,12 @@ def tidy(run: RunFolder) -> None:
             file.unlink(missing_ok=True)
 
 
-def _whole_statement(ledger: Ledger, text: str, leaks: list[str], measured: Measured) -> tuple[Any, int]:
+def _whole_statement(ledger: Ledger, text: str, leaks: list[str], measured: Measured) -> tuple[PrivacyStatement, int]:
     """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
     own = PrivacyStatement.from_json(text)
     lost = _releases(event_json.to_json(ledger.event())) - _releases(own.event) - measured.releases
-    assumptions = [
-        *own.assumptions,
-        "the names of the columns, and the rules that turn the table into numbers, are public",
-    ]
+    assumptions = list(own.assumptions)
+    assumptions.append("the names of the columns, and the rules that turn the table into numbers, are public")
     if own.n is not None:
         assumptions.append("how many rows have a target is public")
     assumptions += measured.assumptions
@@ -473,15 +451,16 @@ def _whole_statement(ledger: Ledger, text: str, leaks: list[str], measured: Meas
     return statement, lost
 
 
-def _releases(event: Any) -> int:
+def _releases(event: dict[str, Any]) -> int:
     """How many single releases an event is made of."""
     return sum(count for _, count in event_json.flatten(event))
 
 
-def outcome_of(run: RunFolder, settings: Settings, ledger: Ledger | None) -> Outcome:
+def _outcome_of(run: RunFolder, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
-    record = Record.from_file(run.path)
+    record, delta, spent = Record.from_file(run.path), None, math.inf
     measured = Measured.from_dict(run.read_sealed(files.METRICS))
-    delta = None if record.privacy is None else float(record.privacy["delta"])
-    spent = math.inf if ledger is None or delta is None else ledger.spent(delta)
-    return Outcome(run.path, record, measured.figures, spent, delta, list(record.warnings), measured.releases)
+    if record.privacy is not None and ledger is not None:
+        delta = float(record.privacy["delta"])
+        spent = ledger.spent(delta)
+    return Outcome(run.path, record, measured.figures, spent, delta, measured.releases)

@@ -26,7 +26,7 @@ import torch
 import torch.multiprocessing as mp
 
 from isthmus import PrivateClassifier
-from isthmus.distributed.parts import fitted, only
+from isthmus.distributed.parts import RankFit, only
 
 FEW, MANY = 20, 120
 Fit = Callable[[Any], Any]
@@ -65,7 +65,7 @@ def _gloo_rank(rank: int, ranks: int, folder: str, rounds: int) -> None:
     torch.set_num_threads(1)
     X, y = (np.load(Path(folder, f"{name}.npy"))[rank::ranks] for name in "Xy")
     began = time.perf_counter()
-    model = fitted(estimator(rounds), lambda: (X, y), f"file://{folder}/store{rounds}", rank, ranks)
+    model = RankFit(estimator(rounds)).on_rows(lambda: (X, y), f"file://{folder}/store{rounds}", rank, ranks)
     if rank == 0:
         Path(folder, "model").write_bytes(model or b"")
         Path(folder, "seconds").write_text(str(time.perf_counter() - began))

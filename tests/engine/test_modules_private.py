@@ -183,14 +183,6 @@ def test_raw_gradients_are_never_written() -> None:
         module(x)
 
 
-def test_bare_parameters_need_no_second_pass() -> None:
-    run = private(build("bare"), data())
-    for _, x, y in run.loader:
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
-    assert not run.engine.driver.layers.slow
-
-
 def test_dropout_and_training_mode_are_left_alone() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3)).double()

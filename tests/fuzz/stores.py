@@ -201,7 +201,7 @@ def run_folder(data: bytes) -> None:
             return
     place = folder() / "run"
     shutil.rmtree(place, ignore_errors=True)
-    run = RunFolder.create(place, {"epsilon": 1.0}, schema="", plan=None)
+    run = RunFolder.create(place, {"epsilon": 1.0}, schema="")
     (place / name).write_bytes(text)
     opened: Any = RunFolder.open(place)
     if name == SETTINGS:
@@ -217,7 +217,7 @@ def run_model(data: bytes) -> None:
     """The schema of a run beside its model."""
     place = folder() / "modelled"
     shutil.rmtree(place, ignore_errors=True)
-    run = RunFolder.create(place, {"epsilon": 1.0}, schema=data.decode("utf-8", "replace"), plan=None)
+    run = RunFolder.create(place, {"epsilon": 1.0}, schema=data.decode("utf-8", "replace"))
     run.write("model.safetensors", _model())
     if load_model(run) is None:
         raise Broken("no model")

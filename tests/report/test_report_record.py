@@ -117,9 +117,9 @@ def test_a_number_of_records_that_is_private_is_refused() -> None:
     [
         (b"", "not JSON"),
         (b'{"format": "isthmus-run-1", "tit', "not JSON .* cut or altered"),
-        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"\xff\xfe\x00", "not JSON .*utf-8"),
         (b"[1, 2]", "record='list'"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "not JSON .*recursion"),
         (b"{}", "format=None"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,12 @@ from isthmus.runs.folder import (
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", {"epsilon": 1.0}, schema="[columns]\n", plan={"n": 3})
+    return RunFolder.create(tmp_path / "run", {"epsilon": 1.0}, schema="[columns]\n")
 
 
 def test_what_was_written_is_found(run: RunFolder) -> None:
     again = RunFolder.open(run.path)
-    assert again.settings == {"epsilon": 1.0} and json.loads(again.read("plan.json")) == {"n": 3}
+    assert again.settings == {"epsilon": 1.0}
     again.write_sealed(METRICS, {"metrics": [1, 2]})
     assert again.read_sealed(METRICS)["metrics"] == [1, 2]
 
@@ -37,7 +36,7 @@ def test_nothing_but_whole_files_is_left(run: RunFolder) -> None:
     run.write("a", b"1")
     run.write("a", b"2")
     assert run.read("a") == b"2"
-    assert sorted(path.name for path in run.path.iterdir()) == ["a", "plan.json", SCHEMA, SETTINGS]
+    assert sorted(path.name for path in run.path.iterdir()) == ["a", SCHEMA, SETTINGS]
     assert sorted(path.name for path in run.path.parent.iterdir()) == ["run"]
 
 
@@ -45,12 +44,12 @@ def test_half_files_of_a_killed_process_go_with_what_an_unfinished_run_needs(run
     for name in (SECRET, f"{SECRET}.0123456789abcdef.part", f"{CHECKPOINT}.0123456789abcdef.part", "other.part"):
         (run.path / name).write_bytes(b"half")
     train.tidy(run)
-    assert sorted(path.name for path in run.path.iterdir()) == ["other.part", "plan.json", SCHEMA, SETTINGS]
+    assert sorted(path.name for path in run.path.iterdir()) == ["other.part", SCHEMA, SETTINGS]
 
 
 def test_an_existing_folder_is_not_taken(run: RunFolder) -> None:
     with pytest.raises(InvalidInput, match="give another folder as --out, or continue that run with --resume"):
-        RunFolder.create(run.path, {}, schema="", plan=None)
+        RunFolder.create(run.path, {}, schema="")
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, -2])

@@ -30,22 +30,22 @@ from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.noise import Noise, SecretSource
 
-ITERATE, MEMORY = "isthmus.iterate", "isthmus.memory"
-Shared = Federation | Callable[[Any], Federation]
+_ITERATE, _MEMORY = "isthmus.iterate", "isthmus.memory"
+_Shared = Federation | Callable[[Any], Federation]
 """What server and clients share, or how it follows from a client's context (its `run_config`)."""
-OwnLedger = Callable[[Any], Ledger]
+_OwnLedger = Callable[[Any], Ledger]
 """The ledger of a client, from its context."""
-Terms = Callable[[Federation, Ask, str], Any]
+_Terms = Callable[[Federation, Ask, str], Any]
 """The records of a client for an order, under its name."""
 
 
 def client_app(
-    federation: Shared,
+    federation: _Shared,
     data: Callable[[Any], Any],
     *,
     mods: Sequence[Any] | None = None,
     physical_batch_size: int | None = None,
-    ledger: OwnLedger | None = None,
+    ledger: _OwnLedger | None = None,
     noise: Noise | None = None,
 ) -> Any:
     """A Flower `ClientApp` that answers orders with its own records.
@@ -69,12 +69,12 @@ def client_app(
                 return problem
             return OneTerm(lambda w: _term(plan, problem, w, request, name))
 
-        return answered(message, context, federation, records, noise, physical_batch_size, ledger)
+        return _answered(message, context, federation, records, noise, physical_batch_size, ledger)
 
     return app
 
 
-def sketch_mod(federation: Shared, *, ledger: OwnLedger | None = None, noise: Noise | None = None) -> Any:
+def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: Noise | None = None) -> Any:
     """A mod for a `ClientApp` of one's own, whose `train` takes "arrays" and "config" and answers with new "arrays".
 
     The app sees what a server of Flower's `FedAvg` would send; what leaves the client is the sketch of the change of
@@ -100,19 +100,19 @@ def sketch_mod(federation: Shared, *, ledger: OwnLedger | None = None, noise: No
                 raise RuntimeError(f"The client's app failed with this error: {reply.error.reason}")
             return from_arrays(reply.content[ARRAYS], plan.whole).to(w.dtype)
 
-        return answered(message, context, federation, change, noise, ledger=ledger)
+        return _answered(message, context, federation, change, noise, ledger=ledger)
 
     return mod
 
 
-def answered(
+def _answered(
     message: Any,
     context: Any,
-    federation: Shared,
-    terms: Terms,
+    federation: _Shared,
+    terms: _Terms,
     noise: Noise | None = None,
     physical: int | None = None,
-    ledger: OwnLedger | None = None,
+    ledger: _OwnLedger | None = None,
 ) -> Any:
     """The reply to an order, or to a step of secure aggregation."""
     app, plan, content = flower().app, federation, message.content
@@ -121,7 +121,7 @@ def answered(
     config = content[RECORD]
 
     def added(asked: Ask) -> Message:
-        return contribution(plan, asked, context, terms, noise, physical)
+        return _contribution(plan, asked, context, terms, noise, physical)
 
     def paid(stage: str) -> None:
         if own is not None:
@@ -135,11 +135,11 @@ def answered(
         return value.value
 
     check_plan(plan, config)
-    own = own_ledger(plan, context, ledger)
+    own = _own_ledger(plan, context, ledger)
     if plan.dropouts is None:
-        request = read_ask(content, plan.whole, kept_vectors(context.state, ITERATE).get("w"))
+        request = read_ask(content, plan.whole, kept_vectors(context.state, _ITERATE).get("w"))
         if plan.down == "update":
-            keep(context.state, ITERATE, {"w": request.w})
+            keep(context.state, _ITERATE, {"w": request.w})
         reply = added(request)
         paid(request.order.stage)
         data = answer(reply, request.data, not plan.private)
@@ -155,7 +155,7 @@ def answered(
     return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
 
 
-def own_ledger(plan: Federation, context: Any, ledger: OwnLedger | None) -> Ledger | None:
+def _own_ledger(plan: Federation, context: Any, ledger: _OwnLedger | None) -> Ledger | None:
     """The ledger of this client, which must count what the run promises."""
     promise = plan.pipe.promise
     if ledger is None or promise is None:
@@ -173,13 +173,13 @@ def cost(plan: Federation, stage: str) -> DpEvent:
     return stage_of(plan.at_clients, stage).event(promise.adjacency)
 
 
-def contribution(
-    plan: Federation, asked: Ask, context: Any, terms: Terms, noise: Noise | None = None, physical: int | None = None
+def _contribution(
+    plan: Federation, asked: Ask, context: Any, terms: _Terms, noise: Noise | None = None, physical: int | None = None
 ) -> Message:
     """What this client adds to a sum: sampled, encoded, clipped, coded."""
-    pipe, order, name = plan.at_clients, asked.order, name_of(context)
+    pipe, order, name = plan.at_clients, asked.order, _name_of(context)
     keys = Keys(order.seed, (SecretSource() if noise is None else noise) if plan.private else None)
-    memory = kept_vectors(context.state, MEMORY)
+    memory = kept_vectors(context.state, _MEMORY)
     site = DataSite(pipe, plan.whole, keys, physical=physical, memory=memory, read=lambda: asked.w)
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
@@ -190,12 +190,12 @@ def contribution(
     client = Client(name, problem, asked.visit, plan.terms, 1 / plan.clients)
     message = site.answer(replace(order, w=None), client)
     if pipe.wire.remembers:
-        keep(context.state, MEMORY, site.memory)
+        keep(context.state, _MEMORY, site.memory)
     central = plan.private and plan.dropouts is None
     return narrowed(message, plan, stage_of(pipe, order.stage).sampler) if central else message
 
 
-def name_of(context: Any) -> str:
+def _name_of(context: Any) -> str:
     """What a client's draws are keyed by: its partition where it has one, else its node."""
     return str(context.node_config.get("partition-id", context.node_id))
 

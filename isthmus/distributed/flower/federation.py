@@ -38,7 +38,7 @@ from isthmus.privacy.sampling import FullBatch, Poisson, Sampler
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.sets import ConvexSet, Whole
 
-UNITS, DOWN = ("record", "client"), ("w", "update")
+_UNITS, _DOWN = ("record", "client"), ("w", "update")
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +159,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         validate.positive_int(rounds=self.rounds, clients=self.clients)
-        validate.one_of(UNITS, unit=self.unit)
-        validate.one_of(DOWN, down=self.down)
+        validate.one_of(_UNITS, unit=self.unit)
+        validate.one_of(_DOWN, down=self.down)
         by_client, share = self.unit == "client", self.dropouts or 0.0
         uniform = 'leave it out: a client is one term, whatever it has (unit="record" counts records)'
         for right, name, remedy in (
@@ -219,7 +219,7 @@ class Federation:
     @cached_property
     def digest(self) -> str:
         """Of what an answer and a promise rest on: a client with another plan refuses to answer."""
-        return digest(self)
+        return _digest(self)
 
     @cached_property
     def at_clients(self) -> Pipeline:
@@ -301,7 +301,7 @@ def _name(recipe: Any) -> str:
     return str(getattr(recipe, "name", type(recipe).__name__))
 
 
-NOTHING = 2.0**-30
+_NOTHING = 2.0**-30
 """What float64 rounds of a sum, relative to the bound of one record, that the bound is not made larger for."""
 
 
@@ -335,7 +335,7 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
         remedy = f"give a lower rate or fewer clients: to add sums of up to {own:g} bounds would round too much"
         validate.check(more < 0.5, "n", plan.terms, remedy)
         values[name] = clipped
-        if more > NOTHING:  # R is counted in the larger bound, hence the quotient
+        if more > _NOTHING:  # R is counted in the larger bound, hence the quotient
             values[name] = replace(clipped, bound=clipped.bound / (1 - more))
     return replace(sent, values=values)
 
@@ -378,7 +378,7 @@ def shortened(share: ClippedSum, own: float) -> ClippedSum:
 # ---------------------------------------------------------------- the plan
 
 
-def digest(plan: Federation) -> str:
+def _digest(plan: Federation) -> str:
     """64 bits of all that a client's answer and a promise rest on: equal for equal plans, whatever the process."""
     pipe = plan.pipe
     stages = [

@@ -48,12 +48,12 @@ def flower() -> SimpleNamespace:
         raise ImportError(f"Clients of Flower need flwr 1.41 or later; {validate.extra('flower')}") from error
 
 
-RECORD, ARRAYS, UPDATE = "isthmus", "arrays", "update"
+RECORD, ARRAYS, _UPDATE = "isthmus", "arrays", "update"
 ANOTHER = "another plan"
 
 SEAL = 8
 
-BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 # ---------------------------------------------------------------- vectors
@@ -108,12 +108,14 @@ def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None,
     app, w = flower().app, order.w
     assert w is not None
     config: dict[str, Any] = {"order": order.short().to_bytes(), "visit": visit, "plan": plan}
-    places = None if since is None else (w.view(BITS[w.dtype]) != since.view(BITS[w.dtype])).nonzero().reshape(-1)
-    if places is None or len(places) * (w.element_size() + 4) >= w.numel() * w.element_size():
-        return app.RecordDict({RECORD: app.ConfigRecord(config), ARRAYS: to_arrays(w, space)})
-    changes = {"places": places.to(torch.int32).numpy(), "values": w[places].cpu().numpy()}
-    record = app.ArrayRecord({name: app.Array(array) for name, array in changes.items()})
-    return app.RecordDict({RECORD: app.ConfigRecord({**config, "since": digest_of(since)}), UPDATE: record})
+    if since is not None:
+        bits = _BITS[w.itemsize]
+        places = (w.view(bits) != since.view(bits)).nonzero().reshape(-1)
+        if len(places) * (w.itemsize + 4) < w.numel() * w.itemsize:
+            changes = {"places": places.to(torch.int32).numpy(), "values": w[places].cpu().numpy()}
+            record = app.ArrayRecord({name: app.Array(array) for name, array in changes.items()})
+            return app.RecordDict({RECORD: app.ConfigRecord({**config, "since": digest_of(since)}), _UPDATE: record})
+    return app.RecordDict({RECORD: app.ConfigRecord(config), ARRAYS: to_arrays(w, space)})
 
 
 def read_ask(content: Any, space: Space, iterate: Tensor | None) -> Ask:
@@ -126,8 +128,8 @@ def read_ask(content: Any, space: Space, iterate: Tensor | None) -> Ask:
         has = iterate is not None and digest_of(iterate) == config["since"]
         validate.check(has, "since", config["since"], "send the whole iterate: this client does not have that one")
         assert iterate is not None
-        places = torch.from_numpy(content[UPDATE]["places"].numpy().copy()).long()
-        w = iterate.index_copy(0, places, torch.from_numpy(content[UPDATE]["values"].numpy().copy()))
+        places = torch.from_numpy(content[_UPDATE]["places"].numpy().copy()).long()
+        w = iterate.index_copy(0, places, torch.from_numpy(content[_UPDATE]["values"].numpy().copy()))
     validate.check(
         digest_of(w) == order.digest,
         "order.digest",

@@ -26,8 +26,8 @@ from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Gaussian, Mechanism
 from isthmus.privacy.noise import Noise
 
-SECURE = "isthmus.secure"
-STEPS = ("keys", "letters", "vector", "shares")
+_SECURE = "isthmus.secure"
+_STEPS = ("keys", "letters", "vector", "shares")
 
 
 class NoisedSum(ClippedSum):
@@ -103,8 +103,8 @@ def secure_step(
     vector left does not come to another round.
     """
     step, data = str(config["step"]), config["data"]
-    saved: dict[str, Any] = {"sent": 0, **state.get(SECURE, {})}
-    validate.one_of(STEPS, step=step)
+    saved: dict[str, Any] = {"sent": 0, **state.get(_SECURE, {})}
+    validate.one_of(_STEPS, step=step)
     remedy = "begin a new plan: this client has sent a vector for every round of this one"
     validate.check(step not in ("keys", "vector") or saved["sent"] < rounds, "rounds", rounds, remedy)
     if step == "keys":
@@ -125,5 +125,5 @@ def secure_step(
             client.open(data)
             saved["sent"] += 1
             answer = client.vector(vector())
-    state[SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})
+    state[_SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})
     return answer

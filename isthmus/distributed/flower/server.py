@@ -42,9 +42,9 @@ from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.sampling import Sampler
 from isthmus.privacy.statement import PrivacyStatement
 
-LOG = logging.getLogger("flwr")
+_LOG = logging.getLogger("flwr")
 
-PAUSE = 1.0
+_PAUSE = 1.0
 
 
 class NobodyAnswered(RuntimeError):
@@ -82,7 +82,7 @@ class Traffic:
         except (validate.InvalidInput, CodecError, BadMessage) as error:
             self.holds.pop(node, None)  # it may have lost what it kept
             self.reasons[str(error)] += 1
-            LOG.warning("a client's answer does not count: %s", error)
+            _LOG.warning("a client's answer does not count: %s", error)
 
     def note(self, t: int, asked: int = 0, answered: int = 0, late: int = 0, failed: int = 0) -> dict[str, int]:
         """The counts of one more stage, or attempt."""
@@ -199,8 +199,8 @@ class FlowerClients(Aggregator):
             needed = self.plan.clients
         nodes, waited = sorted(self.grid.get_node_ids()), 0.0
         while len(nodes) < needed and waited < self.wait:
-            self.clock(PAUSE)
-            nodes, waited = sorted(self.grid.get_node_ids()), waited + PAUSE
+            self.clock(_PAUSE)
+            nodes, waited = sorted(self.grid.get_node_ids()), waited + _PAUSE
         if self.plan.private:
             remedy = f"disconnect some, or make a plan of more clients for both sides: {len(nodes)} are connected"
             validate.check(len(nodes) <= self.plan.clients, "clients", self.plan.clients, remedy)
@@ -332,7 +332,7 @@ class FlowerClients(Aggregator):
         return replace(total, dims=round(share * dims), bytes=round(share * count))
 
 
-Between = Callable[[int, Any], Any]
+_Between = Callable[[int, Any], Any]
 
 
 class LocalGrid:
@@ -343,7 +343,7 @@ class LocalGrid:
     """
 
     def __init__(
-        self, app: Any, clients: int, *, config: dict[str, Any] | None = None, between: Between | None = None
+        self, app: Any, clients: int, *, config: dict[str, Any] | None = None, between: _Between | None = None
     ) -> None:
         validate.positive_int(clients=clients)
         flower().serverapp.Grid.register(type(self))
@@ -475,7 +475,7 @@ class SketchStrategy:
             if not plan.private:
                 figures |= {name: count for name, count in clients.traffic.rounds[-1].items() if name != "t"}
             result.train_metrics_clientapp[state.t] = flower().app.MetricRecord(figures)
-            LOG.info("[ROUND %s/%s] %s", state.t, plan.rounds, figures)
+            _LOG.info("[ROUND %s/%s] %s", state.t, plan.rounds, figures)
             evaluate(state)
 
         if initial_arrays is None:
@@ -509,9 +509,9 @@ class SketchStrategy:
     def summary(self) -> None:
         """Log what is run."""
         plan = self.plan
-        LOG.info("Isthmus: %s, d = %s, %s rounds, %s clients", plan.recipe, plan.whole.d, plan.rounds, plan.clients)
+        _LOG.info("Isthmus: %s, d = %s, %s rounds, %s clients", plan.recipe, plan.whole.d, plan.rounds, plan.clients)
         if plan.private:
-            LOG.info("for those who know whom each round asked: %s", self.insiders)
+            _LOG.info("for those who know whom each round asked: %s", self.insiders)
 
     # ------------------------------------------------------------ the hooks of other strategies' loops
 

@@ -45,7 +45,7 @@ from isthmus.privacy.sampling import Poisson
 from isthmus.privacy.skellam import MOST, variance_for
 from isthmus.privacy.statement import Account, PrivacyStatement
 
-LONGEST = 1 << 28
+_LONGEST = 1 << 28
 """The longest vector, in grid steps: squares of its numbers add up in 64 bits."""
 
 _TRIES = 8
@@ -59,7 +59,7 @@ def squared_limit(steps: float, m: int) -> int:
     """
     validate.positive(steps=steps)
     validate.positive_int(m=m)
-    validate.at_most(LONGEST, "the longest vector in grid steps: take a coarser grid", steps=steps)
+    validate.at_most(_LONGEST, "the longest vector in grid steps: take a coarser grid", steps=steps)
     return math.floor(steps**2 + m / 4 + 3 * (steps + math.sqrt(m) / 4))
 
 
@@ -95,7 +95,7 @@ def _fits(rows: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
     return within
 
 
-VERSION = 2
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -282,16 +282,16 @@ class SecurePlan:
 
     def to_json(self) -> str:
         """The plan as text: all that a client needs to know of a round."""
-        return json.dumps({"version": VERSION} | asdict(self), sort_keys=True)
+        return json.dumps({"version": _VERSION} | asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> SecurePlan:
         """The plan that `to_json` wrote; anything else is refused."""
         names = {member.name for member in fields(cls)}
-        remedy = f"give what to_json wrote: JSON of version {VERSION} with the fields {sorted(names)}"
+        remedy = f"give what to_json wrote: JSON of version {_VERSION} with the fields {sorted(names)}"
         with validate.reading("plan", text, remedy):
             data = json.loads(text)
-            fits = data.keys() == names | {"version"} and data["version"] == VERSION
+            fits = data.keys() == names | {"version"} and data["version"] == _VERSION
         validate.check(fits, "plan", text, remedy)
         return cls(**{name: data[name] for name in names})
 

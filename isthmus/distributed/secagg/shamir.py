@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from isthmus.base import validate
 
-Elements = NDArray[np.uint16]
+_Elements = NDArray[np.uint16]
 PACKINGS = (1, 2, 4, 8, 16)
 ELEMENTS = 16
 _ORDER = 65535
@@ -72,7 +72,7 @@ def _points(packing: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1)
-def _tables() -> tuple[Elements, NDArray[np.int64]]:
+def _tables() -> tuple[_Elements, NDArray[np.int64]]:
     """Powers of x, twice in a row, and logarithms."""
     powers, element = np.zeros(2 * _ORDER, np.uint16), 1
     for exponent in range(_ORDER):
@@ -84,18 +84,18 @@ def _tables() -> tuple[Elements, NDArray[np.int64]]:
 
 
 @lru_cache(maxsize=64)
-def _interpolation(known: tuple[int, ...], wanted: tuple[int, ...]) -> Elements:
+def _interpolation(known: tuple[int, ...], wanted: tuple[int, ...]) -> _Elements:
     """The matrix that takes values at the known points to values at the wanted ones (Lagrange)."""
     powers, logs = _tables()
     x, w = np.array(known), np.array(wanted)
     gaps, apart = x[:, None] ^ x[None, :], w[:, None] ^ x[None, :]
     weights = logs[gaps].sum(axis=1)  # log of the product over the others; the log of the gap 0 is kept as 0
     matrix = powers[(logs[apart].sum(axis=1)[:, None] - logs[apart] - weights[None, :]) % _ORDER]
-    exact: Elements = np.where((apart == 0).any(axis=1)[:, None], (apart == 0).astype(np.uint16), matrix)
+    exact: _Elements = np.where((apart == 0).any(axis=1)[:, None], (apart == 0).astype(np.uint16), matrix)
     return exact
 
 
-def _product(matrix: Elements, values: Elements) -> Elements:
+def _product(matrix: _Elements, values: _Elements) -> _Elements:
     """A matrix product over the field."""
     powers, logs = _tables()
     out = np.zeros((len(matrix), values.shape[1]), np.uint16)

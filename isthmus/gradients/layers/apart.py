@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.base import secret, validate
-from isthmus.gradients.layers.general import Leaves, draws
 from isthmus.gradients.layers.layers import Layers
+from isthmus.gradients.layers.operations import Leaves
 from isthmus.gradients.layers.probe import RecordingLayers, Seen, altered, near
 from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
@@ -350,9 +350,9 @@ class _Trial:
             self.prepare(batch)
             look()
 
-    def _learnt(self) -> tuple[int, int, int]:
+    def _learnt(self) -> tuple[int, int]:
         """How much is known of the module's own code."""
-        return len(self.layers.read), len(self.layers.slow), len(self.layers.shared_places)
+        return len(self.layers.read), len(self.layers.shared_places)
 
     def exchange(self, batch: Batch, values: Values) -> None:
         """Half of the examples replaced, then the other half: whatever stays must give what it gave."""
@@ -492,9 +492,9 @@ class _Trial:
 
     def _probe(self, module: nn.Module) -> RecordingLayers:
         probe = RecordingLayers(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
-        probe.attach(quietly=True)
+        probe.attach()
         layers = self.layers
-        probe.slow, probe.shared_places, probe.read = layers.slow, layers.shared_places, layers.read
+        probe.shared_places, probe.example_places, probe.read = layers.shared_places, layers.example_places, layers.read
         probe.seen_pieces, probe.dimensions = layers.seen_pieces, layers.dimensions
         return probe
 
@@ -528,6 +528,13 @@ def _moves(x: object) -> TypeGuard[Tensor]:
 
 def _none(probe: Layers, name: str) -> Tensor:
     return next(probe.parameters()).new_zeros(2, probe.space[name].size)
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a module of torch's draws random numbers as it is."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+    rate = getattr(module, "p", getattr(module, "dropout", 0.0)) if isinstance(module, kinds) else 0.0
+    return module.training and (isinstance(module, nn.RReLU) or bool(rate))
 
 
 def _quiet(module: nn.Module) -> None:

@@ -14,7 +14,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
 from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.operations import own_copies
 from isthmus.gradients.layers.rules import (
     Args,
     Handle,
@@ -150,7 +149,6 @@ def _replaced_forward(site: Site, layers: Taps) -> list[Handle]:
         try:
             if not layers.listens():
                 return type(self).forward(self, query, key, value, *args, **kwargs)
-            query, key, value = (own_copies(x, layers.batch or len(x)) for x in (query, key, value))
             for x in (query, key, value):
                 if isinstance(x, Shared):
                     raise Unseen(x, f"is what layer {site.name!r} attends to or asks for all examples at once")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,6 @@ from isthmus.base.space import Space
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.folding import folded, pieces_of
 from isthmus.gradients.layers.opened import install_root
-from isthmus.gradients.layers.operations import own_copies
 from isthmus.gradients.layers.registry import rule_for
 from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, Listener, Site, Trainable
 from isthmus.gradients.layers.shared import Shared, open_leaves, placed
@@ -71,8 +69,6 @@ class Layers:
         """Whether weights are left as they are, as without taps."""
         self.trusted: dict[tuple[tuple[str, ...], Hashable], Set[tuple[str, int]]] = {}
         """The ways and shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
-        self.slow: dict[str, str] = {}
-        """The layers that need a second pass, and why."""
         self.shared_places: set[Hashable] = set()
         """Operations, in the code of a layer, whose tensor was seen to hold no examples."""
         self.example_places: set[Hashable] = set()
@@ -91,23 +87,17 @@ class Layers:
         """How many dimensions the outputs of each layer had in batches of two examples or more."""
         self._calls: tuple[object, Counter[str]] = None, Counter()
         """How often each layer was called in a pass."""
-        self.quiet = False
-        """Whether nothing is said of what is slow."""
         self.arrived: Callable[[], None] = lambda: None
         """Called when a gradient comes, before anything is made of it."""
         self.later: Later | None = None
         """Who keeps gradients that arrive until the backward pass has ended; None: rows are made at once."""
 
-    def attach(self, quietly: bool = False) -> list[Handle]:
-        """Put taps on every layer and a watch on every weight, saying what is slow; returns the hook handles."""
-        self.quiet = quietly
+    def attach(self) -> list[Handle]:
+        """Put taps on every layer and a watch on every weight; returns the hook handles."""
         handles: list[Handle] = [self._watch(name, parameter) for name, parameter in self._named()]
-        with warnings.catch_warnings():
-            if quietly:
-                warnings.simplefilter("ignore")
-            handles += install_root(self)
-            for site in self.sites:
-                handles += site.rule.install(site, self)
+        handles += install_root(self)
+        for site in self.sites:
+            handles += site.rule.install(site, self)
         return handles
 
     @contextmanager
@@ -188,15 +178,11 @@ class Layers:
         """The layer's own pass begins: its arguments, and what ends it.
 
         Meanwhile its parameters ask for no gradient.  Where its input holds no examples they are shared tensors
-        instead, and so is its output; what was repeated for every example is one of its own.
+        instead, and so is its output.
         """
         if not self.listens():
             return args, kwargs, self.silence(site.parameters)
-        if self.batch and any(isinstance(x, Shared) for x in (*args, *kwargs.values())):
-            args = tuple(own_copies(x, self.batch) for x in args)
-            kwargs = {name: own_copies(x, self.batch) for name, x in kwargs.items()}
-        else:
-            args = site.rule.prepare(site.layer, args, self.batch) or args
+        args = site.rule.prepare(site.layer, args, self.batch) or args
         shared = self._given_no_examples(site, args, kwargs)
         names = [name for name in site.layer._parameters if name in site.layer.__dict__]
         if not shared and not names:

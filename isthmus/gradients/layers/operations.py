@@ -1,166 +1,147 @@
-"""Taps at operations: where a value computed from parameters meets a tensor with examples.
+"""What becomes of an operation in which a value computed from parameters meets examples.
 
-    x W', x W, F.linear, addmm, einsum      sum_t b_t a_t', factors of the input and the output's gradient
-    F.embedding, W[k]                       sum_t e_(k_t) b_t'
-    F.conv1d/2d/3d                          the same as a linear layer over patches
-    x * w, x + w, cat, where, attention...  every example has its own copy of w, without memory: the gradient of the
-                                            copies is the rows
-    F.layer_norm, rms_norm, group_norm      as a scale and a shift of the normalised input
+It is done one example at a time, by `torch.func.vmap`, and there
 
-A tensor that asks for a gradient holds examples: only taps ask.  One that does not holds them if it has one entry for
-each and is no buffer, unless the same operation was seen with another number of entries before: then all examples share
-it.  Any other operation is refused (`Unseen`), and the layer is computed one example at a time instead.
+    x W', x W, F.linear, addmm, einsum      are taken below vmap, on the whole batch, with a tap that keeps factors:
+    F.embedding, W[k], F.conv1d/2d/3d       sum_t b_t a_t', sum_t e_(k_t) b_t'
+    everything else                         finds a copy of the value for each example, which takes no memory: the
+                                            gradient of the copies is the rows.  Where these are larger than
+                                            `CHUNK_BYTES` they are computed from the gradient of the output, in chunks
+
+In a layer of one's own without children that train, the layer as a whole runs so: a tensor holds examples if and only
+if it is batched, whatever its shape.  Elsewhere a tensor that asks for a gradient holds examples: only taps ask.  One
+that does not holds them if it has one entry for each and is no buffer, unless the same operation was seen with another
+number of entries before: then all examples share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch._C._functorch import is_batchedtensor
+from torch.func import vjp, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
-from isthmus.gradients.layers.folding import pieces_of
-from isthmus.gradients.layers.forms import BROADCAST, TURNS, base_of, form_of
-from isthmus.gradients.layers.rules import as_multiplied
-from isthmus.gradients.layers.shared import HANDLERS, Base, Shared, Trace, Unseen, bare, mark
-from isthmus.gradients.layers.single import NORMS, by_name, einsum_product, normalised, replaced, single, tensors_in
-from isthmus.gradients.layers.uses import Convolved, Multiplied, Read, Spread, Use
+from isthmus.gradients import rounding
+from isthmus.gradients.layers.convolution import weight_rows
+from isthmus.gradients.layers.folding import folded, pieces_of
+from isthmus.gradients.layers.rules import Site, as_multiplied, positions
+from isthmus.gradients.layers.shared import (
+    HANDLERS,
+    READ,
+    SAME,
+    TURNED,
+    Found,
+    Shared,
+    Trace,
+    Unseen,
+    bare,
+    mark,
+    pulled,
+    table_rows,
+)
+from isthmus.gradients.rows import Dense, Lazy, Outer, Rows
 
-
-@dataclass(eq=False)
-class Operation:
-    """One call of an operation on shared values and examples."""
-
-    func: Callable[..., Any]
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    shared: Shared
-    """One of the shared values, for messages and for whoever listens."""
-    n: int
-    examples: list[Tensor]
-    count: int = 0
-    """The entries that every tensor with examples has for them: n, or n times the pieces of an example."""
-
-    def __post_init__(self) -> None:
-        counts = {x.shape[self.dim(x.ndim)] if x.ndim else -1 for x in self.examples} or {self.n}
-        if len(counts) != 1:
-            raise Unseen(self.shared, f"meets tensors with different numbers of examples in {self.name!r}")
-        self.count = counts.pop()
-
-    def dim(self, ndim: int) -> int:
-        """Where a tensor of so many dimensions keeps its examples."""
-        return 0 if ndim < 3 else self.layers.batch_dim
-
-    @property
-    def layers(self) -> Any:
-        """Whose taps they are."""
-        return self.shared.history.leaves[0].layers
-
-    def sound(self) -> bool:
-        """Whether every tensor holds one entry for each example, or as many pieces of each."""
-        k = pieces_of(self.count, self.n)
-        if k > 1:
-            self.layers.note_pieces(self.shared.history.leaves[0].site, k)
-        return bool(k) or self.count == self.n
-
-    def tap(self, use: Use, output: Tensor, *inputs: Tensor) -> Tensor:
-        """The output with a tap for one use of shared values."""
-        site = self.shared.history.leaves[0].site
-        tapped: Tensor = self.layers.tap(site, output, use.dim, inputs, use.by_site, use.feeds)
-        return tapped
-
-    def named(self, *names: str) -> dict[str, Any]:
-        """The arguments by name."""
-        return by_name(names, self.args, self.kwargs)
-
-    def copies(self, value: Shared, ndim: int) -> Tensor:
-        """A copy of a value for every example, with a tap, to be used beside tensors of `ndim` dimensions."""
-        dim = self.dim(ndim)
-        place = dim - (ndim - value.ndim)
-        lead = value.shape[place] if place >= 0 else 1
-        if lead == 1:
-            base = Base(value)
-            plain = bare(value).reshape(*[1] * (ndim - value.ndim), *value.shape)
-        elif value.history.base is None or lead != self.count:
-            where = f"{self.name!r}, where the {self.n} examples are"
-            raise Unseen(value, f"is shared by all examples and has {lead} entries in {where}")
-        else:
-            base = value.history.base
-            plain = bare(base.value)
-            dim = self.dim(plain.ndim)
-        if base.blocks and self.count != self.n * plain.shape[1]:
-            raise Unseen(value, f"is repeated another number of times than there are examples for {self.name!r}")
-        plain = plain.expand(*[self.n if i == dim else size for i, size in enumerate(plain.shape)])
-        copies = self.tap(Spread(base.value, dim, self.n), plain)
-        if self.count != self.n and not base.blocks:
-            copies = copies.repeat_interleave(self.count // self.n, dim)
-        return copies if base.finish is None else base.finish(copies)
+Leaves = list[Any]
+"""The pieces of arguments or outputs: tensors and anything else."""
+ORDERED = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"}
+"""Operations that leave the numbers of a value in their order."""
+ALIKE = {"contiguous", "clone", "to", "float", "double", "half", "bfloat16", "type", "type_as", "alias", "cuda", "cpu"}
+"""Operations that leave shape and order as they are."""
+SPREADS = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
+"""Operations that repeat a value."""
+LIKE = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
+"""Operations that take only shape or kind of another tensor."""
+PAIRED = set(
+    "add radd iadd sub rsub isub subtract mul rmul imul multiply div rdiv truediv rtruediv itruediv true_divide divide "
+    "pow rpow ipow float_power maximum minimum fmax fmin where lerp addcmul addcdiv atan2 hypot logaddexp bmm xlogy "
+    "scaled_dot_product_attention eq ne lt le gt ge masked_fill prelu cat concat concatenate stack einsum setitem "
+    "matmul rmatmul mm layer_norm rms_norm group_norm".split()
+)
+"""Operations known to do with examples alone what they do with a batch; others are compared."""
+TABLES = ("embedding", "getitem", "index_select")
+"""Operations that read a table."""
+ASIDE: Any = (Tensor.T, Tensor.mT)
+TURNS = {*(turn.__get__ for turn in ASIDE), torch.t, Tensor.t}
+"""Operations that lay a matrix on its side."""
 
 
 def operate(func: Any, args: Any, kwargs: Any) -> Any:
     """What every operation on shared values does."""
     name = getattr(func, "__name__", "").strip("_")
-    if name == "get" and func not in TURNS:
+    if not torch.is_grad_enabled() or (name == "get" and func not in TURNS):
         return _untouched(func, args, kwargs)
-    tensors = list(tensors_in((args, kwargs)))
+    leaves, spec = tree_flatten((args, kwargs))
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
     values = [x for x in tensors if isinstance(x, Shared)]
-    if not torch.is_grad_enabled():
-        return _untouched(func, args, kwargs)
     if any(is_batchedtensor(x) for x in tensors):
-        return single(func, name, args, kwargs, values)
-    leaf = values[0].history.leaves[0]
+        return _single(func, name, leaves, spec, values)
     if name in LIKE and not isinstance(args[0], Shared):
-        return func(*replaced(args, bare), **replaced(kwargs, bare))
-    if leaf.single or name in LIKE:
-        return _alone(func, name, args, kwargs, values)
+        return func(*tree_map_only(Shared, bare, args), **tree_map_only(Shared, bare, kwargs))
+    leaf = values[0].history.leaves[0]
     n = leaf.layers.batch if leaf.layers.batch is not None else leaf.n
+    if leaf.single:
+        return _without_examples(func, name, args, kwargs, values)
     if n is None:
         return _untouched(func, args, kwargs)
     leaf.operations += 1
     plain = [(i, x) for i, x in enumerate(tensors) if not isinstance(x, Shared)]
-    # only taps ask for gradients: what does holds examples, what does not may
-    examples = [x for _, x in plain if x.requires_grad] or [x for i, x in plain if _holds(x, values[0], n, i)]
-    if not examples:
-        return _alone(func, name, args, kwargs, values)
-    handler = OPERATIONS.get(name)
+    asking = [x for _, x in plain if x.requires_grad]
+    examples = asking or [x for i, x in plain if _holds(x, values[0], name, n, i)]
+    if name in LIKE or not examples:
+        result = _without_examples(func, name, args, kwargs, values)
+        return _spread(name, values[0], result, n) if name in SPREADS and len(values) == 1 else result
+    if not n:
+        return _of_none(func(*tree_map_only(Shared, bare, args), **tree_map_only(Shared, bare, kwargs)), values)
     try:
-        operation = Operation(func, name, args, kwargs, values[0], n, examples)
-        if handler is None or not operation.sound():
-            raise Unseen(values[0], f"is used with examples in {name!r}")
-        return handler(operation)
+        return _apart(func, name, leaves, spec, values[0], n, examples)
     except Unseen:
-        if examples[0].requires_grad:
+        if asking:
             raise
-        return _alone(func, name, args, kwargs, values)  # perhaps none holds examples: those are met later
+        return _without_examples(func, name, args, kwargs, values)  # perhaps none holds examples: those come later
 
 
-def own_copies(value: Any, n: int) -> Any:
-    """A shared value that is repeated for n examples, as a tensor of examples; anything else as it is."""
-    if not isinstance(value, Shared) or value.history.base is None or not value.ndim:
-        return value
-    operation = Operation(Tensor.expand, "the call of a layer", (), {}, value, n, [])
-    return operation.copies(value, value.ndim) if value.shape[operation.dim(value.ndim)] == n else value
-
-
-def _holds(x: Tensor, value: Shared, n: int, place: int) -> bool:
+def _holds(x: Tensor, value: Shared, name: str, n: int, place: int) -> bool:
     """Whether a tensor that asks for no gradient holds examples."""
-    leaf = value.history.leaves[0]
-    layers, key = leaf.layers, (leaf.site.name, leaf.operations, place)
-    size = x.shape[0 if x.ndim < 3 else layers.batch_dim] if x.ndim else 0
-    if size != n:
-        layers.shared_places.add(key)
-        return False
-    if key in layers.shared_places or key in layers.example_places:
-        return key not in layers.shared_places
+    layers = value.history.leaves[0].layers
+    size = x.shape[_where(value, x, name)] if x.ndim else 0
     # places 0, 1, 2, ... are positions, not one place for each example
-    counted = x.ndim == 1 and not x.is_floating_point() and torch.equal(x, torch.arange(n, device=x.device))
-    (layers.shared_places if counted or layers.fixed(x) else layers.example_places).add(key)
-    return key in layers.example_places
+    counted = x.ndim == 1 and not x.is_floating_point() and torch.equal(x, torch.arange(len(x), device=x.device))
+    return _one_for_each(value, place, size, n) and not counted and not layers.fixed(x)
+
+
+def _one_for_each(value: Shared, place: object, size: int, n: int) -> bool:
+    """Whether something has one entry for each example: never in this operation another number of them."""
+    leaf = value.history.leaves[0]
+    key = (leaf.site.name, leaf.operations, place)
+    if size != n:
+        leaf.layers.shared_places.add(key)
+    elif n > 1:
+        leaf.layers.example_places.add(key)
+    return key not in leaf.layers.shared_places
+
+
+def _dim(value: Shared, ndim: int) -> int:
+    """Where a tensor of so many dimensions keeps its examples."""
+    return 0 if ndim < 3 else value.history.leaves[0].layers.batch_dim
+
+
+def _where(value: Shared, x: Tensor, name: str) -> int:
+    """Where an argument of an operation keeps its examples: places in a table have a dimension less than the output."""
+    return _dim(value, x.ndim + (name in TABLES))
+
+
+# ------------------------------------------------------------ without examples
 
 
 def _untouched(func: Any, args: Any, kwargs: Any) -> Any:
@@ -168,12 +149,16 @@ def _untouched(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def _alone(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
+def _without_examples(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
     """An operation without examples: what it gives is shared too."""
-    changes = func.__name__.endswith("_") and not func.__name__.startswith("__") and name not in ("requires_grad",)
-    if (changes or name in ("setitem", "iadd", "imul", "isub", "itruediv")) and isinstance(args[0], Shared):
+    if isinstance(args[0], Shared) and _in_place(func, name):
         raise Unseen(values[0], f"is changed in place by {name!r}")
     return _marked(_untouched(func, args, kwargs), func, name, args, kwargs, values)
+
+
+def _in_place(func: Any, name: str) -> bool:
+    changes = func.__name__.endswith("_") and not func.__name__.startswith("__") and name != "requires_grad"
+    return changes or name in ("setitem", "iadd", "imul", "isub", "itruediv", "ipow")
 
 
 def _marked(x: Any, func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
@@ -184,200 +169,498 @@ def _marked(x: Any, func: Any, name: str, args: Any, kwargs: Any, values: list[S
     if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, Shared):
         return x
     leaves = tuple(dict.fromkeys(leaf for value in values for leaf in value.history.leaves))
-    form = form_of(func, name, args, kwargs, x) if len(values) == 1 else None
-    base = base_of(func, name, args, kwargs, x) if len(values) == 1 else None
-    return mark(x, Trace(leaves, form, base))
+    if len(values) > 1:
+        return mark(x, Trace(leaves))
+    trace = _followed(func, name, args, kwargs, values[0], x) or Trace(leaves)
+    if name in PAIRED and x.ndim:
+        dim, lead = _lead(values[0], x.ndim)
+        if lead == 1 < x.shape[dim]:
+            trace = replace(trace, repeat=partial(_repeated, func, args, kwargs, values[0], x.ndim))
+    return mark(x, trace)
+
+
+def _repeated(func: Any, args: Any, kwargs: Any, value: Shared, ndim: int, n: int, k: int) -> Any:
+    """What a constant with k entries for every example made of a value, of copies of that value."""
+    dim, source = _dim(value, ndim), value.source
+    once = mark(source.reshape([1] * (ndim - source.ndim) + list(source.shape)), value.history)
+    copies = _side_by_side(once, n, dim).repeat_interleave(k, dim)
+    args, kwargs = tree_map_only(Shared, lambda _: copies, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _followed(func: Any, name: str, args: Any, kwargs: Any, value: Shared, result: Tensor) -> Trace | None:
+    """The trace of a result whose numbers stand to those of the parameter as `Trace` can say."""
+    trace = value.history
+    if trace.form is None:
+        return None
+    (leaf,) = trace.leaves
+    if trace.form == SAME and value.shape == leaf.value.shape:
+        index, padding = _places(func, name, args, kwargs)
+        if index is not None and not isinstance(index, Shared) and index.ndim:
+            return Trace(trace.leaves, READ, index.flatten(), padding)
+    if result.numel() != value.numel():
+        return None
+    turned = func in TURNS or (name in ("transpose", "swapaxes", "swapdims") and args[1] % 2 != args[2] % 2)
+    if turned and value.ndim == 2 and trace.form == TURNED:
+        return Trace(trace.leaves, SAME)
+    if turned and value.ndim == 2 and trace.form == SAME and value.shape == leaf.value.shape:
+        return Trace(trace.leaves, TURNED)
+    ordered = name in ORDERED or name in SPREADS
+    return trace if name in ALIKE or (ordered and trace.form != TURNED) else None
+
+
+def _spread(name: str, value: Shared, result: Shared, n: int) -> Any:
+    """What is repeated once for every example is from now on a copy for each, with a tap; all else stays shared."""
+    trace, source, whole = value.history, value.source, result.source
+    dim, lead = _lead(value, whole.ndim)
+    times, left = divmod(whole.shape[dim], max(lead, 1))
+    leaf = trace.leaves[0]
+    if not n and not times:
+        return _of_none(whole.detach(), [value])
+    if left or (times == 1 and (leaf.site.name, leaf.operations, name) not in leaf.layers.example_places):
+        return result
+    if lead == 1:
+        first = whole.narrow(dim, 0, 1)
+        kept = first.numel() == source.numel() and trace.form != TURNED
+        once = mark(first, trace if kept else Trace(trace.leaves))
+    elif name in ("repeat", "tile") and whole.ndim == source.ndim and whole.shape[1:] == source.shape[1:] and not dim:
+        once = value
+    else:
+        return result
+    return _side_by_side(once, n, dim) if _one_for_each(value, name, times, n) else result
+
+
+def _lead(value: Shared, ndim: int) -> tuple[int, int]:
+    """Where a result of so many dimensions keeps its examples, and how many entries a value has there."""
+    dim = _dim(value, ndim)
+    place = dim - (ndim - value.source.ndim)
+    return dim, value.source.shape[place] if place >= 0 else 1
+
+
+def _side_by_side(once: Shared, n: int, dim: int) -> Tensor:
+    """A copy of a value for each example, in the dimension of the examples."""
+    return _copies(once, n).movedim(0, dim).flatten(dim, dim + 1)
 
 
 # ------------------------------------------------------------ with examples
 
 
-def _aligned(op: Operation) -> Any:
-    """An operation that takes numbers at the same place of each tensor: every example has its own copy."""
-    tensors = list(tensors_in((op.args, op.kwargs)))
-    ndim = max(x.ndim for x in tensors)
-    if any(x.ndim != ndim for x in op.examples):
-        raise Unseen(op.shared, f"has more dimensions than the examples it meets in {op.name!r}")
-    if isinstance(op.args[0], Shared) and (op.func.__name__.endswith("_") and op.func.__name__ != f"__{op.name}__"):
-        raise Unseen(op.shared, f"is changed in place by {op.name!r}")
+def _apart(func: Any, name: str, leaves: Leaves, spec: TreeSpec, value: Shared, n: int, examples: list[Tensor]) -> Any:
+    """An operation done one example at a time."""
+    counts = {x.shape[_where(value, x, name)] if x.ndim else -1 for x in examples}
+    if len(counts) != 1:
+        raise Unseen(value, f"meets tensors with different numbers of examples in {name!r}")
+    (count,) = counts
+    layers, k = value.history.leaves[0].layers, pieces_of(count, n) or 1
+    if count != n * k:
+        raise Unseen(value, f"is used with examples in {name!r}")
+    if k > 1:
+        layers.note_pieces(value.history.leaves[0].site, k)
+    if isinstance(leaves[0], Shared) and _in_place(func, name):
+        raise Unseen(value, f"is changed in place by {name!r}")
+    widest = max(x.ndim for x in examples)
+    for place, x in enumerate(leaves):
+        if isinstance(x, Shared) and x.history.repeat is not None and _lead(x, widest)[1] == count:
+            leaves[place] = x.history.repeat(n, k)
+            examples = [*examples, leaves[place]]
+    ids = {id(x) for x in examples}
+    cuts: list[int | None] = []
+    for x in leaves:
+        cut = None
+        if isinstance(x, Tensor) and not isinstance(x, Shared) and x.ndim:
+            dim = _where(value, x, name)
+            beside = name in PAIRED and x.ndim == widest and x.shape[dim] == count
+            cut = dim if id(x) in ids or beside else None
+        cuts.append(cut)
+    try:
+        with plain_steps(examples[0]):
+            pieces, shape = one_by_one(func, leaves, spec, cuts, n)
+    except (RuntimeError, IndexError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise Unseen(value, f"cannot be used one example at a time in {name!r} ({reason})") from error
+    outputs = [x if x is None else _joined(x, value, k, name) for x in pieces]
+    if name not in PAIRED and name not in FACTORED:
+        _compare(func, name, leaves, spec, value, outputs)
+    return tree_unflatten(outputs, shape)
 
-    def change(value: Shared) -> Tensor:
-        return op.copies(value, ndim)
 
-    return op.func(*replaced(op.args, change), **replaced(op.kwargs, change))
-
-
-def _joined(op: Operation) -> Any:
-    """cat and stack, along another dimension than that of the examples."""
-    named = op.named("tensors", "dim")
-    tensors, along = named["tensors"], named.get("axis", named["dim"]) or 0
-    ndim = tensors[0].ndim
-    along = along % (ndim + (op.name == "stack"))
-    where = op.dim(ndim)
-    if any(x.ndim != ndim for x in tensors) or along == where or (op.name == "stack" and along < where):
-        raise Unseen(op.shared, f"is put beside other examples by {op.name!r}")
-    return op.func([op.copies(x, ndim) if isinstance(x, Shared) else x for x in tensors], along)
+def _joined(x: Any, value: Shared, k: int, name: str) -> Any:
+    """What single examples give, side by side in front, as a batch gives it."""
+    if not is_plain(x):
+        return x
+    dim = _dim(value, x.ndim - 1)
+    if x.ndim < 2 or x.shape[1 + dim] != k:
+        raise Unseen(value, f"is put beside other examples by {name!r}, or shared by all where each has its own")
+    return x.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def _linear(op: Operation) -> Any:
-    named = op.named("input", "weight", "bias")
+def _compare(func: Any, name: str, leaves: Leaves, spec: TreeSpec, value: Shared, outputs: Leaves) -> None:
+    """Refuse an operation that gives a batch other numbers than its examples alone."""
+    plain = [bare(x) if isinstance(x, Shared) else x for x in leaves]
+    args, kwargs = tree_unflatten(plain, spec)
+    changes = _in_place(func, name)
+    with torch.no_grad():
+        whole = [] if changes else tree_flatten(func(*args, **kwargs))[0]
+    for x, y in zip(outputs, whole, strict=not changes):
+        if changes or (is_plain(x) and not (x.shape == y.shape and near_enough(x.detach(), y))):
+            raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
+
+
+def _of_none(out: Any, values: list[Shared]) -> Any:
+    """What an operation gives of no examples, which vmap cannot do: there are no rows."""
+
+    def rows(b: Tensor) -> Found:
+        return [found for value in values for found in pulled(value, Dense(b.new_zeros(0, value.numel())))]
+
+    return _tap(values, out, [], rows) if isinstance(out, Tensor) else out
+
+
+def is_plain(x: object) -> TypeGuard[Tensor]:
+    """A tensor, but no shared one."""
+    return isinstance(x, Tensor) and not isinstance(x, Shared)
+
+
+def one_by_one(
+    function: Callable[..., Any], leaves: Leaves, spec: TreeSpec, cuts: list[int | None], n: int
+) -> tuple[Leaves, TreeSpec]:
+    """The pieces of what a function gives n examples alone, one after the other in front.
+
+    It is given batches of one example (of all its pieces, where it has several), cut from the dimensions `cuts`.
+    """
+    flattened: list[tuple[Leaves, TreeSpec]] = []
+
+    def one(*mine: Tensor) -> tuple[Tensor, ...]:
+        own = iter(mine)
+        pairs = zip(leaves, cuts, strict=True)
+        args, kwargs = tree_unflatten([x if cut is None else next(own) for x, cut in pairs], spec)
+        flattened.append(tree_flatten(function(*args, **kwargs)))
+        return tuple(x for x in flattened[-1][0] if is_plain(x)) or mine[:1]
+
+    pairs = [(x, cut) for x, cut in zip(leaves, cuts, strict=True) if cut is not None]
+    parts = [x.unflatten(cut, (n, x.shape[cut] // max(n, 1))) for x, cut in pairs]
+    outputs = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs), randomness="different")(*parts))
+    ((pieces, shape),) = flattened
+    return [next(outputs) if is_plain(x) else x for x in pieces], shape
+
+
+@contextmanager
+def plain_steps(like: Tensor) -> Iterator[None]:
+    """Attention in steps that vmap knows, and products in the precision of now, nothing of them kept."""
+    kind, fused = like.device.type, torch.backends.mha.get_fastpath_enabled()
+    narrow = torch.autocast(
+        kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
+    )
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with narrow, sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def near_enough(batch: Tensor, alone: Tensor) -> bool:
+    """Equal but for rounding."""
+    batch = batch.detach()
+    if not batch.is_floating_point():
+        return torch.equal(batch, alone)
+    kind = batch.device.type
+    if torch.is_autocast_enabled(kind) or batch.element_size() < 4:
+        slack = 3e-2
+    elif batch.dtype == torch.float64:
+        slack = 1e-6
+    else:
+        slack = 1e-3 if kind == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
+    size = float(batch.abs().nan_to_num(posinf=0.0).max()) if batch.numel() else 0.0
+    return torch.allclose(batch, alone.to(batch.dtype), rtol=0.0, atol=slack * size, equal_nan=True)
+
+
+# ------------------------------------------------------------ one example at a time
+
+Below = Callable[[int, list[Tensor]], Tensor]
+"""What is computed of n examples, from tensors that have them in front."""
+
+
+def _single(func: Any, name: str, leaves: Leaves, spec: TreeSpec, values: list[Shared]) -> Any:
+    """An operation on shared values and single examples."""
+    args, kwargs = tree_unflatten(leaves, spec)
+    answer = FACTORED[name](func, args, kwargs) if name in FACTORED else None
+    if answer is not None:
+        return answer
+    if isinstance(leaves[0], Shared) and _in_place(func, name):
+        raise Unseen(values[0], f"is changed in place by {name!r}")
+    batched = [x for x in leaves if isinstance(x, Tensor) and is_batchedtensor(x)]
+
+    def below(n: int, whole: list[Tensor]) -> Tensor:
+        return _copies(value, n)
+
+    def in_chunks(n: int, whole: list[Tensor]) -> Tensor:
+        return _in_chunks(func, leaves, spec, values, n, whole)
+
+    n = functorch.get_unwrapped(batched[0]).shape[functorch.maybe_get_bdim(batched[0])]
+    if n * sum(value.numel() * value.element_size() for value in values) > rounding.CHUNK_BYTES:
+        return _lower(in_chunks, *batched)
+    filled = []
+    for value in leaves:
+        filled.append(_lower(below, batched[0]) if isinstance(value, Shared) else value)
+    args, kwargs = tree_unflatten(filled, spec)
+    return func(*args, **kwargs)
+
+
+def _copies(value: Shared, n: int) -> Tensor:
+    """A copy of a value for every example, with a tap."""
+
+    def rows(b: Tensor) -> Found:
+        return pulled(value, Dense(b.reshape(n, value.numel())))
+
+    return _tap([value], bare(value).expand(n, *value.shape), [], rows)
+
+
+def _in_chunks(func: Any, leaves: Leaves, spec: TreeSpec, values: list[Shared], n: int, whole: list[Tensor]) -> Tensor:
+    """An operation whose values are too large for a copy for each example: rows from the gradient of its output."""
+
+    def call(own: Sequence[Tensor], *mine: Tensor) -> Tensor:
+        examples, weights = iter(mine), iter(own)
+        filled = []
+        for x in leaves:
+            if isinstance(x, Shared):
+                x = next(weights)
+            elif isinstance(x, Tensor) and x is not None and id(x) in batched:
+                x = next(examples)
+            filled.append(x)
+        args, kwargs = tree_unflatten(filled, spec)
+        answer: Tensor = func(*args, **kwargs)
+        return answer
+
+    batched = {id(x) for x in leaves if isinstance(x, Tensor) and is_batchedtensor(x)}
+    weights, kept = [bare(value) for value in values], [x.detach() for x in whole]
+    out = vmap(lambda *mine: call(weights, *mine))(*whole)
+
+    def rows(b: Tensor) -> Found:
+        found: Found = []
+        for place, value in enumerate(values):
+
+            def chunk(lo: int, hi: int, place: int = place) -> Tensor:
+                def one(b: Tensor, *mine: Tensor) -> Tensor:
+                    def of(weight: Tensor) -> Tensor:
+                        return call([*weights[:place], weight, *weights[place + 1 :]], *mine)
+
+                    answer: Tensor = vjp(of, weights[place])[1](b)[0]
+                    return answer
+
+                with torch.no_grad(), plain_steps(b):
+                    return vmap(one)(b[lo:hi], *(x[lo:hi] for x in kept)).reshape(hi - lo, -1)
+
+            lazy = Lazy(chunk, n, value.numel(), dtype=value.dtype, device=value.device)
+            found += pulled(value, lazy)
+        return found
+
+    return _tap(values, out, whole, rows)
+
+
+def _lower(below: Below, *tensors: Tensor) -> Tensor:
+    """What is computed of the whole batch, below vmap, as a tensor of single examples."""
+    level = next(functorch.maybe_get_level(x) for x in tensors if is_batchedtensor(x))
+    pairs = [functorch._unwrap_batched(x, level) for x in tensors]
+    if any(is_batchedtensor(x) for x, _ in pairs):
+        raise RuntimeError("a parameter is used inside another vmap")
+    n = next(x.shape[dim] for x, dim in pairs if dim is not None)
+    whole = [x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in pairs]
+    saved = functorch.pop_dynamic_layer_stack()
+    try:
+        out = below(n, whole)
+    finally:
+        functorch.push_dynamic_layer_stack(saved)
+    lowered: Tensor = functorch._add_batch_dim(out, 0, level)
+    return lowered
+
+
+def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: Callable[[Tensor], Found]) -> Tensor:
+    """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
+    leaves = [leaf for value in values for leaf in value.history.leaves]
+
+    def rows(b: Tensor) -> list[tuple[Site, dict[str, Rows]]]:
+        return [(leaf.site, {leaf.suffix: rows}) for leaf, rows in rows_of(b.detach())]
+
+    feeds = [leaf.site.leaves[leaf.suffix] for leaf in leaves]
+    tapped: Tensor = leaves[0].layers.tap(leaves[0].site, output, 0, inputs, rows, feeds)
+    return tapped
+
+
+# ------------------------------------------------------------ products, tables and convolutions
+
+
+def _named(names: str, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by name, None where one is missing."""
+    listed = names.split()
+    return {**dict.fromkeys(listed), **dict(zip(listed, args, strict=False)), **kwargs}
+
+
+def _linear(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    named = _named("input weight bias", args, kwargs)
     x, weight, bias = named["input"], named["weight"], named["bias"]
-    if isinstance(x, Shared) or not isinstance(weight, Shared):
-        if isinstance(x, Shared):
-            raise Unseen(op.shared, f"is the input of {op.name!r}")
-        return F.linear(x, weight) + bias
-    return _product(op, x, weight, bias, turned=False)
+    if isinstance(weight, Shared) and weight.ndim == 2 and is_batchedtensor(x):
+        return _product(x, weight, bias, turned=False)
+    return F.linear(x, weight) + bias if isinstance(bias, Shared) and not isinstance(weight, Shared) else None
 
 
-def _addmm(op: Operation) -> Any:
-    named = op.named("input", "mat1", "mat2")
-    if named.get("beta", 1) != 1 or named.get("alpha", 1) != 1 or isinstance(named["mat1"], Shared):
-        raise Unseen(op.shared, f"is used with examples in {op.name!r}")
-    if isinstance(named["mat2"], Shared):
-        return _product(op, named["mat1"], named["mat2"], named["input"], turned=True)
-    return named["mat1"] @ named["mat2"] + named["input"]
+def _addmm(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    named = _named("input mat1 mat2", args, kwargs)
+    if named.get("beta", 1) != 1 or named.get("alpha", 1) != 1:
+        return None
+    if isinstance(named["mat2"], Shared) and is_batchedtensor(named["mat1"]):
+        return _product(named["mat1"], named["mat2"], named["input"], turned=True)
+    total: Tensor = named["mat1"] @ named["mat2"] + named["input"]
+    return total
 
 
-def _matmul(op: Operation) -> Any:
-    left, right = op.args[:2] if len(op.args) > 1 else (op.args[0], next(iter(op.kwargs.values())))
-    if op.name == "rmatmul":
-        left, right = right, left
-    if isinstance(left, Shared) and isinstance(right, Shared):
-        raise Unseen(op.shared, f"is used with examples in {op.name!r}")
-    if isinstance(right, Shared) and right.ndim == 2:
-        return _product(op, left, right, None, turned=True)
-    if isinstance(right, Shared) and right.ndim == 1:
-        column: Any = right[:, None]
-        return _product(op, left, column, None, turned=True).squeeze(-1)
-    if isinstance(left, Shared) and left.ndim == 2 and right.ndim >= 3:
-        return _product(op, right.mT, left, None, turned=False).mT
-    if left.ndim < 3 or right.ndim < 3:
-        raise Unseen(op.shared, f"is used with examples in {op.name!r}")
-    return _aligned(op)
+def _matmul(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    if len(args) != 2:
+        return None
+    left, right = args if func.__name__ != "__rmatmul__" else reversed(args)
+    if isinstance(right, Shared) and is_batchedtensor(left):
+        if right.ndim == 2:
+            return _product(left, right, None, turned=True)
+        column: Any = right[:, None] if right.ndim == 1 else None
+        return None if column is None else _product(left, column, None, turned=True).squeeze(-1)
+    if isinstance(left, Shared) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
+        return _product(right.mT, left, None, turned=False).mT
+    return None
 
 
-def _product(op: Operation, x: Tensor, weight: Shared, bias: Tensor | None, turned: bool) -> Tensor:
-    """x W' + c, or x W + c where `turned`."""
-    if x.ndim < 2 or bias is not None and bias.ndim > 1:
-        raise Unseen(op.shared, f"meets an example without a dimension of its own in {op.name!r}")
-    c = bare(bias) if isinstance(bias, Shared) else bias
-    x, plain = as_multiplied(x), bare(weight)
-    out = F.linear(x, plain.mT if turned else plain, c)
-    use = Multiplied(weight, turned, bias if isinstance(bias, Shared) else None, x.detach(), op.dim(x.ndim), op.n)
-    return op.tap(use, out, x)
+def _product(x: Tensor, weight: Shared, bias: Tensor | None, turned: bool) -> Tensor:
+    """x W' + c, or x W + c where `turned`: outer products of the input and the gradient."""
+    own = bias if isinstance(bias, Shared) and bias.ndim == 1 else None
+
+    def below(n: int, whole: list[Tensor]) -> Tensor:
+        x, plain = as_multiplied(whole[0]), bare(weight)
+        out = F.linear(x, plain.mT if turned else plain, None if own is None else bare(own))
+        kept = x.detach()
+
+        def rows(b: Tensor) -> Found:
+            a, b = positions(kept), positions(b)
+            found = pulled(weight, Outer(b, a) if turned else Outer(a, b))
+            if own is not None:
+                found += pulled(own, Dense(b if b.ndim == 2 else b.sum(1, dtype=rounding.working(b.dtype))))
+            return found
+
+        return _tap([weight] if own is None else [weight, own], out, [x], rows)
+
+    out = _lower(below, x)
+    return out if bias is None or own is not None else out + bias
 
 
-def _einsum(op: Operation) -> Tensor:
-    """One product of examples and a matrix, or copies of the value for every example."""
-    product = einsum_product(op.args)
-    if product is not None:
-        return product
-    equation, *operands = op.args
-    if not isinstance(equation, str) or "." in equation or "->" not in equation or op.layers.batch_dim:
-        raise Unseen(op.shared, "is used with examples in an einsum of an unusual form")
+def _einsum(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """An einsum of two tensors that is a product with a shared matrix; None where it is another."""
+    equation, *operands = args
+    if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
+        return None
     inputs, output = equation.replace(" ", "").split("->")
-    terms = inputs.split(",")
-    letters = {term[0] for term, x in zip(terms, operands, strict=True) if not isinstance(x, Shared) and x.ndim}
-    shared = [(term, x) for term, x in zip(terms, operands, strict=True) if isinstance(x, Shared)]
-    if len(letters) != 1 or any(letters & set(term) for term, _ in shared) or op.count != op.n:
-        raise Unseen(op.shared, "is used with examples in an einsum of an unusual form")
-    (first,) = letters
-    terms = [first + term if isinstance(x, Shared) else term for term, x in zip(terms, operands, strict=True)]
-    copies = [op.copies(x, x.ndim + 1) if isinstance(x, Shared) else x for x in operands]
-    return torch.einsum(f"{','.join(terms)}->{output}", *copies)
+    pairs = zip(inputs.split(","), operands, strict=True)
+    (mine, value), (other, x) = sorted(pairs, key=lambda pair: not isinstance(pair[1], Shared))
+    sums, new = set(mine) - set(output), set(mine) - set(other)
+    rest = [c for c in other if c not in sums]
+    plain = len(mine) == 2 and len(sums) == len(new) == 1 and sums <= set(other)
+    if not plain or isinstance(x, Shared) or sorted([*rest, *new]) != sorted(output) or len(set(other)) < len(other):
+        return None
+    (p,), (q,) = sums, new
+    moved = x.permute([other.index(c) for c in [*rest, p]])
+    product: Tensor = moved @ value if mine == p + q else F.linear(moved, value)
+    return product.permute([[*rest, q].index(c) for c in output])
 
 
-def _embedding(op: Operation) -> Tensor:
-    named = op.named("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    index, table, padding = named["input"], named["weight"], named["padding_idx"]
-    if not isinstance(table, Shared) or isinstance(index, Shared):
-        # torch.embedding has the table first
-        index, table = table, index
-        padding = -1 if padding is None else padding
-    for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if named[setting] and op.func is F.embedding:
-            raise Unseen(table, f"is read by an embedding with {setting}")
-    padding = None if padding is None or (padding < 0 and op.func is not F.embedding) else padding
-    return _read(op, table, index, None if padding is None else padding % table.shape[0])
+def _places(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Tensor | None, int | None]:
+    """The places at which the first argument, a table, is read, and the one that gets no gradient."""
+    index, padding = None, None
+    if func is F.embedding:
+        named = _named("input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", args, kwargs)
+        table = named["weight"]
+        for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if named[setting]:
+                raise Unseen(table, f"is read by an embedding with {setting}")
+        padding = None if named["padding_idx"] is None else named["padding_idx"] % len(table)
+        index = named["input"]
+    elif name == "getitem":
+        index = args[1]
+    elif name == "index_select" and len(args) > 2 and args[1] % args[0].ndim == 0:
+        index = args[2]
+    whole = isinstance(index, Tensor) and index.dtype not in (torch.bool, torch.uint8)
+    return (index if whole else None), padding
 
 
-def _getitem(op: Operation) -> Tensor:
-    table, index = op.args
-    if not isinstance(table, Shared) or not isinstance(index, Tensor) or index.dtype in (torch.bool, torch.uint8):
-        raise Unseen(op.shared, "is read at places that no tensor of integers names")
-    return _read(op, table, index, None)
+def _read(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """z = W[k]: the places and the gradients there."""
+    table = kwargs.get("weight", args[1] if len(args) > 1 else None) if func is F.embedding else args[0]
+    if not isinstance(table, Shared):
+        return None
+    index, padding = _places(func, func.__name__.strip("_"), args, kwargs)
+    if index is None or not is_batchedtensor(index):
+        return None
+
+    def below(n: int, whole: list[Tensor]) -> Tensor:
+        (index,) = whole
+
+        def rows(b: Tensor) -> Found:
+            places = index.reshape(n, -1)
+            values = b.reshape(*places.shape, table.numel() // max(1, len(table)))
+            return pulled(table, table_rows(places, values, len(table), padding))
+
+        return _tap([table], bare(table)[index], [index], rows)
+
+    return _lower(below, index)
 
 
-def _index_select(op: Operation) -> Tensor:
-    named = op.named("input", "dim", "index")
-    if not isinstance(named["input"], Shared) or named["dim"] % named["input"].ndim != 0:
-        raise Unseen(op.shared, f"is used with examples in {op.name!r}")
-    return _read(op, named["input"], named["index"], None)
-
-
-def _read(op: Operation, table: Shared, index: Tensor, padding: int | None) -> Tensor:
-    dim = 0 if index.ndim < 2 else op.layers.batch_dim
-    if index.shape[dim] != op.n:
-        raise Unseen(table, "is read at places that are not one row for every example")
-    return op.tap(Read(table, index, dim, padding, op.n), bare(table)[index], index)
-
-
-def _convolution(op: Operation) -> Any:
-    named = op.named("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+def _convolution(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """A linear layer over patches; the bias has the sum over places."""
+    named = _named("input weight bias stride padding dilation groups", args, kwargs)
     x, weight, bias = named["input"], named["weight"], named["bias"]
-    if isinstance(x, Shared) or x.ndim != int(op.name[4]) + 2:
-        raise Unseen(op.shared, f"is the input of {op.name!r}")
-    if not isinstance(weight, Shared):
-        column = bias.reshape(-1, *[1] * (x.ndim - 2))
-        return op.func(x, weight, None, *op.args[3:], **{k: v for k, v in op.kwargs.items() if k not in NAMES}) + column
+    if not isinstance(weight, Shared) and isinstance(bias, Shared):
+        rest = {key: value for key, value in kwargs.items() if key not in ("input", "weight", "bias")}
+        shifted: Tensor = func(x, weight, None, *args[3:], **rest) + bias.reshape(-1, *[1] * (x.ndim - 2))
+        return shifted
+    if not isinstance(weight, Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
+        return None
     defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
     settings = {key: value if named[key] is None else named[key] for key, value in defaults.items()}
-    c = bias if isinstance(bias, Shared) else None
-    out = op.func(x, bare(weight), bare(c) if c is not None else bias, **settings)
-    return op.tap(Convolved(weight, c, x.detach(), settings, op.n), out, x)
+    own, shape = bias if isinstance(bias, Shared) else None, weight.shape
+    spans = {key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in settings.items() if key != "groups"}
+    sizes = {"in_channels": shape[1] * settings["groups"], "out_channels": shape[0], "kernel_size": tuple(shape[2:])}
+    layer: Any = SimpleNamespace(**spans, **sizes, groups=settings["groups"], weight=bare(weight), padding_mode="zeros")
+
+    def below(n: int, whole: list[Tensor]) -> Tensor:
+        x = whole[0].flatten(0, 1)
+        kept = x.detach()
+        out = func(x, bare(weight), None if own is None else bare(own), **settings)
+
+        def rows(b: Tensor) -> Found:
+            b = b.flatten(2)
+            found = pulled(weight, folded(weight_rows(layer, kept, b, ones=False), n))
+            if own is not None:
+                found += pulled(own, folded(Dense(b.sum(2, dtype=rounding.working(b.dtype))), n))
+            return found
+
+        values = [weight] if own is None else [weight, own]
+        tapped = _tap(values, out, [x], rows)
+        return tapped.reshape(n, len(tapped) // n, *tapped.shape[1:])
+
+    out = _lower(below, x)
+    return out if bias is None or own is not None else out + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
-NAMES = ("input", "weight", "bias")
-LIKE = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
-"""Operations that take only shape or kind of another tensor."""
-
-
-def _normalised(op: Operation) -> Tensor:
-    result = normalised(op.name, op.args, op.kwargs)
-    if result is None:
-        raise Unseen(op.shared, f"is the input of {op.name!r}")
-    return result
-
-
-def _prelu(op: Operation) -> Tensor:
-    x, weight = op.args
-    if weight.numel() > 1 and x.ndim > 1:
-        weight = weight.reshape(-1, *[1] * (x.ndim - 2))
-    return torch.where(x > 0, x, weight * x)
-
-
-def _masked_fill(op: Operation) -> Any:
-    x, mask, value = op.args
+def _filled(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """vmap knows no `masked_fill` with a value for each example."""
+    x, mask, value = args
     return torch.where(mask, value, x)
 
 
-def _setitem(op: Operation) -> None:
-    x, index, value = op.args
-    first = index[0] if isinstance(index, tuple) else index
-    if not isinstance(value, Shared) or not (isinstance(first, slice) and first == slice(None)) or op.layers.batch_dim:
-        raise Unseen(op.shared, "is written into some examples only")
-    with torch.no_grad():
-        ndim = x[index].ndim
-    x[index] = op.copies(value, ndim)
-
-
-OPERATIONS: dict[str, Callable[[Operation], Any]] = dict.fromkeys(BROADCAST, _aligned)
-OPERATIONS |= dict.fromkeys(("cat", "concat", "concatenate", "stack"), _joined)
-OPERATIONS |= dict.fromkeys(("matmul", "rmatmul", "mm"), _matmul)
-OPERATIONS |= dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution)
-OPERATIONS |= dict.fromkeys(NORMS, _normalised)
-OPERATIONS |= {"linear": _linear, "addmm": _addmm, "einsum": _einsum, "embedding": _embedding, "prelu": _prelu}
-OPERATIONS |= {"masked_fill": _masked_fill, "getitem": _getitem, "index_select": _index_select, "setitem": _setitem}
-"""Operations that show what each example does with a shared value, by name."""
+FACTORED: dict[str, Callable[[Any, Any, Any], Tensor | None]] = {
+    "linear": _linear,
+    "addmm": _addmm,
+    "einsum": _einsum,
+    "masked_fill": _filled,
+}
+FACTORED |= dict.fromkeys(("matmul", "rmatmul", "mm"), _matmul)
+FACTORED |= dict.fromkeys(TABLES, _read)
+FACTORED |= dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution)
+"""Operations whose rows have factors, by name; None where the arguments are not those of a product."""
 
 HANDLERS.append(operate)

@@ -6,7 +6,6 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -60,8 +59,6 @@ class Taps(Protocol):
     module: nn.Module
     batch: int | None
     batch_dim: int
-    quiet: bool
-    slow: dict[str, str]
     shared_places: set[Hashable]
     example_places: set[Hashable]
     read: set[str]
@@ -88,7 +85,7 @@ class Taps(Protocol):
     def untouched(self) -> AbstractContextManager[None]: ...
 
 
-class LayerRule(ABC, Generic[L, K]):
+class LayerRule(Generic[L, K]):
     """One kind of layer.  Leaves are named by a suffix: "" is the layer's own leaf, [W | c] or W alone.
 
     `batch_dim` is where a tensor of the module keeps its examples; rows always count examples first.
@@ -154,13 +151,13 @@ class LayerRule(ABC, Generic[L, K]):
         """Other arguments for the layer, which compute the same (None: as they are)."""
         return None
 
-    @abstractmethod
     def keep(self, layer: L, args: Args, kwargs: Kwargs) -> K:
         """What of the forward pass the rows need."""
+        raise NotImplementedError
 
-    @abstractmethod
     def rows(self, layer: L, factors: K, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The rows of the wanted leaves (those of `bindings`), by suffix."""
+        raise NotImplementedError
 
     def dim(self, layer: L, output: Tensor) -> int:
         """Where an output of the layer keeps its examples."""

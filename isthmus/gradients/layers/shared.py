@@ -8,7 +8,7 @@ for S = f(w) and the row s_i of S, the row of w is J_f' s_i.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -81,56 +81,33 @@ class SharedLeaf:
         return Dense(F.pad(rows.dense().view(rows.n, q, p - 1), (0, 1)).flatten(1))
 
 
-@dataclass(frozen=True, eq=False)
-class Form:
-    """A value that holds numbers of one parameter in their order, times a factor and plus constants.
-
-    All of them, or those of a matrix `turned` on its side, or the rows of a table at the places `index`.
-    """
-
-    turned: bool = False
-    factor: float = 1.0
-    index: Tensor | None = None
-    padding: int | None = None
-    """The place that gets no gradient."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether the value is the parameter itself, but for a factor."""
-        return not self.turned and self.index is None
-
-
-@dataclass(frozen=True, eq=False)
-class Base:
-    """What was repeated along the dimension of the examples, and what was done with the copies afterwards."""
-
-    value: Shared
-    finish: Callable[[Tensor], Tensor] | None = None
-    blocks: bool = False
-    """Whether a copy is several entries long: they come after the dimension of the examples."""
+SAME, TURNED, READ = "same", "turned", "read"
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Where a shared value comes from."""
+    """Where a shared value comes from.
+
+    `form` says how its numbers stand to those of its one parameter, where factors of rows can be kept: all of them in
+    their order (`SAME`), a matrix laid on its side (`TURNED`), or a table read at the places `index` (`READ`; the place
+    `padding` gets no gradient).  None is anything else, of any number of parameters.
+    """
 
     leaves: tuple[SharedLeaf, ...]
-    form: Form | None = None
-    base: Base | None = None
-
-    @property
-    def names(self) -> str:
-        """The parameters, for messages."""
-        return ", ".join(repr(leaf.name) for leaf in self.leaves)
+    form: str | None = None
+    index: Tensor | None = None
+    padding: int | None = None
+    repeat: Callable[[int, int], Tensor] | None = None
+    """The same made of a copy for each of n examples, where a constant has k entries for each and the value one."""
 
 
 class Unseen(validate.InvalidInput):
-    """An operation on a parameter that shows no per-example gradient; `leaf` is that parameter."""
+    """An operation on a parameter that shows no per-example gradient."""
 
     def __init__(self, value: Shared, why: str) -> None:
-        self.leaf = value.history.leaves[0]
+        names = ", ".join(repr(leaf.name) for leaf in value.history.leaves)
         super().__init__(
-            f"the parameter {value.history.names} {why}: its gradient cannot be told example by example; freeze it "
+            f"the parameter {names} {why}: its gradient cannot be told example by example; freeze it "
             "(requires_grad_(False)), or use it in an operation with the examples in the first dimension"
         )
 
@@ -164,7 +141,7 @@ def _open(leaf: SharedLeaf) -> Shared:
             )
 
     leaf.value.requires_grad_(True).register_hook(touched)
-    return mark(leaf.value, Trace((leaf,), Form()))
+    return mark(leaf.value, Trace((leaf,), SAME))
 
 
 @contextmanager
@@ -197,40 +174,28 @@ def bare(value: Shared) -> Tensor:
 
 def pulled(value: Shared, rows: Rows) -> Found:
     """The rows of every parameter behind a shared value, from the rows of that value (its numbers in order)."""
-    trace, form = value.history, value.history.form
-    if form is None:
-        return _back(value, rows)
+    trace = value.history
+    if trace.form is None:
+        return [(leaf, leaf.laid(_back(value, leaf, rows))) for leaf in trace.leaves]
     (leaf,) = trace.leaves
-    if form.factor != 1.0:
-        rows = rows.scaled(form.factor)
-    if form.turned:
-        shape = tuple(value.shape)
-        rows = Dense(rows.dense().view(rows.n, *shape).transpose(1, 2).reshape(rows.n, rows.d))
-    if form.index is not None:
-        rows = read_rows(leaf, form.index.expand(rows.n, -1), rows.dense(), form.padding)
+    if trace.form == TURNED and isinstance(rows, Outer) and isinstance(rows.a, Tensor):
+        rows = Outer(rows.b, rows.a)
+    elif trace.form == TURNED:
+        rows = Dense(rows.dense().view(rows.n, *value.shape).transpose(1, 2).reshape(rows.n, rows.d))
+    elif trace.index is not None:
+        index = trace.index.expand(rows.n, -1)
+        vocabulary = leaf.value.shape[0]
+        values = rows.dense().reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
+        rows = table_rows(index, values, vocabulary, trace.padding)
     return [(leaf, leaf.laid(rows))]
 
 
-def read_rows(leaf: SharedLeaf, index: Tensor, values: Tensor, padding: int | None) -> Rows:
-    """Rows of a table that is read at the places `index` (n, T), without those of its padding."""
-    vocabulary = leaf.value.shape[0]
-    values = values.reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
+def table_rows(index: Tensor, values: Tensor, vocabulary: int, padding: int | None) -> Lookup:
+    """The rows of a table that is read at the places `index` (n, T), without those of its padding."""
     index = index % vocabulary
     if padding is not None:
         values = values.masked_fill((index == padding)[:, :, None], 0.0)
     return Lookup(index, values, vocabulary)
-
-
-def matrix_rows(value: Shared, a: Tensor, b: Tensor) -> Found:
-    """The same for rows sum_t b_t a_t' of a q x p matrix: factors stay factors where it is the parameter itself."""
-    form = value.history.form
-    if form is None or form.index is not None:
-        return pulled(value, Outer(a, b))
-    if form.turned:
-        a, b = b, a
-    rows: Rows = Outer(a, b)
-    (leaf,) = value.history.leaves
-    return [(leaf, leaf.laid(rows if form.factor == 1.0 else rows.scaled(form.factor)))]
 
 
 def _dense(rows: Rows) -> Rows:
@@ -240,44 +205,26 @@ def _dense(rows: Rows) -> Rows:
     return Lazy(lambda lo, hi: rows.part(lo, hi).dense(), rows.n, rows.d, dtype=rows.dtype, device=rows.device)
 
 
-def _back(value: Shared, rows: Rows) -> Found:
-    """Through whatever was computed, by autograd, a chunk of examples at a time."""
-    leaves, plain = value.history.leaves, value.source
+def _back(value: Shared, leaf: SharedLeaf, rows: Rows) -> Rows:
+    """Rows of one parameter through whatever was computed of it, by autograd, a chunk of examples at a time."""
+    plain, own = value.source, leaf.value
 
-    def chunk(some: Sequence[SharedLeaf], lo: int, hi: int) -> list[Tensor]:
+    def chunk(lo: int, hi: int) -> Tensor:
         pull = rows.part(lo, hi).dense().to(plain.dtype).view(hi - lo, *plain.shape)
-        for leaf in leaves:
-            leaf.gate.append(True)
+        for each in value.history.leaves:
+            each.gate.append(True)
         try:
-            gradients = torch.autograd.grad(
-                plain, [leaf.value for leaf in some], pull, retain_graph=True, allow_unused=True, is_grads_batched=True
+            (gradient,) = torch.autograd.grad(
+                plain, [own], pull, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
         finally:
-            for leaf in leaves:
-                leaf.gate.pop()
-        pairs = zip(some, gradients, strict=True)
-        return [
-            leaf.value.new_zeros(hi - lo, leaf.value.numel()) if x is None else x.detach().reshape(hi - lo, -1)
-            for leaf, x in pairs
-        ]
+            for each in value.history.leaves:
+                each.gate.pop()
+        return own.new_zeros(hi - lo, own.numel()) if gradient is None else gradient.detach().reshape(hi - lo, -1)
 
-    if not rows.n:
-        return [(leaf, leaf.laid(Dense(leaf.value.detach().new_zeros(0, leaf.value.numel())))) for leaf in leaves]
-    size = max(1, plain.element_size())
-    large = [leaf for leaf in leaves if rows.n * leaf.value.numel() * size > CHUNK_BYTES]
-    small = [leaf for leaf in leaves if leaf not in large]
-    result: Found = []
-    for leaf in large:
-        lazy = Lazy(
-            lambda lo, hi, leaf=leaf: chunk([leaf], lo, hi)[0],  # type: ignore[misc]
-            rows.n,
-            leaf.value.numel(),
-            dtype=leaf.value.dtype,
-            device=leaf.value.device,
-        )
-        result.append((leaf, leaf.laid(lazy)))
-    if small:
-        width = size * (plain.numel() + sum(leaf.value.numel() for leaf in small))
-        parts = [chunk(small, lo, hi) for lo, hi in row_spans(rows.n, width)]
-        result += [(leaf, leaf.laid(Dense(torch.cat([part[i] for part in parts])))) for i, leaf in enumerate(small)]
-    return result
+    row_bytes = own.numel() * own.element_size()
+    if rows.n * row_bytes > CHUNK_BYTES:
+        return Lazy(chunk, rows.n, own.numel(), dtype=own.dtype, device=own.device)
+    spans = row_spans(rows.n, row_bytes + plain.numel() * plain.element_size())
+    parts = [chunk(lo, hi) for lo, hi in spans]
+    return Dense(torch.cat([own.detach().new_zeros(0, own.numel()), *parts]))
