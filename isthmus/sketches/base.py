@@ -515,7 +515,7 @@ class Encoder(ABC):
         return ord
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Random(Encoder):
     """An encoder that is drawn from `(seed, t)` alone; one map serves `refresh` rounds in a row."""
 
