@@ -273,20 +273,9 @@ class ConvexSet(ABC):
 
     def _size(self, d: Size) -> int:
         if d is None:
-            check(
-                self.dim is not None,
-                "d",
-                None,
-                f"give the dimension d: a {type(self).__name__} exists in every dimension",
-            )
-            return self.dim or 0
-        if isinstance(d, int):
-            positive_int(d=d)
-            size = d
-        else:
-            for side in d:
-                positive_int(d=side)
-            size = math.prod(d)
+            d = self.dim
+            check(d is not None, "d", None, f"give the dimension d: a {type(self).__name__} exists in every dimension")
+        size = size_of("d", d)
         check(self.dim in (None, size), "d", d, f"give {self.dim}, which is the dimension of the set")
         return size
 
@@ -332,6 +321,14 @@ class Ball(ConvexSet):
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius
+
+
+def size_of(name: str, shape: Size) -> int:
+    """How many numbers a dimension or a shape stands for."""
+    sides = np.atleast_1d(np.asarray(shape, dtype=object)).tolist()
+    for side in sides:
+        positive_int(**{name: side})
+    return math.prod(sides)
 
 
 def of_length(x: Tensor, length: float) -> Tensor:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import Array
-from isthmus.base.validate import check, positive_int, refuse
+from isthmus.base.validate import check, refuse
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import Ball, ConvexSet, inside, of_length
+from isthmus.sets.base import Ball, ConvexSet, inside, of_length, size_of
 from isthmus.sets.projections import Derivative, same
 from isthmus.sets.widths import Width, exactly, max_chi
 
@@ -210,14 +210,7 @@ def _index(value: object) -> int:
 
 def _block_size(part: ConvexSet, size: int | Sequence[int]) -> int:
     check(isinstance(part, ConvexSet), "parts", part, "give pairs (ConvexSet, size)")
-    sides = [size] if isinstance(size, int) else list(size)
-    for side in sides:
-        positive_int(size=side)
-    total = math.prod(sides)
-    check(
-        part.dim in (None, total),
-        "size",
-        size,
-        f"give {part.dim}, which is the dimension of this {type(part).__name__}",
-    )
+    total = size_of("size", size)
+    remedy = f"give {part.dim}, which is the dimension of this {type(part).__name__}"
+    check(part.dim in (None, total), "size", size, remedy)
     return total
