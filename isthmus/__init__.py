@@ -7,101 +7,36 @@ back to R^d or onto a constraint set.  The names below are loaded when they are 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from isthmus import algorithms as algorithms
-    from isthmus import audit as audit
-    from isthmus import codecs as codecs
-    from isthmus import datasets as datasets
-    from isthmus import diagnostics as diagnostics
-    from isthmus import estimators as estimators
-    from isthmus import modules as modules
-    from isthmus import planner as planner
-    from isthmus import privacy as privacy
-    from isthmus import report as report
-    from isthmus import theory as theory
+from typing import Any
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "sets": [
-        "Box",
-        "ConvexSet",
-        "ConvexHull",
-        "Ellipsoid",
-        "FromLMO",
-        "FromProjection",
-        "GroupBall",
-        "L1Ball",
-        "L2Ball",
-        "LInfBall",
-        "LowRank",
-        "LpBall",
-        "NuclearBall",
-        "Product",
-        "Simplex",
-        "Subspace",
-        "Whole",
-    ],
-    "sketches": [
-        "Blocks",
-        "Coordinates",
-        "CountSketch",
-        "Encoder",
-        "GaussianSketch",
-        "Identity",
-        "Kronecker",
-        "KroneckerSubspace",
-        "Nice",
-        "PerLeaf",
-        "Progressive",
-        "PublicSubspace",
-        "RademacherSketch",
-        "Residual",
-        "SRHT",
-        "Sketch",
-        "SparseJL",
-        "TensorSketch",
-    ],
-    "objectives": [
-        "Hinge",
-        "Huber",
-        "LeastSquares",
-        "Logistic",
-        "Poisson",
-        "SmoothHinge",
-        "Softmax",
-        "TorchObjective",
-    ],
-    "objectives.module": ["ModuleObjective"],
-    "lifts": ["basis_pursuit", "cosamp", "project_and_lift"],
-    "core.minimize": ["EarlyStop", "Recipe", "minimize"],
-    "core.pipeline": ["Pipeline", "Release", "Stage"],
-    "core.group": ["AllReduce", "Clients"],
-    "core.driver": ["TorchDriver"],
-    "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
-    "planner": ["plan"],
-    "privacy.leaks": ["PrivacyBudgetWarning", "PrivacyLeakWarning"],
-    "tables.encoder": ["TableEncoder"],
-    "estimators": ["PrivateClassifier", "PrivateRegressor", "PrivateSearch", "private_score", "private_summary"],
-    "privacy.mechanisms": ["Mechanism"],
-    "base.validate": ["InvalidInput"],
+    "sets": (
+        "Box ConvexSet ConvexHull Ellipsoid FromLMO FromProjection GroupBall L1Ball L2Ball LInfBall LowRank "
+        "LpBall NuclearBall Product Simplex Subspace Whole"
+    ),
+    "sketches": (
+        "Blocks Coordinates CountSketch Encoder GaussianSketch Identity Kronecker KroneckerSubspace Nice "
+        "PerLeaf Progressive PublicSubspace RademacherSketch Residual SRHT Sketch SparseJL TensorSketch"
+    ),
+    "objectives": "Hinge Huber LeastSquares Logistic Poisson SmoothHinge Softmax TorchObjective",
+    "objectives.module": "ModuleObjective",
+    "lifts": "basis_pursuit cosamp project_and_lift",
+    "core.minimize": "EarlyStop Recipe minimize",
+    "core.pipeline": "Pipeline Release Stage",
+    "core.group": "AllReduce Clients",
+    "core.driver": "TorchDriver",
+    "engine": "BatchMemoryManager GradientEmbedding PrivacyEngine warm_start",
+    "planner": "plan",
+    "privacy.leaks": "PrivacyBudgetWarning PrivacyLeakWarning",
+    "tables.encoder": "TableEncoder",
+    "estimators": "PrivateClassifier PrivateRegressor PrivateSearch private_score private_summary",
+    "privacy.mechanisms": "Mechanism",
+    "base.validate": "InvalidInput",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = (
-    "algorithms",
-    "audit",
-    "codecs",
-    "datasets",
-    "diagnostics",
-    "estimators",
-    "modules",
-    "planner",
-    "privacy",
-    "report",
-    "theory",
-)
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+_MODULES = "algorithms audit codecs datasets diagnostics estimators modules planner privacy report theory".split()
 __all__ = sorted([*_HOME_OF, *_MODULES])
 
 

@@ -1,5 +1,7 @@
 """The small frozen parts that fill a pipeline's slots beside sketches, clips and lifts."""
 
+# ruff: noqa: F401
+
 from isthmus.core.group import AllReduce, Clients, Local
 from isthmus.core.measuring import Client
 from isthmus.core.parts import (
@@ -24,30 +26,3 @@ from isthmus.core.parts import (
     WithoutReplacement,
     current,
 )
-
-__all__ = [
-    "AgainstAnchor",
-    "AllReduce",
-    "Client",
-    "Clients",
-    "Delegate",
-    "FirstOrderStationary",
-    "FrankWolfe",
-    "Full",
-    "GapBelow",
-    "Last",
-    "Local",
-    "MappingBelow",
-    "Mirror",
-    "Restart",
-    "Shifted",
-    "Shuffle",
-    "Step",
-    "Suffix",
-    "Tail",
-    "Uniform",
-    "UniformRandom",
-    "Weighted",
-    "WithoutReplacement",
-    "current",
-]

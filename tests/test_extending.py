@@ -15,7 +15,7 @@ import torch
 import isthmus
 from isthmus import Logistic, PrivateClassifier, PrivateRegressor, algorithms, estimators, minimize
 from isthmus.algorithms.purchases import ClassCounts, Ranges, buying
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.privacy import Charge, Ledger, PrivacyPlan, PrivacyStatement
 
 FILE = Path(__file__).parents[1] / "examples" / "own_parts.py"

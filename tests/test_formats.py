@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from isthmus import InvalidInput, PrivateClassifier
 from isthmus.base import storage
 from isthmus.codecs import Int8
-from isthmus.core.state import FORMAT as STATE
+from isthmus.core.wire import FORMAT as STATE
 from isthmus.distributed.hooks import SketchState, WarmRank
 from isthmus.estimators import load, save
 from isthmus.estimators.stored import FORMAT as ESTIMATOR

@@ -7,22 +7,20 @@ entries of the average before the noise: that destroys the 1/n by which one reco
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 from torch import Tensor
 
-from isthmus.algorithms.facts import CONSTANTS, FLOPS, NUMBER, Facts
-from isthmus.algorithms.filling import Choice, Refusal, Run, algorithm, allowed_step, full_rounds, full_run
-from isthmus.algorithms.first_order import StepRule, step_rule
-from isthmus.algorithms.private import Budget, Relation, published_budget, rounds_of
+from isthmus.algorithms import filling
+from isthmus.algorithms.filling import CONSTANTS, FLOPS, NUMBER, Build, Choice, Facts, Refusal, Run, algorithm
+from isthmus.algorithms.first_order import Descent, StepRule, step_rule
+from isthmus.algorithms.private import Budget, BudgetOptions, diameter_of, published_budget, rounds_of
 from isthmus.base import validate
-from isthmus.core.minimize import Binding, Recipe
-from isthmus.core.parts import average_of
+from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.lifts import CoSaMP, discard, pinv
-from isthmus.parts import Step
-from isthmus.privacy import Charge, Clip, Laplace
+from isthmus.privacy import Charge, Clip, Laplace, PrivacyPlan
 from isthmus.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
 from isthmus.sketches.selection import SelectionMap
 from isthmus.theory import Rule, Schedule
@@ -35,20 +33,17 @@ VARIANTS = ("gaussian", "laplace", "selection", "dense")
 @algorithm(words="each round adds noise to a short code, from which a sparse step is decoded")
 def compressive_dp_sgd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     p: int | None = None,
     kappa: int | None = None,
     clip: float,
     step: StepRule | None = None,
     variant: str = "gaussian",
     batch_size: int | None = None,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
     output: str = "last",
     schedule: Schedule | None = None,
     as_published: bool = False,
-) -> Recipe:
+    **terms: Unpack[BudgetOptions],
+) -> Build:
     """Compressive DP-SGD (002): a private gradient with at most kappa non-zeros a round.
 
     p        the narrow dimension, about kappa log(d / kappa) and at least 3; variants "gaussian" and "laplace"
@@ -79,128 +74,82 @@ def compressive_dp_sgd(
     validate.check(p is None or p >= 3, "p", p, "give a whole number of at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
     validate.check(not sampled, "batch_size", batch_size, "leave it out: selection gains nothing from sampling")
-    budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
-    filling = _Compressive(budget, p or 0, kappa or 0, clip, step, variant, batch_size, output, as_published, schedule)
-    arguments = {"epsilon": epsilon, "delta": delta, "p": p, "kappa": kappa, "clip": clip, "variant": variant}
-    return Recipe("compressive_dp_sgd", filling.build, {**arguments, "as_published": as_published})
+    budget = published_budget(**terms) if as_published else Budget(**terms)
+    descent, kept, codes = Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
+    Clip(clip)
 
-
-@dataclass(frozen=True)
-class _Compressive:
-    """The variants: which stages they have."""
-
-    budget: Budget
-    p: int
-    kappa: int
-    clip: float
-    step: StepRule | None
-    variant: str
-    batch_size: int | None
-    output: str
-    published: bool
-    schedule: Schedule | None = None
-
-    def __post_init__(self) -> None:
-        Clip(self.clip)
-        if self.step is not None:
-            step_rule(self.step, None)
-        average_of(self.output)
-
-    def build(self, binding: Binding) -> Pipeline:
-        """The pipeline for a space and a public number of records and rounds."""
-        used = {name: value for name, value in {"p": self.p, "kappa": self.kappa}.items() if value}
-        validate.at_most(binding.d, "the dimension d", **used)
-        budget, n = self.budget, self.budget.records(binding)
-        sampler = budget.sampler(binding, self.batch_size)
-        rounds = rounds_of(binding, sampler, n, None if self.schedule is None else self.schedule.rounds)
-        if self.published:
-            stages, promise = self._printed(binding, sampler, rounds)
+    def build(binding: Binding) -> Pipeline:
+        given = {name: value for name, value in {"p": p, "kappa": kappa}.items() if value}
+        validate.at_most(binding.d, "the dimension d", **given)
+        records = budget.records(binding)
+        sampler = budget.sampler(binding, batch_size)
+        rounds = rounds_of(binding, sampler, records, None if schedule is None else schedule.rounds)
+        gradient = Charge("gradient", "gaussian", rounds, sampler=sampler)
+        if as_published or variant in ("laplace", "dense"):
+            gradient = replace(gradient, mechanism="laplace")
+        items = [gradient]
+        if variant == "selection" and not as_published:
+            choose = Charge("choose", "top-k", rounds, share=0.5, sampler=sampler, k=kept)
+            items = [choose, replace(gradient, share=0.5)]
+        plan = budget.plan(binding, items)
+        if as_published:
+            release, length = _printed(binding, variant == "dense", budget.epsilon, rounds, clip, codes, kept)
         else:
-            plan = budget.plan(binding, self._charges(rounds, sampler))
-            stages, promise = self._stages(plan, sampler), budget.promise(plan, binding)
-        return Pipeline(
-            stages,
-            self._step(binding, stages[-1].releases[0], sampler.divisor(n), rounds),
-            Step(binding.constraint, binding.penalty),
-            average_of(self.output),
-            output="last" if self.output == "last" else "average",
-            rounds=rounds,
-            promise=promise,
-        )
+            release = _sound(variant, plan, clip, codes, kept)
+            length = _length(
+                release, {"selection": kept, "dense": binding.d}.get(variant, codes), sampler.divisor(records)
+            )
+        stages = [Stage(sampler, [release])]
+        if len(items) > 1:
+            mechanism = plan.mechanism("choose")
+            choosing = Release("choose", clip=Clip(clip, ord=math.inf), mechanism=mechanism, lift=discard)
+            stages = [Stage(sampler, [choosing], "choose"), *stages]
+        if step is None and schedule is None:  # Theorem 1, with the noise that this run has in G
+            rule: StepSize = Rule(diameter_of(binding) / (math.sqrt(2) * length), power=0.5)
+        else:
+            rule = step_rule(step, schedule)
+        return descent.pipeline(binding, stages, rule, rounds=rounds, promise=budget.promise(plan, binding))
 
-    def _step(self, binding: Binding, release: Release, divisor: float, rounds: int) -> StepSize:
-        """The given step, or ||C|| / (G sqrt(2 t)): Theorem 1, paper 002, with the noise that this run has in G."""
-        if self.step is not None or self.schedule is not None:
-            return step_rule(self.step, self.schedule)
-        bounded = binding.constraint.bounded and binding.constraint.can("diameter")
-        validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
-        length = self._printed_length(binding, rounds) if self.published else self._length(binding.d, release, divisor)
-        return Rule(binding.constraint.diameter(binding.d) / (math.sqrt(2) * length), power=0.5)
+    return build
 
-    def _length(self, d: int, release: Release, divisor: float) -> float:
-        """G of the sound variants: the bound of a record, and the noise on the mean."""
-        bound = release.clip.init() if release.clip is not None else math.inf
-        dims = {"selection": self.kappa, "dense": d}.get(self.variant, self.p)
-        scale = release.mechanism.number * bound / divisor
-        laplace = isinstance(release.mechanism, Laplace)
-        return math.hypot(bound, math.sqrt(laplace_noise(dims, scale) if laplace else dims * scale**2))
 
-    def _printed_length(self, binding: Binding, rounds: int) -> float:
-        """G of the paper's mechanism: kappa (or d) entries of at most Xi, and its Laplace noise."""
-        terms = {"epsilon": self.budget.epsilon / rounds, "bound": self.clip}
-        if self.variant == "dense":
-            noise = laplace_noise(binding.d, dense_scale(binding.d, n=binding.n, **terms))
-            return math.sqrt(binding.d * self.clip**2 + noise)
-        noise = laplace_noise(self.p, compressive_scale(self.p, k=self.kappa, **terms))
-        return math.sqrt(self.kappa * self.clip**2 + noise)
+def _sound(variant: str, plan: PrivacyPlan, clip: float, p: int, kappa: int) -> Release:
+    """The release of a gradient, with noise that holds."""
+    mechanism = plan.mechanism("gradient")
+    if variant == "dense":
+        return Release(clip=Clip(clip, ord=1), mechanism=mechanism)
+    if variant == "selection":  # kappa entries of at most `clip` each have this l2 norm
+        values = Clip(clip * math.sqrt(kappa))
+        return Release(encode=Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
+    bound = Clip(clip, ord=1 if variant == "laplace" else 2)
+    return Release(encode=GaussianSketch(p, scaling="jl"), clip=bound, mechanism=mechanism, lift=CoSaMP(kappa))
 
-    def _charges(self, rounds: int, sampler: Any) -> list[Charge]:
-        if self.variant != "selection":
-            kind = "laplace" if self.variant == "dense" else self.variant
-            return [Charge("gradient", kind, rounds, sampler=sampler)]
-        choose = Charge("choose", "top-k", rounds, share=0.5, sampler=sampler, k=self.kappa)
-        return [choose, Charge("gradient", "gaussian", rounds, share=0.5, sampler=sampler)]
 
-    def _stages(self, plan: Any, sampler: Any) -> list[Stage]:
-        mechanism = plan.mechanism("gradient")
-        if self.variant == "selection":
-            entries, selection = Clip(self.clip, ord=math.inf), plan.mechanism("choose")
-            chosen = Release("choose", clip=entries, mechanism=selection, lift=discard)
-            # kappa entries of at most `clip` each have this l2 norm
-            values = Clip(self.clip * math.sqrt(self.kappa))
-            value = Release(encode=Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
-            return [Stage(sampler, [chosen], "choose"), Stage(sampler, [value])]
-        if self.variant == "dense":
-            return [Stage(sampler, [Release(clip=Clip(self.clip, ord=1), mechanism=mechanism)])]
-        encode = GaussianSketch(self.p, scaling="jl")
-        clip = Clip(self.clip, ord=1 if self.variant == "laplace" else 2)
-        return [Stage(sampler, [Release(encode=encode, clip=clip, mechanism=mechanism, lift=CoSaMP(self.kappa))])]
+def _length(release: Release, dims: int, divisor: float) -> float:
+    """G of the sound variants: the bound of a record, and the noise on the mean."""
+    bound = release.clipped.init()
+    scale = release.mechanism.number * bound / divisor
+    laplace = isinstance(release.mechanism, Laplace)
+    return math.hypot(bound, math.sqrt(laplace_noise(dims, scale) if laplace else dims * scale**2))
 
-    def _printed(self, binding: Binding, sampler: Any, rounds: int) -> tuple[list[Stage], Any]:
-        """Top-kappa of the average, Psi of signs / sqrt(p), Laplace noise for a pure epsilon / T a round."""
-        per_round = self.budget.epsilon / rounds
-        words = (
-            f"pure epsilon = {self.budget.epsilon:g} over all {rounds} rounds for replace-one with n fixed and public"
-        )
-        # The bound is that of one record, and replace-one moves the sum by two.  All rounds together have to fit into
-        # epsilon to its last digit, whatever the roundings of a quotient.
-        scale = 2 / per_round * (1 + 1e-12)
-        if self.variant == "dense":  # d entries of at most Xi have an l1 norm of at most d Xi
-            noise = Printed(Laplace(scale), words)
-            release = Release(clip=Clip(self.clip * binding.d, ord=1), mechanism=noise)
-            plan = self.budget.plan(binding, [Charge("gradient", "laplace", rounds)])
-            return [Stage(sampler, [release])], self.budget.promise(plan, binding)
-        words += (
-            "; the noise does not fall with n, because the largest entries of an average can change with one record"
-        )
-        release = Release(
-            encode=LargestEntries(RademacherSketch(self.p, scaling="jl"), self.kappa, self.clip, binding.n),
-            clip=Clip(self.clip, ord=math.inf),
-            mechanism=Printed(Laplace(scale), words),
-            lift=Inside(CoSaMP(self.kappa)),
-        )
-        plan = self.budget.plan(binding, [Charge("gradient", "laplace", rounds)])
-        return [Stage(sampler, [release])], self.budget.promise(plan, binding)
+
+def _printed(
+    binding: Binding, dense: bool, epsilon: float, rounds: int, clip: float, p: int, kappa: int
+) -> tuple[Release, float]:
+    """Top-kappa of the average, Psi of signs / sqrt(p), Laplace noise for a pure epsilon / T a round; and its G."""
+    words = f"pure epsilon = {epsilon:g} over all {rounds} rounds for replace-one with n fixed and public"
+    # The bound is that of one record, and replace-one moves the sum by two.  All rounds together have to fit into
+    # epsilon to its last digit, whatever the roundings of a quotient.
+    noise = Laplace(2 / (epsilon / rounds) * (1 + 1e-12))
+    if dense:  # d entries of at most Xi have an l1 norm of at most d Xi
+        scale = dense_scale(binding.d, n=binding.n, epsilon=epsilon / rounds, bound=clip)
+        length = math.sqrt(binding.d * clip**2 + laplace_noise(binding.d, scale))
+        return Release(clip=Clip(clip * binding.d, ord=1), mechanism=Printed(noise, words)), length
+    length = math.sqrt(kappa * clip**2 + laplace_noise(p, compressive_scale(p, epsilon / rounds, k=kappa, bound=clip)))
+    words += "; the noise does not fall with n, because the largest entries of an average can change with one record"
+    encode = LargestEntries(RademacherSketch(p, scaling="jl"), kappa, clip, binding.n)
+    entries, lift = Clip(clip, ord=math.inf), Inside(CoSaMP(kappa))
+    return Release(encode=encode, clip=entries, mechanism=Printed(noise, words), lift=lift), length
 
 
 @dataclass(frozen=True)
@@ -229,20 +178,18 @@ class Chosen(Encoder):
     shortfall=(0.025, 0.243),
     research=True,
 )
-def _fill_gaussian(facts: Facts) -> Choice | Refusal:
+def _fill_gaussian(facts: Facts) -> Choice:
     """Noise on Gaussian codes, a sparse gradient decoded by CoSaMP."""
     d = facts.parameters
     if d < 3:
-        return Refusal("fewer than 3 parameters: nothing to compress")
+        raise Refusal("fewer than 3 parameters: nothing to compress")
     p = min(d, CONSTANTS.codes[int(facts.sparse)])
     p = p if facts.max_dims is None else max(3, min(p, facts.max_dims))
     kappa = max(1, min(CONSTANTS.kappa, p // 5))
     rounds = CONSTANTS.full_rounds[0] if d <= CONSTANTS.small else CONSTANTS.decodings
-    run = full_run(facts, facts.the_clip, p, rounds)
-    if isinstance(run, Refusal):
-        return run
+    run = filling.full_run(facts, facts.the_clip, p, rounds)
     gain = math.sqrt(kappa / d)
-    step = allowed_step(run, gain)
+    step = filling.allowed_step(run, gain)
     return run.choice(
         {"p": p, "kappa": kappa, "clip": facts.the_clip, "step": step},
         noise_norm=run.sigma * math.sqrt(kappa),  # what the decoder keeps of it
@@ -257,22 +204,18 @@ def _fill_gaussian(facts: Facts) -> Choice | Refusal:
     evidence="measured: 1.00 where DP-GD has .59 (5 of d = 2000 coefficients, n = 2000); a9a .827, IMDB .693",
     shortfall=(0.023, 0.155),
 )
-def _fill_selection(facts: Facts) -> Choice | Refusal:
+def _fill_selection(facts: Facts) -> Choice:
     """kappa coordinates chosen by the exponential mechanism, then their values."""
     if facts.parameters < 3:
-        return Refusal("fewer than 3 parameters: nothing to compress")
-    rounds = full_rounds(facts, CONSTANTS.selections if facts.sparsity else CONSTANTS.full_rounds[0])
-    if rounds < 1:
-        return Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
+        raise Refusal("fewer than 3 parameters: nothing to compress")
+    rounds = filling.full_rounds(facts, CONSTANTS.selections if facts.sparsity else CONSTANTS.full_rounds[0])
     kappa = min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     gain = math.sqrt(kappa / facts.parameters)
-    step = allowed_step(run, gain)
+    step = filling.allowed_step(run, gain)
     arguments = {"kappa": kappa, "clip": entry, "step": step, "variant": "selection"}
     return run.choice(
-        arguments,
-        noise_norm=run.sigma * math.sqrt(kappa),
-        margin_noise=step * math.sqrt(rounds) * run.sigma * gain,
+        arguments, noise_norm=run.sigma * math.sqrt(kappa), margin_noise=step * math.sqrt(rounds) * run.sigma * gain
     )

@@ -11,24 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import AVERAGED, Choice, Refusal, Run, algorithm, full_run, sampled_run
-from isthmus.algorithms.private import Budget, Relation, rounds_of
+from isthmus.algorithms import filling
+from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm
+from isthmus.algorithms.private import Budget, BudgetOptions, rounds_of
 from isthmus.base import validate
-from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import unbiased
 from isthmus.parts import Restart, Step
-from isthmus.penalties import Penalty
 from isthmus.privacy import Charge, Clip, Gaussian
+from isthmus.privacy.accounting import Adjacency
 from isthmus.sketches import Blocks, Encoder, Nice
-from isthmus.theory.blocks import (
+from isthmus.theory.printed import Printed, skgd_sigma
+from isthmus.theory.schedules import (
     Loops,
     cover,
     expected_smoothness,
@@ -36,16 +37,13 @@ from isthmus.theory.blocks import (
     sampling_probabilities,
     smoothness_matrix,
 )
-from isthmus.theory.printed import Printed, skgd_sigma
 
-SAMPLINGS = ("full", "single", "block", "nice")
+_SAMPLINGS = ("full", "single", "block", "nice")
 
 
 @algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
 def dp_skgd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     smoothness: Any,
     clip: Any,
     sampling: str = "block",
@@ -54,12 +52,11 @@ def dp_skgd(
     tau: int = 1,
     inner: int | None = None,
     step: float = 1.0,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
     batch_size: int | None = None,
     schedule: Loops | None = None,
     as_published: bool = False,
-) -> Recipe:
+    **terms: Unpack[BudgetOptions],
+) -> Build:
     """DP-SkGD (003): noisy steps on random blocks of coordinates, each with its own step 1 / M_j.
 
     smoothness     M_j, the component smoothness: a number or one for each coordinate; or a matrix M with Hessian <= M,
@@ -84,123 +81,98 @@ def dp_skgd(
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
     """
-    budget = Budget(epsilon, delta, adjacency, n)
+    budget = Budget(**terms)
     if as_published:
-        validate.check(
-            batch_size is None, "batch_size", batch_size, "leave it out: the paper looks at all records in every round"
-        )
-        budget = Budget(epsilon, delta, "replace-one", n)
-    filling = _Blockwise(
-        budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published, schedule
-    )
-    law = {"sampling": sampling, "probabilities": probabilities, "inner": inner}
-    return Recipe("dp_skgd", filling.build, {"epsilon": epsilon, "delta": delta, **law})
+        budget = replace(budget, adjacency=Adjacency.REPLACE_ONE)
+    sampled = as_published and batch_size is not None
+    validate.check(not sampled, "batch_size", batch_size, "leave it out: the paper looks at all records in every round")
+    validate.one_of(_SAMPLINGS, sampling=sampling)
+    validate.positive(step=step)
+    validate.positive_int(tau=tau)
+    if inner is not None:
+        validate.positive_int(inner=inner)
+        validate.check(schedule is None, "inner", inner, "give either inner or a schedule, which has it already")
+    if isinstance(probabilities, str):
+        validate.one_of(("uniform", "importance"), probabilities=probabilities)
+    bounds, smooth = (validate.as_tensor(*pair).double() for pair in (("clip", clip), ("smoothness", smoothness)))
+    if smooth.ndim == 2:
+        smoothness_matrix(smooth.numpy())
+    elif not bool((smooth > 0).all()):
+        validate.refuse("smoothness", smoothness, "give finite numbers above 0")
+    validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
+    law = _Law(sampling, blocks, probabilities, tau)
 
-
-@algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
-def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any) -> Recipe:
-    """DP-CD: `dp_skgd` on single coordinates, uniform unless told otherwise."""
-    recipe = dp_skgd(sampling="single", probabilities=probabilities, **arguments)
-    return replace(recipe, name="dp_cd")
-
-
-@dataclass(frozen=True)
-class _Blockwise:
-    """The sampling of coordinates and what follows from it."""
-
-    budget: Budget
-    smoothness: Any
-    clip: Any
-    sampling: str
-    blocks: int | Sequence[Any]
-    probabilities: str | Sequence[float]
-    tau: int
-    inner: int | None
-    step: float
-    batch_size: int | None
-    published: bool = False
-    schedule: Loops | None = None
-
-    def __post_init__(self) -> None:
-        validate.one_of(SAMPLINGS, sampling=self.sampling)
-        validate.positive(step=self.step)
-        validate.positive_int(tau=self.tau)
-        if self.inner is not None:
-            validate.positive_int(inner=self.inner)
-            remedy = "give either inner or a schedule, which has it already"
-            validate.check(self.schedule is None, "inner", self.inner, remedy)
-        for name, value in {"smoothness": self.smoothness, "clip": self.clip}.items():
-            numbers = validate.as_tensor(name, value).double()
-            if name == "smoothness" and numbers.ndim == 2:
-                smoothness_matrix(numbers.numpy())
-            else:
-                validate.check(bool((numbers > 0).all()), name, value, "give finite numbers above 0")
-        if isinstance(self.probabilities, str):
-            validate.one_of(("uniform", "importance"), probabilities=self.probabilities)
-
-    def build(self, binding: Binding) -> Pipeline:
-        """The pipeline for a space and a public number of records and rounds."""
-        d, budget = binding.d, self.budget
-        encode, covered, m = self._encode(d, self._vector("clip", self.clip, d))
-        self._check_penalty(binding.penalty, d)
-        sampler = budget.sampler(binding, self.batch_size)
-        inner, scheduled = (self.inner, None) if self.schedule is None else (self.schedule.inner, self.schedule.steps)
-        rounds = rounds_of(binding, sampler, budget.records(binding), scheduled)
+    def build(binding: Binding) -> Pipeline:
+        encode, drawn, m = law.draw(binding, bounds, smooth)
+        sampler, records = budget.sampler(binding, batch_size), budget.records(binding)
+        rounds = rounds_of(binding, sampler, records, None if schedule is None else schedule.steps)
         plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
         mechanism = plan.mechanism("gradient")
-        if self.published:
-            n = budget.records(binding)
-            terms: dict[str, Any] = {"lipschitz": 1.0, "n": n, "steps": rounds, "epsilon": budget.epsilon}
-            claim = skgd_sigma(**terms, delta=plan.delta or 0.0)
-            remedy = (
-                f"leave out as_published: the paper's noise gives epsilon {claim.epsilon:.6g} at so large an epsilon"
-            )
+        if as_published:
+            claim = skgd_sigma(lipschitz=1.0, n=records, steps=rounds, epsilon=budget.epsilon, delta=plan.delta or 0.0)
+            remedy = f"leave out as_published: its noise gives epsilon {claim.epsilon:.6g} at so large an epsilon"
             validate.check(claim.epsilon <= budget.epsilon, "epsilon", budget.epsilon, remedy)
-            mechanism = Printed(Gaussian(claim.sigma * n), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
+            mechanism = Printed(Gaussian(claim.sigma * records), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
-        gamma = self.step * covered / m
+        gamma, loop = step * drawn / m, inner if schedule is None else schedule.inner
         return Pipeline(
             [Stage(sampler, [release])],
             lambda t: gamma,
             Step(binding.constraint, binding.penalty),
-            Restart(inner or rounds),
+            Restart(loop or rounds),
             output="average",
             rounds=rounds,
             promise=budget.promise(plan, binding),
         )
 
-    def _encode(self, d: int, c: Tensor) -> tuple[Encoder, Tensor, Tensor]:
-        """The law of the blocks, as a sketch x -> x[S] / C_S, the probability and the smoothness of each coordinate."""
-        if self.sampling == "nice":
+    return build
+
+
+@algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
+def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any) -> Build:
+    """DP-CD: `dp_skgd` on single coordinates, uniform unless told otherwise."""
+    return dp_skgd(sampling="single", probabilities=probabilities, **arguments).build
+
+
+@dataclass(frozen=True)
+class _Law:
+    """Which coordinates a round draws."""
+
+    sampling: str
+    blocks: int | Sequence[Any]
+    probabilities: str | Sequence[float]
+    tau: int
+
+    def draw(self, binding: Binding, clip: Tensor, smoothness: Tensor) -> tuple[Encoder, Tensor, Tensor]:
+        """The sketch x -> x[S] / C_S; the probability of each coordinate, and its M_j, or the v_j of a matrix M."""
+        d, matrix = binding.d, smoothness.ndim == 2
+        c, parts = _spread("clip", clip, d), self._parts(d)
+        smooth = smoothness.diagonal() if matrix else _spread("smoothness", smoothness, d)
+        nice = self.sampling == "nice"
+        # random subsets can cut between any two coordinates
+        alone = list(torch.arange(d).split(1)) if nice and self.tau < d else parts
+        separate = all(binding.penalty.separates(part, d) for part in alone)
+        remedy = "its proximal map mixes coordinates of different blocks: give blocks that keep it whole, or use dp_gd"
+        validate.check(separate, "penalty", type(binding.penalty).__name__, remedy)
+        if matrix:
+            validate.shape((d, d), smoothness=smoothness)
+        if nice:
             validate.at_most(d, "the dimension d", tau=self.tau)
-            drawn = torch.full((d,), self.tau / d, dtype=torch.float64)
-            return Nice(self.tau, bounds=c.tolist()), drawn, self._smooth(d, tau=self.tau)
-        parts = [part.tolist() for part in self._partition(d)]
-        bounds = [float(torch.linalg.vector_norm(c[part])) for part in parts]
-        law = self._law(parts, d)
-        drawn = torch.from_numpy(sampling_probabilities("block", d, blocks=parts, chances=law))
-        return Blocks(parts, bounds, law), drawn, self._smooth(d, parts, law)
+            v = torch.from_numpy(expected_smoothness(smoothness.numpy(), tau=self.tau)) if matrix else smooth
+            return Nice(self.tau, bounds=c.tolist()), torch.full((d,), self.tau / d, dtype=torch.float64), v
+        lists = [part.tolist() for part in parts]
+        if self.probabilities == "uniform":
+            law = [1 / len(lists)] * len(lists)
+        elif self.probabilities == "importance":  # of a matrix its diagonal: what one coordinate needs
+            law = importance_probabilities(smooth.numpy(), lists).tolist()
+        else:
+            law = [float(value) for value in self.probabilities]
+        drawn = torch.from_numpy(sampling_probabilities("block", d, blocks=lists, chances=law))
+        v = torch.from_numpy(expected_smoothness(smoothness.numpy(), lists, law)) if matrix else smooth
+        return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
 
-    def _smooth(self, d: int, parts: Any = None, law: Any = None, tau: int | None = None) -> Tensor:
-        """M_j as given, or the v_j that a matrix allows under the law."""
-        matrix = validate.as_tensor("smoothness", self.smoothness).double()
-        if matrix.ndim < 2:
-            return self._vector("smoothness", self.smoothness, d)
-        validate.shape((d, d), smoothness=matrix)
-        return torch.from_numpy(expected_smoothness(matrix.numpy(), parts, law, tau=tau))
-
-    def _check_penalty(self, penalty: Penalty, d: int) -> None:
-        """Descent on a block needs a penalty that is a sum over blocks; of random subsets over single coordinates."""
-        random = self.sampling == "nice" and self.tau < d
-        parts = list(torch.arange(d).split(1)) if random else self._partition(d)
-        apart = all(penalty.separates(part, d) for part in parts)
-        remedy = "its proximal map mixes coordinates of different blocks, and block descent stops at no minimum: "
-        validate.check(
-            apart, "penalty", type(penalty).__name__, remedy + "give blocks that keep it whole, or use dp_gd"
-        )
-
-    def _partition(self, d: int) -> list[Tensor]:
-        if self.sampling == "full" or self.sampling == "nice":
+    def _parts(self, d: int) -> list[Tensor]:
+        if self.sampling in ("full", "nice"):
             return [torch.arange(d)]
         if self.sampling == "single":
             return list(torch.arange(d).split(1))
@@ -211,20 +183,13 @@ class _Blockwise:
         subsets = [[int(j) for j in block] for block in self.blocks]
         return [torch.tensor(subset) for subset in cover(subsets, d)]
 
-    def _law(self, parts: list[list[int]], d: int) -> list[float]:
-        if self.probabilities == "uniform":
-            return [1 / len(parts)] * len(parts)
-        if self.probabilities == "importance":
-            size = self._smooth(d).numpy()  # of a matrix its diagonal: what one coordinate needs
-            return importance_probabilities(size, parts).tolist()
-        return [float(value) for value in self.probabilities]
 
-    @staticmethod
-    def _vector(name: str, value: Any, d: int) -> Tensor:
-        numbers = validate.as_tensor(name, value).double().reshape(-1)
-        numbers = numbers.expand(d) if numbers.numel() == 1 else numbers
-        validate.shape((d,), **{name: numbers})
-        return numbers
+def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
+    """One number for each coordinate, from as many or from one for all."""
+    numbers = numbers.reshape(-1)
+    numbers = numbers.expand(d) if numbers.numel() == 1 else numbers
+    validate.shape((d,), **{name: numbers})
+    return numbers
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -235,16 +200,16 @@ class _Blockwise:
     shortfall=(0.022, 0.07),
     research=True,
 )
-def _fill_blocks(facts: Facts) -> Choice | Refusal:
+def _fill_blocks(facts: Facts) -> Choice:
     """Ten blocks (more where fewer numbers may leave), of like columns where their smoothness is public."""
     shape, d = facts.component_smoothness, facts.parameters
     blocks = min(d, CONSTANTS.blocks if facts.max_dims is None else max(CONSTANTS.blocks, -(-d // facts.max_dims)))
     size = -(-d // blocks)
-    run = sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
+    run = filling.sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
     base = facts.smooth / 2  # steps of 2 / L
     arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
     arguments |= {"inner": min(CONSTANTS.inner, run.rounds), "smoothness": base, "blocks": blocks}
-    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
+    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * filling.AVERAGED["average"]
     if shape is not None:
         wide = base * np.maximum(shape / shape.max(), CONSTANTS.block_floor)
         order = np.argsort(-wide, kind="stable")
@@ -266,16 +231,14 @@ def _fill_blocks(facts: Facts) -> Choice | Refusal:
     evidence="measured (003-uneven-columns): .014 of the loss left where scales differ by 100, DP-GD .157",
     shortfall=(0.028, 0.18),
 )
-def _fill_single(facts: Facts) -> Choice | Refusal:
+def _fill_single(facts: Facts) -> Choice:
     """One coordinate a round, on all records."""
     shape, d, clip = facts.component_smoothness, facts.parameters, facts.the_clip
     # one number stands for all coordinates where nothing tells them apart
     wide = np.array([facts.smooth * facts.entry**2]) if shape is None else shape
     bounds = clip * np.sqrt(wide / facts.smooth)
     low, high = CONSTANTS.coordinate_rounds
-    run = full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
-    if isinstance(run, Refusal):
-        return run
+    run = filling.full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
     arguments: dict[str, Any] = {"smoothness": _few(wide), "clip": _few(bounds)}
     arguments["inner"] = max(1, run.rounds // CONSTANTS.loops)
     sigma = run.sigma * bounds
@@ -300,7 +263,7 @@ def _margin(run: Run, wide: np.ndarray, law: np.ndarray, sigma: np.ndarray) -> f
     """Noise in the margin of a unit row whose squares are spread as M is; inner loops return their means."""
     visits = run.rounds * law
     walked = np.sqrt((wide / wide.sum() * visits * (sigma / wide) ** 2).sum())
-    return float(walked) * AVERAGED["average"]
+    return float(walked) * filling.AVERAGED["average"]
 
 
 def _law_of(wide: np.ndarray, blocks: int) -> np.ndarray:

@@ -8,18 +8,18 @@ dimension m_t may follow a `WidthRule`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypedDict, Unpack
 
-from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Choice, Run, algorithm, free_run
+from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
-from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.minimize import Binding
 from isthmus.core.parts import average_of
-from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
-from isthmus.core.wire import Wire
+from isthmus.core.pipeline import Pipeline, Release, Round, Stage, StepSize
+from isthmus.core.wire import State, Wire
 from isthmus.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unbiased
 from isthmus.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
 from isthmus.privacy.sampling import Sampler
@@ -63,49 +63,27 @@ class WidthRule:
 
     def rule(self, constraint: ConvexSet, d: int, per_epoch: int) -> Callable[[int], int]:
         """t -> m_t for a set in R^d."""
-        width = relative_width(constraint, d) if self.width is None else self.width
+        width = self.width or _relative_width(constraint, d)
         every = 1 if self.per == "step" else per_epoch
         return lambda t: narrow_dimension(d, width, self.beta(t // every), self.constant)
 
 
-def relative_width(constraint: ConvexSet, d: int) -> float:
+def _relative_width(constraint: ConvexSet, d: int) -> float:
     """w(C) over half the diameter of C: the width of a set of that shape and radius 1.
 
     >>> from isthmus.sets import L2Ball
-    >>> abs(relative_width(L2Ball(7.0), 400) - 20) < 0.02
+    >>> abs(_relative_width(L2Ball(7.0), 400) - 20) < 0.02
     True
     """
     size = constraint.diameter(d)
-    validate.check(
-        size > 0,
-        "constraint",
-        constraint,
-        "give a set of more than one point: a width rule needs a set with directions",
-    )
+    validate.check(size > 0, "constraint", constraint, "give a set of more than one point, which a width rule needs")
     return 2 * float(constraint.gaussian_width(d)) / size
-
-
-def bound_size(m: Size | WidthRule, binding: Binding, per_epoch: int) -> Size:
-    """A size, with a width rule turned into its numbers."""
-    return m.rule(binding.constraint, binding.d, per_epoch) if isinstance(m, WidthRule) else m
-
-
-def scheduled_size(m: Size | WidthRule | None, schedule: Schedule | None) -> Size | WidthRule | None:
-    """The size that was given, else the width rule of a schedule that has a distortion."""
-    if m is not None or schedule is None or schedule.beta is None:
-        return m
-    return WidthRule(beta=schedule.beta)
-
-
-def largest_size(m: Size | WidthRule, binding: Binding, per_epoch: int, rounds: int) -> int:
-    """m_T of the theorems, the largest dimension of a run of so many rounds."""
-    size = bound_size(m, binding, per_epoch)
-    return max(resolve(size, binding.d, t) for t in (range(rounds) if callable(size) else (0,)))
 
 
 StepRule = float | Callable[[int], float]
 
 Family = Callable[[Size], Encoder]
+Stop = Callable[[Round, State, State], bool]
 
 
 @algorithm(direct=True)
@@ -117,7 +95,7 @@ def sgd(
     schedule: Schedule | None = None,
     output: str = "last",
     draw: str = "shuffle",
-) -> Recipe:
+) -> Build:
     """Projected SGD: w+ = P_C(w - eta g).
 
     step      eta, or a rule t -> eta (t from 0); or give a `schedule` of `isthmus.theory`
@@ -130,36 +108,42 @@ def sgd(
     >>> sgd(step=0.1).name
     'sgd'
     """
-    arguments = {"step": step, "batch_size": batch_size, "momentum": momentum, "output": output}
-    return _Descent(_sampler(draw, batch_size), step, schedule, output, momentum).recipe("sgd", arguments)
+    return _FreeDescent(
+        sampler=_sampler(draw, batch_size), step=step, momentum=momentum, schedule=schedule, output=output
+    ).build
 
 
 @algorithm(direct=True)
 def gd(
     *, step: StepRule | None = None, momentum: float = 0.0, schedule: Schedule | None = None, output: str = "last"
-) -> Recipe:
+) -> Build:
     """Projected gradient descent on all records; arguments as for `sgd`."""
-    arguments = {"step": step, "momentum": momentum, "output": output}
-    return _Descent(Full(), step, schedule, output, momentum).recipe("gd", arguments)
+    return _FreeDescent(step=step, momentum=momentum, schedule=schedule, output=output).build
+
+
+class NarrowOptions(TypedDict, total=False):
+    """What compressed descents share; see `comp_sgd`."""
+
+    m: Size | WidthRule | None
+    step: StepRule | None
+    error_feedback: bool
+    schedule: Schedule | None
+    output: str
+    sketch: Family
+    refresh: int
+    tol: float
+    pick: str
 
 
 @algorithm
 def comp_sgd(
     *,
-    m: Size | WidthRule | None = None,
-    step: StepRule | None = None,
     batch_size: int = 32,
-    error_feedback: bool = False,
     momentum: float = 0.0,
-    schedule: Schedule | None = None,
-    output: str = "last",
     draw: str = "shuffle",
-    sketch: Family = CountSketch,
-    refresh: int = 1,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-    stop: Any = None,
-) -> Recipe:
+    stop: Stop | None = None,
+    **options: Unpack[NarrowOptions],
+) -> Build:
     """CompSGD (001, 000): SGD that sees m numbers of each gradient.
 
     m               narrow dimension: a number, a fraction of d, a rule t -> m, or a `WidthRule`
@@ -181,55 +165,29 @@ def comp_sgd(
     >>> comp_sgd(m=0.1, step=0.1, error_feedback=True).arguments["m"]
     0.1
     """
-    arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
-    wire = Wire(feedback=error_feedback)
-    sampler, narrow = _sampler(draw, batch_size), (m, sketch, refresh, tol, wire, pick)
-    return _Descent(sampler, step, schedule, output, momentum, stop, *narrow).recipe("comp_sgd", arguments)
+    return _NarrowDescent(sampler=_sampler(draw, batch_size), momentum=momentum, stop=stop, **options).build
 
 
 @algorithm
 def comp_gd(
-    *,
-    m: Size | WidthRule | None = None,
-    step: StepRule | None = None,
-    error_feedback: bool = False,
-    shifts: bool = False,
-    momentum: float = 0.0,
-    schedule: Schedule | None = None,
-    output: str = "last",
-    sketch: Family = CountSketch,
-    refresh: int = 1,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-    stop: Any = None,
-) -> Recipe:
+    *, shifts: bool = False, momentum: float = 0.0, stop: Stop | None = None, **options: Unpack[NarrowOptions]
+) -> Build:
     """CompGD (000): the full-batch form of `comp_sgd`.
 
     shifts  the sender learns a shift and sends what the gradient differs from it (DIANA): the sketch loses less and
             less, and the run converges to the minimiser itself, penalties included; steps up to about m / (6 d mu)
     """
-    arguments = {"m": m, "step": step, "error_feedback": error_feedback, "output": output, "shifts": shifts}
-    wire = Wire(feedback=error_feedback)
-    filling = _Descent(Full(), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire, pick, shifts)
-    return filling.recipe("comp_gd", arguments)
+    return _NarrowDescent(shifts=shifts, momentum=momentum, stop=stop, **options).build
 
 
 @algorithm
 def comp_minibatch(
     *,
-    m: Size | WidthRule | None = None,
-    step: StepRule | None = None,
     batch_size: int | Callable[[int], int] | None = None,
-    error_feedback: bool = False,
-    schedule: Schedule | None = None,
-    output: str = "last",
     draw: str | None = None,
-    sketch: Family = CountSketch,
-    refresh: int = 1,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-    stop: Any = None,
-) -> Recipe:
+    stop: Stop | None = None,
+    **options: Unpack[NarrowOptions],
+) -> Build:
     """CompMinibatch (000, 001): a fresh batch each round, whose size may be a rule, or the schedule's.
 
     draw  "subset" (different records, paper 000) or "independent" (with repetition, paper 001, whose theorems may ask
@@ -237,39 +195,25 @@ def comp_minibatch(
 
     Other arguments as for `comp_sgd`.
     """
-    validate.check(
-        batch_size is not None or schedule is not None,
-        "batch_size",
-        batch_size,
-        "give the number of records of a batch, or a schedule that has one",
-    )
-    size = schedule.batch_size if batch_size is None and schedule is not None else batch_size
-    arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
-    how = draw or ("independent" if batch_size is None else "subset")
-    sampler, wire = _sampler(how, size or 1, ("subset", "independent")), Wire(feedback=error_feedback)
-    filling = _Descent(sampler, step, schedule, output, 0.0, stop, m, sketch, refresh, tol, wire, pick)
-    return filling.recipe("comp_minibatch", arguments)
+    schedule = options.get("schedule")
+    if batch_size is None and schedule is None:
+        validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
+    size, usual = (batch_size, "subset") if schedule is None or batch_size else (schedule.batch_size, "independent")
+    sampler = _sampler(draw or usual, size or 1, ("subset", "independent"))
+    return _NarrowDescent(sampler=sampler, stop=stop, **options).build
 
 
 @algorithm(left_out="it is for several holders of data: give their objectives to minimize(clients=...)")
 def comp_dist_sgd(
     *,
-    m: Size | WidthRule | None = None,
-    step: StepRule | None = None,
     clients_per_round: int | Callable[[int], int] | None = None,
     batch_size: int | None = None,
     codec: Codec | str | None = None,
-    error_feedback: bool = False,
     shifts: bool = False,
     heavy: int | None = None,
     momentum: float = 0.0,
-    schedule: Schedule | None = None,
-    output: str = "last",
-    sketch: Family | None = None,
-    refresh: int = 1,
-    tol: float = 1e-2,
-    pick: str = "nearest",
-) -> Recipe:
+    **options: Unpack[NarrowOptions],
+) -> Build:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
 
     clients_per_round  kappa, drawn with replacement: a number, or a rule t -> kappa; None asks as many as the schedule
@@ -292,34 +236,27 @@ def comp_dist_sgd(
     """
     if clients_per_round is not None and not callable(clients_per_round):
         validate.positive_int(clients_per_round=clients_per_round)
-    contraction = named(codec)
-    if heavy is not None:
+    if heavy is None:
+        validate.check(momentum == 0, "momentum", momentum, "leave it out, or give heavy=: only codes have a momentum")
+    else:
         validate.positive_int(heavy=heavy)
-        memory = error_feedback or shifts
+        memory, refresh = options.get("error_feedback", False) or shifts, options.get("refresh", 1)
         validate.check(not memory, "error_feedback, shifts", True, "leave it out with heavy=: one memory is enough")
         validate.check(refresh > 1, "refresh", refresh, "give 2 or more: a memory of codes lasts as long as its map")
-    validate.check(
-        heavy is not None or momentum == 0,
-        "momentum",
-        momentum,
-        "leave it out, or give heavy=, which momentum of codes needs",
-    )
-    family = sketch or (CountSketch if heavy is None else _five)
-    arguments = {"m": m, "step": step, "clients_per_round": clients_per_round, "batch_size": batch_size}
-    sampler = Full() if batch_size is None else Shuffle(batch_size)
-    planned = schedule.batch_size if clients_per_round is None and schedule is not None else clients_per_round
-    wire = Wire(contraction, error_feedback, planned)
-    lift = None if heavy is None else HeavyHitters(heavy, momentum)
-    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, family, refresh, tol, wire, pick, shifts, lift)
-    settings = {"codec": contraction, "error_feedback": error_feedback, "heavy": heavy, "shifts": shifts}
-    return filling.recipe("comp_dist_sgd", {**arguments, **settings})
+        options["sketch"] = options.get("sketch") or partial(SparseJL, s=5)
+    schedule = options.get("schedule")
+    if clients_per_round is None and schedule is not None:
+        clients_per_round = schedule.batch_size
+    return _NarrowDescent(
+        sampler=Full() if batch_size is None else Shuffle(batch_size),
+        wire=Wire(named(codec), False, clients_per_round),
+        shifts=shifts,
+        heavy=None if heavy is None else HeavyHitters(heavy, momentum),
+        **options,
+    ).build
 
 
-def _five(m: Size) -> Encoder:
-    return SparseJL(m, s=5)
-
-
-SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
+_SAMPLERS: dict[str, Callable[[int | Callable[[int], int]], Sampler]] = {
     "shuffle": Shuffle,
     "independent": Uniform,
     "subset": WithoutReplacement,
@@ -330,7 +267,7 @@ def _sampler(
     draw: str, size: int | Callable[[int], int], draws: tuple[str, ...] = ("shuffle", "independent")
 ) -> Sampler:
     validate.one_of(draws, draw=draw)
-    return SAMPLERS[draw](size)
+    return _SAMPLERS[draw](size)
 
 
 def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
@@ -345,90 +282,124 @@ def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
     return lambda t: eta
 
 
-def stop_of(stop: Any, schedule: Schedule | None, constraint: ConvexSet) -> Any:
-    """The rule that was given, else that of the schedule: an alpha-FOSP, or none."""
-    if stop is not None or schedule is None or schedule.threshold is None:
-        return stop
-    return FirstOrderStationary(schedule.threshold, constraint)
+def narrowed(m: Size | WidthRule | None, schedule: Schedule | None) -> bool:
+    """Whether a narrow dimension was given, or a schedule that has a distortion."""
+    return m is not None or (schedule is not None and schedule.beta is not None)
 
 
-@dataclass(frozen=True)
-class _Descent:
-    """What all of these recipes are: one stage, one release, a step on C."""
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """What projected descents share: a step on C by gradients as they are, or through maps of a narrow dimension m."""
 
-    sampler: Sampler
-    step: StepRule | None
-    schedule: Schedule | None
-    output: str
-    momentum: float
-    stop: Any = None
+    step: StepRule | None = None
+    schedule: Schedule | None = None
+    output: str = "last"
+    momentum: float = 0.0
+    stop: Stop | None = None
     m: Size | WidthRule | None = None
     sketch: Family | None = None
-    refresh: int = 1
     tol: float = 1e-2
-    wire: Wire = Wire()
     pick: str = "nearest"
-    shifts: bool = False
-    lift: Lift | None = None
 
     def __post_init__(self) -> None:
-        step_rule(self.step, self.schedule)
         validate.positive(tol=self.tol)
-        validate.positive_int(refresh=self.refresh)
         validate.one_of(("nearest", "min_gauge"), pick=self.pick)
-        memory = self.wire.feedback or self.shifts
-        remedy = "leave it out: error feedback and shifts lift by the pseudo-inverse"
-        validate.check(self.pick == "nearest" or not memory, "pick", self.pick, remedy)
-        if self.shifts:
-            replace(self.wire, shift=1.0)  # refused here, not when it is bound
         average_of(self.output)
-        sized = self.sketch is None or scheduled_size(self.m, self.schedule) is not None
+        if self.step is not None:
+            step_rule(self.step, None)
+        sized = self.sketch is None or narrowed(self.m, self.schedule)
         validate.check(sized, "m", self.m, "give the narrow dimension, or a schedule that has one")
 
-    def recipe(self, name: str, arguments: dict[str, Any]) -> Recipe:
-        """The recipe under its name."""
-        return Recipe(name, self.build, {**arguments, "schedule": self.schedule})
+    def size(self, binding: Binding, per_epoch: int) -> Size | None:
+        """m, or its rule of rounds, as given or as a schedule's distortion has it; None where nothing is compressed."""
+        m = self.m
+        if m is None and self.sketch is not None and self.schedule is not None and self.schedule.beta is not None:
+            m = WidthRule(beta=self.schedule.beta)
+        return m.rule(binding.constraint, binding.d, per_epoch) if isinstance(m, WidthRule) else m
+
+    def encode(self, binding: Binding, per_epoch: int) -> Encoder:
+        """The map."""
+        size = self.size(binding, per_epoch)
+        if self.sketch is None or size is None:
+            return Identity()
+        return self.sketch(size)
+
+    def lift(self, binding: Binding) -> Lift:
+        """Onto the set, where there is a set and a map: else the nearest point is the pseudo-inverse's."""
+        if self.sketch is None or isinstance(binding.constraint, Whole):
+            return pinv
+        return ProjectAndLift(binding.constraint, self.pick, self.tol)
+
+    def pipeline(self, binding: Binding, stages: Sequence[Stage], step: StepSize, **more: Any) -> Pipeline:
+        """The stages in their loop; `more` has other slots of the pipeline."""
+        stop, schedule = self.stop, self.schedule
+        if stop is None and schedule is not None and schedule.threshold is not None:
+            stop = FirstOrderStationary(schedule.threshold, binding.constraint)
+        slots = {
+            "stop": stop,
+            "update": Step(binding.constraint, binding.penalty, self.momentum),
+            "average": average_of(self.output),
+            "output": "last" if self.output == "last" else "average",
+            "rounds": None if schedule is None else schedule.rounds,
+        }
+        return Pipeline(stages, step, **{**slots, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FreeDescent(Descent):
+    """Descent without a budget; what a map loses may be kept by senders, or codes be lifted otherwise."""
+
+    sampler: Sampler = Full()
+    refresh: int = 1
+    error_feedback: bool = False
+    wire: Wire = Wire()
+    shifts: bool = False
+    heavy: Lift | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        step_rule(self.step, self.schedule)
+        validate.positive_int(refresh=self.refresh)
+        nearest = self.pick == "nearest" or not (self.error_feedback or self.shifts)
+        remedy = "leave it out: error feedback and shifts lift by the pseudo-inverse"
+        validate.check(nearest, "pick", self.pick, remedy)
+        wire = replace(self.wire, feedback=self.error_feedback)
+        object.__setattr__(self, "wire", wire)
+        if self.shifts:
+            replace(wire, shift=1.0)  # refused here, not when it is bound
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a number of records."""
-        update, rate = Step(binding.constraint, binding.penalty, self.momentum), self._rate(binding)
-        return Pipeline(
-            [Stage(self.sampler, [self._release(binding)])],
-            step_rule(self.step, self.schedule),
-            update if rate is None else Shifted(update, rate),
-            average_of(self.output),
-            self.wire if rate is None else replace(self.wire, shift=rate),
-            stop_of(self.stop, self.schedule, binding.constraint),
-            output="last" if self.output == "last" else "average",
-            rounds=self.schedule.rounds if self.schedule is not None else None,
-        )
+        per_epoch = self.sampler.rounds(binding.n)
+        release = Release(encode=self.encode(binding, per_epoch), lift=self.lift(binding))
+        more: dict[str, object] = {"wire": self.wire}
+        size = self.size(binding, per_epoch)
+        if self.shifts and size is not None:
+            # an unbiased code of m numbers has E ||Q v||^2 = (1 + chi) d/m ||v||^2; rules grow: the first is narrowest
+            m = resolve(size, binding.d)
+            chi = 0.0 if self.wire.codec is None else self.wire.codec.chi(m)
+            rate = m / (binding.d * (1 + chi))
+            update = Shifted(Step(binding.constraint, binding.penalty, self.momentum), rate)
+            more = {"wire": replace(self.wire, shift=rate), "update": update}
+        return self.pipeline(binding, [Stage(self.sampler, [release])], step_rule(self.step, self.schedule), **more)
 
-    def _release(self, binding: Binding) -> Release:
-        if self.sketch is None:
-            return Release(encode=Identity())
-        m = scheduled_size(self.m, self.schedule)
-        assert m is not None
-        encode = self._refreshed(self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n))))
-        if self.shifts:
-            return Release(encode=encode, lift=unbiased)
-        # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
-        memoryless = not self.wire.feedback and not isinstance(binding.constraint, Whole)
-        lift = ProjectAndLift(binding.constraint, self.pick, self.tol) if memoryless else pinv
-        return Release(encode=encode, lift=self.lift or lift)
-
-    def _rate(self, binding: Binding) -> float | None:
-        """1 / (1 + omega) of the shifts: an unbiased code of m numbers has E ||Q v||^2 = (1 + chi) d/m ||v||^2."""
-        size = scheduled_size(self.m, self.schedule)
-        if not self.shifts or size is None:
-            return None
-        # rules grow: the first is the narrowest
-        m = resolve(bound_size(size, binding, self.sampler.rounds(binding.n)), binding.d)
-        chi = 0.0 if self.wire.codec is None else self.wire.codec.chi(m)
-        return m / (binding.d * (1 + chi))
-
-    def _refreshed(self, encode: Encoder) -> Encoder:
-        """A map that serves `refresh` rounds, where the family can."""
+    def encode(self, binding: Binding, per_epoch: int) -> Encoder:
+        """The map, which serves `refresh` rounds where the family can."""
+        encode = super().encode(binding, per_epoch)
         return replace(encode, refresh=self.refresh) if isinstance(encode, Random) and self.refresh > 1 else encode
+
+    def lift(self, binding: Binding) -> Lift:
+        """Of heavy hitters; with a memory of what was lost, the nearest or an unbiased one."""
+        if self.shifts:
+            return unbiased
+        return self.heavy or (pinv if self.error_feedback else super().lift(binding))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NarrowDescent(_FreeDescent):
+    """Through maps."""
+
+    sketch: Family = CountSketch
 
 
 # ---------------------------------------------------------------- how it is filled from public facts

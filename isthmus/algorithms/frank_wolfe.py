@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Choice, Refusal, Run, algorithm, free_run, full_rounds
-from isthmus.algorithms.first_order import WidthRule, bound_size, scheduled_size
-from isthmus.algorithms.private import Budget, Relation, rounds_of
+from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm, free_run, full_rounds
+from isthmus.algorithms.first_order import Descent, WidthRule, narrowed
+from isthmus.algorithms.private import Budget, BudgetOptions, rounds_of
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
-from isthmus.core.minimize import Binding, Recipe
+from isthmus.core.minimize import Binding
+from isthmus.core.parts import Last
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import Lifted, adjoint
 from isthmus.parts import FrankWolfe, Full, GapBelow, Uniform, WithoutReplacement
 from isthmus.privacy import Charge, Clip, NoisyMax
 from isthmus.privacy.sampling import Sampler
 from isthmus.sets import ConvexSet, VertexForm
-from isthmus.sketches import Context, CountSketch, Encoder, Identity, Sketch
+from isthmus.sketches import Context, CountSketch, Encoder, Sketch
 from isthmus.sketches.base import Size
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory import Rule, Schedule
@@ -49,7 +49,7 @@ def comp_fw(
     draw: str | None = None,
     lmo_error: float = 0.0,
     sketch: Callable[[Size], Encoder] = CountSketch,
-) -> Recipe:
+) -> Build:
     """CompFW: w+ = w + gamma (s - w), s the vertex that the sketched gradient prefers.
 
     m            narrow dimension as for `comp_sgd`; None (and no schedule) is plain Frank-Wolfe
@@ -77,31 +77,23 @@ def comp_fw(
     rule = step or (schedule.step if schedule is not None else Rule(2.0, power=1.0, offset=2))
     batch = batch_size if batch_size is not None or schedule is None else schedule.batch_size
 
+    sampler: Sampler = Full() if batch is None else Uniform(batch)
+    descent = Descent(m=m, schedule=schedule, sketch=sketch if narrowed(m, schedule) else None)
+
     def build(binding: Binding) -> Pipeline:
-        sampler: Sampler = Full() if batch is None else Uniform(batch)
+        drawn, stop = sampler, None
         if batch is not None and how == "subset":
-            sampler = WithoutReplacement(_capped(batch, binding.n))
-        size = scheduled_size(m, schedule)
-        encode = Identity() if size is None else sketch(bound_size(size, binding, sampler.rounds(binding.n)))
+            drawn = WithoutReplacement(_capped(batch, binding.n))
+        if alpha is not None:  # checked on the full gradient; a schedule's as its theorem reads it
+            stop = GapBelow(alpha, binding.constraint, binding.gradient)
+        elif schedule is not None and schedule.gap is not None:
+            stop = GapBelow(schedule.gap, binding.constraint)
         loss = binding.loss if line_search == "line" else None
-        return Pipeline(
-            [Stage(sampler, [Release(encode=encode, lift=adjoint)])],
-            rule,
-            FrankWolfe(binding.constraint, line_search, smoothness, loss, away, lmo_error),
-            stop=_stop(alpha, schedule, binding),
-            rounds=schedule.rounds if schedule is not None else None,
-        )
+        update = FrankWolfe(binding.constraint, line_search, smoothness, loss, away, lmo_error)
+        release = Release(encode=descent.encode(binding, drawn.rounds(binding.n)), lift=adjoint)
+        return descent.pipeline(binding, [Stage(drawn, [release])], rule, update=update, average=Last(), stop=stop)
 
-    arguments = {"m": m, "batch_size": batch_size, "line_search": line_search, "away": away, "alpha": alpha}
-    return Recipe("comp_fw", build, {**arguments, "schedule": schedule})
-
-
-def _stop(alpha: float | None, schedule: Schedule | None, binding: Binding) -> GapBelow | None:
-    """A gap that is checked on the full gradient where alpha was given, else as the schedule's theorem reads it."""
-    if alpha is not None:
-        return GapBelow(alpha, binding.constraint, binding.gradient)
-    planned = None if schedule is None else schedule.gap
-    return None if planned is None else GapBelow(planned, binding.constraint)
+    return build
 
 
 def _capped(batch: int | Callable[[int], int], n: int) -> int | Callable[[int], int]:
@@ -116,13 +108,13 @@ def _capped(batch: int | Callable[[int], int], n: int) -> int | Callable[[int], 
     evidence="measured (001-compfw-convex): away steps end 10^6 times below plain ones on an l1 ball",
     shortfall=(0.01, 0.05),
 )
-def _fill_free(facts: Facts) -> Choice | Refusal:
+def _fill_free(facts: Facts) -> Choice:
     """No projection, sparse iterates; away steps where the whole gradient may be seen."""
     able = facts.constraint is not None and facts.constraint.bounded and facts.constraint.can("lmo")
     if not able:
-        return Refusal("it needs a bounded set with a linear minimiser as constraint")
+        raise Refusal("it needs a bounded set with a linear minimiser as constraint")
     if facts.step is not None:
-        return Refusal("its steps are searched for: leave step out")
+        raise Refusal("its steps are searched for: leave step out")
     m = facts.max_dims if facts.narrow else None
     run = free_run(facts, m or facts.parameters, sampled=False)
     arguments = {"m": m, "away": m is None, "line_search": "line" if m is None else "open"}
@@ -137,13 +129,10 @@ def _fill_free(facts: Facts) -> Choice | Refusal:
 )
 def dp_fw(
     *,
-    epsilon: float,
-    delta: float | None = None,
     clip: float,
     step: Callable[[int], float] | None = None,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-) -> Recipe:
+    **terms: Unpack[BudgetOptions],
+) -> Build:
     """DP-FW over a polytope (l1 ball, simplex, convex hull): w+ = w + gamma (s - w), s a privately chosen vertex.
 
     clip  a bound of a record's score at every vertex: of every entry of its gradient (l1 ball and simplex, at
@@ -155,7 +144,7 @@ def dp_fw(
     >>> dp_fw(epsilon=1.0, clip=1.0, n="exact").name
     'dp_fw'
     """
-    budget, bound = Budget(epsilon, delta, adjacency, n), Clip(clip, ord=float("inf"))
+    budget, bound = Budget(**terms), Clip(clip, ord=float("inf"))
     rule = step or Rule(2.0, power=1.0, offset=2)
 
     def build(binding: Binding) -> Pipeline:
@@ -179,7 +168,7 @@ def dp_fw(
             promise=budget.promise(plan, binding),
         )
 
-    return Recipe("dp_fw", build, {"epsilon": epsilon, "delta": delta, "clip": clip})
+    return build
 
 
 def form_of(constraint: ConvexSet | None) -> VertexForm | None:
@@ -257,7 +246,7 @@ class _RowScores(Sketch):
 # ---------------------------------------------------------------- how it is filled from public facts
 
 
-GUMBEL = math.pi / math.sqrt(6)
+_GUMBEL = math.pi / math.sqrt(6)
 """s.d. of a Gumbel variable of scale 1."""
 
 
@@ -283,26 +272,24 @@ def ball_bound(facts: Facts) -> float:
 
 
 @dp_fw.filling(shortfall=(0.013, 0.126))
-def _fill_private(facts: Facts) -> Choice | Refusal:
+def _fill_private(facts: Facts) -> Choice:
     """A vertex chosen by the exponential mechanism; nothing else is released."""
     r = reach(facts)
     form = form_of(facts.constraint)
     if r is None or form is None:
-        return Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
+        raise Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
     if facts.step is not None:
-        return Refusal("its steps are 2 / (t + 2): leave step out")
+        raise Refusal("its steps are 2 / (t + 2): leave step out")
     low, high = CONSTANTS.vertices
     best = min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds))
     rounds = full_rounds(facts, best)
-    if rounds < 1:
-        return Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1
     spent = facts.split(Charge("vertex", "noisy-max", rounds))["vertex"]
     dims = facts.parameters if form.rows is None else len(form.rows)
     run = Run(facts, rounds, None, clip, spent, dims)
     return run.choice(
         {"clip": clip},
-        noise_norm=GUMBEL * 2 * clip / (spent * facts.n),
+        noise_norm=_GUMBEL * 2 * clip / (spent * facts.n),
         evidence=f"excess loss at most {vertex_bound(facts, rounds):.2g} (DP-GD: {ball_bound(facts):.2g}), hardly "
         "growing with d; measured: 1.00 where DP-GD has .59 (n = d = 2000), IMDB .722 against .811",
     )

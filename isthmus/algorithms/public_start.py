@@ -1,7 +1,7 @@
 """A start that is fitted to labelled public rows, and private steps from there that are as long as they pay.
 
 After everything is bought the public rows are seen through the same maps, and the same loss is fitted to them (see
-`problems.public_fit`).  Private steps start there.  How far they may go follows from public figures: along a direction
+`fit_public`).  Private steps start there.  How far they may go follows from public figures: along a direction
 of curvature h, the start is off by about s_0 (its own sampling error), T steps of length f eta leave the share
 exp(-2 f h eta T) of it and add noise, and f minimises
 
@@ -18,28 +18,250 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
 import torch
+from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
 from isthmus.algorithms.purchases import ShrunkStatistics, scaled_targets
 from isthmus.base import validate
+from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
 from isthmus.core.pipeline import Pipeline, Purchase, StepSize
 from isthmus.objectives.linear import LinearModel
-from isthmus.problems.public_fit import PublicFit, fit_public
 from isthmus.problems.scaling import Scaled
 from isthmus.sets import ConvexSet
 
-FACTORS = torch.logspace(-5, 0, 101, dtype=torch.float64)
+_FOLDS = 5
+_STRENGTHS = tuple(10 ** (k / 2) for k in range(3, -9, -1))
+"""lambda over the mean squared length of a row."""
+_CONSTANT = 1e-3
+"""What the strength is multiplied by for a column that does not vary: an intercept is hardly shrunk."""
+_VARIES = 0.05
+"""A column varies where its variance is this share of its mean square."""
+_ITERATIONS, _EARLY = 200, 10
+"""Steps of a fit, and of one that has more columns than rows: stopped early it errs less on others."""
+_CROSS = 1e-6
+"""Relative precision of the fits that only compare strengths."""
+_NEVER = 1e-12
+_LARGER = 10.0
+"""Coefficients may have this many times the variance that the strength found by cross-validation stands for."""
+LEAST = 0.25
+"""Of the variance that margins would have if they explained all that targets vary by."""
+UNSEEN = (0.01, 1.0)
+"""The least variance of margins (numbers in [-1, 1], labels), even of rows that all have one target; a hundredth of it
+is the least square of slopes."""
+_FLAT = 0.05
+"""The least curvature over its bound: public rows may all have been easy."""
+MOST = 50.0
+"""Times the variance of held-out margins."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublicFit:
+    """The fit, and the public figures that tell how far it may be from the answer.
+
+    w          the point, flat: one block of columns an output
+    strength   lambda
+    slopes     mean square of the slopes of one output on rows held out of the fit
+    curvature  mean second derivative of the loss in one of their margins
+    energies   eigenvalues of the rows' second moments X'X / m that are not 0
+    least      the least that the variance of a coefficient is thought to be, whatever so few rows say
+    most       the most that a sober mind would think it to be
+    """
+
+    w: Tensor
+    strength: float
+    slopes: float
+    curvature: float
+    energies: Tensor
+    least: float
+    most: float
+
+    def variance(self, energies: Tensor, rows: int, sober: bool = False) -> Tensor:
+        """Of the error of w along directions of these energies: (v / h) / (m h e + lambda), v the slopes' square.
+
+        v / (h lambda) is how large coefficients are thought to be where no row tells: by the strength that was found,
+        times `_LARGER`, for few rows ask for more shrinking than many would.  `sober` leaves that out, and does not
+        believe in margins far longer than those of held-out rows.
+        """
+        h = max(self.curvature, _NEVER)
+        unit = self.slopes / h
+        believed = min(self.strength, unit / max(self.least, _NEVER))
+        believed = max(believed, unit / max(self.most, _NEVER)) if sober else believed / _LARGER
+        return unit / (rows * h * energies + believed)
+
+
+def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | None = None) -> PublicFit:
+    """The ridge fit of an objective that is public, all of it.
+
+    weights  what the losses of its rows are multiplied by
+    towards  the point that coefficients are shrunk towards
+
+    >>> from isthmus.objectives import LeastSquares
+    >>> X = torch.eye(4, dtype=torch.float64).repeat(10, 1)
+    >>> fit = fit_public(LeastSquares(X, X @ torch.tensor([1.0, -1.0, 0.5, 0.0]).double()))
+    >>> [round(v, 2) + 0.0 for v in fit.w.tolist()]
+    [1.0, -1.0, 0.5, 0.0]
+    """
+    rows = _Reduced.of(objective, weights, towards)
+    strength, margins = _path(rows)
+    labels, bound = int(objective.labelled()), float(objective.curvature or 1.0)
+    return PublicFit(
+        w=rows.lifted(rows.fit(strength)),
+        strength=strength,
+        slopes=max(float(rows.slopes(margins).square().mean()), UNSEEN[labels] / 100),
+        curvature=max(rows.curvature(margins), _FLAT * bound / rows.outputs),
+        energies=rows.energies,
+        least=max(LEAST * rows.spread(), UNSEEN[labels]) / rows.energy,
+        most=MOST * float(margins.var(0, correction=0).mean()) / rows.energy,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Reduced:
+    """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b."""
+
+    objective: Any
+    R: Tensor
+    lift: Tensor
+    energies: Tensor
+    weights: Tensor
+    first: Tensor
+    offset: Tensor
+
+    @classmethod
+    def of(cls, objective: Any, weights: Tensor | None, towards: Tensor | None) -> _Reduced:
+        Z = _stored(objective.X)
+        n, d = Z.shape
+        root = _shrunk(Z) if towards is None else torch.ones(d, dtype=torch.float64)
+        scaled = Z @ sp.diags((1 / root).numpy()) if is_sparse(Z) else Z / root
+        values, vectors = torch.linalg.eigh(_product(scaled))
+        spanned = values > _NEVER * max(float(values.max()), _NEVER)
+        lengths, left = values[spanned].sqrt(), vectors[:, spanned]
+        # w = D^-1/2 V b, with V = (Z D^-1/2)'U / S
+        back = rmatmul(scaled, left / lengths) / root[:, None]
+        energies = torch.linalg.eigvalsh(_product(Z)).flip(0)[: min(n, d)].clamp(min=0) / n
+        weight = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
+        first = torch.zeros(objective.space.d, dtype=torch.float64) if towards is None else towards.double()
+        offset = matmul(Z, first.view(-1, d).T.contiguous())
+        return cls(objective, left * lengths, back, energies, weight, first, offset)
+
+    @property
+    def n(self) -> int:
+        return len(self.R)
+
+    @property
+    def outputs(self) -> int:
+        return int(self.objective.space.d // len(self.lift))
+
+    @property
+    def energy(self) -> float:
+        """The mean squared length of a row."""
+        return max(float(self.energies.sum()), _NEVER)
+
+    def losses(self, z: Tensor, index: Any = slice(None)) -> Tensor:
+        """Of the rows whose margins are z beyond those of the first point."""
+        values: Tensor = self.objective.losses(*self._paired(z, index))
+        return values * self.weights[index]
+
+    def slopes(self, z: Tensor, index: Any = slice(None)) -> Tensor:
+        """dl/dz, one column an output."""
+        values: Tensor = self.objective.slopes(*self._paired(z, index))
+        return values.reshape(z.shape) * self.weights[index][:, None]
+
+    def curvature(self, z: Tensor) -> float:
+        """The mean second derivative in one margin: slopes half a unit away on both sides, along random signs."""
+        signs = torch.from_numpy(np.random.default_rng(0).choice([-0.5, 0.5], tuple(z.shape)))
+        rise = self.slopes(z + signs) - self.slopes(z - signs)
+        return float((rise * 2 * signs).mean())
+
+    def spread(self) -> float:
+        """What margins would vary by if they explained all of the targets: var(slope) / curvature^2 at w = 0."""
+        zero = torch.zeros_like(self.offset)
+        return float(self.slopes(zero).var(0, correction=0).mean()) / max(self.curvature(zero), _NEVER) ** 2
+
+    def fit(
+        self, strength: float, index: Any = slice(None), start: Tensor | None = None, precise: float = 1e-9
+    ) -> Tensor:
+        """argmin sum l + (strength / 2) |b|^2 over some of the rows."""
+        R = self.R[index]
+        shape = R.shape[1], self.outputs
+
+        def value(flat: Array) -> tuple[float, Array]:
+            b = torch.from_numpy(flat).view(shape)
+            z = R @ b
+            gradient = R.T @ self.slopes(z, index) + strength * b
+            return float(self.losses(z, index).sum() + strength / 2 * b.square().sum()), gradient.numpy().reshape(-1)
+
+        first = np.zeros(shape[0] * shape[1]) if start is None else start.numpy().reshape(-1)
+        options = {"maxiter": _EARLY if R.shape[1] >= len(R) else _ITERATIONS, "ftol": precise}
+        minimum = scipy_minimize(value, first, jac=True, method="L-BFGS-B", options=options)
+        return torch.from_numpy(minimum.x).view(shape)
+
+    def lifted(self, point: Tensor) -> Tensor:
+        """The point of R^d, flat: one block of columns an output."""
+        return self.first + (self.lift @ point).T.reshape(-1)
+
+    def _paired(self, z: Tensor, index: Any) -> tuple[Tensor, Tensor]:
+        """Margins and targets as the loss takes them: numbers of classes go with one margin for each."""
+        y, z = self.objective.y[index], z + self.offset[index]
+        return (z[:, 0], y.double()) if y.is_floating_point() else (z, y)
+
+
+def _path(rows: _Reduced) -> tuple[float, Tensor]:
+    """The strength with the least loss on rows held out of the fit, and their margins; from the strongest one on.
+
+    The path ends where the loss has risen twice: weaker ones fit ever more noise, and take ever longer.
+    """
+    folds = np.random.default_rng(0).permutation(rows.n) % min(_FOLDS, rows.n)  # rows may be sorted
+    parts = [(np.flatnonzero(folds == k), np.flatnonzero(folds != k)) for k in range(int(folds.max()) + 1)]
+    points: list[Tensor | None] = [None] * len(parts)
+    least, best, risen = float("inf"), (0.0, torch.zeros(0)), 0
+    for strength in (multiple * rows.energy for multiple in _STRENGTHS):
+        z = torch.zeros(rows.n, rows.outputs, dtype=torch.float64)
+        for k, (inside, outside) in enumerate(parts):
+            point = rows.fit(strength, outside, points[k], _CROSS)  # from the last one, which was shrunk more
+            points[k], z[inside] = point, rows.R[inside] @ point
+        loss = float(rows.losses(z).mean())
+        if loss < least or not best[0]:
+            least, best, risen = loss, (strength, z), 0
+        elif (risen := risen + 1) == 2:
+            break
+    return best
+
+
+def _stored(X: Any) -> Any:
+    """The rows as a dense tensor, or CSR where they are as sparse as what was given."""
+    view = Scaled.of(X)
+    sparse = view.sparse and not bool(view.B[:, : len(view.weight)].any())
+    return view.plain() if sparse else view.dense()
+
+
+def _product(Z: Any) -> Tensor:
+    """Z Z'."""
+    return torch.from_numpy((Z @ Z.T).toarray()) if is_sparse(Z) else Z @ Z.T
+
+
+def _shrunk(Z: Any) -> Tensor:
+    """sqrt D: 1, and near 0 for columns whose mean is far larger than what they vary by."""
+    parts = (Z, Z.multiply(Z)) if is_sparse(Z) else (Z.numpy(), Z.square().numpy())
+    mean, second = (torch.from_numpy(np.asarray(part.mean(0), dtype=float).reshape(-1)) for part in parts)
+    share = (1 - mean.square() / second.clamp(min=_NEVER)).clamp(0, 1) / _VARIES
+    return torch.where(second > _NEVER, share.clamp(_CONSTANT, 1), 1.0).sqrt()
+
+
+_FACTORS = torch.logspace(-5, 0, 101, dtype=torch.float64)
 """What steps may be multiplied by."""
-WANTED = torch.cat([FACTORS, torch.logspace(0, math.log10(4), 13, dtype=torch.float64)[1:]])
+_WANTED = torch.cat([_FACTORS, torch.logspace(0, math.log10(4), 13, dtype=torch.float64)[1:]])
 """What they would be multiplied by if their length were not limited: by 4 at most."""
-ALIKE, SHORTEST = 5, 0.1
+_ALIKE, _SHORTEST = 5, 0.1
 """Rows that have as much of every direction, added to what public rows say; the least squared length of a row."""
-OFF = 4.0
+_OFF = 4.0
 """Where matrices were bought the public fit is taken to be off by this many times its predicted squared error."""
-SLOWER = 0.2
+_SLOWER = 0.2
 """Steps are taken to close a gap so much more slowly than public rows say: the private ones hold what those do not."""
 
 
@@ -140,26 +362,26 @@ def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: flo
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
     observed, energies, counts = _spectrum(fit, public)
-    h, f = fit.curvature * energies, WANTED[:, None]
-    passed = (2 * f * SLOWER * h * total).clamp(min=1e-12)
+    h, f = fit.curvature * energies, _WANTED[:, None]
+    passed = (2 * f * _SLOWER * h * total).clamp(min=1e-12)
     remaining = torch.exp(-passed)
     noise = (f * sigma).square() * squares * -torch.expm1(-passed) / passed
     risk = (counts * h * (remaining * fit.variance(observed, public.n, sober) + noise)).sum(1)
-    return float(WANTED[int(risk.argmin())])
+    return float(_WANTED[int(risk.argmin())])
 
 
 def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Energies of directions in the public rows, those that private rows are thought to have, how many there are.
 
     Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
-    do not see is taken from them and spread over all that they do not see, and `ALIKE` rows are added that have as much
-    of every direction.
+    do not see is taken from them and spread over all that they do not see, and `_ALIKE` rows are added that have as
+    much of every direction.
     """
     columns, rows = public.X.shape[1], public.n
     observed = fit.energies
     unseen = columns - len(observed)
-    whole = max(float(observed.sum()), SHORTEST) / columns
-    thought = (rows * observed * (len(observed) / columns) + ALIKE * whole) / (rows + ALIKE)
+    whole = max(float(observed.sum()), _SHORTEST) / columns
+    thought = (rows * observed * (len(observed) / columns) + _ALIKE * whole) / (rows + _ALIKE)
     counts = torch.ones_like(observed)
     if unseen > 0:
         last = torch.tensor([whole], dtype=observed.dtype)
@@ -190,7 +412,7 @@ def _preconditioned(prepared: Purchased, public: Any, fit: PublicFit, first: Ten
     lengths, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
     energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
     usual = ShrunkStatistics().usual(prepared)
-    off = (OFF * fit.variance(energies, public.n)).clamp(min=1e-12 * usual, max=usual)
+    off = (_OFF * fit.variance(energies, public.n)).clamp(min=1e-12 * usual, max=usual)
     if update.pull is None:
         curvatures, squares = 1 / lengths.clamp(min=1e-300), torch.full_like(lengths, noise**2)
         alone = vectors.T @ (prepared.start - first)

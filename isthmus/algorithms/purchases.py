@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from isthmus.algorithms.filling import usual_tau
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy, is_sparse
 from isthmus.base.space import Space
@@ -40,9 +41,9 @@ from isthmus.objectives.linear import LinearModel
 from isthmus.objectives.targets import CountTargets
 from isthmus.privacy import Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
 from isthmus.privacy.accounting import Adjacency
-from isthmus.problems.features import Distribution, bins_of, distribution, grid, smooth_map
-from isthmus.problems.moments import Products, Squares
-from isthmus.problems.queries import Query, TopEigenvalue
+from isthmus.privacy.event_json import DpEvent
+from isthmus.problems.features import Distribution, SmoothMap, bins_of, distribution, grid, smooth_map
+from isthmus.problems.queries import Products, Query, Squares, TopEigenvalue
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled, unit_rows
 
 SMALL = 300
@@ -54,13 +55,13 @@ LEAST, MOST = -40, 64
 BINS = 2 * (MOST - LEAST + 1) + 1
 """Both signs of each, and 0."""
 
-USUAL = 0.1
+_USUAL = 0.1
 """The mean square that an entry scaled to [-1, 1] is taken to have where nothing is known."""
 
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all records have."""
 
-CAPACITY = 1 << 27
+_CAPACITY = 1 << 27
 """Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
 
@@ -87,22 +88,17 @@ class SumPurchase(ABC):
     """Whether it is a sum over records: else it looks at all of them together."""
 
     def check(self, objective: Any) -> None:
-        """Refuse what it cannot be bought for, before anything is: linear models of at most `CAPACITY` records only."""
-        linear = isinstance(objective, LinearModel)
-        validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
-        validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
+        """Refuse what it cannot be bought for, before anything is: linear models of `_CAPACITY` records only."""
+        check_linear(objective)
+        validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
     @abstractmethod
     def rows(self, objective: Any) -> Rows | Query:
         """One vector a record, whose clipped sum is released; or a query."""
 
     @abstractmethod
-    def clip(self, objective: Any) -> Any:
+    def clip(self, objective: Any) -> Clip | PerLeafClip:
         """The bound of a record's vector: a public thing."""
-
-    @abstractmethod
-    def numbers(self, objective: Any) -> int:
-        """How many numbers are released."""
 
     def bound(self, objective: Any) -> float:
         """What one record can move what is released by: that of the clip, with room for rounding where there is any
@@ -115,8 +111,27 @@ class SumPurchase(ABC):
         """What follows; `noise` is the standard deviation of each bought number."""
 
 
+class Histogram(SumPurchase):
+    """How many records have each of some columns in each bin: a record is in one bin of each."""
+
+    exact = True
+
+    @abstractmethod
+    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+        """The bins of the records lo .. hi - 1, one of each column; how many columns, and bins of a column."""
+
+    def rows(self, objective: Any) -> Counts:
+        """A one for each column, in its bin."""
+        found, columns, width = self.bins(objective)
+        return Counts(found, objective.n, columns, width)
+
+    def clip(self, objective: Any) -> Clip:
+        """sqrt of the columns."""
+        return Clip(math.sqrt(self.bins(objective)[1]) * ROOT)
+
+
 @dataclass(frozen=True, eq=False)
-class Ranges(SumPurchase):
+class Ranges(Histogram):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
@@ -134,27 +149,18 @@ class Ranges(SumPurchase):
     origin: bool = False
     whole: bool = False
     name: str = "ranges"
-    exact: ClassVar[bool] = True
 
     def check(self, objective: Any) -> None:
         """Dense data."""
         super().check(objective)
-        sparse = is_sparse(Scaled.of(objective.X).X)
-        validate.check(not sparse, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
+        dense = not Scaled.of(objective.X).sparse
+        validate.check(dense, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
 
-    def clip(self, objective: Any) -> Clip:
-        """sqrt of the columns: a record is in one octave of each."""
-        return Clip(math.sqrt(len(self._unknown(objective))) * ROOT)
-
-    def rows(self, objective: Any) -> Counts:
-        """A one for each column, in its octave."""
+    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+        """The octaves of the columns whose range is to be bought."""
         X, columns = Scaled.of(objective.X).X, self._unknown(objective)
-        assert isinstance(X, Tensor)  # CSR was refused by `check`
-        return Counts(lambda lo, hi: octaves(X[lo:hi][:, columns]), X.shape[0], len(columns), BINS)
-
-    def numbers(self, objective: Any) -> int:
-        """One count a column and octave."""
-        return len(self._unknown(objective)) * BINS
+        assert not is_sparse(X)  # CSR was refused by `check`
+        return lambda lo, hi: octaves(X[lo:hi][:, columns]), len(columns), BINS
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
@@ -162,7 +168,7 @@ class Ranges(SumPurchase):
         d = X.shape[1]
         empty = torch.full((d,), math.nan, dtype=torch.float64)
         low, high = (empty.clone() if ends is None else ends.double().clone() for ends in (self.low, self.high))
-        second = torch.full((d,), USUAL, dtype=torch.float64)
+        second = torch.full((d,), _USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
         limit = math.sqrt(d) if self.whole else None
         range_map = ranged(low, high, self.bias, float(second.sum()), limit=limit, origin=self.origin)
@@ -176,25 +182,15 @@ class Ranges(SumPurchase):
 
 
 @dataclass(frozen=True)
-class TargetRange(SumPurchase):
+class TargetRange(Histogram):
     """The octaves of y, and y mapped to [-1, 1] (counts: to [0, 1])."""
 
     share: float = 0.02
     name: str = "targets"
-    exact: ClassVar[bool] = True
 
-    def clip(self, objective: Any) -> Clip:
-        """1: a record is in one octave."""
-        return Clip(ROOT)
-
-    def rows(self, objective: Any) -> Counts:
-        """A one in the octave of y."""
-        y = objective.y.double()
-        return Counts(lambda lo, hi: octaves(y[lo:hi, None]), len(y), 1, BINS)
-
-    def numbers(self, objective: Any) -> int:
-        """One count an octave."""
-        return BINS
+    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+        """The octave of y."""
+        return lambda lo, hi: octaves(objective.y[lo:hi, None]), 1, BINS
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The mapped targets."""
@@ -204,32 +200,22 @@ class TargetRange(SumPurchase):
 
 
 @dataclass(frozen=True)
-class ClassCounts(SumPurchase):
+class ClassCounts(Histogram):
     """How many records each class has: weights n / (K n_k), the largest of them 1."""
 
     share: float = 0.02
     name: str = "classes"
-    exact: ClassVar[bool] = True
 
-    def clip(self, objective: Any) -> Clip:
-        """1: a record has one class."""
-        return Clip(ROOT)
-
-    def rows(self, objective: Any) -> Counts:
-        """A one in the record's class."""
-        index = classes_of(objective)
-        return Counts(lambda lo, hi: index[lo:hi, None], len(index), 1, len(objective.classes))
-
-    def numbers(self, objective: Any) -> int:
-        """One count a class."""
-        return len(objective.classes)
+    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+        """The record's class."""
+        index = _classes_of(objective)
+        return lambda lo, hi: index[lo:hi, None], 1, len(objective.classes)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
         objective = prepared.objective
-        index = classes_of(objective)
         rare = bought.clamp(min=max(2 * noise, 1.0))
-        weights = (rare.min() / rare)[index]
+        weights = (rare.min() / rare)[_classes_of(objective)]
         weights = weights if objective.weights is None else weights * objective.weights
         return replace(prepared, objective=objective.with_weights(weights))
 
@@ -243,7 +229,6 @@ class Columns(SumPurchase):
 
     share: float = 0.10
     name: str = "scale"
-    floor: float = 3.0
 
     def clip(self, objective: Any) -> Clip:
         """1 / sqrt(d)."""
@@ -253,19 +238,13 @@ class Columns(SumPurchase):
         """x^2."""
         return Squares(unit_rows(objective.X))
 
-    def numbers(self, objective: Any) -> int:
-        """One a column."""
-        return int(objective.X.shape[1])
-
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Weighted columns, rows renormalised."""
-        prepared, weight = unit(prepared), bought.clamp(min=self.floor * noise).rsqrt()
-        biased = bool(Scaled.of(prepared.objective.X).bias)
-        # the bias gets the size that it would have in a row of usual length
-        usual = float((bought[:-1].clamp(min=0) * weight[:-1] ** 2).sum())
-        return _seen_through(
-            prepared, RowMap(weight=weight, limit=None, bias=max(usual, 1.0) ** -0.5 if biased else 0.0)
-        )
+        prepared, weight, bias = unit(prepared), bought.clamp(min=3 * noise).rsqrt(), 0.0
+        if Scaled.of(prepared.objective.X).bias:  # it gets the size that it would have in a row of usual length
+            usual = float((bought[:-1].clamp(min=0) * weight[:-1] ** 2).sum())
+            bias = max(usual, 1.0) ** -0.5
+        return _seen_through(prepared, RowMap(weight=weight, limit=None, bias=bias))
 
 
 @dataclass(frozen=True)
@@ -274,12 +253,11 @@ class Moments(SumPurchase):
 
     share: float = 0.10
     name: str = "scale"
-    floor: float = 1.0
 
     def check(self, objective: Any) -> None:
         """Dense data, or at most `SMALL` columns: a centred sparse row is a long one."""
         super().check(objective)
-        d, sparse = objective.X.shape[1], is_sparse(Scaled.of(objective.X).X)
+        d, sparse = objective.X.shape[1], Scaled.of(objective.X).sparse
         few = d <= SMALL or not sparse
         validate.check(few, "scale", "moments", f'give at most {SMALL} columns of CSR data (not {d}), or use "columns"')
 
@@ -290,18 +268,13 @@ class Moments(SumPurchase):
     def rows(self, objective: Any) -> Stack:
         """(x, x^2)."""
         X = unit_rows(objective.X)
-        ones = torch.ones(X.shape[0], dtype=torch.float64)
-        return Stack([("mean", Glm(ones, X)), ("second", Squares(X))])
-
-    def numbers(self, objective: Any) -> int:
-        """Two a column."""
-        return 2 * int(objective.X.shape[1])
+        return Stack([("mean", Glm(torch.ones(X.shape[0], dtype=torch.float64), X)), ("second", Squares(X))])
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Centred and scaled columns and a bias."""
         d = len(bought) // 2
         mean, second = bought[:d] / terms.n, bought[d:] / terms.n
-        variance = (second - mean**2).clamp(min=self.floor * noise / terms.n)
+        variance = (second - mean**2).clamp(min=noise / terms.n)
         return _seen_through(unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
 
 
@@ -323,18 +296,13 @@ class Lambda(SumPurchase):
         """The query."""
         return TopEigenvalue(objective.X)
 
-    def numbers(self, objective: Any) -> int:
-        """One."""
-        return 1
-
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
         prepared = unit(prepared)
-        curvature = prepared.objective.curvature or 1.0
-        cap = 1.8 / (curvature * max(float(bought), 1.0) / terms.n)
-        tau = default_tau(prepared.objective) if self.tau is None else self.tau
-        clip = terms.clip if prepared.clip is None else prepared.clip
-        eta = min(cap, tau * terms.n * terms.mu / (clip * terms.rounds))
+        X, labels = prepared.objective.X, prepared.objective.classes is not None
+        cap = 1.8 / ((prepared.objective.curvature or 1.0) * max(float(bought), 1.0) / terms.n)
+        tau = self.tau or usual_tau(X.shape[1], labels, Scaled.of(X).sparse)
+        eta = min(cap, tau * terms.n * terms.mu / ((prepared.clip or terms.clip) * terms.rounds))
         return replace(prepared, step=lambda t: eta)
 
 
@@ -362,40 +330,39 @@ class Statistics(SumPurchase):
         X = unit_rows(objective.X)
         return Stack([("products", Products(X)), ("targets", Glm(objective.y.double().clamp(-1, 1), X))])
 
-    def numbers(self, objective: Any) -> int:
-        """d^2 + d."""
-        d = int(objective.X.shape[1])
-        return d * d + d
-
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The start and the preconditioner."""
         prepared = unit(prepared)
-        d = prepared.objective.X.shape[1]
-        gram = bought[: d * d].view(d, d)
-        gram = (gram + gram.T) / 2 + noise * math.sqrt(d) * torch.eye(d, dtype=gram.dtype)
-        values, vectors = torch.linalg.eigh(gram)
-        inverse = (vectors / values.clamp(min=noise * math.sqrt(d))) @ vectors.T
-        loss = prepared.objective
+        loss, (gram, products) = prepared.objective, _statistics(bought)
+        ridge = noise * math.sqrt(len(gram))
+        values, vectors = torch.linalg.eigh(gram + ridge * torch.eye(len(gram), dtype=gram.dtype))
+        inverse = (vectors / values.clamp(min=ridge)) @ vectors.T
         # the quadratic that a loss is near 0: slope s y, curvature h, so that its minimiser is (s / h) (X'X)^-1 X'y
-        zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-        steep = float(-loss.slopes(zero, one)) if loss.labelled() else loss.curvature
-        start = inverse @ bought[d * d :] * (steep / loss.curvature)
+        steep = loss.curvature
+        if loss.labelled():
+            steep = -float(loss.slopes(torch.zeros(1).double(), torch.ones(1).double()))
+        start = inverse @ products * (steep / loss.curvature)
         update = Preconditioned(inverse * (terms.n / (loss.usual_curvature or loss.curvature)))
         return replace(prepared, start=start, update=update, step=lambda t: 1.0)
+
+
+def _statistics(bought: Tensor) -> tuple[Tensor, Tensor]:
+    """X'X, made symmetric, and X'y of what was bought: d^2 + d numbers."""
+    d = math.isqrt(len(bought))
+    gram = bought[: d * d].view(d, d)
+    return (gram + gram.T) / 2, bought[d * d :]
 
 
 # ---------------------------------------------------------------- what they share
 
 
-def default_tau(objective: Any) -> float:
-    """The noise that a margin may get: few columns stand more of it each, and labels more than numbers."""
-    d, sparse = objective.X.shape[1], is_sparse(Scaled.of(objective.X).X)
-    if objective.classes is None:
-        return min(1.0, max(0.1 if sparse else 0.3, 3 / math.sqrt(d)))
-    return min(3.0, max(0.3 if sparse else 1.0, 10 / math.sqrt(d)))
+def check_linear(objective: Any) -> None:
+    """Refuse what is no linear model."""
+    linear = isinstance(objective, LinearModel)
+    validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
 
 
-def classes_of(objective: Any) -> Tensor:
+def _classes_of(objective: Any) -> Tensor:
     """The class of every record, as a number from 0 on."""
     index: Tensor = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
     return index
@@ -455,7 +422,7 @@ def ranged(
     """The map of rows with these ranges: entries in [-1, 1], lengths up to `limit` (1.5 times the usual one)."""
     low, high = (low.clamp(max=0), high.clamp(min=0)) if origin else (low, high)
     shift, half = centre(low, high)
-    usual = math.sqrt(max(USUAL * len(low) if second is None else second, 0.01))
+    usual = math.sqrt(max(_USUAL * len(low) if second is None else second, 0.01))
     return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else limit, bias)
 
 
@@ -479,7 +446,7 @@ def unit(prepared: Purchased) -> Purchased:
     return _seen_through(prepared, RowMap())
 
 
-def _seen_through(prepared: Purchased, row_map: RowMap) -> Purchased:
+def _seen_through(prepared: Purchased, row_map: RowMap | SmoothMap) -> Purchased:
     """The problem seen through one more map."""
     before = () if prepared.transform is None else tuple(prepared.transform.maps)
     objective = prepared.objective.with_inputs(row_map(prepared.objective.X))
@@ -489,12 +456,12 @@ def _seen_through(prepared: Purchased, row_map: RowMap) -> Purchased:
 UNSEEN = 0.01
 """Records that may differ from all others in a column that looks constant."""
 
-TARGET_LEVEL = 6
+_TARGET_LEVEL = 6
 """The grid of targets: one column, so that a fine one is cheap."""
 
 
 @dataclass(frozen=True)
-class Shapes(SumPurchase):
+class Shapes(Histogram):
     """Histograms of all columns: each becomes its linear function and smooth ones beside it, as many as are affordable.
 
     features   how many in all, at most; at least one a column (0: no more than that)
@@ -507,62 +474,35 @@ class Shapes(SumPurchase):
     level: int = 6
     share: float = 0.25
     name: str = "shapes"
-    exact: ClassVar[bool] = True
 
     def check(self, objective: Any) -> None:
         """Dense data."""
         super().check(objective)
-        sparse = is_sparse(Scaled.of(objective.X).X)
-        validate.check(not sparse, "scale", "shapes", 'use "columns" for CSR rows: their zeros would be filled')
+        dense = not Scaled.of(objective.X).sparse
+        validate.check(dense, "scale", "shapes", 'use "columns" for CSR rows: their zeros would be filled')
 
-    def clip(self, objective: Any) -> Clip:
-        """sqrt of the columns: a record is in one bin of each."""
-        return Clip(math.sqrt(self._view(objective).shape[1]) * ROOT)
-
-    def rows(self, objective: Any) -> Counts:
-        """A one for each column, in its bin."""
-        view, edges = self._view(objective), grid(self.level)
-        bins = _Bins(view, edges)
-        return Counts(bins, view.shape[0], view.shape[1], len(edges) - 1)
-
-    def numbers(self, objective: Any) -> int:
-        """One count a column and bin."""
-        return self._view(objective).shape[1] * (len(grid(self.level)) - 1)
+    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+        """The bins of the columns, without the constant."""
+        view, edges = Scaled.of(objective.X).without_constant(), grid(self.level)
+        return lambda lo, hi: bins_of(edges, view[lo:hi].dense() / view.reach), view.shape[1], len(edges) - 1
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The features, their rows shortened to about their usual length: longer where records allow it."""
-        view, edges = self._view(prepared.objective), grid(self.level)
-        columns = distribution(bought.view(view.shape[1], -1), noise, terms.n, edges)
-        b = terms.n * terms.mu
+        view = Scaled.of(prepared.objective.X).without_constant()
+        d = view.shape[1]
         features = smooth_map(
-            columns,
+            distribution(bought.view(d, -1), noise, terms.n, grid(self.level)),
             reach=view.reach,
             features=self.features,
             functions=self.functions,
-            longer=longest(b / max(self.features, view.shape[1])),
+            longer=longest(terms.n * terms.mu / max(self.features, d)),
             floor=max(noise, UNSEEN) / terms.n,
         )
-        before = () if prepared.transform is None else tuple(prepared.transform.maps)
-        objective = prepared.objective.with_inputs(features(view))
-        return replace(prepared, objective=objective, transform=RowMaps((*before, features)))
-
-    def _view(self, objective: Any) -> Scaled:
-        return Scaled.of(objective.X).without_constant()
+        return _seen_through(prepared, features)
 
 
 @dataclass(frozen=True)
-class _Bins:
-    """The bins of rows lo .. hi - 1."""
-
-    view: Scaled
-    edges: Tensor
-
-    def __call__(self, lo: int, hi: int) -> Tensor:
-        return bins_of(self.edges, self.view[lo:hi].dense() / self.view.reach)
-
-
-@dataclass(frozen=True)
-class TargetShape(SumPurchase):
+class TargetShape(Histogram):
     """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares.
 
     clips  whether gradients may be clipped at more than was planned, as far as records allow
@@ -571,35 +511,23 @@ class TargetShape(SumPurchase):
     share: float = 0.03
     clips: bool = True
     name: str = "target shape"
-    exact: ClassVar[bool] = True
 
-    def clip(self, objective: Any) -> Clip:
-        """1: a record has one target."""
-        return Clip(ROOT)
-
-    def rows(self, objective: Any) -> Counts:
-        """A one in the bin of y, or in its class."""
-        bins = self._bins(objective)
-        return Counts(lambda lo, hi: bins[lo:hi, None], len(bins), 1, self.numbers(objective))
-
-    def numbers(self, objective: Any) -> int:
-        """One count a bin or class."""
-        return len(grid(TARGET_LEVEL)) - 1 if objective.classes is None else len(objective.classes)
+    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+        """The bin of y, or its class."""
+        if objective.classes is not None:
+            return ClassCounts().bins(objective)
+        edges = grid(_TARGET_LEVEL)
+        return lambda lo, hi: bins_of(edges, objective.y[lo:hi, None].double()), 1, len(edges) - 1
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """What follows for the targets, the clip and the start."""
         if prepared.objective.classes is not None:
             return _labels(prepared, bought, noise, terms)
-        shape = distribution(bought[None], noise, terms.n, grid(TARGET_LEVEL))
+        shape = distribution(bought[None], noise, terms.n, grid(_TARGET_LEVEL))
         centred = _numbers(prepared, shape, noise / terms.n, terms)
         if self.clips or centred.clip is None:
             return centred
         return replace(centred, clip=min(centred.clip, terms.clip), spread=None)
-
-    def _bins(self, objective: Any) -> Tensor:
-        if objective.classes is not None:
-            return classes_of(objective)
-        return bins_of(grid(TARGET_LEVEL), objective.y.double())
 
 
 @dataclass(frozen=True)
@@ -615,9 +543,7 @@ class ShrunkStatistics(Statistics):
         """The start and the preconditioner: directions in which noise would outweigh a usual w go back to the first."""
         prepared = unit(prepared)
         loss, view = prepared.objective, Scaled.of(prepared.objective.X)
-        d, identity = view.shape[1], torch.eye(view.shape[1], dtype=torch.float64)
-        gram, products = bought[: d * d].view(d, d), bought[d * d :]
-        gram = (gram + gram.T) / 2
+        d, (gram, products) = view.shape[1], _statistics(bought)
         first = torch.zeros(d, dtype=torch.float64) if prepared.start is None else prepared.start
         z = first[-1] * view.bias
         curvature = self._curvature(loss, z)
@@ -630,7 +556,7 @@ class ShrunkStatistics(Statistics):
         level, slope = slopes.mean(), (slopes[1] - slopes[0]) / 2
         ones = gram[:, -1] / view.bias if view.bias else torch.zeros(d, dtype=torch.float64)
         start = first - inverse @ (level * ones + slope * products)
-        update = Preconditioned(inverse * terms.n, identity - inverse @ (curvature * gram), first)
+        update = Preconditioned(inverse * terms.n, torch.eye(d).double() - inverse @ (curvature * gram), first)
         step = Averaging(terms.rounds // 2 if loss.labelled() else 0)
         return replace(prepared, start=start, update=update, step=step)
 
@@ -644,7 +570,7 @@ class ShrunkStatistics(Statistics):
     def _noise(self, prepared: Purchased, matrix: float, terms: Terms) -> float:
         """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
         that of the matrix."""
-        rounds = 1.3 * (terms.clip if prepared.clip is None else prepared.clip) / (terms.mu * math.sqrt(0.5))
+        rounds = 1.3 * (prepared.clip or terms.clip) / (terms.mu * math.sqrt(0.5))
         return rounds**2 + 0.03 * matrix**2 * self.usual(prepared) * int(prepared.objective.X.shape[1])
 
     def usual(self, prepared: Purchased) -> float:
@@ -712,17 +638,17 @@ def _numbers(prepared: Purchased, shape: Distribution, floor: float, terms: Term
     width = min(1.0, max(high - mean, mean - low, 1e-12))  # a few beyond 1 are clipped where that counts
     y = (loss.y.double().clamp(low, high) - mean) / width
     sizes = (shape.middles.clamp(low, high) - mean) / width
-    clip = residual_clip(shape.p[0], sizes, view.shape[1] / (terms.n * terms.mu))
+    clip = _residual_clip(shape.p[0], sizes, view.shape[1] / (terms.n * terms.mu))
     return replace(
         prepared, objective=loss.with_targets(y), centre=(mean, width), clip=clip, spread=min(1.0, sd / width)
     )
 
 
-def residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
+def _residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
     """The clip of residuals that loses least: what it cuts off of targets about their mean, and `noise` times it.
 
     >>> p, y = torch.tensor([0.5, 0.49, 0.01]).double(), torch.tensor([-0.1, 0.1, 1.0]).double()
-    >>> residual_clip(p, y, 10.0) < 0.05, residual_clip(p, y, 1e-4) > 0.8
+    >>> _residual_clip(p, y, 10.0) < 0.05, _residual_clip(p, y, 1e-4) > 0.8
     (True, True)
     """
     clips = torch.logspace(-1.5, math.log10(2.0), 40, dtype=torch.float64)
@@ -733,7 +659,7 @@ def residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
 
 @dataclass(frozen=True)
 class Paid(Purchase):
-    """A purchase with the mechanism that its share of the budget pays for."""
+    """A purchase with the mechanism that its share of the budget pays for; it is the source of its stage's rows."""
 
     item: SumPurchase
     mechanism: Mechanism
@@ -746,31 +672,24 @@ class Paid(Purchase):
 
     def check(self, objective: Any) -> None:
         """Refuse what it cannot be bought for."""
-        validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
+        validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
         self.item.check(objective)
 
     def stage(self, objective: Any) -> tuple[Stage, Space]:
         """One look at all records: their clipped sum, not divided by anything."""
         release = Release(self.name, clip=self.item.clip(objective), mechanism=self.mechanism, lift=discard)
-        stage = Stage(FullBatch(1.0), [release], self.name, source=_Rows(self.item))
-        return stage, Space.flat(self.item.numbers(objective))
+        none = objective.part(slice(0, 0))  # of a vector's length records say nothing
+        return Stage(FullBatch(1.0), [release], self.name, source=self), Space.flat(self.item.rows(none).d)
 
-    def event(self, adjacency: Adjacency) -> Any:
+    def event(self, adjacency: Adjacency) -> DpEvent:
         """What it costs."""
         return self.mechanism.event(adjacency)
 
     def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """What follows."""
         assert bought is not None
-        noise = self.mechanism.multiplier * self.item.bound(prepared.objective)  # type: ignore[attr-defined]
+        noise = self.mechanism.number * self.item.bound(prepared.objective)
         return self.item.apply(prepared, bought, noise, self.terms)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The vectors that a purchase adds up."""
-
-    item: SumPurchase
 
     @property
     def own_records(self) -> bool:
@@ -782,8 +701,8 @@ class _Rows:
         """Whether it is no sum over records (see `isthmus.problems.queries`), or not known to be one."""
         return not self.own_records or not self.item.adds_up
 
-    def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: Any) -> Any:
-        """Of all records, or of some."""
+    def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: Any) -> Rows | Query:
+        """The vectors that are added up: of all records, or of some."""
         return self.item.rows(problem if index is None else problem.part(index))
 
 

@@ -15,26 +15,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import FLOPS, NUMBER, Facts
-from isthmus.algorithms.filling import Choice, Refusal, algorithm, allowed_step, sampled_run, sketched, walk
+from isthmus.algorithms import filling
+from isthmus.algorithms.filling import FLOPS, NUMBER, Build, Choice, Facts, Refusal, algorithm
 from isthmus.algorithms.first_order import StepRule
-from isthmus.algorithms.private import Budget, Relation, _Private
+from isthmus.algorithms.private import BudgetOptions, PrivateDescent, PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
-from isthmus.core.minimize import Purchased, Recipe
+from isthmus.core.minimize import Purchased
 from isthmus.gradients import Outer
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progressive, PublicSubspace, Sketch
 from isthmus.sketches.dense import random_rows
 from isthmus.sketches.public import SubspaceMap
-from isthmus.theory import Schedule
 
 __all__ = ["Directions", "dp_subspace_gd"]
 
@@ -47,25 +46,16 @@ _PUBLISHED = (
 @algorithm(words="public records show the few directions that matter, and noise is added in those alone")
 def pdp_sgd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     k: int,
     data: Any,
     loss: Any = None,
-    clip: float | AdaptiveClip,
-    step: StepRule | None = None,
     batch_size: int | None = 256,
     refresh: int = 10,
     start_epoch: int = 0,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-    output: str = "last",
     method: str = "gram",
-    micro_batch: int = 1,
-    schedule: Schedule | None = None,
-    stop: Any = None,
     as_published: bool = False,
-) -> Recipe:
+    **options: Unpack[PrivateOptions],
+) -> Build:
     """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
 
     k, data       V_k: top eigenvectors of the second moment of the gradients of the public examples `data` (with
@@ -80,33 +70,21 @@ def pdp_sgd(
     >>> pdp_sgd(epsilon=1.0, k=10, data=([[1.0]], [1]), clip=1.0, step=0.1, n="exact").arguments["k"]
     10
     """
-    where = "before" if as_published else "after"
+    where, guarantee = ("before", _PUBLISHED) if as_published else ("after", "")
     encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    filling = replace(filling, guarantee=_PUBLISHED if as_published else "", micro=micro_batch)
-    filling = replace(filling, schedule=schedule, stop=stop)
-    return filling.recipe("pdp_sgd", as_published=as_published, k=k, refresh=refresh, start_epoch=start_epoch)
+    return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, guarantee=guarantee, **options).build
 
 
 @algorithm(words="noise is added in a few random directions, and the step stays in them")
 def rpdp_sgd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     k: int = 800,
-    clip: float | AdaptiveClip,
-    step: StepRule | None = None,
     batch_size: int | None = 256,
     refresh: int = 10,
     start_epoch: int = 0,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
-    output: str = "last",
     clipped: str = "after",
-    micro_batch: int = 1,
-    schedule: Schedule | None = None,
-    stop: Any = None,
-) -> Recipe:
+    **options: Unpack[PrivateOptions],
+) -> Build:
     """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
 
     start_epoch  before it nothing is projected, and the noise is in R^d (15 in Fig. 4b of paper 004)
@@ -121,9 +99,7 @@ def rpdp_sgd(
     encoder: Encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
     if start_epoch > 0:
         encoder = Progressive([(start_epoch, Identity()), (math.inf, encoder)])
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    filling = replace(filling, clipped=clipped, micro=micro_batch, schedule=schedule, stop=stop)
-    return filling.recipe("rpdp_sgd", k=k, refresh=refresh, start_epoch=start_epoch)
+    return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, clipped=clipped, **options).build
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -138,11 +114,11 @@ REFRESH = 10
     shortfall=(0.012, 0.06),
     research=True,
 )
-def _fill_random(facts: Facts) -> Choice | Refusal:
+def _fill_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
-    run = sampled_run(facts, facts.the_clip, k)
-    filled = sketched(run, {"k": k, "batch_size": run.batch_size})
+    run = filling.sampled_run(facts, facts.the_clip, k)
+    filled = filling.sketched(run, {"k": k, "batch_size": run.batch_size})
     drawn = run.rounds / REFRESH * k**2 * facts.parameters / FLOPS
     multiplied = run.rounds * (run.batch_size or 0) * k * facts.filled / FLOPS
     memory = filled.memory + NUMBER * k * facts.parameters
@@ -150,30 +126,30 @@ def _fill_random(facts: Facts) -> Choice | Refusal:
 
 
 @pdp_sgd.filling(shortfall=(0.014, 0.11))
-def _fill_public(facts: Facts) -> Choice | Refusal:
+def _fill_public(facts: Facts) -> Choice:
     """The top-k eigenspace of public gradients, k from the energy curve."""
     if facts.public is None:
-        return Refusal("no public rows: give public=X or (X, y)")
+        raise Refusal("no public rows: give public=X or (X, y)")
     if facts.outputs > 1 and not facts.public.labelled:
-        return Refusal("several outputs: the public rows need labels")
+        raise Refusal("several outputs: the public rows need labels")
     k = facts.public_size
     share = facts.public.share(k)
-    run = sampled_run(facts, facts.the_clip, k)
+    run = filling.sampled_run(facts, facts.the_clip, k)
     gain = math.sqrt(share) if share else 1.0  # a row lies in the subspace up to what the subspace misses
-    step = allowed_step(run, gain)
+    step = filling.allowed_step(run, gain)
     captured = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
     rows = facts.public.rows
     learned = run.rounds / REFRESH * (2 * rows**2 * facts.parameters + rows**3) / FLOPS
     return run.choice(
         {"clip": facts.the_clip, "step": step, "batch_size": run.batch_size, "k": k, "refresh": REFRESH},
-        margin_noise=walk(run, step, gain=gain),
+        margin_noise=filling.walk(run, step, gain=gain),
         memory=facts.memory(run.batch_size, extra=NUMBER * k * facts.parameters),
         seconds=facts.seconds(run.rounds, run.batch_size, k, learned),
         evidence=f"{captured}; Theorem 6 (004)",
     )
 
 
-MORE = 10
+_MORE = 10
 """Directions that are tried beyond k: the span of a few more holds the top k far better."""
 
 
@@ -183,16 +159,13 @@ MORE = 10
 )
 def dp_subspace_gd(
     *,
-    epsilon: float,
-    delta: float | None = None,
     k: int,
     clip: float | AdaptiveClip,
     step: StepRule | str = "auto",
     share: float = 0.3,
-    n: int | str | None = None,
-    adjacency: Relation = "add-remove",
     output: str = "last",
-) -> Recipe:
+    **terms: Unpack[BudgetOptions],
+) -> Build:
     """PDP-SGD on all records, in a subspace that is bought first: for linear models whose rows have norm at most 1.
 
     k      at most so many directions; those that do not stand out of the noise of their purchase are left out
@@ -211,11 +184,13 @@ def dp_subspace_gd(
         validate.one_of(("auto",), step=step)
     fixed = not isinstance(clip, AdaptiveClip)
     validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
-    directions = Directions(k, share=share)
-    buys = (directions, Lambda()) if isinstance(step, str) else (directions,)
-    rule = None if isinstance(step, str) else step
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, 0.0, m=k, buys=buys)
-    return filling.recipe("dp_subspace_gd", k=k, step=step, share=share)
+    buys: tuple[SumPurchase, ...] = (Directions(k, share=share),)
+    rule: StepRule | None = None
+    if isinstance(step, str):
+        buys = (*buys, Lambda())
+    else:
+        rule = step
+    return PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
 
 
 @dataclass(frozen=True)
@@ -262,11 +237,6 @@ class Directions(SumPurchase):
         X = unit_rows(objective.X).plain()
         return Outer(X, matmul(X, self._omega(X.shape[1]).T))
 
-    def numbers(self, objective: Any) -> int:
-        """A column of d for each."""
-        d = int(objective.X.shape[1])
-        return d * self._tried(d)
-
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The top directions that stand out of the noise."""
         prepared = unit(prepared)
@@ -279,7 +249,7 @@ class Directions(SumPurchase):
         return replace(prepared, encode=Basis(basis))
 
     def _tried(self, d: int) -> int:
-        return min(d, self.k + MORE)
+        return min(d, self.k + _MORE)
 
     def _omega(self, d: int) -> Tensor:
         """Orthonormal rows from a public key."""

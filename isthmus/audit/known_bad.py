@@ -16,7 +16,7 @@ from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.mechanisms import Mechanism
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.sets import Whole
 
 __all__ = ["Halved", "halved", "published_privsgd"]
@@ -38,7 +38,7 @@ class Halved(Mechanism):
         """As stated."""
         return tuple(self.inner.ords)
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """Noise is relative to the bound: half the bound is half the noise."""
         return self.inner.release(replace(bounded, bound=bounded.bound / 2), noise)
 

@@ -17,7 +17,7 @@ from isthmus.gradients import Rows
 from isthmus.lifts import discard
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import Exact
-from isthmus.privacy.noise import Noise, SeededSource
+from isthmus.privacy.noise import SeededSource, Source
 from isthmus.sketches import Sketch
 
 Values = dict[str, ClippedSum]
@@ -29,7 +29,7 @@ class _Intercept(Exact):
 
     handed: list[ClippedSum] = field(default_factory=list)
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The value itself."""
         self.handed.append(bounded)
         return bounded.value

@@ -56,7 +56,9 @@ class LinearRecords(Objective):
 
     def _chosen(self, index: Any) -> Tensor:
         places = as_index(index, self.n)
-        return self.vectors if places is None else self.vectors[places]
+        if places is None:
+            return self.vectors
+        return self.vectors[places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +100,13 @@ class Pair:
     @property
     def adjacency(self) -> Adjacency:
         """What the two datasets are neighbours in."""
-        return Adjacency.ADD_REMOVE if self.right is None else Adjacency.REPLACE_ONE
+        if self.right is None:
+            return Adjacency.ADD_REMOVE
+        return Adjacency.REPLACE_ONE
 
     def records(self, left: bool) -> LinearRecords:
         """One of the two datasets; the record that differs comes last."""
-        last = self.left if left else self.right
-        rows = self.common if last is None else torch.cat([self.common, last[None]])
+        rows, last = self.common, {True: self.left, False: self.right}[left]
+        if last is not None:
+            rows = torch.cat([rows, last[None]])
         return LinearRecords(rows, self.space)

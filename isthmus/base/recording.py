@@ -41,7 +41,7 @@ _HERE = threading.local()
 
 def recording_now() -> bool:
     """Whether the work of this thread is being recorded."""
-    return getattr(_HERE, "recording", False)
+    return bool(getattr(_HERE, "recording", False))
 
 
 def reads(*tensors: Tensor) -> None:
@@ -52,15 +52,14 @@ def reads(*tensors: Tensor) -> None:
 
 
 class Unrecordable(RuntimeError):
-    """Work that cannot be recorded: it reads memory that is no input, or the host has to know a number."""
+    """Work that cannot be recorded: it reads memory that is no input."""
 
 
 @dataclass
 class Recording:
-    """One recorded computation: its graph, its result and how often it was run."""
+    """One recorded computation: its graph and its result."""
 
     graph: torch.cuda.CUDAGraph
-    device: torch.device
     result: Any = None
     runs: int = 0
 
@@ -83,23 +82,23 @@ class _Watch(TorchDispatchMode):
 
 
 @contextmanager
-def _capturing(recording: Recording, pool: Any) -> Iterator[None]:
+def _capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> Iterator[None]:
     """The work of this thread goes into the graph: as `torch.cuda.graph` does, but the allocator keeps its memory.
 
     An emptied cache would have the inputs of the next steps come to other places.
     """
-    stream = torch.cuda.Stream(recording.device)
-    stream.wait_stream(torch.cuda.current_stream(recording.device))
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
     collects = gc.isenabled()
     gc.disable()  # what is collected meanwhile may be memory of a device
     _HERE.recording = True
     try:
         with torch.cuda.stream(stream):
-            recording.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 yield
             finally:
-                recording.graph.capture_end()
+                graph.capture_end()
     finally:
         _HERE.recording = False
         if collects:
@@ -174,10 +173,10 @@ class Replay(Generic[T]):
         """The computation as a graph; None where it cannot be one."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        recording = Recording(torch.cuda.CUDAGraph(), inputs[0].device)
+        recording = Recording(torch.cuda.CUDAGraph())
         torch.cuda.synchronize()
         try:
-            with _capturing(recording, self._pool), _Watch(inputs):
+            with _capturing(recording.graph, inputs[0].device, self._pool), _Watch(inputs):
                 recording.result = compute()
         except Exception as error:  # whatever it is, the ordinary computation says it again
             self.why = f"{type(error).__name__}: {error}"
@@ -190,7 +189,7 @@ class Replay(Generic[T]):
         recording.runs += 1
         recording.graph.replay()
         result = self.renew(recording.result)
-        looked = recording.runs & (recording.runs - 1) == 0
+        looked = self.same is not None and recording.runs & (recording.runs - 1) == 0
         if looked and self.same is not None and not self.same(result, compute()):
             self.on = False
             raise RuntimeError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isthmus.base.recording import Replay
 from isthmus.lifts import Lifted
@@ -21,10 +22,9 @@ Place = tuple[str, Tensor, Tensor, int, int]
 
 
 EARLY = (
-    "the gradient was changed between backward() and optimizer.step() ({what}), which does nothing: until step() has "
-    "released it there is none. Every example's gradient is clipped to max_grad_norm before they are added: leave "
-    "clip_grad_norm_ out (trainers take gradient_clip_val=None or max_grad_norm=0), or change what was released in a "
-    "hook of optimizer.register_step_pre_hook"
+    "the gradient was changed between backward() and optimizer.step() ({what}), which does nothing: every example's "
+    "gradient is clipped to max_grad_norm, and step() releases their sum. Leave clip_grad_norm_ out (trainers take "
+    "gradient_clip_val=None), or change what was released in a hook of optimizer.register_step_pre_hook"
 )
 
 
@@ -41,13 +41,7 @@ class NotYet(Tensor):
     """
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Reads zeros; says that what would be written is not."""
         written = args[0] if args else None
         tensors = written if isinstance(written, (list, tuple)) else [written]
@@ -57,9 +51,9 @@ class NotYet(Tensor):
             return written
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-            if not (isinstance(result, Tensor) and isinstance(written, NotYet)):
-                return result
-            return result.as_subclass(NotYet) if result.data_ptr() == written.data_ptr() else result
+            if isinstance(result, Tensor) and isinstance(written, NotYet) and result.data_ptr() == written.data_ptr():
+                return result.as_subclass(NotYet)
+            return result
 
 
 QUIET = ("zero_", "_foreach_zero_", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_")
@@ -119,12 +113,10 @@ class GradientWriter:
     def write(self, rounds: Directions) -> None:
         """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
         code = rounds[0][0].code if len(rounds) == 1 and len(rounds[0]) == 1 else None
-        rates = plain_rates(self.optimizer)
-        if code is None or rates is None:
-            give(self.layers, rounds)
-            return
-        places = [(name, *place) for name, binding in self.layers.bindings.items() for place in binding.places()]
-        if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+        rates = None if code is None else plain_rates(self.optimizer)
+        bindings = {} if rates is None else self.layers.bindings
+        places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
+        if code is None or rates is None or not all(_in_memory(p, matrix) for _, p, matrix, _, _ in places):
             give(self.layers, rounds)
             return
         for _, parameter, _, _, _ in places:
@@ -155,7 +147,7 @@ def give(layers: Layers, rounds: Directions) -> None:
     """The directions as gradients, leaf by leaf: the whole vector is never built."""
 
     def columns(name: str, lo: int, hi: int) -> Tensor:
-        first, *rest = (piece.columns(layers.space, name, lo, hi) for lifted in rounds for piece in lifted)
+        first, *rest = [piece.columns(layers.space, name, lo, hi) for lifted in rounds for piece in lifted]
         total = sum(rest, first)
         return total if len(rounds) == 1 else total / len(rounds)
 
@@ -175,3 +167,66 @@ def plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
 def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
     """Whether a matrix is a view of its parameter, and not a copy."""
     return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+
+
+# ---------------------------------------------------------------- copies and pickles of the module
+
+# `copy.deepcopy`, `pickle` and `torch.save` ask a module for its state.  While a driver is attached every layer answers
+# for itself (`__reduce_ex__` in its own dictionary): what it gives away is its state without the hooks of this package.
+# What was gathered of private batches and not released is in the driver, and never in a copy.
+
+_NAME = "__reduce_ex__"
+_TABLES = "_hooks"
+"""How the names of a module's tables of hooks, and of what is kept beside them, look."""
+
+
+class _PlainCopies:
+    """The handle of one layer's answer: `remove` takes it away."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+        def reduce(protocol: int) -> Any:
+            reduced = type(layer).__reduce_ex__(layer, protocol)
+            return reduced if isinstance(reduced, str) else _cleaned(reduced)
+
+        layer.__dict__[_NAME] = reduce
+
+    def remove(self) -> None:
+        """Copies are made as before."""
+        self.layer.__dict__.pop(_NAME, None)
+
+
+def plain_copies(module: nn.Module) -> list[_PlainCopies]:
+    """Let every layer of a module be copied and pickled without hooks of this package; returns the handles.
+
+    >>> import copy
+    >>> module = nn.Linear(2, 2)
+    >>> handles = plain_copies(module)
+    >>> sorted(vars(copy.deepcopy(module)).keys() ^ vars(module).keys())
+    ['__reduce_ex__']
+    """
+    return [_PlainCopies(layer) for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
+
+
+def _cleaned(part: object) -> Any:
+    """What a layer gives away of itself, in its state or among the arguments that it is made anew with."""
+    if isinstance(part, tuple):
+        return tuple(map(_cleaned, part))
+    if not isinstance(part, dict) or "_modules" not in part:
+        return part
+    state = {name: value for name, value in part.items() if name != _NAME and not _ours(value)}
+    tables = {name: table for name, table in state.items() if _TABLES in name and isinstance(table, dict)}
+    hooks = {
+        key for name, table in tables.items() if name.endswith(_TABLES) for key, hook in table.items() if _ours(hook)
+    }
+    for name, table in tables.items():  # those with the marks of hooks too, which have the same keys
+        state[name] = type(table)((key, hook) for key, hook in table.items() if key not in hooks)
+    return state
+
+
+def _ours(value: object) -> bool:
+    """Whether a function was defined inside one of this package: those of its users' models are not."""
+    function = value.__func__ if isinstance(value, MethodType) else value
+    local = isinstance(function, FunctionType) and "<locals>" in function.__qualname__
+    return local and str(function.__module__).split(".")[0] == __name__.split(".")[0]

@@ -19,7 +19,8 @@ import math
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,12 +31,11 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from isthmus.base import storage, validate
 from isthmus.base.randomness import key
 from isthmus.base.recording import Replay, recording_now
-from isthmus.core.directions import Awaiting, GradientWriter
+from isthmus.core.directions import Awaiting, GradientWriter, plain_copies
 from isthmus.core.group import ALONE, Group
 from isthmus.core.loop_checks import Losses, MeanLossCorrection, mixed
 from isthmus.core.measuring import fragment, measure_leaf, measured_leaves
 from isthmus.core.parts import Delegate, Last, current
-from isthmus.core.pickling import plain_copies
 from isthmus.core.pipeline import (
     Maps,
     Pipeline,
@@ -60,50 +60,54 @@ from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, merged, unused
 from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
 from isthmus.privacy.ledger import Chargeable
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.sketches.base import Movable, Sketch, join_codes, leaf_code, without_memo
 
 LEAST = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 _EVALUATES = (
-    "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
-    "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
-    "evaluation"
+    "a private batch was given to a module in eval mode, where nothing is trained: call module.train() first "
+    "(from_pretrained returns a module in eval mode), or write torch.no_grad() around an evaluation"
 )
 _FOLLOWS = (
-    "the loop drew random numbers for a private batch from torch's own generator, which follows a seed that may be "
-    "known (it is the same in every process until torch.manual_seed or torch.seed is called): one record more "
-    "shifts what is drawn for the others, and its bound does not hold; draw inside the module's forward, where the "
-    "generator is secret, or call torch.seed() before training"
+    "the loop drew random numbers for a private batch from torch's own generator, whose seed may be known, and one "
+    "record more shifts what is drawn for the others: draw inside the module's forward, or call torch.seed() first"
 )
 _COUNTED = (
-    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch: how many there "
-    "are depends on who was drawn, which nobody may see, so a schedule must not count them; let the scheduler follow "
-    "what is released: optimizer.register_step_post_hook(lambda *_: scheduler.step()), or step it once an epoch"
+    "the settings of the optimiser (its learning rate, say) changed between two pieces of one batch, whose number "
+    "nobody may see: step the scheduler once an epoch, or in a hook of optimizer.register_step_post_hook"
 )
 _GATHERED = (
-    "a batch of the private loader, which cuts batches into pieces, was read to its end, and no step was taken with "
-    "its last piece: how many pieces it has depends on who was drawn, which nobody may see, so steps must not follow a "
-    "count of them; call step() for every piece (it waits for the last one), and make the loader's batch larger in "
-    "place of accumulating"
+    "a batch that the private loader cuts into pieces was read to its end, and no step was taken with its last piece: "
+    "call step() for every piece (it waits for the last one), and make the batch larger in place of accumulating"
 )
 _MIXED = (
-    "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix): a record is "
-    "then in several examples, each of which is clipped by itself, and moves the sum by more than epsilon accounts "
-    "for; leave the mixing out, or mix each example with public ones"
+    "the module was given mixtures of the examples that the private loader handed out (mixup, cutmix), where a record "
+    "counts more than once: leave the mixing out, or mix each example with public ones"
 )
 _ANOTHER_PASS = (
-    "another pass over the private loader has begun since: only the latest one hands out batches, or one record could "
-    "count twice in a round; read one pass to its end, or give each its own make_private"
+    "another pass over the private loader has begun since, and one record could count twice in a round: read one pass "
+    "to its end, or give each its own make_private"
 )
 _ADRIFT = (
-    "a batch of the private loader was read before the one before it was used: batches may be out of step, and one "
-    "record could count twice in a round; use every batch before you read the next (no reading ahead, skipping or "
-    "collecting), or begin a new pass over the loader"
+    "a batch of the private loader was read before the one before it was used, and one record could count twice in a "
+    "round: use every batch before you read the next (no reading ahead, skipping or collecting), or begin a new pass"
 )
 _COMPILED = (
     "torch.compile cannot trace the training of a private module, whose layers keep what each example did: make "
-    "the module itself private, and give it the batches of the private loader; in eval mode it may be compiled"
+    "the module itself private (in eval mode it may be compiled)"
+)
+_LATE = (
+    "a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch goes through the "
+    'module and back once (call backward() once, on the whole loss), or use clipping="flat"'
+)
+_UNUSED = (
+    "a batch was drawn, and no step was taken with it: whether a step is taken must not depend on the data; call "
+    "optimizer.step() for every batch, empty ones too"
+)
+_NOTHING = (
+    "optimizer.step() was called, and no gradient of this batch arrived: call module.train(), then backward() on a "
+    "loss of the module's output"
 )
 _DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
 """Those whose hooks are on a module."""
@@ -113,12 +117,14 @@ _DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
 class Ticket:
     """A physical batch: how many examples it holds, whether its logical batch ends with it, its micro-batches.
 
+    No size where no loader hands batches out: then every forward pass is a physical batch.
+
     `groups` has the micro-batch of every example, drawn independently of every other example.  Examples that do not
     count stand in for a batch that has none: they pass as any other, and their gradient is dropped.  `look` is shown
     the arguments that a batch became, and refuses those that depend on how records were put together.
     """
 
-    size: int
+    size: int | None
     last: bool = True
     groups: Tensor | None = None
     counts: bool = True
@@ -142,30 +148,30 @@ class PendingGradients:
         self._maps: dict[str, list[Tensor]] = {}
         """Memory for the maps of the slots, which stays where it is."""
 
-    def keep(self, layer: str, push: Callable[[Tensor], None], b: Tensor, inputs: Sequence[Tensor]) -> None:
+    def keep(self, *item: Any) -> None:
         """A gradient, inside backward."""
-        self.items.append((layer, push, b, inputs))
+        self.items.append(item)
 
     def message(self, round: Round, key: Hashable, compute: Callable[[], Message]) -> Message:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
-        maps = [sketch for sketch in round.sketches.values() if isinstance(sketch, Movable)]
-        if len(maps) < len(round.sketches):
-            return compute()
-        inputs = [x for _, _, b, reads in self.items for x in (b, *reads)]
-        inputs += [x for sketch in maps for x in sketch.tensors()]
-        sizes = tuple((slot, sketch.m, sketch.norm) for slot, sketch in round.sketches.items())
-        return self.replay((key, self._layers(), sizes, tuple(sorted(round.bounds.items()))), inputs, compute)
+        inputs, sizes = [x for _, _, b, reads in self.items for x in (b, *reads)], []
+        for slot, sketch in round.sketches.items():
+            if not isinstance(sketch, Movable):
+                return compute()
+            inputs += sketch.tensors()
+            sizes.append((slot, sketch.m, sketch.norm))
+        key = (key, self._layers(), tuple(sizes), tuple(sorted(round.bounds.items())))
+        return self.replay(key, inputs, compute)
 
     def placed(self, slot: str, sketch: Sketch) -> Sketch:
         """A map on a device in memory that stays where it is: the one before it there is overwritten."""
-        memory = sketch.tensors() if isinstance(sketch, Movable) else ()
-        if not isinstance(sketch, Movable) or not memory or not all(x.is_cuda for x in memory):
+        if not isinstance(sketch, Movable) or not sketch.tensors() or not all(x.is_cuda for x in sketch.tensors()):
             return sketch
-        shapes = [(x.shape, x.dtype) for x in memory]
-        if [(x.shape, x.dtype) for x in self._maps.get(slot, [])] != shapes:
-            self._maps[slot] = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in memory]
-        torch._foreach_copy_(self._maps[slot], list(memory))
-        return sketch.placed(self._maps[slot])
+        new, old = list(sketch.tensors()), self._maps.get(slot, [])
+        if [(x.shape, x.dtype) for x in old] != [(x.shape, x.dtype) for x in new]:
+            old = self._maps[slot] = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in new]
+        torch._foreach_copy_(old, new)
+        return sketch.placed(old)
 
     def idle(self, otherwise: list[str]) -> list[str]:
         """The leaves that took no part, as they were when the same layers told something before."""
@@ -221,14 +227,10 @@ class BackwardAccumulator:
         self.told.add(name)
         for release, slot, early in self._coded:
             if name in self.sums.get(release.name, ()):
-                raise validate.InvalidInput(
-                    f"a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch "
-                    "goes through the module and back once (call backward() once, on the whole loss), or use "
-                    'clipping="flat"'
-                )
+                raise validate.InvalidInput(_LATE.format(name=name))
             codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
             code = leaf_code(self.round.sketches[slot], name, rows)
-            codes.append(None if code is None else self._smaller(code))
+            codes.append(code and self._smaller(code))
             if early and len(codes) == self.uses[name]:
                 self._sum_leaf(release, slot, name, *self.scale())
         if self._keeps_rows:
@@ -239,13 +241,13 @@ class BackwardAccumulator:
         round, (factor, rounding) = self.round, self.scale()
 
         def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
-            rows = rows.scaled(factor) if factor != 1.0 else rows
+            rows = _scaled(rows, factor)
             return rows if groups is None else rows.regrouped(groups)
 
         self._watched = None if recording_now() else names[round.t % len(names)]
         rows, codes, ready = None, {}, {}
         if self._keeps_rows:
-            joined = [(name, self._joined(name, self.rows[name])) for name in names]
+            joined = ((name, self._joined(name, self.rows[name])) for name in names)
             rows = whole(Stack([(name, piece) for name, piece in joined if piece is not None]))
         for release, slot, early in self._coded:
             if early:
@@ -266,8 +268,8 @@ class BackwardAccumulator:
         assert rows is not None
         if isinstance(rows, Computed):
             rows.hold = True
-        rows = rows.scaled(factor) if factor != 1.0 else rows
-        self.sums.setdefault(release.name, {})[name] = measure_leaf(release.clipped, bound, name, rows, rounding)
+        summed = measure_leaf(release.clipped, bound, name, _scaled(rows, factor), rounding)
+        self.sums.setdefault(release.name, {})[name] = summed
 
     def _smaller(self, rows: Rows) -> Rows:
         """Products in place of their factors, where they take less room until the backward pass has ended."""
@@ -285,6 +287,10 @@ class BackwardAccumulator:
         if isinstance(computed, Computed):
             computed.watched = self._watched in (None, name)
         return computed
+
+
+def _scaled(rows: Rows, factor: float) -> Rows:
+    return rows if factor == 1.0 else rows.scaled(factor)
 
 
 def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
@@ -317,7 +323,7 @@ class TorchDriver:
         public: Any = None,
         reduction: str = "mean",
         seed: int = 0,
-        noise: Noise | None = None,
+        noise: Source | None = None,
         ledger: Chargeable | None = None,
         layers: Layers | None = None,
         fast: bool = True,
@@ -346,15 +352,12 @@ class TorchDriver:
         self._names = [leaf.name for leaf in self.layers.space.leaves]
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         # the round in progress
-        self._round: Round | None = None
-        self._sum: Message | None = None
-        self._parts = 0
-        """Physical batches that were summed."""
+        self._forget_round()
         self._kept: Maps = {}
         self._unused: set[str] = set()
         self._left_out: list[str] = []
         # the batch in progress
-        self._ticket: Ticket | None = None
+        self._ticket = Ticket(None)
         self._turn: object = None
         """The pass over the loader that batches are taken from."""
         self._batch = 0
@@ -380,6 +383,12 @@ class TorchDriver:
             self._check_module()
         self._attach()
 
+    def _forget_round(self) -> None:
+        """No round is open: the sum of no physical batch yet, and how many were summed."""
+        self._round: Round | None = None
+        self._sum: Message | None = None
+        self._parts = 0
+
     def _attach(self) -> None:
         """Put the hooks on; functions, so that a copy of the module leaves the driver alone."""
         module, layers = self.module, self.layers
@@ -392,7 +401,7 @@ class TorchDriver:
             if layer is module and not self._busy:
                 self._before_forward(args, kwargs)
 
-        def after(layer: nn.Module, args: Args, output: Any) -> Any:
+        def after(layer: nn.Module, args: Args, output: object) -> Any:
             return self._after_forward(output) if layer is module and not self._busy else output
 
         watched = [p for p in module.parameters() if self.private and p.requires_grad]
@@ -401,10 +410,10 @@ class TorchDriver:
         self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         self.handles.append(module.register_forward_pre_hook(first, prepend=True))
         self.handles.append(module.register_forward_hook(after, always_call=True))
-        self._listener = layers.listener = lambda name, rows: self._accumulator.take(name, rows)
-        layers.later = self.pending.keep if self._device is not None and self._accumulator.fast else None
-        layers.arrived = self._arrived
-        layers.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
+        self._listener = layers.now.listener = lambda name, rows: self._accumulator.take(name, rows)
+        layers.now.later = self.pending.keep if self._device is not None and self._accumulator.fast else None
+        layers.now.arrived = self._arrived
+        layers.now.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
         self.handles += self.guard.attach(self._takes_part, self._between) if self.private else []
         self.handles += plain_copies(module)
         _DRIVERS.add(self)
@@ -415,17 +424,13 @@ class TorchDriver:
         """The next physical batch is about to be handed out, by the pass over the loader that `rest` began."""
         validate.require(turn is None or turn is self._turn, _ANOTHER_PASS)
         before = self._end_batch()
-        self._adrift |= before is not None and before.size > 0  # nobody used it: what comes may be of it
-        if before is not None and before.last:
+        self._adrift |= bool(before.size)  # nobody used it: what comes may be of it
+        if before.last:
             if self._waits():  # several logical batches before one step: each is a round of its own
                 validate.require(not (self._cut and self.private), _GATHERED)
                 self._close()
             elif self.unmoved:
-                warnings.warn(
-                    "a batch was drawn, and no step was taken with it: whether a step is taken must not depend "
-                    "on the data; call optimizer.step() for every batch, empty ones too",
-                    stacklevel=3,
-                )
+                warnings.warn(_UNUSED, stacklevel=3)
         self._ticket, self.unmoved, self._handed = ticket, True, batch
         self._cut |= not ticket.last
         self._draws = b"" if self._followed else passes.public_state()
@@ -437,11 +442,11 @@ class TorchDriver:
         Returns the token of the pass over the loader that begins now.
         """
         before = self._end_batch()
-        if before is not None and before.last and self._waits():
+        if before.last and self._waits():
             self._close()
         self._drop()
         self._sum, self._parts, self.unmoved, self._settings = None, 0, False, ""
-        if before is not None:
+        if before.size is not None:
             self._ticket = Ticket(0)
             self._spend()
         self._turn, self._adrift = object(), False
@@ -450,9 +455,10 @@ class TorchDriver:
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
         self._drop()
+        self._forget_round()
         self.losses.reset()
         self._directions.clear()
-        self._sum, self._round, self._parts, self.unmoved = None, None, 0, False
+        self.unmoved = False
 
     def detach(self) -> None:
         """Take the hooks off; the parameters ask for gradients again."""
@@ -472,18 +478,16 @@ class TorchDriver:
             self._finish_backward()
             self._awaiting.end()
             self._check_trained()
-            if self.private and ticket is not None and (self._settings or not ticket.last):
-                before, now = self._settings, _settings_of(self.optimizer)
-                self._settings = "" if ticket.last else now
+            if self.private and (self._settings or not ticket.last):
+                groups = self.optimizer.param_groups  # all that they say but the parameters, in words
+                now = repr([{name: value for name, value in group.items() if name != "params"} for group in groups])
+                before, self._settings = self._settings, "" if ticket.last else now
                 validate.require(before in ("", now), _COUNTED)
-            if self._sum is None and ticket is not None and ticket.last and ticket.size:  # before anything is charged
-                raise RuntimeError(
-                    "optimizer.step() was called, and no gradient of this batch arrived: call module.train(), then "
-                    "backward() on a loss of the module's output"
-                )
+            if self._sum is None and ticket.last and ticket.size:  # before anything is charged
+                raise RuntimeError(_NOTHING)
         except Exception as error:
             self.group.agree("meet", error=error)
-        if ticket is not None and not ticket.last:
+        if not ticket.last:
             return False
         with self.group.alike():
             self._close()
@@ -496,9 +500,15 @@ class TorchDriver:
 
     def public_rows(self, data: object = None) -> Stack:
         """Per-example gradients of public data at the present weights, taken without touching the round."""
+        with self._on_behalf():
+            return self._public_rows(torch.empty(0), data)
+
+    @contextmanager
+    def _on_behalf(self) -> Iterator[None]:
+        """Public data passes on behalf of a sketch: the hooks look away."""
         self._busy = True
         try:
-            return self._public_rows(torch.empty(0), data)
+            yield
         finally:
             self._busy = False
 
@@ -517,29 +527,18 @@ class TorchDriver:
 
     def _open(self) -> Round:
         """The round in progress; the first pass or step opens it."""
-        if self._round is None:
-            self._busy = True
-            try:
-                round = Round(
-                    self.pipe,
-                    self.state,
-                    space=self.layers.space,
-                    seed=self.keys.seed,
-                    epoch=self.state.t // self.stage.sampler.rounds(self.n),
-                    read=self.layers.pack,
-                    public_rows=self._public_rows,
-                    eta=self.optimizer.param_groups[0]["lr"],
-                    maps=self._kept,
-                    device=self._device,
-                    place=self._place,
-                    group=self.group,
-                )
-                bind_stage(round, self.stage)
-                self._accumulator.begin(round)
-                self._round = round
-            finally:
-                self._busy = False
-        return self._round
+        if self._round is not None:
+            return self._round
+        public = {"space": self.layers.space, "read": self.layers.pack, "public_rows": self._public_rows}
+        turn = {"seed": self.keys.seed, "epoch": self.state.t // self.stage.sampler.rounds(self.n), "group": self.group}
+        here = {"maps": self._kept, "device": self._device, "place": self._place}
+        with self._on_behalf():
+            eta = self.optimizer.param_groups[0]["lr"]
+            round = Round(self.pipe, self.state, eta=eta, **public, **turn, **here)  # type: ignore[arg-type]
+            bind_stage(round, self.stage)
+            self._accumulator.begin(round)
+        self._round = round
+        return round
 
     def _place(self, slot: str, sketch: Sketch) -> Sketch:
         """Memory that stays where it is, unless somebody keeps what was lifted through the map."""
@@ -548,16 +547,11 @@ class TorchDriver:
     def _close(self) -> None:
         """Release the logical batch; an empty one still takes its round."""
         round, empty, t = self._open(), self._sum is None, self.state.t
-        message = self._no_records() if self._sum is None else self._sum
-        values = {name: replace(bounded, spare=True) for name, bounded in message.values.items()}  # to be used up
-        mine = replace(
-            message,
-            values=values,
-            divisor=self.stage.sampler.divisor(self.n, t),
-            dims=sum(bounded.value.numel() for bounded in values.values()),
-            bytes=sum(bounded.size for bounded in values.values()),
-            fixed=True,
-        )
+        values = (self._sum or self._no_records()).values
+        values = {name: replace(bounded, spare=True) for name, bounded in values.items()}  # to be used up
+        sizes = [(bounded.value.numel(), bounded.size) for bounded in values.values()]
+        dims, size = map(sum, zip(*sizes, strict=True))
+        mine = Message(values, self.stage.sampler.divisor(self.n, t), dims, size, fixed=True)
         own = len(range(self.group.rank, self.n, self.group.size))
 
         def checksum() -> int:
@@ -574,7 +568,7 @@ class TorchDriver:
         if self.group.rank and self.ledger is not None and self.private:
             self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
         self.state = advance(round, self.state, [message])
-        self._round, self._sum, self._parts = None, None, 0
+        self._forget_round()
         for observe in self.observers:
             observe(round)
 
@@ -594,8 +588,8 @@ class TorchDriver:
 
     def _before_forward(self, args: Args, kwargs: Kwargs) -> None:
         if not self.module.training:
-            self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
-            handed = self._ticket.size if self._ticket is not None and self.unmoved else 0
+            self.layers.now.listener = None  # for this pass: the backward pass of an earlier one may be still to come
+            handed = self.unmoved and self._ticket.size
             if handed and torch.is_grad_enabled() and handed in self._sizes(args, kwargs):
                 warnings.warn(_EVALUATES, stacklevel=2)
             return
@@ -619,21 +613,20 @@ class TorchDriver:
     def _admit(self, sizes: list[int]) -> None:
         """Let a batch in whose tensors have these sizes, or refuse it."""
         self._open()
-        if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
+        if self._ticket.size is None:
             self._finish_backward()
             self._new_physical_batch(sizes[0] if sizes else None)
         elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
             raise validate.InvalidInput(
                 f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
-                "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
-                "module.eval() for other data"
+                "pass whole batches of the loader through it, and call module.eval() for other data"
             )
 
     def _new_physical_batch(self, size: int | None) -> None:
         """Gradients that come from now on are of other examples, so many where that is known."""
         self._correction.reset()
         self.layers.uses.clear()
-        self.layers.batch, self.layers.token = size, object()
+        self.layers.begin(size)
         self._batch = self._batch if size is None else size
 
     def _look(self, args: Args, kwargs: Kwargs) -> passes.Things:
@@ -643,22 +636,23 @@ class TorchDriver:
         if self._looks and mixed((args, kwargs), self._handed, self._batch, self.layers.batch_dim):
             warnings.warn(_MIXED, stacklevel=7)
         self._handed = None
-        look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
-        if self._ticket is not None and self._ticket.look is not None:
+        # examples that meet are found before their gradients are used
+        self.layers.now.pieces = look(self.layers, args, kwargs, self.layers.batch)
+        if self._ticket.look is not None:
             self._ticket.look(args, kwargs)
         return things
 
-    def _after_forward(self, output: Any) -> Any:
+    def _after_forward(self, output: object) -> Any:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
-        self.layers.listener = self._listener
+        self.layers.now.listener = self._listener
         things = self.guard.leave(self.module, output)
         if self.module.training and torch.is_grad_enabled():
             if self.reduction == "mean":
                 device = self._parameters[0].device.type
-                low = torch.is_autocast_enabled(device) or any(p.dtype.itemsize < 4 for p in self.module.parameters())
+                low = torch.is_autocast_enabled(device) or min([p.dtype.itemsize for p in self.module.parameters()]) < 4
                 output = self._correction.outputs(output, self.layers.anchor, self._batch, low)
                 if self._correction.on:
-                    self._correction.check_kept(passes.things(self.module) if things is None else things)
+                    self._correction.check_kept(things or passes.things(self.module))
             if self._looks:
                 self.losses.expect(output, self._batch, self.loss_scale)
                 self._looks = False
@@ -690,7 +684,7 @@ class TorchDriver:
         A mean has divided them by the size of the batch, a scaler has multiplied them.
         """
         factor = float(self._batch) if self.reduction == "mean" and not self._correction.on else 1.0
-        last = self._ticket is not None and self._ticket.last
+        last = self._ticket.size is not None and self._ticket.last
         share = part_of_error(self._parts + 1, last) / self.group.size
         return factor / self.loss_scale, Rounding(self.stage.sampler.divisor(self.n, self.state.t), share)
 
@@ -701,23 +695,22 @@ class TorchDriver:
         try:
             self._between.look()
             with torch.no_grad():
-                counts = self._ticket is None or self._ticket.counts
-                message = self._summed(self._round) if counts else self._no_records()
+                message = self._summed(self._round) if self._ticket.counts else self._no_records()
         finally:
             self._drop()
         self._parts += 1
-        self._sum = message if self._sum is None else self._sum + message
+        self._sum = self._sum + message if self._sum else message
         self._spend()
 
     def _summed(self, round: Round) -> Message:
         """The message of the physical batch; on a device perhaps by what it has recorded."""
-        groups = None if self._ticket is None else self._ticket.groups
+        groups = self._ticket.groups
         if not self.pending.items or self._accumulator.told or groups is not None:
             return self._message(round, groups)
         depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
         message = self.pending.message(round, depends, lambda: self._message(round, None))
         self._left_out = self.pending.idle(self._left_out)
-        self.layers.later = self.pending.keep if self.pending.replay.on else None
+        self.layers.now.later = self.pending.keep if self.pending.replay.on else None
         return message
 
     def _message(self, round: Round, groups: Tensor | None) -> Message:
@@ -747,14 +740,14 @@ class TorchDriver:
 
     def _spend(self) -> None:
         """The examples of the ticket have been summed: no other pass may add them again."""
-        if self._ticket is not None:
+        if self._ticket.size is not None:
             self._ticket = replace(self._ticket, size=0)
-            self.layers.batch, self._batch = 0, 0
-        self.layers.token = object()
+            self._batch = self.layers.now.batch = 0
+        self.layers.begin(self.layers.batch)
         self._between.forget()
         self.losses.reset()
 
-    def _end_batch(self) -> Ticket | None:
+    def _end_batch(self) -> Ticket:
         """Nothing more comes of the present physical batch; returns its ticket."""
         self.guard.reset()
         self._finish_backward()
@@ -767,11 +760,8 @@ class TorchDriver:
         """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
         mine = set(map(id, self._parameters))
         stray = [name for name, p in self._trained if id(p) not in mine]
-        remedy = (
-            "freeze these parameters (requires_grad_(False)), or take off what computes a weight from them "
-            "(remove_weight_norm): they are trained by no layer that has per-example gradients"
-        )
-        validate.check(not stray, "module", stray, remedy)
+        remedy = "freeze these parameters, or take off what computes a weight from them (remove_weight_norm)"
+        validate.check(not stray, "module", stray, f"{remedy}: no layer that has per-example gradients trains them")
         for each in self.module.modules():
             compiled = "_orig_mod" in each._modules or each._compiled_call_impl is not None
             validate.check(not compiled, "module", type(each).__name__, _COMPILED)
@@ -790,17 +780,14 @@ class TorchDriver:
         if frozen and self.private:
             raise validate.InvalidInput(
                 f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
-                "would be moved all the same: call engine.detach(), freeze them, and make training private again with "
-                "an optimiser of the others"
+                "would be moved all the same: call engine.detach(), freeze them, and make training private again"
             )
 
 
 def check_undriven(module: nn.Module) -> None:
     """A module that is private already would be clipped and noised twice."""
-    driven = any(driver.module is module for driver in _DRIVERS)
-    validate.check(
-        not driven, "module", type(module).__name__, "call detach() on its engine first: it is private already"
-    )
+    driven, remedy = any(driver.module is module for driver in _DRIVERS), "call detach() on its engine first"
+    validate.check(not driven, "module", type(module).__name__, f"{remedy}: it is private already")
 
 
 def _check_drivable(pipe: Pipeline) -> None:
@@ -821,9 +808,3 @@ def _least_bound(pipe: Pipeline) -> float:
     bounds = [clip.each(clip.init()) for clip in clips]
     least = [min(bound.values()) if isinstance(bound, Mapping) else bound for bound in bounds]
     return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)
-
-
-def _settings_of(optimizer: torch.optim.Optimizer) -> str:
-    """What an optimiser is set to, in words: its learning rates and all else but the parameters."""
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    return repr(groups)

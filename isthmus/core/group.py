@@ -22,9 +22,11 @@ import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -45,13 +47,10 @@ if TYPE_CHECKING:
     from isthmus.core.pipeline import Round, RunContext, Stage
 
 T = TypeVar("T")
-_HEADER = struct.Struct("<8q")
-"""Failed or not, where the rank is, and six numbers: in a round digests of its message, its order, its maps and its
-iterate, its divisor and its bytes."""
-_PLACES = ["", "round", "lead", "batch", "meet", "make_private", "records", "figure", "query", "values", "minimize"]
-_PLACES += ["fit", "score"]
-"""What ranks meet for.  All begin with one header of one length: ranks that are in different places find out there, and
-do not hang or abort in collectives of different lengths."""
+_HEADER = struct.Struct("<6Q2d")
+"""Failed or not, what the rank meets the others for, and six numbers: in a round digests of its message, its order, its
+maps and its iterate, its divisor and its bytes.  All meetings begin with one header of one length: ranks that are in
+different places find out there, and do not hang or abort in collectives of different lengths."""
 _LOST = "a rank was lost or took too long; what was charged stays charged. Start all ranks again"
 
 
@@ -140,27 +139,25 @@ class Group:
             return make()
         if not met:
             self.agree("lead")
-        if self.rank:
-            answer = storage.unpack(self.broadcast(None), "led")
-            if answer["error"] is not None:
-                raise _raised(answer["error"], 0)
-            value: T = answer["value"]
+        if not self.rank:
+            try:
+                value = make()
+                data = storage.pack("led", {"error": None, "value": value})
+            except BaseException as error:
+                self.broadcast(storage.pack("led", {"error": _as_values(error), "value": None}))
+                raise _known(error)  # noqa: B904  # the error itself
+            self.broadcast(data)
             return value
-        try:
-            value = make()
-            data = storage.pack("led", {"error": None, "value": value})
-        except BaseException as error:
-            self.broadcast(storage.pack("led", {"error": _as_values(error), "value": None}))
-            _known(error)
-            raise
-        self.broadcast(data)
-        return value
+        answer = storage.unpack(self.broadcast(None), "led")
+        if answer["error"] is not None:
+            raise _raised(answer["error"], 0)
+        return answer["value"]  # type: ignore[no-any-return]
 
     def agree(
-        self, place: str, header: Sequence[int] = (), error: BaseException | None = None, names: Sequence[str] = ()
-    ) -> list[tuple[int, ...]]:
+        self, place: str, header: Sequence[float] = (), error: BaseException | None = None, names: Sequence[str] = ()
+    ) -> list[tuple[Any, ...]]:
         """Everybody's header; an error of one rank, and headers that differ where they must not, are errors of all."""
-        mine = _HEADER.pack(int(error is not None), _PLACES.index(place), *header, *[0] * (6 - len(header)))
+        mine = _HEADER.pack(error is not None, key(place), *header, *[0] * (6 - len(header)))
         headers = [_HEADER.unpack(line) for line in self.gather(mine)]
         failed = [rank for rank, entry in enumerate(headers) if entry[0]]
         if failed and self.size > 1:
@@ -169,17 +166,16 @@ class Group:
             raise _raised(told, failed[0]) if error is None else _known(error)
         if error is not None:
             raise error
-        where = [_PLACES[entry[1]] for entry in headers]
         remedy = "let all ranks make the same calls: they are at different places in the program"
         try:
-            validate.check(len(set(where)) == 1, "ranks", where, remedy)
+            validate.check(len({entry[1] for entry in headers}) == 1, "ranks", place, remedy)
             remedy = "give all ranks the same program, arguments and start: the ranks differ"
-            for name, numbers in zip(names, list(zip(*headers, strict=True))[2:], strict=False):
+            for at, name in enumerate(names, 2):
+                numbers = [entry[at] for entry in headers]
                 same = not name or len(set(numbers) - {0}) < 2  # 0 is a rank that has nothing to compare
                 validate.check(same, name, numbers, remedy)
         except validate.InvalidInput as differ:
-            _known(differ)
-            raise
+            raise _known(differ)  # noqa: B904  # the error itself
         return [entry[2:] for entry in headers]
 
     def all(self, mine: T) -> list[T]:
@@ -190,7 +186,7 @@ class Group:
         data = storage.pack("value", mine)
         return [storage.unpack(self.broadcast(data, rank), "value") for rank in range(self.size)]
 
-    def mean(self, value: Any, n: int) -> Any:
+    def mean(self, value: object, n: int) -> Any:
         """The mean of everybody's number or tensor, weighted by how many records each has."""
         if self.size == 1:
             return value
@@ -216,7 +212,7 @@ class Group:
 
         What matrices make of a vector depends on the number of threads in its last bits: with one it is alike.
         """
-        return one_thread(self.size > 1)
+        return one_thread(True) if self.size > 1 else nullcontext()
 
     def add(
         self,
@@ -236,7 +232,7 @@ class Group:
         """
         if self.size == 1:
             return make()
-        message, error, header = None, None, [0] * 6
+        message, error, header = None, None, list[float]()
         try:
             promise, longest = round.pipe.promise, (math.inf, math.inf)
             if promise is None or promise.n is not None:  # lengths that follow from a private number are not sent
@@ -247,8 +243,7 @@ class Group:
             asked = key(stage.name, round.t, round.seed, round.eta, sorted(round.bounds.items()))
             maps = key(*(sketch.fingerprint for sketch in round.sketches.values()))
             digests = [0 if empty else key(*sent), asked, maps, same()]
-            divisor = struct.unpack("<q", struct.pack("<d", message.divisor))[0]
-            header = [*((word + (1 << 63)) % (1 << 64) - (1 << 63) for word in digests), divisor, message.bytes]
+            header = [*digests, message.divisor, message.bytes]
         except Exception as failed:
             error = failed
         headers = self.agree("round", header, error, ("message", "order", "maps", "iterate"))
@@ -259,9 +254,8 @@ class Group:
             flat = [values[name].value.reshape(-1) for name in names]
             parts = self.reduce(torch.cat(flat)).split([len(vector) for vector in flat])
             values |= {name: replace(values[name], value=part) for name, part in zip(names, parts, strict=True)}
-        divisors = [struct.unpack("<d", struct.pack("<q", entry[4]))[0] for entry in headers]
-        divisor = message.divisor if message.fixed else sum(divisors)
-        dims, size = message.dims * self.size, sum(entry[5] for entry in headers)
+        divisor = message.divisor if message.fixed else sum(entry[4] for entry in headers)
+        dims, size = message.dims * self.size, sum(int(entry[5]) for entry in headers)
         return replace(message, values=values, divisor=divisor, dims=dims, bytes=size)
 
     def _bounds_of_others(self, message: Message, empty: list[bool]) -> dict[str, ClippedSum]:
@@ -328,11 +322,11 @@ def _reachable() -> Iterator[None]:
 
 def _as_values(error: BaseException | None) -> storage.Fields:
     """An error as plain values."""
-    asked: list[object] = []
-    kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
     if isinstance(error, BudgetExceeded):
-        kind, asked = "budget", [error.what, error.rounds, error.spent, error.asked, *error.budget]
-    return {"kind": kind, "text": str(error), "asked": asked}
+        asked = [error.what, error.rounds, error.spent, error.asked, *error.budget]
+        return {"kind": "budget", "text": str(error), "asked": asked}
+    kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
+    return {"kind": kind, "text": str(error)}
 
 
 def _raised(failure: storage.Fields, rank: int) -> BaseException:
@@ -357,9 +351,11 @@ class Aggregator(ABC):
     problems: Sequence[Any]
     group: Group = ALONE
 
-    @abstractmethod
     def holding(self, problems: Sequence[Any]) -> Self:
         """The same holders with other problems, as after something was bought."""
+        other = copy(self)
+        object.__setattr__(other, "problems", tuple(problems))  # of a frozen class too
+        return other
 
     @abstractmethod
     def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
@@ -379,13 +375,6 @@ class Local(Aggregator):
     def __init__(self, problem: Any, group: Group = ALONE) -> None:
         self.problems, self.group = (problem,), group
 
-    def holding(self, problems: Sequence[Any]) -> Self:
-        """The same ranks, this one with another problem."""
-        other = copy(self)
-        (problem,) = problems
-        other.problems = (problem,)
-        return other
-
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
         """Each rank draws its own records."""
         if self.group.size > 1:
@@ -397,9 +386,9 @@ class Local(Aggregator):
         joint = None if group.size == 1 else group.answer
         client = Client(str(group.rank), problem, 0, context.whole, 1 / group.size, joint)
 
-        def mine() -> Message:
-            return contribute(round, stage, client, context.keys, context.physical)
-
+        mine = partial(contribute, round, stage, client, context.keys, context.physical)
+        if group.size == 1:
+            return mine()
         return group.add(round, stage, mine, lambda: storage.checksum(round.w), problem.n, context.whole or problem.n)
 
 
@@ -436,20 +425,15 @@ class Clients(Aggregator):
         if self.per_round is not None and not callable(self.per_round):
             validate.positive_int(per_round=self.per_round)
 
-    def holding(self, problems: Sequence[Any]) -> Clients:
-        """The same clients with other problems."""
-        return replace(self, problems=list(problems))
-
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
         """All clients, once, their sums added; no client twice, and records that add up to n."""
         remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
         remedy = "leave it out: a private run adds sums over records, and divides them by a public number"
         validate.check(not self.uniform, "uniform", self.uniform, remedy)
-        names, different = f"{len(self.problems)} clients", {id(problem) for problem in self.problems}
+        different, total = {id(problem) for problem in self.problems}, sum(problem.n for problem in self.problems)
         remedy = "give each of them once: a record belongs to one client"
-        validate.check(len(different) == len(self.problems), "clients", names, remedy)
-        total = sum(problem.n for problem in self.problems)
+        validate.check(len(different) == len(self.problems), "clients", f"{len(self.problems)} clients", remedy)
         remedy = f"give an objective of all the clients' records: this one has {n}"
         validate.check(total == n, "clients", f"{total} records", remedy)
         check_samplers(samplers, "clients")
@@ -459,21 +443,17 @@ class Clients(Aggregator):
         chosen: Sequence[int] = range(len(self.problems))
         if self.per_round is not None:
             chosen = drawn_clients(self.per_round, round, len(self.problems))
-        total, visits = None, Counter[int]()
+        messages, visits = [], Counter[int]()
         whole = None if self.uniform else sum(problem.n for problem in self.problems)
         for number in chosen:
             client = Client(str(number), self.problems[number], visits[number], whole, 1 / len(chosen))
             message = contribute(round, stage, client, context.keys, context.physical)
             visits[number] += 1
-            if whole is None:
-                message = message.normalised()
-            else:
-                message = message.by_records()
-                if self.per_round is not None and not message.fixed:
-                    message = replace(message, divisor=whole / len(self.problems))
-            total = message if total is None else total + message
-        assert total is not None
-        return total
+            message = message.normalised() if whole is None else message.by_records()
+            if whole is not None and self.per_round is not None and not message.fixed:
+                message = replace(message, divisor=whole / len(self.problems))
+            messages.append(message)
+        return reduce(add, messages)
 
 
 def drawn_clients(per_round: int | Callable[[int], int], round: Round, clients: int) -> list[int]:

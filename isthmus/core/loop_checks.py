@@ -66,43 +66,43 @@ FEWEST = 16
 PASSING = frozenset("Neg Alias Clone ToCopy View UnsafeView Squeeze Unsqueeze Add Sub Stack Cat _Undone".split())
 """Operations that leave the size of every term as it is, up to its sign."""
 
-_SUM = (
-    'the loss is a sum over the examples, and loss_reduction="mean" says that it is a mean: every gradient would be '
-    "multiplied by the size of the batch, which one record changes; take the mean, or give make_private("
-    'loss_reduction="sum")'
-)
-_MEAN = (
-    'the loss is a mean over the examples, and loss_reduction="sum" says that it is a sum: every gradient would be '
-    "divided by the size of the batch, which one record changes; take the sum, or give make_private("
-    'loss_reduction="mean")'
+_REDUCTION = (
+    'the loss is a {other} over the examples, and loss_reduction="{said}" says that it is a {said}: one record would '
+    "change every gradient with the size of the batch; take the {said}, or give make_private("
+    'loss_reduction="{other}")'
 )
 _WEIGHED = (
     "the loss divides by the weights of the batch's targets (weight= of a mean), or by how many of them are not "
-    "ignored (ignore_index), so that one record would change every other one's share: take reduction='none', weigh or "
-    "leave out the terms of each example by yourself, add them up for each example, and divide by a public number: "
-    ".mean() over the examples, or a sum with make_private(loss_reduction='sum')"
+    "ignored (ignore_index), so that one record would change every other one's share: take reduction='none', add up "
+    "the terms of each example, and divide by a public number (the mean over examples)"
 )
 _CROSSED = (
     "examples meet in the loss: its gradient for the outputs of one example changes with the outputs of others (as in "
-    "contrastive losses, or behind statistics of the batch), so that no record's gradient is its own; let the term of "
-    "an example use that example only, or make the examples that belong together one record of the dataset"
+    "contrastive losses, or behind statistics of the batch); let the term of an example use that example only, or make "
+    "the examples that belong together one record of the dataset"
 )
 _FOREIGN = (
     "the gradient of this loss reaches {count} parameter(s) that are not of the private module, of shape {shape} for "
-    "one (of a head, an encoder or a learned loss beside it): backward() would write unprotected sums of the private "
-    "batch into their .grad, and whatever moves them publishes it. Put everything that is trained into one module and "
-    "make that private, or freeze the rest (requires_grad_(False)) or detach what they give"
+    "one: backward() would write unprotected sums of the private batch into their .grad. Put everything that is "
+    "trained into one module and make that private, or freeze the rest (requires_grad_(False)) or detach what they give"
 )
 _SELECTED = (
     "the loss chooses among the examples of a batch (by max, topk, sort or a median over them, as in hard-example "
-    "mining): one record more takes the place of another, and moves the sum by both; let every example count, or "
-    "weigh each by its own loss"
+    "mining): one record more takes the place of another; let every example count, or weigh each by its own loss"
 )
 _SELECTING = ("Topk", "Sort", "Max", "Min", "Amax", "Amin", "Median", "Kthvalue", "Nanmedian")
 _CHANGES = (
-    "the loss divides its terms by another number{unit} than in an earlier batch: where that follows the "
-    "data (weights, masks, counted tokens, the longest text), one record changes every other one's share; divide by a "
+    "the loss divides its terms by another number{unit} than in an earlier batch: where that follows the data "
+    "(weights, masks, counted tokens, the longest text), one record changes every other one's share; divide by a "
     "public number. Where it follows a public schedule, all is well"
+)
+_PRECISIONS = (
+    "a batch went through the module both with and without autocast, and the division by n of a mean loss is undone in "
+    "another place for each: run all passes of a batch in one precision, or use a sum, loss_reduction='sum'"
+)
+_KEPT = (
+    "{what}: in less than 32 bits a mean loss must be one of what the module returns; return that too, keep it with "
+    ".detach(), or use a sum, loss_reduction='sum'"
 )
 
 
@@ -198,11 +198,7 @@ class MeanLossCorrection:
         `anchor` is that of the layers' taps, by which the backward pass that trains is known.  All passes of one batch
         must agree: their rows are added, and all of them are divided by n or none is.
         """
-        if self._low not in (None, low):
-            raise validate.InvalidInput(
-                "a batch went through the module both with and without autocast: a mean loss is undone in another "
-                "place for each; run all passes of a batch in one precision, or use a sum, loss_reduction='sum'"
-            )
+        validate.require(self._low in (None, low), _PRECISIONS)
         self._low = low
         if not low:
             return output
@@ -222,21 +218,12 @@ class MeanLossCorrection:
     def check_kept(self, things: Mapping[str, object]) -> None:
         """Refuse what a module keeps of a pass: a loss of it beside the outputs would be divided by n still."""
         names = sorted(name for name, x in things.items() if isinstance(x, Tensor) and x.grad_fn is not None)
-        if names:
-            raise validate.InvalidInput(
-                f"the module keeps {names} of its pass with their graph: in less than 32 bits a mean loss must be one "
-                "of what the module returns; return them too, keep them with .detach(), or use a sum, "
-                "loss_reduction='sum'"
-            )
+        validate.require(not names, _KEPT.format(what=f"the module keeps {names} of its pass with their graph"))
 
     def check(self) -> None:
         """Refuse gradients that came another way, and are divided by n still."""
-        if self.on and not self._fired:
-            raise validate.InvalidInput(
-                "a gradient reached a layer without passing the module's own output (through a tensor that a hook or "
-                "an attribute kept): in less than 32 bits a mean loss must be one of what the module returns; return "
-                "that tensor too, or use a sum, loss_reduction='sum'"
-            )
+        way = "a gradient reached a layer without passing the module's own output (through a tensor that a hook kept)"
+        validate.require(self._fired or not self.on, _KEPT.format(what=way))
 
 
 # ---------------------------------------------------------------- the loss
@@ -296,27 +283,26 @@ class Losses:
             return  # of another module
         if self.mine is not None:  # parameters beside the private ones would move by raw gradients
             variables = [_of(node, "variable") for node in _above(roots, ())]
-            foreign = [x for x in variables if isinstance(x, nn.Parameter) and id(x) not in self.mine]
-            if foreign:
-                raise validate.InvalidInput(_FOREIGN.format(count=len(foreign), shape=list(foreign[0].shape)))
+            foreign = [list(x.shape) for x in variables if isinstance(x, nn.Parameter) and id(x) not in self.mine]
+            validate.require(not foreign, _FOREIGN.format(count=len(foreign), shape=foreign[:1]))
         validate.require(not any(_selects(node, self._n, self.dim) for node in passed - ends), _SELECTED)
         for loss in losses:
             if loss.ndim == 0 and loss.grad_fn is not None:
                 self._check(list(divisors(loss.grad_fn, ends, self._n, self.dim, self._scale)))
         ours = [(x, cut) for x, cut in self._outputs if x.grad_fn in passed]
-        few = sum(x.numel() for x, _ in ours) <= NUMBERS
-        crossed = bool(ours) and few and _differentiable(passed, ends) and _crosses(losses, gradients, ours)
-        validate.require(not crossed, _CROSSED)
+        if ours and sum(x.numel() for x, _ in ours) <= NUMBERS and _differentiable(passed, ends):
+            validate.require(not _crosses(losses, gradients, ours), _CROSSED)
 
     def _check(self, found: list[Divisor]) -> None:
         """Refuse divisors that are not what was said, and warn of one that changes from batch to batch."""
         validate.require(not any(divisor.weighed for divisor in found), _WEIGHED)
         if self._n < LEAST or len(found) >= self._n:
             return  # too few to tell examples from classes, or a loss that takes example by example
-        means = [divisor.mean for divisor in found if not divisor.touched]
-        validate.require(self.reduction != "mean" or all(means), _SUM)
-        validate.require(self.reduction != "sum" or not any(means), _MEAN)
-        by, unit = (self._n, " (times the number of examples)") if self.reduction == "mean" else (1, "")
+        mean, by, unit, other = False, 1, "", "mean"
+        if self.reduction == "mean":
+            mean, by, unit, other = True, self._n, " (times the number of examples)", "sum"
+        said = all(divisor.mean == mean for divisor in found if not divisor.touched)
+        validate.require(said, _REDUCTION.format(said=self.reduction, other=other))
         numbers = [divisor.number / by for divisor in found]
         self._divisors = self._divisors or numbers
         for now in numbers:
@@ -390,7 +376,7 @@ def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, sca
             yield found
 
 
-def _of(node: Any, name: str) -> Any:
+def _of(node: object, name: str) -> Any:
     """What a node of a graph has saved; None where this kind of node has nothing of that name."""
     return getattr(node, name, None)
 
@@ -426,12 +412,12 @@ def _dimensions(places: Sequence[int], ndim: int) -> set[int]:
     return {place if place < ndim else place - (1 << 64) + ndim for place in places} or set(range(ndim))
 
 
-def _number(node: Any, divides: bool) -> float | None:
+def _number(node: object, divides: bool) -> float | None:
     """What a product with a number, or a quotient by one, multiplies by; None for all others."""
     other, own = _of(node, "_saved_other"), _of(node, "_saved_self")
-    number = own if other is None else other
     if (other is None) == (own is None) or (divides and other is None):
         return None
+    number = own if other is None else other
     if isinstance(number, Tensor) and number.numel() != 1:
         return None
     number = float(number)
@@ -454,11 +440,10 @@ def _above(roots: Iterable[Node], ends: Container[Node | None]) -> set[Node]:
 
 def _selects(node: Any, n: int, dim: int) -> bool:
     """Whether an operation chooses among the entries of different examples."""
-    if node.name().rstrip("0123456789").removesuffix("Backward") not in _SELECTING:
+    if node.name().split("Backward")[0] not in _SELECTING:
         return False
-    whole, sizes, places = _of(node, "_saved_self"), _of(node, "_saved_self_sym_sizes"), _of(node, "_saved_dim")
-    if sizes is None:
-        sizes = () if whole is None else whole.shape
+    sizes, places = _of(node, "_saved_self_sym_sizes"), _of(node, "_saved_dim")
+    sizes = sizes or getattr(_of(node, "_saved_self"), "shape", ())
     if places is None:
         return bool(sizes) and math.prod(sizes) % n == 0 and n in (sizes[0], math.prod(sizes))
     dims = _dimensions(places if isinstance(places, (tuple, list)) else (places,), len(sizes))
@@ -470,10 +455,8 @@ def _differentiable(passed: set[Node], ends: set[Node | None]) -> bool:
     if any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in passed - ends):
         return False
     reached = passed & ends
-    if len(reached) == 1:
-        return True
-    below = _above([child for node in reached for child, _ in node.next_functions if child is not None], ())
-    return below.isdisjoint(reached)
+    below = [child for node in reached for child, _ in node.next_functions if child is not None]
+    return len(reached) == 1 or _above(below, ()).isdisjoint(reached)
 
 
 def _crosses(losses: list[Tensor], gradients: list[Tensor | None], outputs: list[tuple[Tensor, int]]) -> bool:

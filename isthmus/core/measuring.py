@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,8 +67,7 @@ def measure(
     """
     clip, rounding = release.clip, rounding or Rounding()
     if isinstance(rows, Query):
-        proven = clip is not None and clip.ord == 2 and rows.bound <= clip.total(bound)
-        if clip is None or not proven:
+        if clip is None or clip.ord != 2 or rows.bound > clip.total(bound):
             remedy = f"give a clip in the norm 2 of at least {rows.bound}, by which one record can move it"
             validate.refuse("clip", clip, f"{remedy}: {type(rows).__name__} is released with its bound only")
         return ClippedSum(rows.value(), clip.ord, clip.total(bound))
@@ -150,13 +151,8 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
         return fragment(round, stage, rows, rounding=Rounding(None if linear else batch, share))
 
     with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(parts) > 1):
-        total = None
-        messages: Iterable[Message] = map(measured, range(len(parts)))
-        if apart and len(parts) > 1:  # batches that do not touch each other, several at a time
-            messages = in_order(measured, range(len(parts)))
-        for message in messages:
-            total = message if total is None else total + message
-    assert total is not None
+        several = in_order if apart and len(parts) > 1 else map  # batches that do not touch each other, at a time
+        total = reduce(add, several(measured, range(len(parts))))
     fixed = getattr(sampler, "expected", None) is not None
     total = replace(total, divisor=divisor, fixed=fixed, records=0 if stage.private else n)
     return _sent(round, stage, total, client)
@@ -201,18 +197,18 @@ def _batches(
 
     Says besides whether batches of the problem can be measured at the same time.
     """
-    of_its_own, whole = getattr(stage.source, "own_records", False), getattr(stage.source, "whole", False)
-    spans, count, most = None, problem.n if index is None else len(index), physical
-    if hasattr(problem, "spans"):
-        if of_its_own and not whole and stage.groups is None:  # a micro-batch is clipped whole
-            spans = problem.spans() or None
-        if spans is not None:
-            widest = max(hi - lo for lo, hi in spans)
-            if index is None and (physical is None or physical >= widest):
-                return [slice(lo, hi) for lo, hi in spans], True
-            most = min(physical or count, widest)
-    apart = hasattr(problem, "spans")
-    if most is None or count <= most:
+    apart, spans = hasattr(problem, "spans"), None
+    count = problem.n if index is None else len(index)
+    most = physical or count
+    by_itself = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
+    if apart and by_itself and stage.groups is None:  # a micro-batch is clipped whole
+        spans = problem.spans() or None
+    if spans is not None:
+        widest = max(hi - lo for lo, hi in spans)
+        if index is None and (physical is None or physical >= widest):
+            return [slice(lo, hi) for lo, hi in spans], True
+        most = min(most, widest)
+    if count <= most:
         return [index], apart
     if index is None and spans is not None:
         return [slice(lo, min(lo + most, count)) for lo in range(0, count, most)], apart

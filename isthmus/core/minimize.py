@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,10 @@ from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.core.group import Aggregator, Clients, Local
 from isthmus.core.parts import Update
-from isthmus.core.pipeline import Pipeline, RunContext, StepSize, opened_again, run, start
+from isthmus.core.pipeline import Pipeline, Release, RunContext, StepSize, opened_again, run, start
 from isthmus.core.sound import claims
 from isthmus.core.spending import Spending, same_terms
-from isthmus.core.state import State
-from isthmus.core.wire import Keys
+from isthmus.core.wire import Keys, State
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.clips import Clip
 from isthmus.privacy.plan import Charge
@@ -159,49 +159,47 @@ class Purchased:
 
     def fill(self, pipe: Pipeline) -> Pipeline:
         """The pipeline with what was bought in its slots; a clip that follows the norms keeps its own bound."""
-        stages = []
-        for stage in pipe.stages:
-            releases = list(stage.releases)
-            for k, release in enumerate(releases):
-                if self.clip is not None and type(release.clip) is Clip:
-                    release = replace(release, clip=replace(release.clip, bound=self.clip))
-                if self.encode is not None and isinstance(release.encode, Identity):
-                    release = replace(release, encode=self.encode)
-                releases[k] = release
-            stages.append(replace(stage, releases=releases))
+        stages = [
+            replace(stage, releases=[self._filled(release) for release in stage.releases]) for stage in pipe.stages
+        ]
         return replace(pipe, stages=stages, step=self.step or pipe.step, update=self.update or pipe.update)
+
+    def _filled(self, release: Release) -> Release:
+        if self.clip is not None and type(release.clip) is Clip:
+            release = replace(release, clip=replace(release.clip, bound=self.clip))
+        if self.encode is not None and isinstance(release.encode, Identity):
+            release = replace(release, encode=self.encode)
+        return release
 
 
 def prepare(
-    pipe: Pipeline, objective: Any, spending: Spending | None, resume: State | None, aggregator: Aggregator
+    pipe: Pipeline, objective: object, spending: Spending | None, resume: State | None, aggregator: Aggregator
 ) -> tuple[Purchased, dict[str, Any], Aggregator]:
     """Take every purchase of the pipeline, or what an interrupted run has bought, and what follows from it.
 
     Gives what follows here, the released values by name for the state, and the holders of records: what was released
     is public, and every holder sees its own records through the same maps.
     """
+    prepared = Purchased(objective)
     if spending is None or not pipe.before:
-        return Purchased(objective), {}, aggregator
-    earlier: dict[str, Tensor] | None = None if resume is None else resume.parts["prepare"]
+        return prepared, {}, aggregator
     for item in pipe.before:
         item.check(objective)
-    prepared, bought = Purchased(objective), {}
+    bought: dict[str, Tensor | None] = {}
+    earlier: dict[str, Tensor] = {} if resume is None else resume.parts["prepare"]
     holders = [prepared if problem is objective else Purchased(problem) for problem in aggregator.problems]
     for item in pipe.before:
-        purchase, value = item.stage(prepared.objective), None
-        if purchase is not None:
-            stage, space = purchase
-            if earlier is None:
-                value = spending.look(stage, aggregator, space)
-            else:
-                value = earlier[stage.name]
-                spending.recall(stage)
-            bought[item.name] = value
+        look, value = item.stage(prepared.objective), None
+        if look is not None and resume is None:
+            value = bought[item.name] = spending.look(look[0], aggregator, look[1])
+        elif look is not None:
+            value = bought[item.name] = earlier[item.name]
+            spending.recall(look[0])
         with aggregator.group.alike():
             before, prepared = prepared, item.apply(prepared, value)
             holders = [prepared if holder is before else item.apply(holder, value) for holder in holders]
         aggregator = aggregator.holding([holder.objective for holder in holders])
-    return prepared, {"prepare": bought if earlier is None else earlier}, aggregator
+    return prepared, {"prepare": bought}, aggregator
 
 
 # ---------------------------------------------------------------- the front door
@@ -254,14 +252,18 @@ def minimize(
     group = aggregator.group
     with group.joined("minimize"):
         constraint = Whole() if constraint is None else constraint
-        _check_arguments(constraint, steps, epochs, record, physical_batch_size, objective.space.d)
+        _check_arguments(constraint, steps, epochs, record, objective.space.d)
+        if physical_batch_size is not None:
+            validate.positive_int(physical_batch_size=physical_batch_size)
         for problem in (objective, *aggregator.problems):
             getattr(problem, "forget", int)()  # rows may have been written to since the last run
         n = sum(header[0] for header in group.agree("records", [objective.n]))
         validate.check(n > 0, "objective.n", n, "give at least one record")
         view, penalty = _View(objective, aggregator), getattr(objective, "penalty", None) or NoPenalty()
         binding = Binding(constraint, penalty, objective.space, n, steps, epochs, view.loss, view.gradient)
-        pipe = _bound(recipe, binding)
+        remedy = "give a recipe, isthmus.algorithms.<name>(...), or a Pipeline"
+        validate.check(isinstance(recipe, (Recipe, Pipeline)), "recipe", recipe, remedy)
+        pipe = recipe.bind(binding) if isinstance(recipe, Recipe) else recipe
         if clients is not None and not isinstance(clients, Aggregator):
             aggregator = Clients(list(clients), pipe.wire.per_round)
         if claims(pipe):
@@ -277,26 +279,21 @@ def minimize(
         prepared, bought, aggregator = prepare(pipe, objective, spending, resume, aggregator)
         pipe, objective = prepared.fill(pipe), prepared.objective
         terms = _terms(spending, pipe, resume, rounds)
-        if resume is None:
-            first = prepared.start if x0 is None else None
-            first = _start_point(objective, constraint, x0) if first is None else first
-            state = start(pipe, first, seed).replace(parts={**bought, **terms})
-        else:
+        if resume is not None:
             state = _on_terms(resume, terms, objective.space.d)
-        watch = _Watch(_View(objective, aggregator), pipe, rounds, per_epoch, record, tuple(callbacks))
-        watch.begin(state, False if group.rank else progress, spending)
-        with watch, nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds) as book:
-            context = RunContext(
-                aggregator=aggregator,
-                space=objective.space,
-                keys=Keys(seed, None if spending is None else spending.noise),
-                public_rows=lambda w, data: _public(objective, data).rows(w),
-                per_epoch=per_epoch,
-                physical=physical_batch_size,
-                ledger=book,
-                whole=n,
-            )
-            state, x, status = run(pipe, state, rounds, context, watch)
+        else:
+            first = _start_point(objective, constraint, x0) if prepared.start is None else prepared.start
+            state = replace(start(pipe, first, seed), parts={**bought, **terms})
+        watch = _Watch(_View(objective, aggregator), pipe, rounds, per_epoch, record, state)
+        visible = False if group.rank else progress
+        bar = notebook.bar(rounds, visible, initial=state.t, leave=False, unit="round")
+        observe = watch.follow(list(callbacks), bar, spending)
+        with bar, nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds) as book:
+            keys = Keys(seed, None if spending is None else spending.noise)
+            public = partial(_public_rows, objective)
+            where = (aggregator, objective.space, keys, public, per_epoch, physical_batch_size)
+            context = RunContext(*where, ledger=book, whole=n)
+            state, x, status = run(pipe, state, rounds, context, observe)
         with group.alike():
             average = pipe.average.output(state.average, state.w)
         certificate, certify = {}, getattr(pipe.stop, "certify", None)
@@ -322,15 +319,6 @@ def _holders(objective: Any, clients: Any) -> Aggregator:
     return Clients(list(clients))
 
 
-def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
-    """The pipeline of a recipe, or the one that was given."""
-    if isinstance(recipe, Recipe):
-        return recipe.bind(binding)
-    if not isinstance(recipe, Pipeline):
-        validate.refuse("recipe", recipe, "give a recipe, isthmus.algorithms.<name>(...), or a Pipeline")
-    return recipe
-
-
 def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: int) -> int:
     """How many rounds: as asked, else as many as the algorithm's own schedule says."""
     if steps is not None:
@@ -342,14 +330,12 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
     return pipe.rounds
 
 
-def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, physical: Any, d: int) -> None:
+def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, d: int) -> None:
     validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
     if steps is not None:
         validate.positive_int(steps=steps)
     if epochs is not None:
         validate.positive(epochs=epochs)
-    if physical is not None:
-        validate.positive_int(physical_batch_size=physical)
     if record not in (None, "epoch"):
         validate.positive_int(record=record)
     validate.check(hasattr(constraint, "project"), "constraint", constraint, "give a set from isthmus.sets")
@@ -390,7 +376,7 @@ def _on_terms(state: State, terms: dict[str, Any], d: int) -> State:
     validate.check(same, "resume", f"round {state.t}", remedy)
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")
     validate.non_negative_int(**{"resume.t": state.t})
-    return state.replace(parts={**state.parts, **terms})
+    return replace(state, parts={**state.parts, **terms})
 
 
 def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
@@ -405,12 +391,12 @@ def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
     return w.clone()
 
 
-def _public(objective: Any, data: Any) -> Any:
-    """The objective on public examples, which are never its own."""
+def _public_rows(objective: Any, w: Tensor, data: Any) -> Any:
+    """Gradients of the objective on public examples, which are never its own."""
     public = objective.on(data)
     remedy = "give the sketch public examples, which are not those that it is to protect"
     validate.check(public is not objective, "data", type(data).__name__, remedy)
-    return public
+    return public.rows(w)
 
 
 class _View:
@@ -424,13 +410,11 @@ class _View:
         """Of all holders, weighted by their records."""
         return self.group.mean(value, self.objective.n)
 
-    def slope(self, w: Tensor) -> Tensor:
+    def slope(self, w: Tensor) -> Any:
         """The mean gradient of any objective, from its rows where it has no method of its own."""
         if hasattr(self.objective, "gradient"):
-            gradient: Tensor = self.objective.gradient(w)
-        else:
-            gradient = self.objective.rows(w).sum() / self.objective.n
-        return gradient
+            return self.objective.gradient(w)
+        return self.objective.rows(w).sum() / self.objective.n
 
     def loss(self, w: Tensor) -> Any:
         """What a line search asks."""
@@ -447,11 +431,11 @@ class _View:
         validate.check(not self.closed, "recipe", "a look at the objective", remedy)
         self.used = True
 
-    def close(self, recipe: Any) -> None:
+    def close(self, recipe: object) -> None:
         """No look from now on; one that was taken while the recipe was bound is refused."""
-        name, self.closed = getattr(recipe, "name", type(recipe).__name__), True
+        self.closed = True
         remedy = "use public facts only: the recipe claims to be private, and read the loss or a gradient when set up"
-        validate.check(not self.used, "recipe", name, remedy)
+        validate.check(not self.used, "recipe", getattr(recipe, "name", recipe), remedy)
 
 
 class EarlyStop:
@@ -472,10 +456,9 @@ class EarlyStop:
         """Whether to stop; a private run records no loss and is never stopped by this."""
         if "loss" not in record:
             return False
+        self.waited += 1
         if record["loss"] < self.best - self.min_delta:
             self.best, self.waited = record["loss"], 0
-        else:
-            self.waited += 1
         return self.waited >= self.patience
 
 
@@ -483,52 +466,42 @@ class _Watch:
     """Records, callbacks and the progress bar; its own time does not count as the run's."""
 
     def __init__(
-        self,
-        view: _View,
-        pipe: Pipeline,
-        rounds: int,
-        per_epoch: int,
-        record: int | str | None,
-        callbacks: tuple[Callback, ...],
+        self, view: _View, pipe: Pipeline, rounds: int, per_epoch: int, record: int | str | None, state: State
     ) -> None:
-        self.view, self.pipe, self.rounds, self.per_epoch, self.callbacks = view, pipe, rounds, per_epoch, callbacks
+        self.view, self.pipe, self.rounds, self.per_epoch = view, pipe, rounds, per_epoch
         self.every: Any = per_epoch if record == "epoch" else record
-        self.history: list[dict[str, Any]] = []
         self.seconds = self.aside = 0.0
-
-    def begin(self, state: State, progress: bool | None, spending: Spending | None) -> None:
-        """The first record."""
-        self.spending = spending
-        self.bar = notebook.bar(self.rounds, progress, initial=state.t, leave=False, unit="round")
+        self.history: list[dict[str, Any]] = []
         if self.every is not None and state.t == 0:
             self.history.append(self._record(state))
 
-    def __enter__(self) -> _Watch:
-        return self
+    def follow(
+        self, callbacks: Sequence[Callback], bar: Any, spending: Spending | None
+    ) -> Callable[[State, float], bool]:
+        """What is called after every round: whether to stop."""
 
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
+        def observe(state: State, seconds: float) -> bool:
+            self.seconds = seconds - self.aside
+            bar.update(1)
+            if spending is not None and not bar.disable and state.t % max(1, self.rounds // 20) == 0:
+                spent, promised = (spending.epsilon(self.pipe, t) for t in (state.t, self.rounds))
+                bar.set_postfix(epsilon=f"{spent:.4g} of {promised:.4g}", refresh=False)
+            if self.every is None or (state.t % self.every and state.t != self.rounds):
+                return False
+            began = time.perf_counter()
+            record = self._record(state)
+            self.history.append(record)
+            if "loss" in record:
+                bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
+            answers = [callback(record, state) for callback in callbacks]  # every callback is called
+            self.aside += time.perf_counter() - began
+            return any(answers)
 
-    def __call__(self, state: State, seconds: float) -> bool:
-        self.seconds = seconds - self.aside
-        self.bar.update(1)
-        if self.spending is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
-            spent, promised = (self.spending.epsilon(self.pipe, t) for t in (state.t, self.rounds))
-            self.bar.set_postfix(epsilon=f"{spent:.4g} of {promised:.4g}", refresh=False)
-        if self.every is None or (state.t % self.every and state.t != self.rounds):
-            return False
-        began = time.perf_counter()
-        record = self._record(state)
-        self.history.append(record)
-        if "loss" in record:
-            self.bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
-        answers = [callback(record, state) for callback in self.callbacks]  # every callback is called
-        self.aside += time.perf_counter() - began
-        return any(answers)
+        return observe
 
     def _record(self, state: State) -> dict[str, Any]:
-        record = {"t": state.t, "epoch": state.t / self.per_epoch, "seconds": self.seconds}
-        record |= {"dims": state.dims, "bytes": state.bytes}
+        counts = {"dims": state.dims, "bytes": state.bytes}
+        record = {"t": state.t, "epoch": state.t / self.per_epoch, "seconds": self.seconds, **counts}
         if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
             record["eta"] = float(eta)
         if not self.pipe.private and not self.view.elsewhere:

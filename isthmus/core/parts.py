@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.randomness import generator, key
 from isthmus.base.space import Space
-from isthmus.core.state import StageOutput, State
+from isthmus.core.wire import StageOutput, State
 from isthmus.gradients import Rows
 from isthmus.lifts import Lifted, compressed_gradient_mapping
 from isthmus.penalties import NoPenalty, Penalty
@@ -49,14 +50,11 @@ class _Batches:
     batch_size: int | Callable[[int], int]
 
     def __post_init__(self) -> None:
-        if not callable(self.batch_size):
-            validate.positive_int(batch_size=self.batch_size)
+        self.size(0)
 
     def size(self, t: int) -> int:
         """The batch size of round t."""
-        if not callable(self.batch_size):
-            return self.batch_size
-        size = self.batch_size(t)
+        size = self.batch_size(t) if callable(self.batch_size) else self.batch_size
         validate.positive_int(batch_size=size)
         return size
 
@@ -111,13 +109,11 @@ class Shuffle(_Batches):
 
     def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """The next `batch_size` entries of the endless stream of permutations."""
-        start, pieces = t * self.size(0), []
-        stop = start + self.size(0)
-        while start < stop:
-            turn, offset = divmod(start, n)
-            take = min(n - offset, stop - start)
-            pieces.append(_permutation(key(keys.seed, turn, "shuffle", client), n)[offset : offset + take])
-            start += take
+        start, stop = t * self.size(0), (t + 1) * self.size(0)
+        pieces = []
+        for turn in range(start // n, (stop - 1) // n + 1):
+            order = _permutation(key(keys.seed, turn, "shuffle", client), n)
+            pieces.append(order[max(0, start - turn * n) : stop - turn * n])
         return torch.cat(pieces)
 
 
@@ -215,9 +211,7 @@ class Update(Protocol):
 
 def direction_of(lifted: Sequence[Lifted]) -> Tensor:
     """The sum of the directions of all releases (a subspace and its residual, an anchor and a difference)."""
-    total = lifted[0].direction
-    for item in lifted[1:]:
-        total = total + item.direction
+    total: Tensor = reduce(torch.add, map(attrgetter("direction"), lifted))
     return total
 
 
@@ -246,19 +240,22 @@ class Step(Update):
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The projected (proximal) step."""
-        alone, plain, step = len(lifted) == 1 and not self.momentum, isinstance(self.penalty, NoPenalty), eta
+        alone, plain = len(lifted) == 1 and not self.momentum, isinstance(self.penalty, NoPenalty)
         point = lifted[0].point if alone else None
-        if point is not None and plain:
-            return memo, point
         if point is None:
             direction = direction_of(lifted)
             if self.momentum:
                 direction = memo["velocity"].mul(self.momentum).add_(direction)
                 memo = {"velocity": direction}
             point = w - eta * direction
-        if alone and not plain:
-            step = eta * lifted[0].stretch
-        return memo, self.constraint.project(point if plain else self.penalty.prox(point, step))
+        elif plain:
+            return memo, point
+        if not plain:
+            point = self.penalty.prox(point, eta * lifted[0].stretch if alone else eta)
+        if isinstance(self.constraint, Whole):  # the identity, of points that have not diverged
+            validate.finite(x=point)
+            return memo, point
+        return memo, self.constraint.project(point)
 
 
 @dataclass(frozen=True)
@@ -379,8 +376,6 @@ class FrankWolfe(Update):
         validate.non_negative(error=self.error)
         self.constraint.require("lmo")
         if self.rule == "short":
-            remedy = "give the smoothness, which the short step needs"
-            validate.check(self.smoothness is not None, "smoothness", None, remedy)
             validate.positive(smoothness=self.smoothness or 0.0)
         remedy = "give the loss, which a line search needs; it is not for private runs"
         validate.check(self.rule != "line" or self.loss is not None, "loss", self.loss, remedy)

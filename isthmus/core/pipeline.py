@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -36,8 +37,7 @@ from isthmus.base.space import Space
 from isthmus.core.group import ALONE, Aggregator, Group
 from isthmus.core.parts import Average, Last, RowSource, Step, Update, current
 from isthmus.core.sound import check_sound
-from isthmus.core.state import StageOutput, State
-from isthmus.core.wire import Keys, Message, Wire
+from isthmus.core.wire import Keys, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.lifts import Lift, Lifted, pinv
 from isthmus.privacy.accounting import Adjacency, joint
@@ -45,7 +45,7 @@ from isthmus.privacy.clips import ClippedSum, Clipping
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.privacy.sampling import Sampler
 from isthmus.sketches import Encoder, Identity, Sketch
@@ -142,11 +142,11 @@ class Purchase(Protocol):
         """Under which it is charged."""
         ...
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: object) -> None:
         """Refuse a problem that it cannot be released for, before anything is."""
         return
 
-    def stage(self, objective: Any) -> tuple[Stage, Space] | None:
+    def stage(self, objective: object) -> tuple[Stage, Space] | None:
         """The look, and the space of what it releases; None where nothing is looked at."""
         return None
 
@@ -207,6 +207,11 @@ class Pipeline:
             visit(release.encode, slot)
         return tuple(found)
 
+    @cached_property
+    def slot_of(self) -> dict[int, str]:
+        """The slot of every encoder, by its id."""
+        return {id(encoder): slot for slot, encoder in reversed(self.encoders)}
+
 
 def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
     """Every release with its stage and its slot `stage/release`."""
@@ -216,7 +221,7 @@ def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
 # ---------------------------------------------------------------- a round
 
 
-def no_public(w: Tensor, data: Any) -> NoReturn:
+def no_public(w: Tensor, data: object) -> NoReturn:
     """Refuse a sketch that asks for public examples where there are none."""
     validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")
 
@@ -280,8 +285,7 @@ class Round:
 
     def bind(self, encoder: Encoder) -> Sketch:
         """The map of this round: one for all slots that share an encoder, bound once however often it is asked for."""
-        encoders = self.pipe.encoders
-        slot = next((slot for slot, candidate in encoders if candidate is encoder), encoders[-1][0])
+        slot = self.pipe.slot_of.get(id(encoder), self.pipe.encoders[-1][0])
         if slot in self._bound:
             return self._bound[slot]
         token, (kept, sketch) = encoder.token(self), self.maps.get(slot, (None, None))
@@ -350,7 +354,7 @@ def close_stage(
     return released
 
 
-def _noised(release: Release, name: str, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+def _noised(release: Release, name: str, bounded: ClippedSum, noise: Source | None) -> Tensor:
     """What a mechanism makes of a bounded value: the only place where it is asked to."""
     return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 
@@ -389,8 +393,8 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
         for release, slot in stage.slots:
             if release.clip is not None:
                 parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
-    dims = state.dims + sum(message.dims for message in sent)
-    size = state.bytes + sum(message.bytes for message in sent)
+    dims = state.dims + sum(map(attrgetter("dims"), sent))
+    size = state.bytes + sum(map(attrgetter("bytes"), sent))
     return State(w, round.t + 1, update, average, parts, round.memory, held, dims, size)
 
 

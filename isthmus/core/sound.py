@@ -47,9 +47,10 @@ def _check_names(argument: str, kind: str, names: list[str]) -> None:
 
 def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
     where, wire, clip, mechanism = f"release {release.name!r}", pipe.wire, release.clip, release.mechanism
-    names, follows = [item.name for item in stage.releases], getattr(clip, "release", None)
-    remedy = f"name a release of the stage, for the clip of {where}: it has {names}"
-    validate.check(follows is None or follows in names, "clip.release", follows, remedy)
+    names = [item.name for item in stage.releases]
+    if clip is not None and clip.release is not None:
+        remedy = f"name a release of the stage, for the clip of {where}: it has {names}"
+        validate.check(clip.release in names, "clip.release", clip.release, remedy)
     remedy = f"leave it out: in {where} a memory of unclipped gradients has no bound: it is for runs without"
     validate.check(not wire.remembers or (clip is None and not mechanism.private), "feedback", True, remedy)
     if not mechanism.private:
@@ -64,7 +65,7 @@ def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
     )
     adjacency = Adjacency.ADD_REMOVE if pipe.promise is None else pipe.promise.adjacency
     bare = all(isinstance(part, dpa.NonPrivateDpEvent) for part in accounting.leaves_of(mechanism.event(adjacency)))
-    validate.check(getattr(release.encode, "proven", True) or bare, "mechanism", mechanism, remedy)
+    validate.check(release.encode.proven or bare, "mechanism", mechanism, remedy)
     remedy = f"add the noise at the client: in {where} a codec before central noise lets a record move a whole sum"
     validate.check(not wire.codec, "codec", wire.codec, remedy)
 
@@ -82,19 +83,17 @@ def _check_claim(pipe: Pipeline) -> None:
     validate.check(not bare, "mechanism", bare, remedy)
     for stage in pipe.stages:
         whole = promise.adjacency is Adjacency.REPLACE_ONE and getattr(stage.sampler, "rate", 0.0) == 1
-        for release in stage.releases:
+        for release in stage.releases:  # a record moves the mean of its micro-batch by 2C
             check_costs(release.mechanism, promise.adjacency)
+            clip = release.clip
+            remedy = f"give a GroupClip: stage {stage.name!r} clips means of micro-batches"
+            validate.check(stage.groups is None or isinstance(clip, GroupClip), "clip", clip, remedy)
+            remedy = "leave it out: a record counts C only where one is replaced and every round looks at all of them"
+            validate.check(whole or not (isinstance(clip, GroupClip) and clip.replaced), "clip.replaced", True, remedy)
         event = stage.event(promise.adjacency)
         remedy = "give the event of one round: this sampler hides what its releases cost"
         validate.check(any(True for _ in accounting.leaves_of(event)), "sampler", stage.sampler, remedy)
         accounting.check(event, promise.adjacency)
-        for release in stage.releases:  # a record moves the mean of its micro-batch by 2C
-            clip = release.clip
-            grouped = stage.groups is None or isinstance(clip, GroupClip)
-            remedy = f"give a GroupClip: stage {stage.name!r} clips means of micro-batches"
-            validate.check(grouped, "clip", clip, remedy)
-            remedy = "leave it out: a record counts C only where one is replaced and every round looks at all of them"
-            validate.check(whole or not getattr(clip, "replaced", False), "clip.replaced", True, remedy)
     for slot in ("update", "average", "stop", "step"):
         part = getattr(pipe, slot)
         for name in ("loss", "gradient"):  # as line searches and certified stops hold them
@@ -121,9 +120,7 @@ OTHERS = {
     "encode": "maps each record by itself, and states a bound of its sums that holds",
     "clip": "keeps every record's share of the sum below its bound",
     "mechanism": "hides what it releases as its event says",
-    "update": "reads released values only",
-    "average": "reads released values only",
-    "stop": "reads released values only",
+    **dict.fromkeys(("update", "average", "stop"), "reads released values only"),
 }
 """What a guarantee takes from parts that this library did not write."""
 
@@ -131,31 +128,39 @@ OTHERS = {
 def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
     """What a private pipeline rests on that no check can see: parts of somebody else's, and public examples."""
     others = others_parts((*before, *pipe.stages))
-    for kind in ("update", "average", "stop"):
-        part = getattr(pipe, kind)
-        if _foreign(part):
-            name = getattr(part, "__name__", type(part).__name__)
-            others.append(f"{name}, which is not of this library, {OTHERS[kind]}")
-    if any(getattr(release.encode, "data", None) is not None for s in pipe.stages for release in s.releases):
+    others += _foreign([("update", pipe.update), ("average", pipe.average), ("stop", pipe.stop)])
+    if any(getattr(release.encode, "data", None) is not None for stage in pipe.stages for release in stage.releases):
         others.append("the examples that a sketch learns from are public, and no private records")
     return others
 
 
 def others_parts(stages: Sequence[Stage]) -> list[str]:
     """What the guarantee takes from parts of stages that somebody else wrote."""
-    names: dict[str, None] = {}
+    names: list[str] = []
     for stage in stages:
-        parts: list[tuple[str, object]] = [("sampler", stage.sampler)]
+        names += _foreign([("sampler", stage.sampler)])
         for release in stage.releases:
-            parts += [("encode", release.encode), ("clip", release.clip), ("mechanism", release.mechanism)]
-        for kind, part in parts:
-            if _foreign(part):
-                names[f"{type(part).__name__}, which is not of this library, {OTHERS[kind]}"] = None
+            names += _foreign([("encode", release.encode), ("clip", release.clip), ("mechanism", release.mechanism)])
         if not getattr(stage.source, "own_records", False):
-            names[f"the source of stage {stage.name!r} {OTHERS['source']}"] = None
-    return list(names)
+            names.append(f"the source of stage {stage.name!r} {OTHERS['source']}")
+    return list(dict.fromkeys(names))
 
 
-def _foreign(part: object) -> bool:
-    """Whether somebody else wrote the class of a part."""
-    return part is not None and type(part).__module__.split(".")[0] != __name__.split(".")[0]
+def stopped(planned: int, done: int) -> list[str]:
+    """What a statement says of a run that was stopped before its last round.
+
+    >>> stopped(10, 10), len(stopped(10, 4))
+    ([], 1)
+    """
+    counted = f"{done} of {planned} planned rounds were made, and all planned rounds are counted"
+    return [] if done >= planned else [f"{counted}: earlier results may have decided when to stop"]
+
+
+def _foreign(parts: Sequence[tuple[str, object]]) -> list[str]:
+    """What is taken from those parts whose class somebody else wrote."""
+    found, ours = [], __name__.split(".")[0]
+    for kind, part in parts:
+        if part is not None and type(part).__module__.split(".")[0] != ours:
+            name = getattr(part, "__name__", type(part).__name__)
+            found.append(f"{name}, which is not of this library, {OTHERS[kind]}")
+    return found

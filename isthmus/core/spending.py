@@ -14,7 +14,7 @@ from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.group import Aggregator, Group
 from isthmus.core.pipeline import Pipeline, Promise, RunContext, Stage, look
-from isthmus.core.sound import assumed
+from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys
 from isthmus.gradients.layers.passes import KEPT, MIXING, PIECES, RANDOM
 from isthmus.privacy import event_json
@@ -64,7 +64,7 @@ class Spending:
         remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {counted.value}"
         validate.check(counted == promise.adjacency, "ledger", self.ledger, remedy)
 
-    def warn(self, *objectives: Any) -> None:
+    def warn(self, *objectives: object) -> None:
         """Warn, before anything is spent, of what the promise does not cover."""
         n = self.promise.records or self.promise.n
         _, delta = getattr(self.ledger, "budget", None) or (None, self.promise.delta)
@@ -176,20 +176,6 @@ class Spending:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}
 
 
-def stopped(planned: int, done: int) -> list[str]:
-    """What a statement says of a run that was stopped before its last round.
-
-    >>> stopped(10, 10), len(stopped(10, 4))
-    ([], 1)
-    """
-    if done >= planned:
-        return []
-    return [
-        f"{done} of {planned} planned rounds were made, and all planned rounds are counted: earlier results may have "
-        "decided when to stop"
-    ]
-
-
 def same_terms(old: str | None, new: str | None) -> bool:
     """Whether a run goes on on the terms it was begun with (see `Spending.terms`).
 
@@ -202,7 +188,7 @@ def same_terms(old: str | None, new: str | None) -> bool:
     return terms.pop("sound", None) is True and _near(terms, json.loads(new))
 
 
-def _near(old: Any, new: Any) -> bool:
+def _near(old: object, new: object) -> bool:
     """Equal values, numbers within 1e-9 of each other."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_near(old[key], new[key]) for key in old)

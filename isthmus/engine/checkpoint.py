@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from isthmus.base import storage, validate
 from isthmus.core.driver import TorchDriver
@@ -30,7 +30,7 @@ def terms(event: Any, sampler: Any, sketch: Any, **choices: Any) -> dict[str, An
     }
 
 
-def words(part: Any) -> Any:
+def words(part: object) -> Any:
     """A sketch by its kind and its numbers; data and functions are not compared.
 
     >>> from isthmus.sketches import Kronecker
@@ -40,34 +40,24 @@ def words(part: Any) -> Any:
     if isinstance(part, (list, tuple)):
         return f"[{', '.join(words(item) for item in part)}]"
     if not is_dataclass(part):
-        plain = part is None or isinstance(part, (bool, int, float, str, slice, dict))
+        plain = isinstance(part, (bool, int, float, str, slice, dict, type(None)))
         return repr(part) if plain else type(part).__name__
     members = [f for f in fields(part) if f.init and f.name not in ("data", "loss")]
     return f"{type(part).__name__}({', '.join(f'{f.name}={words(getattr(part, f.name))}' for f in members)})"
 
 
 def save(
-    path: str | Path,
-    driver: TorchDriver,
-    ledger: Ledger,
-    agreed: dict[str, Any],
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    extra: dict[str, Any] | None,
-    seeded: bool,
+    path: str | Path, driver: TorchDriver, ledger: Ledger, optimizer: torch.optim.Optimizer | None, **more: object
 ) -> None:
-    """Write one file, whole or not at all; `seeded` says that noise which can be subtracted is in what it holds."""
+    """Write one file, whole or not at all.
+
+    more   the `terms` of the training, whether it is `seeded`: noise that can be subtracted is in what it holds; and
+           what is `extra`
+    """
     state = driver.state
-    tree = {
-        "module": module.state_dict(),
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
-        "driver": {"t": state.t, "parts": state.parts, "dims": state.dims, "bytes": state.bytes},
-        "terms": agreed,
-        "spent": spent_by_run(ledger),
-        "seeded": seeded,
-        "extra": extra or {},
-    }
-    FORMAT.write(path, tree)
+    tree = {"module": driver.module.state_dict(), "optimizer": optimizer and optimizer.state_dict()}
+    tree["driver"] = {"t": state.t, "parts": state.parts, "dims": state.dims, "bytes": state.bytes}
+    FORMAT.write(path, {**tree, "spent": spent_by_run(ledger), **more})
 
 
 def load(
@@ -75,30 +65,25 @@ def load(
     driver: TorchDriver,
     ledger: Ledger,
     agreed: dict[str, Any],
-    module: nn.Module,
     optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, Any]:
     """Restore, and charge again what the ledger does not show: rounds, and that their noise was seeded."""
     tree = FORMAT.read(path, dict)
-    validate.check(
-        tree["terms"] == agreed,
-        "path",
-        str(path),
-        f"make the module private with the settings of this checkpoint: {tree['terms']}",
-    )
+    remedy = f"make the module private with the settings of this checkpoint: {tree['terms']}"
+    validate.check(tree["terms"] == agreed, "path", str(path), remedy)
     if tree.get("seeded"):  # before anything is read in: it can never be forgotten again
         ledger.taint()
     charge_again(ledger, tree["spent"])
-    module.load_state_dict(tree["module"])
+    driver.module.load_state_dict(tree["module"])
     if optimizer is not None:
-        validate.check(
-            tree["optimizer"] is not None, "optimizer", optimizer, "leave it out: the checkpoint holds no optimiser"
-        )
+        remedy = "leave it out: the checkpoint holds no optimiser"
+        validate.check(tree["optimizer"] is not None, "optimizer", optimizer, remedy)
         optimizer.load_state_dict(_as_torch_has_it(tree["optimizer"]))
     driver.forget()
     saved = tree["driver"]
     device = next(driver.layers.parameters()).device
-    driver.state = driver.state.replace(**{**saved, "parts": _moved(saved["parts"], device)})
+    parts = tree_map_only(torch.Tensor, lambda x: x.to(device), saved["parts"])
+    driver.state = driver.state.replace(**{**saved, "parts": parts})
     return tree["extra"]
 
 
@@ -132,11 +117,3 @@ def went_on_unseen(ledger: Ledger) -> bool:
 def _as_torch_has_it(state: dict[str, Any]) -> dict[str, Any]:
     """An optimiser's state dict: format 1 had the numbers of parameters as strings."""
     return {**state, "state": {int(key): value for key, value in state["state"].items()}}
-
-
-def _moved(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.to(device)
-    if isinstance(tree, dict):
-        return {key: _moved(value, device) for key, value in tree.items()}
-    return type(tree)(_moved(value, device) for value in tree) if isinstance(tree, (list, tuple)) else tree

@@ -16,25 +16,24 @@ from isthmus import modules
 from isthmus.base import validate
 from isthmus.core.driver import Ticket, TorchDriver
 from isthmus.core.pipeline import Pipeline, Promise, Stage
-from isthmus.core.sound import others_parts
-from isthmus.core.spending import stopped
+from isthmus.core.sound import others_parts, stopped
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint
-from isthmus.engine.accountant import Accountant
-from isthmus.engine.claims import FIXED, UNSEEN, claims
+from isthmus.engine.accountant import FIXED, UNSEEN, Accountant, claims
 from isthmus.engine.filling import Norm, Unnoised, check_loss, check_options, looks_at_public, releases
 from isthmus.engine.group import SHARED, met, ranks_of
 from isthmus.engine.loader import Draws, PrivateLoader, check_draws, check_loader, check_physical, collates
 from isthmus.engine.optimizer import (
     check_fresh,
     check_optimizer,
+    fix_scale,
     leaf_sets,
     make_steps_private,
     product_of,
     restore_steps,
+    scale_of,
     unwrapped,
 )
-from isthmus.engine.scaler import fix_scale, scale_of
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.passes import KEPT, PIECES
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
@@ -161,7 +160,7 @@ class PrivacyEngine:
         grad_sample_mode   "hooks", "functorch", "ew" and "ghost" are one and the same here; "ghost" returns four,
                      (module, optimizer, criterion, data_loader), as it does in Opacus
         clipping     "flat", "per_layer" (one bound, or one for each layer), "adaptive"
-        grad_scaler  the `GradScaler` of the loop, whose scale stays as it is from now on (`isthmus.engine.scaler`)
+        grad_scaler  the `GradScaler` of the loop, whose scale stays as it is from now on (`isthmus.engine.optimizer`)
         precision    "network": a record's gradient is what the device computes in the precision of the network (TF32,
                      bfloat16 with float32 sums), measured as it is; "exact": products of float32 numbers in float32
         group        a `torch.distributed` process group (True: the default one): every rank calls this with its copy of
@@ -363,33 +362,22 @@ class PrivacyEngine:
             bound = first.clipped.total(round.bounds[f"{driver.stage.name}/{first.name}"])
             multiplier = getattr(first.mechanism, "multiplier", 0.0)
             std = multiplier * bound / driver.stage.sampler.divisor(driver.n, round.t)
-            below = released.get(getattr(first.clip, "release", ""))
+            below = released.get(first.clipped.release or "")
             clipped = None if below is None else min(1.0, max(0.0, 0.5 - float(below.reshape(-1)[0])))
             tracker.observe(round.t, released[first.name], std, clipped)
 
         driver.observers.append(observe)
         return tracker
 
-    def public_rows(self, public: Any = None) -> Any:
+    def public_rows(self, public: object = None) -> Any:
         """Per-example gradients of public examples at the present weights, for `isthmus.diagnostics`."""
         return self._require_driver().public_rows(public)
 
     # ------------------------------------------------------------ modules and checkpoints
 
-    @classmethod
-    def is_compatible(cls, *, module: nn.Module) -> bool:
-        """Whether every trainable layer has per-example gradients."""
-        return modules.is_compatible(module)
-
-    @classmethod
-    def validate(cls, *, module: nn.Module, strict: bool = False) -> list[Any]:
-        """Every problem of a module with its remedy; `strict` raises them."""
-        return modules.validate(module, strict=strict)
-
-    @classmethod
-    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
-        """A copy whose layers keep examples apart: BatchNorm becomes GroupNorm, recurrent layers become cells."""
-        return modules.get_compatible_module(module)
+    is_compatible = staticmethod(modules.is_compatible)
+    validate = staticmethod(modules.validate)
+    get_compatible_module = staticmethod(modules.get_compatible_module)
 
     def save_checkpoint(
         self,
@@ -404,12 +392,8 @@ class PrivacyEngine:
         Of several ranks rank 0 writes it, with its ledger; the others wait until it is there.
         """
         own = self._training_of(module)
-        seeded = self._seeded
-
-        def write() -> None:
-            checkpoint.save(path, own.driver, self.ledger, own.terms, module, optimizer, checkpoint_dict, seeded)
-
-        own.driver.group.on_leader(write)
+        more = {"terms": own.terms, "seeded": self._seeded, "extra": checkpoint_dict or {}}
+        own.driver.group.on_leader(lambda: checkpoint.save(path, own.driver, self.ledger, optimizer, **more))
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
@@ -421,12 +405,9 @@ class PrivacyEngine:
         else goes on from the checkpoint, each with the whole of its target: the statement says so.  One ledger file
         for all of them counts what they spend together.
         """
-        own, extra, error = self._training_of(module), {}, None
-        try:
-            extra = checkpoint.load(path, own.driver, self.ledger, own.terms, module, optimizer)
-        except Exception as failed:
-            error = failed
-        own.driver.group.agree("meet", error=error)
+        own = self._training_of(module)
+        with own.driver.group.joined("meet"):
+            extra = checkpoint.load(path, own.driver, self.ledger, own.terms, optimizer)
         self._unseen = own.driver.group.on_leader(lambda: checkpoint.went_on_unseen(self.ledger))
         return extra
 
@@ -443,8 +424,8 @@ class PrivacyEngine:
 
     def _noise(self, generator: torch.Generator | None) -> Any:
         if generator is not None:
-            valid = isinstance(generator, torch.Generator)
-            validate.check(valid, "noise_generator", generator, "give a torch.Generator (for tests: not private)")
+            remedy = "give a torch.Generator (for tests: not private)"
+            validate.check(isinstance(generator, torch.Generator), "noise_generator", generator, remedy)
             validate.check(not self.secure_mode, "noise_generator", generator, "leave it out with secure_mode=True")
             return GeneratorSource(generator)
         return SecretSource() if self.secure_mode else FastSource()

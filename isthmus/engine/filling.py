@@ -18,7 +18,7 @@ from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder, ClippedSum, Clipping, GroupClip
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import split
 from isthmus.sets import ConvexSet
 from isthmus.sketches import Encoder, Identity, Residual, Sketch
@@ -133,7 +133,7 @@ class Unnoised(Mechanism):
     source = "nowhere, for none was added (noise_multiplier=0, to look for mistakes with)"
     guarantee = "nothing: no noise was added (noise_multiplier=0)"
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The clipped sum itself."""
         return bounded.value
 
@@ -166,16 +166,6 @@ class ModuleLift:
         return adjoint(sketch, y, w, eta)
 
 
-@dataclass(frozen=True)
-class LiftIntoSet(ProjectAndLift):
-    """`ProjectAndLift` whose step size a scheduler may set to 0, as warm-ups do: nothing moves then."""
-
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
-        """Lift a code onto the set."""
-        still = not isinstance(eta, Tensor) and eta == 0
-        return Lifted(w.new_zeros(w.shape), w) if still else super().__call__(sketch, y, w, eta)
-
-
 def releases(
     z: float,
     space: Space,
@@ -200,7 +190,7 @@ def releases(
     encode = sketch or Identity()
     lift: Lift = ModuleLift()
     if constraint is not None and sketch is not None:
-        lift = LiftIntoSet(constraint)
+        lift = ProjectAndLift(constraint)
     if clipping == "per_layer":
         remedy = "give Kronecker, KroneckerSubspace, PerLeaf or no sketch: the code of this one mixes layers"
         validate.check(encode.keeps_layers, "sketch", encode, f'use clipping="flat", or {remedy}')

@@ -40,18 +40,15 @@ def met(make: Make) -> Make:
 
     @functools.wraps(make)
     def together(engine: Any, *, group: Any = None, **options: Any) -> Any:
-        ranks, before, error, same = Group.of(group), len(engine._trainings), None, 0
+        ranks, before = Group.of(group), len(engine._trainings)
         if ranks.size == 1:
             return make(engine, **options)
-        result = None
         try:
-            result = make(engine, group=group, **options)
+            with ranks.joined("make_private"):
+                result = make(engine, group=group, **options)
             training = engine._trainings[-1]
-            same = key(training.driver.n, training.driver.layers.space, training.agreed) >> 1
-        except Exception as failed:
-            error = failed
-        try:
-            ranks.agree("make_private", [same], error, ("make_private",))
+            same = key(training.driver.n, training.driver.layers.space, training.agreed)
+            ranks.agree("make_private", [same], names=("make_private",))
         except Exception:
             for training in engine._trainings[before:]:
                 engine.take_apart(training)

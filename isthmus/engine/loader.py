@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -151,7 +151,7 @@ class PrivateLoader(DataLoader):
                 return
             ticket, index = tickets.popleft()
             batch = self._placed(batch)
-            if self._together is not None and ticket.size > 1:
+            if self._together is not None and len(index) > 1:
                 ticket = replace(ticket, look=partial(self._together.look, index, batch))
             self._driver.begin(ticket, turn, batch)
             yield batch
@@ -161,27 +161,20 @@ class PrivateLoader(DataLoader):
         """The probability of a record to be in a batch: public, as the size of the batches is."""
         return float(self._draws.draw.rate)
 
-    def _placed(self, batch: Any) -> Any:
+    def _placed(self, batch: object) -> Any:
         if not getattr(self._driver.module, "_is_accelerate_prepared", False):
             return batch
         device = next(self._driver.layers.parameters()).device
         return moved(batch, device)
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def moved(batch: object, device: torch.device) -> Any:
     """A batch with its tensors on a device, its structure as it was.
 
     >>> moved({"x": [torch.ones(1)], "n": 3}, torch.device("cpu"))
     {'x': [tensor([1.])], 'n': 3}
     """
-    if hasattr(batch, "to") and callable(batch.to):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: moved(item, device) for key, item in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, (tuple, list)):
-        items = [moved(item, device) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    return batch
+    return tree_map(lambda item: item.to(device) if hasattr(item, "to") else item, batch)
 
 
 def collates(loader: DataLoader) -> bool:
@@ -190,7 +183,7 @@ def collates(loader: DataLoader) -> bool:
     return loader.collate_fn is not default_collate or reads_together(loader.dataset)
 
 
-def reads_together(dataset: Any) -> bool:
+def reads_together(dataset: object) -> bool:
     """Whether a dataset reads the records of a batch in one call (`__getitems__`), where they may meet.
 
     >>> from torch.utils.data import Subset, TensorDataset
@@ -217,7 +210,7 @@ def check_draws(loader: DataLoader) -> None:
     validate.check(not own, "data_loader", own, remedy)
 
 
-def _generators_in(part: Any, seen: set[int]) -> Iterator[str]:
+def _generators_in(part: object, seen: set[int]) -> Iterator[str]:
     """Where a dataset, its transforms and the datasets in it keep generators."""
     if id(part) in seen or isinstance(part, (Tensor, type)):
         return
@@ -252,7 +245,7 @@ class Collating:
         """Where records may meet."""
         return "collate_fn" if self.fetch is None else "__getitems__ of the dataset (or in collate_fn)"
 
-    def look(self, index: list[int], batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def look(self, index: list[int], batch: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a batch in whose arguments records meet; nothing else is changed or kept."""
         given = _tensors(batch)
         if not due(self.layers, tuple((place, x.shape[1:]) for place, x in given.items()), self._shapes):
@@ -302,7 +295,7 @@ class Collating:
         return False
 
 
-def _tensors(batch: Any, place: str = "") -> dict[str, Tensor]:
+def _tensors(batch: object, place: str = "") -> dict[str, Tensor]:
     """The tensors of a batch, by where they are in it."""
     if isinstance(batch, Tensor):
         return {place: batch}
@@ -330,7 +323,7 @@ def _origins(x: Tensor, given: dict[str, Tensor], own: dict[str, Tensor]) -> set
     return set(names) if one else set()
 
 
-def _of_a_batch(x: Any, n: int, dim: int) -> bool:
+def _of_a_batch(x: object, n: int, dim: int) -> bool:
     """Whether an argument may be another for another batch: it has entries for its examples, or is a number."""
     return examples_of(x, n, dim) is not None or (isinstance(x, (int, float)) and not isinstance(x, bool))
 

@@ -20,8 +20,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from isthmus.algorithms import KNOWN, Algorithm
-from isthmus.algorithms.facts import CONSTANTS
-from isthmus.algorithms.filling import algorithm_of
+from isthmus.algorithms.filling import CONSTANTS, algorithm_of
 from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import SMALL, SumPurchase, buying
 from isthmus.base import notebook, secret, validate
@@ -32,7 +31,7 @@ from isthmus.base.streamed import Streamed
 from isthmus.core.minimize import Binding, Recipe, minimize
 from isthmus.core.pipeline import Pipeline
 from isthmus.core.spending import GONE, unspent
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.estimators import intervals, partial_fit_claims, stored
 from isthmus.estimators.inputs import (
     Inputs,

@@ -23,7 +23,7 @@ from isthmus.base.matrix import is_sparse
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import ALONE as ONE
 from isthmus.core.group import Aggregator, Group, Local
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.queries import TopEigenvalue

@@ -17,7 +17,7 @@ import numpy as np
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.filling import find
 from isthmus.base import class_registry, storage, validate
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.objectives import LinearModel
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.features import SmoothMap

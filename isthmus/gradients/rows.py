@@ -44,9 +44,6 @@ from isthmus.gradients.rounding import CHUNK_BYTES
 from isthmus.sketches.base import Mate, OuterForm, Sketch, TableForm, leaf_code, outer_codes
 from isthmus.sketches.kronecker import KroneckerMap
 
-_SMALL = 1 << 20
-"""Numbers of a leaf that is joined with other small ones: fewer and larger steps."""
-
 
 class Rows(ABC):
     """n vectors g_1, ..., g_n of R^d.
@@ -443,25 +440,8 @@ class Stack(Rows):
         self.dtype = rounding.working(*(piece.dtype for _, piece in self.items))
         self.device = self.items[0][1].device
 
-    @cached_property
-    def _pieces(self) -> list[tuple[Rows, list[tuple[int, int]]]]:
-        """The leaves with their places among the d columns; small ones that are matrices together, as one matrix."""
-        pieces: list[tuple[Rows, list[tuple[int, int]]]] = []
-        small: list[tuple[Tensor, tuple[int, int]]] = []
-        lo = 0
-        for _, piece in self.items:
-            place = (lo, lo + piece.d)
-            if isinstance(piece, Dense) and piece.values.dtype == self.dtype and self.n * piece.d <= _SMALL:
-                small.append((piece.values, place))
-            else:
-                pieces.append((piece, [place]))
-            lo += piece.d
-        if small:
-            pieces.append((Dense(torch.cat([values for values, _ in small], 1)), [place for _, place in small]))
-        return pieces
-
     def norm_upper(self, ord: float = 2) -> Tensor:
-        uppers = torch.stack([piece.norm_upper(ord) for piece, _ in self._pieces])
+        uppers = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
         scale = uppers.new_ones(self.n)
         if self.dtype == torch.float64 and self.device.type != "cuda":  # whose squares may leave the range
             scale = rounding.power_of_two(uppers.T, 1000)
@@ -472,27 +452,24 @@ class Stack(Rows):
         room, keep = self._room(rho, out), weights != 0
         if self.factor != 1.0:
             weights = rounding.times(self._cast(weights), self.factor)
-        for piece, places in self._pieces:
+        lo = 0
+        for _, piece in self.items:
+            place, lo = room[lo : lo + piece.d], lo + piece.d
             if weights.is_cuda and not piece.skips:
                 piece = piece.masked(keep)
-            if len(places) == 1:
-                piece.sum_to(weights, rho, room[slice(*places[0])])
-                continue
-            parts = piece.sum_to(weights, rho, room.new_empty(piece.d)).split([hi - lo for lo, hi in places])
-            for (lo, hi), part in zip(places, parts, strict=True):
-                room[lo:hi] = part
+            piece.sum_to(weights, rho, place)
         return room
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """That of the leaves whose rows are several terms; the others are no longer than the rows."""
-        sizes = [size for piece, _ in self._pieces if (size := piece.mass(ord)) is not None]
+        sizes = [size for _, piece in self.items if (size := piece.mass(ord)) is not None]
         if not sizes:
             return None
         whole: Tensor = torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0)
         return whole * (abs(self.factor) * (1 + 2.0**-40))
 
     def underflow(self) -> float | Tensor:
-        return sum(piece.underflow() for piece, _ in self._pieces) * max(1.0, abs(self.factor))
+        return sum(piece.underflow() for _, piece in self.items) * max(1.0, abs(self.factor))
 
     def part(self, lo: int, hi: int) -> Stack:
         return self._each(lambda piece: piece.part(lo, hi))
@@ -508,9 +485,7 @@ class Stack(Rows):
 
     def scaled(self, factor: float) -> Stack:
         """Norms and weights take the factor: the leaves stay as they are."""
-        stack = Stack(self.items, self.factor * factor)
-        stack.__dict__["_pieces"] = self._pieces
-        return stack
+        return Stack(self.items, self.factor * factor)
 
     def leaves(self) -> list[tuple[str, Rows]]:
         if self.factor == 1.0:
@@ -682,9 +657,11 @@ class Outer(Rows):
         if is_sparse(self.a):
             return Outer(self.a[index[:, 0].numpy()], b[:, 0])
         assert isinstance(self.a, Tensor)
+        taken = (shares != 0).to(self.device).view(m, k, *[1] * (self.a.ndim - 1))
+        a = torch.where(taken, self.a[index], 0.0)  # a row of share 0 leaves no trace, not even in a factor
         if k == 1:
-            return Outer(self.a[index[:, 0]], b[:, 0], self.ones)
-        return Outer(self.a[index].flatten(1, -2), b.flatten(1, -2), self.ones)
+            return Outer(a[:, 0], b[:, 0], self.ones)
+        return Outer(a.flatten(1, -2), b.flatten(1, -2), self.ones)
 
     def scaled(self, factor: float) -> Outer:
         return Outer(self.a, self._wide(self.b) * factor, self.ones, self._given, self.grid)

@@ -197,7 +197,9 @@ class ProjectAndLift(Lift):
         validate.positive_int(max_iter=self.max_iter)
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
-        """Lift a code onto the set."""
+        """Lift a code onto the set; steps of length 0, as warm-ups have them, stay where they are."""
+        if not isinstance(eta, Tensor) and eta == 0:
+            return Lifted(w.new_zeros(w.shape), w)
         if isinstance(eta, Tensor) and eta.numel() > 1:
             target = sketch.forward(w - eta * sketch.pinv(y))
         else:

@@ -13,7 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from isthmus.base.validate import InvalidInput, check, positive_int
-from isthmus.gradients.layers.registry import rule_for
+from isthmus.gradients.layers.layers import rule_for
 from isthmus.modules.recurrent import GRU, LSTM, RNN, Recurrent
 
 MAX_GROUPS = 32

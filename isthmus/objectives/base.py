@@ -212,9 +212,8 @@ def _tensors(data: object) -> tuple[Tensor, ...]:
     for k, tensor in enumerate(tensors):
         some = tensor.ndim > 0 and len(tensor) > 0
         validate.check(some, f"data[{k}].shape", tuple(tensor.shape), "give at least one example")
-        wanted = len(tensors[0])
-        remedy = f"give as many examples as data[0]: {wanted}"
-        validate.check(len(tensor) == wanted, f"len(data[{k}])", len(tensor), remedy)
+        same = len(tensor) == len(tensors[0])
+        validate.check(same, f"len(data[{k}])", len(tensor), f"give as many examples as data[0]: {len(tensors[0])}")
         validate.finite(**{f"data[{k}]": tensor})
     return tensors
 

@@ -17,22 +17,10 @@ import torch.nn.functional as F
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
-from isthmus.base import secret, validate
+from isthmus.base import matrix, secret, validate
 from isthmus.base.arrow import opened
 from isthmus.base.class_registry import subclasses
-from isthmus.base.matrix import (
-    Array,
-    Matrix,
-    as_matrix,
-    dtype_of,
-    is_lazy,
-    is_sparse,
-    margins,
-    matmul,
-    rmatmul,
-    spans_of,
-    take,
-)
+from isthmus.base.matrix import Array, Matrix, as_matrix, is_lazy, is_sparse
 from isthmus.base.space import Space
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.gradients.rounding import Lengths, upper_norms
@@ -128,12 +116,11 @@ class LinearModel(Objective):
         self.weights: Tensor | None = None
         self._load(X, y)
         if weights is not None:
-            given = validate.as_tensor("weights", weights, ndim=1).to(self.y.device, torch.float64)
+            self.weights = validate.as_tensor("weights", weights, ndim=1).to(self.y.device, torch.float64)
             remedy = f"give one weight for each of the {self.n} rows"
-            validate.check(len(given) == self.n, "len(weights)", len(given), remedy)
-            good = bool((given >= 0).all())
+            validate.check(len(self.weights) == self.n, "len(weights)", len(self.weights), remedy)
+            good = bool((self.weights >= 0).all())
             validate.require(good, "weights holds a negative number: give weights of 0 or more")
-            self.weights = given
 
     @classmethod
     def labelled(cls) -> bool:
@@ -151,17 +138,18 @@ class LinearModel(Objective):
     def clip_for(cls, classes: int = 2) -> float:
         """The clip for rows of norm 1 where none is given."""
         clip = cls.slope_bound if cls.default_clip is None else cls.default_clip
-        remedy = f"give clip=, because {cls.__name__} states neither default_clip nor slope_bound"
-        validate.check(clip is not None, "clip", None, remedy)
-        return float(clip or 0)
+        if clip is None:
+            why = f"because {cls.__name__} states neither default_clip nor slope_bound"
+            validate.refuse("clip", None, f"give clip=, {why}")
+        return clip
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What a private run takes from a loss that this library did not write, whose slopes nothing tries out."""
-        own = type(self)
-        if own.__module__.split(".")[0] == __name__.split(".")[0]:
+        kind = type(self)
+        if kind.__module__.startswith("isthmus."):
             return ()
-        return (f"{own.__name__}, which is not of this library, gives a record a slope that depends on it alone",)
+        return (f"{kind.__name__}, which is not of this library, gives a record a slope that depends on it alone",)
 
     @abstractmethod
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
@@ -185,21 +173,21 @@ class LinearModel(Objective):
     def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
         X, slopes = self._of(self.slopes, w, self._where(index))
-        return rmatmul(X, slopes).movedim(0, -1).reshape(-1) / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
+        mean = matrix.rmatmul(X, slopes).movedim(0, -1).reshape(-1) / max(X.shape[0], 1)
+        return mean + self.penalty.gradient(w.detach())
 
     def spans(self) -> list[tuple[int, int]] | None:
         """Ranges of records that are looked at together, a choice of speed and memory; None: all."""
-        return spans_of(self.X)
+        return matrix.spans_of(self.X)
 
     def part(self, index: Index) -> LinearModel:
         """The same problem with some of its records only."""
-        model, where = copy.copy(self), self._where(index)
-        if where is not None:
-            model.X, model.y = take(self.X, where), self.y[where]
-            model.weights = None if self.weights is None else self.weights[where]
-            model.n = model.X.shape[0]
-        model.lengths = Lengths(model.n)
-        return model
+        where = self._where(index)
+        if where is None:
+            return self._with(lengths=Lengths(self.n))
+        X = matrix.take(self.X, where)
+        weights = None if self.weights is None else self.weights[where]
+        return self._with(X=X, y=self.y[where], weights=weights, n=X.shape[0], lengths=Lengths(X.shape[0]))
 
     def forget(self) -> None:
         """Forget what was computed of the rows: they may have been written to since."""
@@ -248,31 +236,33 @@ class LinearModel(Objective):
 
     def on(self, data: tuple[object, object]) -> LinearModel:
         """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
-        model = copy.copy(self)
-        model.weights = None
+        model = self._with(weights=None)
         model._load(*data)
         validate.check(model.d == self.d, "X.shape", tuple(model.X.shape), f"give {self.X.shape[1]} columns")
         return model
 
     def with_inputs(self, X: object) -> LinearModel:
         """The same loss, targets and penalty on other columns of the same examples (scaled, with a bias, ...)."""
-        model = copy.copy(self)
-        model.X = as_matrix("X", X)
-        validate.check(model.X.shape[0] == self.n, "X.shape", tuple(model.X.shape), f"give {self.n} rows")
-        model.dtype, model.space, model.lengths = dtype_of(model.X), model._space(), Lengths(self.n)
+        inputs = as_matrix("X", X)
+        validate.check(inputs.shape[0] == self.n, "X.shape", tuple(inputs.shape), f"give {self.n} rows")
+        model = self._with(X=inputs, dtype=matrix.dtype_of(inputs), lengths=Lengths(self.n))
+        model.space = model._space()
         return model
 
     def with_targets(self, y: object) -> LinearModel:
         """The same loss and inputs with other targets of the same examples."""
-        model = copy.copy(self)
-        model.targets, model.y = self.targets.read(y)
-        validate.check(len(model.y) == self.n, "len(y)", len(model.y), f"give one target for each of {self.n} rows")
-        return model
+        targets, numbers = self.targets.read(y)
+        validate.check(len(numbers) == self.n, "len(y)", len(numbers), f"give one target for each of {self.n} rows")
+        return self._with(targets=targets, y=numbers)
 
     def with_weights(self, weights: Tensor | None) -> LinearModel:
         """The same problem with other weights of its examples."""
+        return self._with(weights=weights)
+
+    def _with(self, **attributes: object) -> LinearModel:
+        """A copy with other attributes."""
         model = copy.copy(self)
-        model.weights = weights
+        vars(model).update(attributes)
         return model
 
     def _of(
@@ -285,8 +275,8 @@ class LinearModel(Objective):
         """The chosen rows, and their losses or slopes at w times their weights."""
         X, y, weights = self.X, self.y, self.weights
         if where is not None:
-            X, y, weights = take(X, where), y[where], None if weights is None else weights[where]
-        z = margins(X, self._as_columns(check_point(w, self.d)))
+            X, y, weights = matrix.take(X, where), y[where], None if weights is None else weights[where]
+        z = matrix.margins(X, self._as_columns(check_point(w, self.d)))
         values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
         values = values.to(dtype or values.dtype)
         if weights is not None:
@@ -303,7 +293,7 @@ class LinearModel(Objective):
         some = self.X.shape[1] > 0 and (self.X.shape[0] > 0 or is_lazy(self.X))  # a rank's part of a fit may be empty
         validate.check(some, "X.shape", tuple(self.X.shape), "give at least one row and one column")
         self.targets, target = self.targets.read(y)
-        self.n, self.dtype = self.X.shape[0], dtype_of(self.X)
+        self.n, self.dtype = self.X.shape[0], matrix.dtype_of(self.X)
         validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of the {self.n} rows")
         self.y = target if is_sparse(self.X) else target.to(self.X.device)
         self.space, self.lengths = self._space(), Lengths(self.n)
@@ -315,7 +305,7 @@ class LinearModel(Objective):
         data = self.X if X is None else as_matrix("X", opened(X)[0])
         columns = self.X.shape[1]
         validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
-        return matmul(data, self._as_columns(check_point(w, self.d)))
+        return matrix.matmul(data, self._as_columns(check_point(w, self.d)))
 
     def _as_columns(self, w: Tensor) -> Tensor:
         return w
@@ -364,20 +354,24 @@ class Hinge(LinearModel):
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """t (1 - m) - gamma t^2 / 2 with m = y z and t as in `slopes`."""
-        gap = 1 - y * z
-        t = _steepness(gap, self.gamma)
-        return t * (gap.clamp_min(0) - self.gamma / 2 * t)
+        return _hinge(y * z, self.gamma)
 
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
         """-y t, t = clip((1 - m) / gamma, 0, 1)."""
-        return -y * _steepness(1 - y * z, self.gamma)
+        return -y * _steepness(y * z, self.gamma)
 
 
-def _steepness(gap: Tensor, gamma: float) -> Tensor:
-    """How steep a hinge of this width is, from 0 to 1, where the margin is this much short of 1."""
+def _hinge(m: Tensor, gamma: float) -> Tensor:
+    """The hinge of this width at margins m."""
+    t = _steepness(m, gamma)
+    return t * ((1 - m).clamp_min(0) - gamma / 2 * t)
+
+
+def _steepness(m: Tensor, gamma: float) -> Tensor:
+    """How steep a hinge of this width is, from 0 to 1, at margins m."""
     if not gamma:
-        return (gap > 0).to(gap.dtype)
-    return (gap / gamma).clamp(0, 1)
+        return (1 - m > 0).to(m.dtype)
+    return ((1 - m) / gamma).clamp(0, 1)
 
 
 class SmoothHinge(Hinge):
@@ -537,14 +531,12 @@ class OneVsRest(Softmax):
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """The hinges of all classes."""
-        gap = 1 - self._signs(z, y) * z
-        t = _steepness(gap, self.gamma)
-        return (t * (gap.clamp_min(0) - self.gamma / 2 * t)).sum(1)
+        return _hinge(self._signs(z, y) * z, self.gamma).sum(1)
 
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
         """-s_k where the margin is short."""
         signs = self._signs(z, y)
-        return -signs * _steepness(1 - signs * z, self.gamma)
+        return -signs * _steepness(signs * z, self.gamma)
 
     def _signs(self, z: Tensor, y: Tensor) -> Tensor:
         return torch.full_like(z, -1.0).scatter_(1, y[:, None], 1.0)
@@ -601,13 +593,11 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
         validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {targets}")
         return loss
     losses = known_losses(labels)
-    found = losses.get(loss) if isinstance(loss, str) else None
-    if found is None:
-        half = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss]  # type: ignore[type-abstract]
-        missing = " and ".join(_missing(half[0])) if half else ""
-        why = f"{half[0].__name__} has no {missing} yet; " if missing else ""
-        validate.refuse("loss", loss, f"{why}choose one of {list(losses)}, or give a subclass of LinearModel")
-    return found
+    if isinstance(loss, str) and loss in losses:
+        return losses[loss]
+    half = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss and _missing(kind)]  # type: ignore[type-abstract]
+    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in half[:1])
+    validate.refuse("loss", loss, f"{why}choose one of {list(losses)}, or give a subclass of LinearModel")
 
 
 def name_of(loss: str | Loss) -> str:
@@ -635,7 +625,7 @@ def loss_for(loss: str | Loss, classes: int) -> Loss:
 
 GRAM_LIMIT = 2000
 """`smoothness` takes eigenvalues of a Gram matrix up to this size, and a certified bound beyond it."""
-SMALL_GRAM = 300
+_SMALL_GRAM = 300
 """Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
 
 
@@ -651,10 +641,8 @@ def largest_eigenvalue(X: Matrix) -> float:
     rows = float(upper_norms(X, 1).max())
     if is_lazy(X):
         columns = float(torch.stack([part.abs().sum(0) for _, _, part in X.chunks()]).sum(0).max())
-    elif is_sparse(X):
-        columns = float(abs(X).sum(0).max())
     else:
-        columns = float(X.abs().sum(0).max())
+        columns = float(abs(X).sum(0).max())  # that of SciPy and that of torch are alike
     return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
 
 
@@ -667,13 +655,13 @@ def top_eigenvalue(X: Matrix) -> float:
     >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
     9.0
     """
-    if min(X.shape) <= SMALL_GRAM:
+    if min(X.shape) <= _SMALL_GRAM:
         return _top_of(_gram(X))
     if min(X.shape) <= GRAM_LIMIT:
         gram: Array = _gram(X).numpy()
         return lanczos_top(lambda v: gram @ v, len(gram))
     wide = X.astype(np.float64) if is_sparse(X) else X
-    return lanczos_top(lambda v: rmatmul(wide, matmul(wide, torch.from_numpy(v))).numpy(), X.shape[1])
+    return lanczos_top(lambda v: matrix.rmatmul(wide, matrix.matmul(wide, torch.from_numpy(v))).numpy(), X.shape[1])
 
 
 def lanczos_top(square: Callable[[Array], Array], size: int) -> float:
@@ -702,6 +690,5 @@ def _gram(X: Matrix) -> Tensor:
     if not tall:
         rows = X.to(torch.float64)
         return rows @ rows.T
-    step = max(1, (1 << 23) // X.shape[1])
-    chunks = (X[lo : lo + step].to(torch.float64) for lo in range(0, X.shape[0], step))
+    chunks = (chunk.to(torch.float64) for chunk in X.split(max(1, (1 << 23) // X.shape[1])))
     return sum((chunk.T @ chunk for chunk in chunks), torch.zeros((), dtype=torch.float64, device=X.device))

@@ -7,6 +7,7 @@ gradient, so that the weight-gradient product is never done.  `isthmus.gradients
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from isthmus.base import validate
 from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers import passes
-from isthmus.gradients.layers.apart import look
+from isthmus.gradients.layers.apart import Pieces, look
 from isthmus.gradients.rows import Outer, Rows, Stack, compact
 from isthmus.penalties import NoPenalty, Penalty
 
@@ -42,24 +43,15 @@ class ModuleObjective:
         *,
         reduction: str = "mean",
         penalty: Penalty | None = None,
-        layers: Layers | None = None,
-        guard: passes.Guard | None = None,
     ) -> None:
         validate.one_of(("mean", "sum"), reduction=reduction)
-        self.x, self.y = data
-        validate.check(
-            len(self.x) == len(self.y) > 0,
-            "data",
-            (len(self.x), len(self.y)),
-            "give as many targets as inputs, at least one",
-        )
-        self.n, self.reduction, self.penalty, self._loss = len(self.x), reduction, penalty or NoPenalty(), loss
-        if layers is None:
-            layers = Layers(module)
-            layers.attach()
-        self.layers, self.space, self.d = layers, layers.space, layers.space.d
-        self.guard = passes.Guard(layers.module, False, layers.parameters()) if guard is None else guard
-        self.dtype = next(layers.parameters()).dtype
+        self._load(data)
+        self.reduction, self.penalty, self._loss = reduction, penalty or NoPenalty(), loss
+        self.layers = Layers(module)
+        self.layers.attach()
+        self.space, self.d = self.layers.space, self.layers.space.d
+        self.guard = passes.Guard(module, False, self.layers.parameters())
+        self.dtype = next(self.layers.parameters()).dtype
 
     def start(self) -> Tensor:
         """The module's parameters as they are."""
@@ -67,15 +59,15 @@ class ModuleObjective:
 
     def on(self, data: tuple[Tensor, Tensor]) -> ModuleObjective:
         """The same loss of the same module on other data."""
-        return ModuleObjective(
-            self.layers.module,
-            self._loss,
-            data,
-            reduction=self.reduction,
-            penalty=self.penalty,
-            layers=self.layers,
-            guard=self.guard,
-        )
+        other = copy.copy(self)
+        other._load(data)
+        return other
+
+    def _load(self, data: tuple[Tensor, Tensor]) -> None:
+        self.x, self.y = data
+        self.n = len(self.x)
+        remedy = "give as many targets as inputs, at least one"
+        validate.check(self.n == len(self.y) > 0, "data", (self.n, len(self.y)), remedy)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -94,8 +86,8 @@ class ModuleObjective:
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
         private, idle = passes.present(), list[str]()
         with self.guard.around(private):
-            look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
-            rows = captured(self.layers, self._loss, x, y, self.reduction, idle)
+            pieces = look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
+            rows = captured(self.layers, self._loss, x, y, self.reduction, idle, pieces)
         if private is not None and private.cut:
             passes.check_idle(idle, private.idle.setdefault(id(w), idle))
         return rows
@@ -116,15 +108,22 @@ class ModuleObjective:
 
 
 def captured(
-    layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "mean", idle: list[str] | None = None
+    layers: Layers,
+    loss: Any,
+    x: Tensor,
+    y: Tensor,
+    reduction: str = "mean",
+    idle: list[str] | None = None,
+    pieces: Pieces = None,
 ) -> Stack:
     """Forward and backward once; the per-example gradients of every layer as factors.
 
-    The layers that took no part are added to `idle`.
+    The layers that took no part are added to `idle`; `pieces` is what `look` has returned.
     """
     idle = [] if idle is None else idle
     pieces_of: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
-    with layers.listening(lambda name, rows: pieces_of[name].append(compact(rows)), len(x)), torch.enable_grad():
+    listener = layers.listening(lambda name, rows: pieces_of[name].append(compact(rows)), len(x), pieces)
+    with listener, torch.enable_grad():
         value = loss(layers.module(x), y)
         (value * len(x) if reduction == "mean" else value).backward()
     idle += [name for name, pieces in pieces_of.items() if not pieces]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 
-Labels: TypeAlias = NDArray[np.generic]
+_Labels: TypeAlias = NDArray[np.generic]
 
 
 class Targets(ABC):
@@ -67,9 +67,9 @@ class _LabelTargets(Targets):
         validate.require(not (places < 0).any(), f"y holds a label that {others}")  # whose it is stays unsaid
         return targets, self._coded(torch.from_numpy(places))
 
-    def predict(self, z: Tensor) -> Labels:
+    def predict(self, z: Tensor) -> _Labels:
         """The class of each margin."""
-        labels: Labels = np.asarray(self.classes)[self._place(z).cpu().numpy()]
+        labels: _Labels = np.asarray(self.classes)[self._place(z).cpu().numpy()]
         return labels
 
     def score(self, z: Tensor, y: Tensor) -> float:
@@ -77,7 +77,7 @@ class _LabelTargets(Targets):
         return float((self._coded(self._place(z)) == y).to(torch.float64).mean())
 
     @abstractmethod
-    def _found(self, labels: Labels) -> tuple[object, ...]:
+    def _found(self, labels: _Labels) -> tuple[object, ...]:
         """The classes that labels tell of, where none were declared."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class SignedLabels(_LabelTargets):
         two = self.classes is None or len(self.classes) == 2
         validate.check(two, "classes", self.classes, "give two labels: (negative, positive)")
 
-    def _found(self, labels: Labels) -> tuple[object, ...]:
+    def _found(self, labels: _Labels) -> tuple[object, ...]:
         distinct = np.unique(labels).tolist() if labels.dtype.kind in "fiub" else sorted(set(labels.tolist()), key=str)
         known = {(-1, 1): (-1, 1), (0, 1): (0, 1)}.get(tuple(distinct))
         if known is None:
@@ -130,7 +130,7 @@ class ClassLabels(_LabelTargets):
             object.__setattr__(self, "classes", tuple(range(int(self.classes))))
         super().__post_init__()
 
-    def _found(self, labels: Labels) -> tuple[object, ...]:
+    def _found(self, labels: _Labels) -> tuple[object, ...]:
         found = tuple(np.unique(labels).tolist())
         validate.require(len(found) > 1, "y holds one class only: declare all classes with classes=")
         return found

@@ -87,7 +87,7 @@ class OpacusEngine(PrivacyEngine):
         return super().get_epsilon(delta) if alphas is None else self.accountant.get_epsilon(delta, alphas)
 
     @classmethod
-    def is_compatible(cls, *, module: nn.Module, **rest: object) -> bool:
+    def is_compatible(cls, *, module: nn.Module, **rest: object) -> bool:  # type: ignore[override]
         """Whether every trainable layer has per-example gradients."""
         return ModuleValidator.is_valid(module)
 
@@ -166,12 +166,12 @@ class GradSampleModule:
     def _module(self) -> GradSampleModule:
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Copies and pickles are of the module's own class."""
         own, plain = type(self), self._plain
         reduced = plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
 
-        def named(part: Any) -> Any:
+        def named(part: object) -> Any:
             if isinstance(part, tuple):
                 return tuple(map(named, part))
             return plain if part is own else part

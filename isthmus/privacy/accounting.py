@@ -375,18 +375,14 @@ def route_of(leaves: Leaves, adjacency: Adjacency) -> str:
     open_routes = list(_ROUTES)
     for leaf in leaves:
         alone = [route for route in _ROUTES if _convert(leaf, adjacency, route) is not None]
-        if not alone:
-            raise UnsupportedEvent(
-                f"event={_name(leaf)} is not allowed: use a mechanism that an accountant composes for "
-                f"{adjacency.describe()}; none composes this one"
-            )
         open_routes = [route for route in open_routes if route in alone]
         if not open_routes:
-            others = sorted({_name(event) for event in leaves if event is not leaf})
-            raise UnsupportedEvent(
-                f"event={_name(leaf)} is not allowed: use mechanisms that one accountant composes for "
-                f"{adjacency.describe()}; none composes this one together with {', '.join(others)}"
-            )
+            others = sorted({_name(event) for event in leaves if event is not leaf and alone})
+            text = f"event={_name(leaf)} is not allowed: use mechanisms that one accountant composes for "
+            text += f"{adjacency.describe()}; none composes this one"
+            if others:
+                text += f" together with {', '.join(others)}"
+            raise UnsupportedEvent(text)
     return open_routes[0]
 
 

@@ -147,8 +147,8 @@ class Records:
         elif kind != "ran":  # how many rounds a run had made: no longer written
             raise ValueError(f"no record of kind {kind!r} can stand here")
 
-    def _add(self, what: str, releases: list[tuple[str, int]], rounds: int) -> None:
-        for key, count in releases:
+    def _add(self, what: str, releases: Counter[str], rounds: int) -> None:
+        for key, count in releases.items():
             self.totals[key] += count * rounds
         self.rounds[what] += rounds
 

@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import numbers
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,26 +42,15 @@ class LateModule:
 
     def __getattr__(self, attribute: str) -> Any:
         if self._module is None:
-            _quiet()
+            logging.getLogger("absl").addFilter(_shown)  # kept where the logger is made before the library writes to it
             self._module = importlib.import_module(self._name)
         self.__dict__[attribute] = value = getattr(self._module, attribute)
         return value
 
 
-class _LeftOut(logging.Filter):
+def _shown(record: logging.LogRecord) -> bool:
     """Drops the library's word on single Renyi orders it leaves out: the bound from the others holds."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is shown."""
-        return "failed to converge" not in str(record.msg)
-
-
-_FILTER = _LeftOut()
-
-
-def _quiet() -> None:
-    """`logging` keeps a logger's filters, also where the logger is made before the library that writes to it."""
-    logging.getLogger("absl").addFilter(_FILTER)
+    return "failed to converge" not in str(record.msg)
 
 
 dpa: Any = LateModule("dp_accounting")
@@ -78,7 +68,6 @@ class SkellamDpEvent:
 
 
 Json = dict[str, Any]
-Keyed = list[tuple[str, int]]
 
 _KINDS: dict[str, dict[str, str]] = {
     "NoOp": {},
@@ -149,9 +138,12 @@ def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
         yield data, count
 
 
-def keyed(data: Json) -> Keyed:
-    """The releases of a composition by their canonical text, with how often each was made."""
-    return [(canonical(leaf), count) for leaf, count in flatten(data)]
+def keyed(data: Json) -> Counter[str]:
+    """How often each release of a composition was made, by its canonical text."""
+    counts: Counter[str] = Counter()
+    for leaf, count in flatten(data):
+        counts[canonical(leaf)] += count
+    return counts
 
 
 def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:

@@ -357,7 +357,7 @@ class Ledger:
 
     # ------------------------------------------------------------ the budget
 
-    def _affordable(self, what: str, event: list[tuple[str, int]], rounds: int, least: int) -> int:
+    def _affordable(self, what: str, event: Totals, rounds: int, least: int) -> int:
         """The most of `rounds` that fit into the budget on top of what is spent."""
         totals = self._records.totals
         if self._fits(_plus(totals, event, rounds)):
@@ -398,7 +398,7 @@ class Ledger:
             return 0.0
         return float(accounting.epsilon_of(_composed(totals), delta, self.adjacency))
 
-    def _exceeded(self, what: str, totals: Totals, event: list[tuple[str, int]], rounds: int) -> BudgetExceeded:
+    def _exceeded(self, what: str, totals: Totals, event: Totals, rounds: int) -> BudgetExceeded:
         assert self.budget is not None
         spent, asked = (self._epsilon(_plus(totals, event, more), self.budget[1]) for more in (0, rounds))
         return BudgetExceeded(what, rounds, spent, asked, self.budget)
@@ -425,10 +425,10 @@ def opened(ledger: Any, adjacency: Adjacency) -> Any:
     return ledger
 
 
-def _plus(totals: Totals, event: Sequence[tuple[str, int]] = (), rounds: int = 1) -> dict[str, int]:
+def _plus(totals: Totals, event: Totals | None = None, rounds: int = 1) -> dict[str, int]:
     """The totals with so many rounds of an event more."""
     new = Counter(totals)
-    for key, count in event:
+    for key, count in (event or {}).items():
         new[key] += count * rounds
     return {key: count for key, count in new.items() if count}
 

@@ -22,7 +22,7 @@ from isthmus.privacy import event_json
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.noise import Noise, check_scale, pieces
+from isthmus.privacy.noise import Source, check_scale, pieces
 
 _ADD = Adjacency.ADD_REMOVE
 
@@ -61,7 +61,7 @@ class Mechanism(ABC):
     guarantee: str = ""
 
     @abstractmethod
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The value the world may see; `noise` is the run's secret source of randomness."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Mechanism(ABC):
         """The same mechanism with the noise at which a round at sampling rate `rate` spends mu^2, to first order."""
         return self.with_number(rate / mu)
 
-    def check(self, bounded: ClippedSum, noise: Noise | None) -> Noise:
+    def check(self, bounded: ClippedSum, noise: Source | None) -> Source:
         """Refuse a value without a bound, a bound in another norm, and a missing source of noise; the source."""
         check_bounded(self, bounded)
         if noise is None:
@@ -153,7 +153,7 @@ class Exact(Mechanism):
     private: ClassVar[bool] = False
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The value itself."""
         return bounded.value
 
@@ -181,7 +181,7 @@ class Gaussian(Mechanism):
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         noise = self.check(bounded, noise)
         check_scale(self.multiplier * bounded.bound, bounded.dtype or bounded.value.dtype)
@@ -214,7 +214,7 @@ class Laplace(Mechanism):
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         noise = self.check(bounded, noise)
         return _noisy(bounded.value, self.multiplier * bounded.bound, noise.laplace)
@@ -224,8 +224,40 @@ class Laplace(Mechanism):
         return dpa.LaplaceDpEvent(float(self.multiplier))
 
 
+class _Choice(Mechanism):
+    """Coordinates chosen by the exponential mechanism, k of them in a row; no values are released."""
+
+    epsilon: float
+    noise_parameter: ClassVar[str] = "epsilon"
+    selects: ClassVar[bool] = True
+    ords: ClassVar[tuple[float, ...]] = (math.inf,)
+
+    @property
+    def _choices(self) -> int:
+        return 1
+
+    def __post_init__(self) -> None:
+        validate.positive_int(k=self._choices)
+        validate.positive(epsilon=self.epsilon)
+
+    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
+        """`ZCDpEvent(k epsilon^2 / 8)`."""
+        return dpa.ZCDpEvent(rho=self._choices * self.epsilon**2 / 8, xi=0.0)
+
+    def spending(self, mu: float, rate: float = 1.0) -> Self:
+        """`epsilon = 2 mu / sqrt(k)`: k choices spend `k epsilon^2 / 4` of mu^2, sampled or not."""
+        return self.with_number(2 * mu / math.sqrt(self._choices))
+
+    def describe(self) -> str:
+        """The release in words."""
+        what = "one coordinate"
+        if self._choices > 1:
+            what = f"{self._choices} coordinates"
+        return f"random choice of {what}, which satisfies {self._choices * self.epsilon**2 / 8:.4g}-zCDP"
+
+
 @dataclass(frozen=True)
-class NoisyMax(Mechanism):
+class NoisyMax(_Choice):
     """One coordinate, and its sign, chosen by the exponential mechanism; the magnitude is not released.
 
     Of the 2d candidates `+s_j, -s_j` (of the d candidates `s_j` with `signed=False`) the largest after Gumbel noise
@@ -242,14 +274,8 @@ class NoisyMax(Mechanism):
     epsilon: float
     signed: bool = True
     kind: ClassVar[str] = "noisy-max"
-    noise_parameter: ClassVar[str] = "epsilon"
-    selects: ClassVar[bool] = True
-    ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
-    def __post_init__(self) -> None:
-        validate.positive(epsilon=self.epsilon)
-
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """A signed one-hot tensor of the value's shape."""
         noise = self.check(bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1)
@@ -259,21 +285,9 @@ class NoisyMax(Mechanism):
         chosen[winner % len(scores)] = 1.0 if winner < len(scores) else -1.0
         return chosen.reshape(bounded.value.shape)
 
-    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
-        """`ZCDpEvent(epsilon^2 / 8)`."""
-        return dpa.ZCDpEvent(rho=self.epsilon**2 / 8, xi=0.0)
-
-    def spending(self, mu: float, rate: float = 1.0) -> Self:
-        """`epsilon = 2 mu`: a choice spends `epsilon^2 / 4` of mu^2, sampled or not."""
-        return self.with_number(2 * mu)
-
-    def describe(self) -> str:
-        """The release in words."""
-        return f"random choice of one coordinate, which satisfies {self.epsilon**2 / 8:.4g}-zCDP"
-
 
 @dataclass(frozen=True)
-class TopK(Mechanism):
+class TopK(_Choice):
     """The places of the k largest `|s_j|`, chosen one after the other by the exponential mechanism; no values.
 
     One-shot: Gumbel noise of scale `2 C / epsilon` on every `|s_j|`, the k largest win, which is k exponential
@@ -289,15 +303,12 @@ class TopK(Mechanism):
     k: int
     epsilon: float
     kind: ClassVar[str] = "top-k"
-    noise_parameter: ClassVar[str] = "epsilon"
-    selects: ClassVar[bool] = True
-    ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
-    def __post_init__(self) -> None:
-        validate.positive_int(k=self.k)
-        validate.positive(epsilon=self.epsilon)
+    @property
+    def _choices(self) -> int:
+        return self.k
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """A 0/1 tensor of the value's shape with k ones."""
         noise = self.check(bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1).abs()
@@ -307,21 +318,33 @@ class TopK(Mechanism):
         chosen[noisy.topk(self.k).indices.to(chosen.device)] = 1.0
         return chosen.reshape(bounded.value.shape)
 
-    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
-        """`ZCDpEvent(k epsilon^2 / 8)`."""
-        return dpa.ZCDpEvent(rho=self.k * self.epsilon**2 / 8, xi=0.0)
 
-    def spending(self, mu: float, rate: float = 1.0) -> Self:
-        """`epsilon = 2 mu / sqrt(k)`: k choices spend `k epsilon^2 / 4` of mu^2, sampled or not."""
-        return self.with_number(2 * mu / math.sqrt(self.k))
+class OnGrid(Mechanism):
+    """Integer noise on a grid: exact noise, whose low bits can betray nothing about the value.
 
-    def describe(self) -> str:
-        """The release in words."""
-        return f"random choice of {self.k} coordinates, which satisfies {self.k * self.epsilon**2 / 8:.4g}-zCDP"
+    The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more.
+    """
+
+    multiplier: float
+    grid: float
+
+    def __post_init__(self) -> None:
+        validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
+
+    @abstractmethod
+    def noised(self, steps: Tensor, bound: float, noise: Source) -> Tensor:
+        """These whole numbers of steps (float64), where one record of the unrounded ones has this bound, with noise."""
+
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
+        """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
+        noise = self.check(bounded, noise)
+        steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round().nan_to_num(0.0)
+        noisy = self.noised(steps, bounded.bound, noise).double() * self.grid
+        return noisy.reshape(bounded.value.shape).to(bounded.value)
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian(Mechanism):
+class DiscreteGaussian(OnGrid):
     """Integer discrete Gaussian noise on a grid: exact noise, whose low bits can betray nothing about the value.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and
@@ -338,23 +361,15 @@ class DiscreteGaussian(Mechanism):
     kind: ClassVar[str] = "discrete-gaussian"
     source = "secret noise from opendp's own cryptographic generator"
 
-    def __post_init__(self) -> None:
-        validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
-
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
-        """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
-        noise = self.check(bounded, noise)
-        steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
-        scale = self.scale(bounded.bound, len(steps)) / self.grid
+    def noised(self, steps: Tensor, bound: float, noise: Source) -> Tensor:
+        """Discrete Gaussian noise, by opendp."""
+        scale = self.scale(bound, len(steps)) / self.grid
         reach = 2.0**53 - 40 * scale
-        validate.check(
-            reach > 0, "grid", self.grid, f"take a coarser grid: the noise is {scale:.3g} steps of this one wide"
-        )
+        remedy = f"take a coarser grid: the noise is {scale:.3g} steps of this one wide"
+        validate.check(reach > 0, "grid", self.grid, remedy)
         # saturation is a contraction: it never moves two neighbours further apart
-        integers = steps.nan_to_num(0.0).clamp(-reach, reach).long()
-        noisy = _discrete_gaussian(integers.tolist(), scale)
-        out = torch.tensor(noisy, dtype=torch.float64) * self.grid
-        return out.reshape(bounded.value.shape).to(bounded.value)
+        integers = steps.clamp(-reach, reach).long()
+        return torch.tensor(_discrete_gaussian(integers.tolist(), scale), dtype=torch.float64)
 
     def scale(self, bound: float, m: int) -> float:
         """The noise scale for m numbers of bound C."""

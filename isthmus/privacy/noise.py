@@ -21,7 +21,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -52,37 +52,12 @@ _BLOCK = 1 << 16
 CHUNK = 1 << 20
 DEVICE_CHUNK = 1 << 24
 """Coordinates that are noised together, on the CPU and elsewhere."""
-_BUFFER = 1 << 16
 KNOWN_KEY = bytes(range(32))
 KNOWN_NORMALS = (
     -0.30008795403628297, 1.2928748160919075, -0.6054132183873209, -0.2889656753624945,
     -0.7006590119467667, 0.5607932611343496, 1.7737066131332784, 0.5502080102878408,
 )  # fmt: skip
 """The normals of the first block of ChaCha20 under that key: every device must give them before its noise is used."""
-
-
-class Noise(Protocol):
-    """What mechanisms and samplers draw from: `Source` and whoever offers the same."""
-
-    seeded: bool
-
-    def describe(self) -> str: ...
-
-    def uniform(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
-
-    def normal(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
-
-    def add_normal(self, out: Tensor, scale: float) -> None: ...
-
-    def laplace(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
-
-    def gumbel(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
-
-    def mask(self, n: int, q: float, device: Device = ...) -> Tensor: ...
-
-    def subset(self, n: int, k: int) -> Tensor: ...
-
-    def integers(self, high: int, size: int) -> Tensor: ...
 
 
 class Source:
@@ -178,8 +153,8 @@ class Source:
 class SecretSource(Source):
     """Noise nobody can repeat: bytes of the kernel's cryptographic generator (`os.urandom`).
 
-    There is no seed, a copied or pickled source is a fresh one, and a forked process starts its own buffer:
-    no two sources ever share a draw.
+    There is no seed and nothing is kept between draws, in copies, pickles and forked processes neither: no two sources
+    ever share a draw.
 
     >>> a, b = SecretSource(), SecretSource()
     >>> bool((a.normal(8) == b.normal(8)).any()), a.seeded
@@ -188,26 +163,13 @@ class SecretSource(Source):
 
     seeded = False
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held, self._at, self._owner = b"", 0, os.getpid()
-
     def bytes(self, count: int) -> bytes:
-        """Fresh bytes; small requests share one buffered call."""
-        if count >= _BUFFER or secret.rehearsed():
-            return secret.token_bytes(count)
-        with self._lock:
-            if self._owner != os.getpid() or self._at + count > len(self._held):
-                self._held, self._at, self._owner = secret.token_bytes(_BUFFER), 0, os.getpid()
-            self._at += count
-            return self._held[self._at - count : self._at]
+        """Fresh bytes."""
+        return secret.token_bytes(count)
 
     def describe(self) -> str:
         """The noise in words."""
         return SECRET
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return type(self), ()
 
 
 class FastSource(SecretSource):
@@ -394,6 +356,7 @@ def _ziggurat(size: int) -> NDArray[np.float64]:
     return _sfc64().standard_normal(size)
 
 
+@lru_cache(maxsize=64)
 def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> None:
     """Refuse noise that numbers of the dtype (or float64, in which it is drawn) cannot hold: it would be 0 or infinite.
 

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from isthmus.base import validate
@@ -159,7 +159,9 @@ class PrivacyPlan:
         if self.numbers is None:
             total = math.fsum(item.share for item in self.items)
             validate.check(abs(total - 1) < 1e-9, "share", total, "give shares that add up to 1")
-            object.__setattr__(self, "numbers", self._calibrate())
+            prices = tuple(repr(item.template.event()) for item in self.items)  # equal mechanisms may differ in them
+            scale = _scale(self.items, prices, self.epsilon, self._delta, self.adjacency)
+            object.__setattr__(self, "numbers", _numbers_at(self.items, scale))
         else:
             _check_numbers(self.items, self.numbers)
             object.__setattr__(self, "numbers", dict(self.numbers))
@@ -263,37 +265,20 @@ class PrivacyPlan:
         assert self.delta is not None
         return self.delta
 
-    def _numbers_at(self, scale: float) -> dict[str, float]:
-        return {item.name: item.number_at(scale) for item in self.items}
 
-    def _calibrate(self) -> dict[str, float]:
-        key = (self.epsilon, self._delta, self.adjacency, tuple(_cost(item) for item in self.items))
-        if key in _SCALES:
-            return self._numbers_at(_SCALES[key])
-        guess = 1 / self.mu
-        smallest = min((item.number_at(guess) for item in self.items if not item.selects), default=1.0)
-        scale = accounting.calibrate(
-            lambda s: _total(self.items, self._numbers_at(s)),
-            self.epsilon,
-            self._delta,
-            self.adjacency,
-            guess * max(1.0, 0.4 / smallest),
-        )
-        if len(_SCALES) >= 1024:
-            _SCALES.clear()
-        _SCALES[key] = scale
-        return self._numbers_at(scale)
+@lru_cache(maxsize=1024)
+def _scale(
+    items: tuple[Charge, ...], prices: tuple[str, ...], epsilon: float, delta: float, adjacency: Adjacency
+) -> float:
+    """The scale at which all items cost epsilon: planning and running, or fitting again, asks the accountant once."""
+    guess = 1 / mu_of(epsilon, delta, adjacency)
+    smallest = min((item.number_at(guess) for item in items if not item.selects), default=1.0)
+    most = guess * max(1.0, 0.4 / smallest)
+    return accounting.calibrate(lambda scale: _total(items, _numbers_at(items, scale)), epsilon, delta, adjacency, most)
 
 
-_SCALES: dict[Any, float] = {}
-"""Calibrated scales by what they cost: planning and running, or fitting again, asks the accountant once."""
-
-
-def _cost(item: Charge) -> tuple[Any, ...]:
-    """Everything about an item that its price depends on."""
-    sampled, template = repr(item.sampler.event(dpa.GaussianDpEvent(1.0))), item.template
-    own = type(template), template, repr(template.event())
-    return *own, item.rounds, item.share, sampled, item.sampler.rate, item.stage
+def _numbers_at(items: Sequence[Charge], scale: float) -> dict[str, float]:
+    return {item.name: item.number_at(scale) for item in items}
 
 
 def _address(kind: type[Mechanism]) -> str:

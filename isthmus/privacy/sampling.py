@@ -7,6 +7,7 @@ noise.  The divisor is a public constant, never the size of the drawn batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.privacy.accounting import sampled
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, dpa
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 
 
 class Keyring(Protocol):
@@ -23,7 +24,7 @@ class Keyring(Protocol):
     @property
     def seed(self) -> int: ...
     @property
-    def noise(self) -> Noise | None: ...
+    def noise(self) -> Source | None: ...
 
 
 class Sampler(Protocol):
@@ -40,8 +41,26 @@ class Sampler(Protocol):
     def describe(self) -> str: ...
 
 
+class _Expecting:
+    """Samples of as many records as are expected: n at this rate, or the public number that was given."""
+
+    rate: float
+    expected: float | None
+
+    def __post_init__(self) -> None:
+        validate.probability(sampling_rate=self.rate)
+        if self.expected is not None:
+            validate.positive(expected=self.expected)
+
+    def divisor(self, n: int, t: int = 0) -> float:
+        """The expected batch size; n is public under replace-one, or where the caller declares it public."""
+        if self.expected is not None:
+            return float(self.expected)
+        return self.rate * n
+
+
 @dataclass(frozen=True)
-class FullBatch:
+class FullBatch(_Expecting):
     """Every record, every round: nothing is amplified, every mechanism is allowed.
 
     The sum is divided by n, or by the public number `expected`: 1 releases the sum itself.
@@ -51,19 +70,11 @@ class FullBatch:
     """
 
     expected: float | None = None
-    rate: ClassVar[float] = 1.0
-
-    def __post_init__(self) -> None:
-        if self.expected is not None:
-            validate.positive(expected=self.expected)
+    rate: ClassVar[float] = 1.0  # type: ignore[misc]
 
     def draw(self, n: int, t: int, keys: Keyring | None, client: str) -> None:
         """All records."""
         return None
-
-    def divisor(self, n: int, t: int = 0) -> float:
-        """n: public under replace-one, and under add/remove where the caller declares it public; or as given."""
-        return float(n) if self.expected is None else float(self.expected)
 
     def rounds(self, n: int) -> int:
         """One."""
@@ -79,7 +90,7 @@ class FullBatch:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_Expecting):
     """Each record is in the batch with probability `rate`, independently of every other: the default.
 
     The batch may have any size, 0 included: an empty one is released and paid for like the others.  The sum is
@@ -96,18 +107,9 @@ class Poisson:
     rate: float
     expected: float | None = None
 
-    def __post_init__(self) -> None:
-        validate.probability(sampling_rate=self.rate)
-        if self.expected is not None:
-            validate.positive(expected=self.expected)
-
     def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """The indices of the batch, from the secret source."""
         return _secret(self, keys).mask(n, self.rate).nonzero().reshape(-1)
-
-    def divisor(self, n: int, t: int = 0) -> float:
-        """The expected batch size."""
-        return self.rate * n if self.expected is None else float(self.expected)
 
     def rounds(self, n: int) -> int:
         """1 / rate, rounded."""
@@ -118,7 +120,7 @@ class Poisson:
         if self.rate == 1:
             return event
         allowed = (dpa.GaussianDpEvent, dpa.LaplaceDpEvent, SkellamDpEvent)
-        return sampled("Poisson sampling", event, allowed, lambda e: dpa.PoissonSampledDpEvent(self.rate, e))
+        return sampled("Poisson sampling", event, allowed, partial(dpa.PoissonSampledDpEvent, self.rate))
 
     def describe(self) -> str:
         """The sampling in words."""
@@ -150,9 +152,8 @@ class FixedSize:
 
     def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """The indices of the batch, from the secret source."""
-        validate.check(
-            n == self.n, "n", n, f"give {self.n} records: the sampler was built, and is accounted, for so many"
-        )
+        remedy = f"give {self.n} records: the sampler was built, and is accounted, for so many"
+        validate.check(n == self.n, "n", n, remedy)
         return _secret(self, keys).subset(n, self.batch_size)
 
     def divisor(self, n: int, t: int = 0) -> float:
@@ -167,21 +168,17 @@ class FixedSize:
         """`SampledWithoutReplacementDpEvent(n, batch_size, event)` of one Gaussian release."""
         if self.batch_size == self.n:
             return event
-        return sampled(
-            "sampling without replacement",
-            event,
-            (dpa.GaussianDpEvent,),
-            lambda e: dpa.SampledWithoutReplacementDpEvent(self.n, self.batch_size, e),
-        )
+        wrap = partial(dpa.SampledWithoutReplacementDpEvent, self.n, self.batch_size)
+        return sampled("sampling without replacement", event, (dpa.GaussianDpEvent,), wrap)
 
     def describe(self) -> str:
         """The sampling in words."""
         return f"every round looks at {self.batch_size} of {self.n} records, drawn without replacement"
 
 
-def _secret(sampler: Sampler, keys: Keyring) -> Noise:
-    source: Noise | None = getattr(keys, "noise", None)
-    name = type(sampler).__name__
+def _secret(sampler: Sampler, keys: Keyring) -> Source:
+    source: Source | None = getattr(keys, "noise", None)
     if source is None:
+        name = type(sampler).__name__
         validate.refuse("noise", source, f"give a SecretSource as keys.noise: {name} draws secretly")
     return source

@@ -15,9 +15,8 @@ Skellam noise: composition, adaptive or not, Poisson sampling (add/remove), priv
 divergences.  docs/privacy.md has the proof.  The accountant counts Skellam noise as the Gaussian that it is no worse
 than (`SkellamDpEvent`).
 
-Agarwal, Kairouz and Liu (2021) bound the Renyi divergence (`renyi_bound`).  The theorem is tighter unless the order
-times the length of a shift is more than some 9 v, and needs no conversion from Renyi orders, which costs 5 to 10 % of
-epsilon.
+Agarwal, Kairouz and Liu (2021) bound the Renyi divergence.  The theorem is tighter unless the order times the length
+of a shift is more than some 9 v, and needs no conversion from Renyi orders, which costs 5 to 10 % of epsilon.
 
 >>> round(gaussian_scale(100.0) / 10, 5), round(variance_for(10.0), 3)
 (0.99833, 100.334)
@@ -42,10 +41,9 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.privacy import event_json
 from isthmus.privacy.accounting import Adjacency
-from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
-from isthmus.privacy.mechanisms import Mechanism
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.mechanisms import OnGrid
+from isthmus.privacy.noise import Source
 
 MOST = 2.0**30
 """The largest variance of a Skellam draw: its table has some 10^6 entries."""
@@ -54,13 +52,13 @@ _CHUNK = 1 << 18
 Integers = NDArray[np.int64]
 
 
-def skellam(variance: float | Fraction, size: int, noise: Noise) -> Integers:
+def skellam(variance: float | Fraction, size: int, noise: Source) -> Integers:
     """`size` independent Skellam integers: each the difference of two Poisson numbers of mean variance / 2."""
     rate = Fraction(variance) / 2
     return poisson(rate, size, noise) - poisson(rate, size, noise)
 
 
-def poisson(rate: float | Fraction, size: int, noise: Noise, word: int = _WORD) -> Integers:
+def poisson(rate: float | Fraction, size: int, noise: Source, word: int = _WORD) -> Integers:
     """`size` independent Poisson integers of this mean, by inversion; `word` is how many digits are drawn at a time."""
     validate.positive(rate=float(rate))
     validate.at_most(MOST / 2, "half the largest variance: take a coarser grid", rate=float(rate))
@@ -125,7 +123,7 @@ def _weights(rate: Fraction, bits: int) -> tuple[int, list[int], list[int], int,
     return k, [low for low, _ in ends], [high for _, high in ends], below, above
 
 
-def _decide(rate: Fraction, value: int, digits: int, noise: Noise) -> int:
+def _decide(rate: Fraction, value: int, digits: int, noise: Source) -> int:
     """The draw whose first digits are `value`, with as many more as it takes."""
     more = digits
     while True:
@@ -136,7 +134,7 @@ def _decide(rate: Fraction, value: int, digits: int, noise: Noise) -> int:
             return first + place
 
 
-def _digits(noise: Noise, size: int, word: int) -> NDArray[np.uint64]:
+def _digits(noise: Source, size: int, word: int) -> NDArray[np.uint64]:
     """Uniform integers of `word` <= 64 binary digits."""
     halves = noise.integers(1 << 32, 2 * size).numpy().astype(np.uint64).reshape(2, size)
     whole: NDArray[np.uint64] = halves[0] << np.uint64(32) | halves[1]
@@ -186,45 +184,8 @@ def variance_for(scale: float) -> float:
     return high / _UNIT
 
 
-def renyi_bound(order: int, variance: float, l2: float, l1: float) -> float:
-    """The bound of Agarwal, Kairouz and Liu (2021) on the Renyi divergence between integer vectors with this noise.
-
-    `order l2^2 / (2 v) + min(((2 order - 1) l2^2 + 6 l1) / (4 v^2), 3 l1 / (2 v))`, for vectors that are `l2` and `l1`
-    apart.  Integers have l1 <= min(sqrt(m) l2, l2^2).
-
-    >>> round(renyi_bound(4, 100.0, 1.0, 1.0), 6)
-    0.020325
-    """
-    validate.check(int(order) == order and order > 1, "order", order, "give a whole number above 1")
-    validate.positive(variance=variance, l2=l2, l1=l1)
-    more = min(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-    return order * l2**2 / (2 * variance) + more
-
-
-def renyi(order: float, variance: float, shift: int = 1) -> float:
-    """The Renyi divergence between Skellam noise and the same noise moved by an integer, numerically.
-
-    The sum over all integers, `log(sum_x p(x - k)^a p(x)^(1 - a)) / (a - 1)`, until its terms fall geometrically and
-    are 1e-20 of it.  Coordinates are independent, so divergences of vectors are sums of these.
-
-    >>> round(renyi(2.0, 100.0), 8), round(2 / (2 * 100.0), 8)
-    (0.00999959, 0.01)
-    """
-    validate.check(order > 1, "order", order, "give a number above 1")
-    validate.positive(variance=variance)
-    validate.positive_int(shift=shift)
-    reach = int(order * shift + 60 + 14 * math.sqrt(variance))
-    while True:
-        logs = _log_masses(variance, reach + shift)
-        both = np.concatenate([logs[:0:-1], logs])  # of -top, ..., top
-        terms = order * both[:-shift] + (1 - order) * both[shift:]
-        if max(terms[0], terms[-1]) < terms.max() - 60 and terms[-1] < terms[-2] - 0.5 and terms[0] < terms[1] - 0.1:
-            return float(np.logaddexp.reduce(terms)) / (order - 1)
-        reach *= 2
-
-
 @dataclass(frozen=True)
-class Skellam(Mechanism):
+class Skellam(OnGrid):
     """Integer Skellam noise on a grid: exact, and the sum of such noise is of the same kind.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and
@@ -234,6 +195,7 @@ class Skellam(Mechanism):
     shares.
 
     >>> from isthmus.privacy import SeededSource
+    >>> from isthmus.privacy.clips import ClippedSum
     >>> released = Skellam(2.0, grid=0.25).release(ClippedSum(torch.zeros(3), 2, 1.0), SeededSource(0))
     >>> bool((released * 4 == (released * 4).round()).all())
     True
@@ -245,18 +207,11 @@ class Skellam(Mechanism):
     grid: float
     kind: ClassVar[str] = "skellam"
 
-    def __post_init__(self) -> None:
-        validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
-
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
-        """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
-        noise = self.check(bounded, noise)
-        steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
-        variance = self.variance(bounded.bound, len(steps))
+    def noised(self, steps: Tensor, bound: float, noise: Source) -> Tensor:
+        """Skellam noise from the run's source."""
         # saturation is a contraction: it never moves two neighbours further apart
-        integers = steps.nan_to_num(0.0).clamp(-(2.0**40), 2.0**40).long()
-        noisy = integers + torch.from_numpy(skellam(Fraction(variance), len(steps), noise))
-        return (noisy.double() * self.grid).reshape(bounded.value.shape).to(bounded.value)
+        integers = steps.clamp(-(2.0**40), 2.0**40).long()
+        return integers + torch.from_numpy(skellam(Fraction(self.variance(bound, len(steps))), len(steps), noise))
 
     def variance(self, bound: float, m: int) -> float:
         """The variance of the noise of m numbers of bound C, in squared grid steps.

@@ -17,7 +17,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
 
 from isthmus.base import notebook, secret, validate
 from isthmus.privacy import accounting, event_json
@@ -67,24 +66,15 @@ class Released:
 
     def __post_init__(self) -> None:
         validate.positive_int(times=self.times)
-        for name in ("what", "noise"):
-            value = getattr(self, name)
-            validate.check(isinstance(value, str) and value != "", name, value, "give a text of a few words")
+        good = isinstance(self.what, str) and isinstance(self.noise, str) and bool(self.what and self.noise)
+        validate.check(good, "what, noise", (self.what, self.noise), "give texts of a few words")
 
     @property
     def cells(self) -> tuple[str, str, str]:
         """The three cells as text."""
-        return self.what, "once" if self.times == 1 else f"{self.times:,} times", self.noise
-
-
-def _words_for(name: str, sampled: bool = False) -> str:
-    """A reader's words for the name of a release; one that is not known stays as it is.
-
-    >>> _words_for("gradient", sampled=True), _words_for("my own")
-    ('sum of gradients over a random sample', 'my own')
-    """
-    words = _WORDS.get(name, name)
-    return f"{words} {_SAMPLED}" if sampled else words
+        if self.times == 1:
+            return self.what, "once", self.noise
+        return self.what, f"{self.times:,} times", self.noise
 
 
 def _charged_words(name: str) -> str:
@@ -94,8 +84,10 @@ def _charged_words(name: str) -> str:
     ('figures of the test rows', 'rounds of a training (census-1)')
     """
     label, _, what = name.rpartition("/")
-    words = _words_for(what)
-    return f"{words} ({label})" if label else words
+    words = _WORDS.get(what, what)
+    if not label:
+        return words
+    return f"{words} ({label})"
 
 
 def _of_event(data: Json, times: int = 1) -> list[Released]:
@@ -104,11 +96,9 @@ def _of_event(data: Json, times: int = 1) -> list[Released]:
     >>> _of_event({"event": "Gaussian", "noise_multiplier": 2.0})[0].cells
     ('value from all records', 'once', 'Gaussian noise of 2 times the most one record can add')
     """
-    rows = []
-    for leaf, count in event_json.flatten(data):
-        what = "value from a random sample of the records" if _of_a_sample(leaf) else "value from all records"
-        rows.append(Released(what, count * times, event_json.words(leaf)))
-    return rows
+    what = {True: "value from a random sample of the records", False: "value from all records"}
+    leaves = event_json.flatten(data)
+    return [Released(what[_of_a_sample(leaf)], count * times, event_json.words(leaf)) for leaf, count in leaves]
 
 
 def _of_a_sample(data: Json) -> bool:
@@ -133,26 +123,6 @@ def _together(rows: Iterable[Released]) -> tuple[Released, ...]:
     return tuple(Released(what, times, noise) for (what, noise), times in counts.items())
 
 
-def _as_text(rows: Sequence[Released]) -> str:
-    """The table in columns of text."""
-    lines = [_HEAD, *(row.cells for row in rows)]
-    wide = [max(len(line[i]) for line in lines) for i in (0, 1)]
-    return "\n".join(f"  {what:{wide[0]}}  {often:{wide[1]}}  {noise}" for what, often, noise in lines)
-
-
-def _rows_to_json(rows: Iterable[Released]) -> list[dict[str, Any]]:
-    """The table as JSON holds it."""
-    return [asdict(row) for row in rows]
-
-
-def _rows_from_json(data: Any) -> tuple[Released, ...]:
-    """The table that `to_json` wrote."""
-    fields = {"what", "times", "noise"}
-    good = isinstance(data, list) and all(isinstance(row, dict) and set(row) == fields for row in data)
-    validate.check(good, "releases", data, f"give a list of objects with the fields {sorted(fields)}")
-    return tuple(Released(**row) for row in data)
-
-
 FORMAT = "isthmus-statement-1"
 """What a statement's JSON says that it is; one without a format was written before formats had names."""
 CLOSE = 0.99
@@ -161,6 +131,8 @@ ROUNDING = (
     "The most one record can add is its clip bound and an allowance for rounding errors: at most 0.1 % for linear "
     "models and for sketches, at most 5 % for whole gradients of a network."
 )
+_LEAKED = "Epsilon does NOT cover the following, which was read from the private data without noise:"
+_BASIS = {True: "The guarantee rests on these assumptions:", False: "The run assumed the following:"}
 _ROUTES = {
     "pld": "privacy-loss distributions (the library dp-accounting)",
     "pair": "privacy-loss distributions of the pair -C, +C (the library dp-accounting)",
@@ -203,30 +175,21 @@ class PrivacyStatement:
     def __post_init__(self) -> None:
         validate.open_unit(delta=self.delta)
         object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
-        if not self.releases:
-            object.__setattr__(self, "releases", _together(_of_event(self.event)))
-        listed = sum(row.times for row in self.releases)
-        released = sum(count for _, count in event_json.flatten(self.event))
+        object.__setattr__(self, "releases", self.releases or _together(_of_event(self.event)))
+        leaves = list(event_json.flatten(self.event))
+        listed, released = sum(row.times for row in self.releases), sum(count for _, count in leaves)
         validate.check(listed >= released, "releases", listed, f"list all {released} releases that the event has")
-        for name in ("epsilon", "nominal"):
-            value = getattr(self, name)
+        for name, value in (("epsilon", self.epsilon), ("nominal", self.nominal)):
             validate.check(value >= 0, name, value, "give a number of at least 0, or infinity")
-        validate.check(
-            self.private == math.isfinite(self.epsilon),
-            "private",
-            self.private,
-            "give private=True with a finite epsilon, and private=False with an infinite one",
-        )
+        remedy = "give private=True with a finite epsilon, and private=False with an infinite one"
+        validate.check(self.private == math.isfinite(self.epsilon), "private", self.private, remedy)
         hidden = not (self.private and self.noise == SEEDED)
         validate.check(hidden, "private", self.private, "give False where the noise is seeded: it can be subtracted")
+        sized = any("source_dataset_size" in leaf for leaf, _ in leaves)
+        remedy = "give the number of records as n: the event states it, so that it is public"
+        validate.check(self.n_public or not sized, "n", self.n, remedy)
         if self.n is not None:
             validate.positive_int(n=self.n)
-        validate.check(
-            self.n_public or not _sizes(self.event),
-            "n",
-            self.n,
-            "give the number of records as n: the event states it, so that it is public",
-        )
 
     @property
     def n_public(self) -> bool:
@@ -259,26 +222,10 @@ class PrivacyStatement:
         >>> print(PrivacyStatement.of(dp_event.GaussianDpEvent(1.0), 1e-5, seeded=True))
         not private (seeded noise: not private)
         """
-        data = event_json.to_json(event)
-        built = event_json.from_json(data)
-        nominal = accounting.epsilon_of(built, delta, adjacency)
-        private = math.isfinite(nominal) and not seeded
-        return cls(
-            epsilon=nominal if private else math.inf,
-            delta=delta,
-            adjacency=adjacency,
-            sampler=sampler or _sampler_words(data),
-            event=data,
-            private=private,
-            nominal=nominal,
-            noise=SEEDED if seeded else noise,
-            n=n,
-            assumptions=tuple(assumptions),
-            guarantee=guarantee,
-            accountant=_accountant_words(built, adjacency) if math.isfinite(nominal) else "none",
-            leaks=tuple(dict.fromkeys(leaks)),
-            releases=_together(releases),
-        )
+        account = Account(delta, adjacency, n, seeded, tuple(assumptions), tuple(leaks))
+        account.samplers, account.sources, account.guarantees = [sampler], [noise], [guarantee]
+        account.releases = list(releases)
+        return account.statement(event_json.from_json(event_json.to_json(event)))
 
     def with_all_of(
         self, ledger: Ledger | None, *others: PrivacyStatement, apart: Sequence[PrivacyStatement] = ()
@@ -300,71 +247,74 @@ class PrivacyStatement:
           value from all records  once       Gaussian noise of 4 times the most one record can add
           figures                 once       Gaussian noise of 8 times the most one record can add
         """
-        for relation in [*([] if ledger is None else [ledger.adjacency]), *(other.adjacency for other in others)]:
-            remedy = f"give releases that count for {self.adjacency.value}, as this statement does"
-            validate.check(relation is self.adjacency, "adjacency", relation.value, remedy)
-        statements, seeded = (self, *others), False
+        statements, account = (self, *others), Account(self.delta, self.adjacency, self.n)
         stated: Counter[str] = Counter()
         beyond: Counter[str] = Counter()
-        for statement in statements:
-            elsewhere = any(statement is one for one in apart)
-            for leaf, count in event_json.keyed(statement.event):
-                (beyond if elsewhere else stated)[leaf] += count
         charged: Counter[str] = Counter()
+        for statement in statements:
+            self._check_counts_for(statement.adjacency)
+            counts = stated
+            if any(statement is one for one in apart):
+                counts = beyond
+            counts.update(event_json.keyed(statement.event))
+            account.say(statement)
         names: dict[str, str] = {}
         if ledger is not None:
-            charged.update(dict(event_json.keyed(event_json.to_json(ledger.event()))))
+            self._check_counts_for(ledger.adjacency)
+            charged = event_json.keyed(event_json.to_json(ledger.event()))
             charges = [record for record in ledger.records() if record["kind"] == "charge"]
-            names = {leaf: record["what"] for record in charges for leaf, _ in event_json.keyed(record["event"])}
-            seeded = ledger.seeded
-        besides = {leaf: (json.loads(leaf), count) for leaf, count in (charged - stated).items()}
-        if not others and not besides and not (seeded and self.private):
+            names = {leaf: record["what"] for record in charges for leaf in event_json.keyed(record["event"])}
+            account.seeded |= ledger.seeded
+        besides = charged - stated
+        if not others and not besides and not (account.seeded and self.private):
             return self
-        account = Account(self.delta, self.adjacency, self.n, seeded or any(one.noise == SEEDED for one in statements))
-        account.assumptions = [text for statement in statements for text in statement.assumptions]
-        account.leaks = [text for statement in statements for text in statement.leaks]
-        account.guarantees = [statement.guarantee for statement in statements if statement.guarantee]
-        account.sources = [statement.noise for statement in statements]
-        account.samplers = [statement.sampler for statement in statements]
-        account.samplers += [event_json.sampling_words(leaf) for leaf, _ in besides.values()]
-        account.releases = [row for statement in statements for row in statement.releases]
-        account.releases += [
-            Released(_charged_words(names.get(key, "value")), count, event_json.words(leaf))
-            for key, (leaf, count) in besides.items()
-        ]
+        for key, count in besides.items():
+            leaf = json.loads(key)
+            account.samplers.append(event_json.sampling_words(leaf))
+            account.releases.append(Released(_charged_words(names.get(key, "value")), count, event_json.words(leaf)))
         total = (stated | charged) + beyond
-        account.add(event_json.composed((json.loads(leaf), count) for leaf, count in total.items()))
+        account.events.append(event_json.composed((json.loads(leaf), count) for leaf, count in total.items()))
         whole = account.statement()
         epsilon = max(whole.epsilon, self.epsilon)  # a search quotes its budget
         return replace(whole, epsilon=epsilon, nominal=max(whole.nominal, self.nominal))
 
+    def _check_counts_for(self, relation: Adjacency) -> None:
+        remedy = f"give releases that count for {self.adjacency.value}, as this statement does"
+        validate.check(relation is self.adjacency, "adjacency", relation.value, remedy)
+
     def words(self) -> str:
         """The statement in plain English, a few short paragraphs."""
-        parts = [self._promise(), *self._leaked(), self._table(), self._made_of()]
+        parts = [self._promise()]
+        if self.leaks:
+            parts.append(_listed(_LEAKED, self.leaks))
+        parts += [self._table(), self._made_of()]
         if self.guarantee:
-            parts.append(
-                f"The mechanism was run as it was published. What it really guarantees: {self.guarantee.rstrip('.')}."
-            )
-        parts.append(self._rests_on())
-        return "\n\n".join(parts)
+            really = self.guarantee.rstrip(".")
+            parts.append(f"The mechanism was run as it was published. What it really guarantees: {really}.")
+        last = "There are no further assumptions."
+        if self.assumptions:
+            last = _listed(_BASIS[self.private], self.assumptions)
+        return "\n\n".join([*parts, last])
 
     def _promise(self) -> str:
+        relation = self.adjacency.describe()
         if not self.private:
-            reason = (
-                "The noise was drawn from a seed (seeded noise: not private): whoever knows the seed can subtract it. "
-                f"With secret noise the same releases would have {self._numbers(self.nominal)}, for "
-                f"{self.adjacency.describe()}."
-                if self.noise == SEEDED and math.isfinite(self.nominal)
-                else "Something computed from the data was released without noise that hides it."
-            )
+            reason = "Something computed from the data was released without noise that hides it."
+            if self.noise == SEEDED and math.isfinite(self.nominal):
+                reason = (
+                    "The noise was drawn from a seed (seeded noise: not private): whoever knows the seed can subtract "
+                    f"it. With secret noise the same releases would have {self._numbers(self.nominal)}, for {relation}."
+                )
             return (
                 f"The released results are NOT private: no finite epsilon holds (epsilon = inf at delta = "
                 f"{self.delta:g}).\n{reason}"
             )
-        factor = _rounded_up(math.exp(self.epsilon)) if self.epsilon < 700 else "more than 1e304"
+        factor = "more than 1e304"
+        if self.epsilon < 700:
+            factor = _rounded_up(math.exp(self.epsilon))
         return (
             f"The released results are differentially private with {self._numbers(self.epsilon)}.\n"
-            f"{self.adjacency.describe().capitalize()} changes the probability of any outcome by a factor of at most "
+            f"{relation.capitalize()} changes the probability of any outcome by a factor of at most "
             f"exp(epsilon) = {factor}, plus at most delta. "
             "This holds whatever else the reader of the results knows, and whatever is computed from them later."
             f"{self._cautioned()}"
@@ -372,51 +322,48 @@ class PrivacyStatement:
 
     def _cautioned(self) -> str:
         caution = large_delta(self.delta, self.n)
-        return f"\nThis guarantee protects hardly anyone: {caution}." if caution else ""
-
-    def _leaked(self) -> list[str]:
-        if not self.leaks:
-            return []
-        head = "Epsilon does NOT cover the following, which was read from the private data without noise:"
-        return ["\n".join([head, *(f"- {leak}" for leak in self.leaks)])]
+        if not caution:
+            return ""
+        return f"\nThis guarantee protects hardly anyone: {caution}."
 
     def _table(self) -> str:
-        return f"What was released:\n{_as_text(self.releases)}" if self.releases else "Nothing was released."
+        """The releases in columns of text."""
+        if not self.releases:
+            return "Nothing was released."
+        lines = [_HEAD, *(row.cells for row in self.releases)]
+        first, second = (max(len(line[i]) for line in lines) for i in (0, 1))
+        rows = [f"  {what:{first}}  {often:{second}}  {noise}" for what, often, noise in lines]
+        return "\n".join(["What was released:", *rows])
 
     def _made_of(self) -> str:
-        records = (
-            f"The number of records, {self.n}, is public."
-            if self.n_public
-            else "The number of records is not published."
-        )
+        records = "The number of records is not published."
+        if self.n_public:
+            records = f"The number of records, {self.n}, is public."
         return (
             "Epsilon counts what is listed here, and nothing else: further releases about the same records add to it. "
             f"How records were chosen: {self.sampler}. Where the noise comes from: {self.noise}. {ROUNDING} {records} "
             f"How epsilon was computed: {self.accountant}."
         )
 
-    def _rests_on(self) -> str:
-        if not self.assumptions:
-            return "There are no further assumptions."
-        return f"{self._assuming()}\n" + "\n".join(f"- {assumption}" for assumption in self.assumptions)
-
-    def _assuming(self) -> str:
-        return "The guarantee rests on these assumptions:" if self.private else "The run assumed the following:"
-
     def _repr_html_(self) -> str:
         """The statement as a card of a notebook."""
-        assumed = notebook.details(self._assuming(), notebook.items(self.assumptions)) if self.assumptions else ""
-        leaked = "".join(
-            notebook.paragraph(part.splitlines()[0]) + notebook.items(self.leaks) for part in self._leaked()
-        )
+        leaked, basis, tone = "", "", "good"
+        if self.leaks:
+            leaked = notebook.paragraph(_LEAKED) + notebook.items(self.leaks)
+        if self.assumptions:
+            basis = notebook.details(_BASIS[self.private], notebook.items(self.assumptions))
+        if not self.private:
+            tone = "bad"
+        elif self.leaks or self._cautioned():
+            tone = "weak"
         return notebook.card(
             str(self)[:1].upper() + str(self)[1:],
             notebook.paragraph(self._promise()),
             leaked,
             notebook.table(_HEAD, (row.cells for row in self.releases)),
             notebook.paragraph(self._made_of()),
-            assumed,
-            tone="bad" if not self.private else "weak" if self.leaks or self._cautioned() else "good",
+            basis,
+            tone=tone,
         )
 
     def _numbers(self, epsilon: float) -> str:
@@ -427,8 +374,8 @@ class PrivacyStatement:
         data = {"format": FORMAT, **{item.name: getattr(self, item.name) for item in fields(self)}}
         data |= {"adjacency": self.adjacency.value, "n_public": self.n_public}
         data |= {"assumptions": list(self.assumptions), "leaks": list(self.leaks)}
-        data |= {"releases": _rows_to_json(self.releases)}
-        data |= {name: "inf" if math.isinf(data[name]) else data[name] for name in ("epsilon", "nominal")}
+        data |= {"releases": [asdict(row) for row in self.releases]}
+        data |= {name: "inf" for name in ("epsilon", "nominal") if math.isinf(data[name])}
         return event_json.canonical(data)
 
     @classmethod
@@ -457,24 +404,30 @@ class PrivacyStatement:
         n_public, _ = data.pop("n_public", None), data.pop("released", None)
         names = {item.name for item in fields(cls)}
         validate.check(set(data) == names, "text", sorted(data), f"give the fields of a statement: {sorted(names)}")
-        validate.check(
-            n_public == (data["n"] is not None), "n_public", n_public, "give true where n is given, and false elsewhere"
-        )
-        texts = [name for name in ("sampler", "noise", "guarantee", "accountant") if name in data]
-        for name, value in [*((name, data[name]) for name in texts), *_lines(data)]:
-            validate.check(isinstance(value, str), name, value, "give text")
+        remedy = "give true where n is given, and false elsewhere"
+        validate.check(n_public == (data["n"] is not None), "n_public", n_public, remedy)
+        texts = [data[name] for name in ("sampler", "noise", "guarantee", "accountant")]
+        for text in (*texts, *data["assumptions"], *data["leaks"]):
+            validate.check(isinstance(text, str), "text", text, "give text")
         data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
-        data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
-        data |= {"releases": _rows_from_json(data["releases"])}
-        return cls(**data | {name: tuple(data[name]) for name in ("assumptions", "leaks")})
+        data |= {name: float(data[name]) for name in ("epsilon", "nominal")}
+        data |= {name: tuple(data[name]) for name in ("assumptions", "leaks")}
+        return cls(**data | {"releases": tuple(Released(**row) for row in data["releases"])})
 
     def __str__(self) -> str:
         if not self.private:
-            return f"not private ({self.noise if self.noise == SEEDED else 'released without noise'})"
-        numbers = f"epsilon={_rounded_up(self.epsilon)}, delta={self.delta:g}"
-        facts = "1 fact that was" if len(self.leaks) == 1 else f"{len(self.leaks)} facts that were"
-        beside = f", except for {facts} read from the data" if self.leaks else ""
-        return f"({numbers})-differentially private, for {self.adjacency.describe()}{beside}"
+            reason = "released without noise"
+            if self.noise == SEEDED:
+                reason = SEEDED
+            return f"not private ({reason})"
+        text = f"(epsilon={_rounded_up(self.epsilon)}, delta={self.delta:g})-differentially private, for "
+        text += self.adjacency.describe()
+        if not self.leaks:
+            return text
+        facts = "1 fact that was"
+        if len(self.leaks) > 1:
+            facts = f"{len(self.leaks)} facts that were"
+        return f"{text}, except for {facts} read from the data"
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -507,9 +460,8 @@ class Account:
     samplers: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     guarantees: list[str] = field(default_factory=list)
-    releases: Sequence[Released] = ()
-    _events: list[tuple[DpEvent, int]] = field(default_factory=list)
-    _rows: list[Released] = field(default_factory=list)
+    releases: list[Released] = field(default_factory=list)
+    events: list[DpEvent] = field(default_factory=list)
 
     def add(
         self,
@@ -526,47 +478,73 @@ class Account:
         itself; `noise` is what the run's source says of itself.
         """
         data = event_json.to_json(event)
-        self._events.append((event_json.from_json(data), count))
-        self.samplers += [sampler] if sampler else []
-        for name, mechanism in zip(names or ("value",) * len(mechanisms), mechanisms, strict=True):
-            words, source, guarantee = words_of(mechanism)
-            self._rows += [Released(_words_for(name, _of_a_sample(data)), count, words)] if count else []
-            self.sources.append(source or noise)
-            self.guarantees += [guarantee] if guarantee else []
+        self.samplers.append(sampler)
+        self.sources += [source or noise for _, source, _ in map(words_of, mechanisms)] or [noise]
+        self.guarantees += [guarantee for *_, guarantee in map(words_of, mechanisms)]
+        if count == 0:
+            return
+        self.events.append(dpa.SelfComposedDpEvent(event_json.from_json(data), count))
         if not mechanisms:
-            self._rows += _of_event(data, count) if count else []
-            self.sources += [noise] if noise else []
+            self.releases += _of_event(data, count)
+        over = {True: f" {_SAMPLED}", False: ""}[_of_a_sample(data)]
+        for name, mechanism in zip(names or ("value",) * len(mechanisms), mechanisms, strict=True):
+            self.releases.append(Released(_WORDS.get(name, name) + over, count, words_of(mechanism)[0]))
+
+    def say(self, statement: PrivacyStatement) -> None:
+        """What a statement says, but for its event."""
+        self.seeded |= statement.noise == SEEDED
+        self.assumptions = (*self.assumptions, *statement.assumptions)
+        self.leaks = (*self.leaks, *statement.leaks)
+        self.releases += statement.releases
+        self.samplers.append(statement.sampler)
+        self.sources.append(statement.noise)
+        self.guarantees.append(statement.guarantee)
 
     def event(self) -> DpEvent:
         """All of it as one event."""
-        total = accounting.compose(dpa.SelfComposedDpEvent(event, count) for event, count in self._events if count)
-        bare = any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in accounting.leaves_of(total))
-        return dpa.NonPrivateDpEvent() if bare else total
+        total = accounting.compose(self.events)
+        if any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in accounting.leaves_of(total)):
+            return dpa.NonPrivateDpEvent()
+        return total
 
     def epsilon(self) -> float:
         """What all of it costs."""
         return accounting.epsilon_of(self.event(), self.delta, self.adjacency)
 
-    def statement(self) -> PrivacyStatement:
-        """What was promised."""
-        event = self.event()
-        return PrivacyStatement.of(
-            event,
-            self.delta,
-            self.adjacency,
-            seeded=self.seeded or secret.rehearsed(),  # a replay can take the noise away
+    def statement(self, event: DpEvent | None = None) -> PrivacyStatement:
+        """What was promised, for all of it as one event or as it is given."""
+        event = event or self.event()
+        data, nominal = event_json.to_json(event), accounting.epsilon_of(event, self.delta, self.adjacency)
+        seeded = self.seeded or secret.rehearsed()  # a replay can take the noise away
+        accountant, epsilon, sources = "none", math.inf, self.sources
+        if math.isfinite(nominal):
+            accountant = _accountant_words(event, self.adjacency)
+        if seeded:
+            sources = [SEEDED]
+        else:
+            epsilon = nominal
+        how = [event_json.sampling_words(leaf) for leaf, _ in event_json.flatten(data)]
+        return PrivacyStatement(
+            epsilon=epsilon,
+            delta=self.delta,
+            adjacency=self.adjacency,
+            sampler=_once(self.samplers) or _once(how) or "no records were used",
+            event=data,
+            private=math.isfinite(epsilon),
+            nominal=nominal,
+            noise=_once(sources) or SECRET,
             n=self.n,
-            sampler="; ".join(dict.fromkeys(self.samplers)),
-            assumptions=dict.fromkeys(self.assumptions),
-            guarantee="; ".join(dict.fromkeys(self.guarantees)),
-            noise="; ".join(dict.fromkeys(self.sources)) or SECRET,
-            leaks=self.leaks,
-            releases=self.releases or self._rows,
+            assumptions=tuple(dict.fromkeys(self.assumptions)),
+            guarantee=_once(self.guarantees),
+            accountant=accountant,
+            leaks=tuple(dict.fromkeys(self.leaks)),
+            releases=_together(self.releases),
         )
 
 
-def _lines(data: Json) -> list[tuple[str, object]]:
-    return [(name, line) for name in ("assumptions", "leaks") for line in data[name]]
+def _once(said: Iterable[str]) -> str:
+    """What was said, each of it once."""
+    return "; ".join(dict.fromkeys(filter(None, said)))
 
 
 def _rounded_up(value: float) -> str:
@@ -577,14 +555,8 @@ def _rounded_up(value: float) -> str:
     return f"{math.ceil(value / unit) * unit:.4g}"
 
 
-def _sampler_words(data: Json) -> str:
-    """How each kind of release took its records."""
-    words = dict.fromkeys(event_json.sampling_words(leaf) for leaf, _ in event_json.flatten(data))
-    return "; ".join(words) or "no records were used"
-
-
-def _sizes(data: Json) -> list[int]:
-    return [leaf["source_dataset_size"] for leaf, _ in event_json.flatten(data) if "source_dataset_size" in leaf]
+def _listed(head: str, items: Iterable[str]) -> str:
+    return "\n".join([head, *(f"- {item}" for item in items)])
 
 
 def _accountant_words(event: DpEvent, adjacency: Adjacency) -> str:

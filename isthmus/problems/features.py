@@ -22,15 +22,15 @@ from isthmus.base.matrix import CACHE_BYTES, as_matrix, dtype_of
 from isthmus.base.streamed import DerivedRows, Streamed
 from isthmus.problems.scaling import UP, Scaled, lengths
 
-POINT = 1e-9
+_POINT = 1e-9
 """Entries this near to -1, 0 or 1 are these: most indicators and clipped numbers."""
-STANDS = 3.0
+_STANDS = 3.0
 """A count stands out of its noise by so many standard deviations."""
-FAR_OUT = 4.0
+_FAR_OUT = 4.0
 """A linear function goes on to where records are seen, and for so many standard deviations at least."""
-LEAST_NEW = 0.05
+_LEAST_NEW = 0.05
 """A function that has less of its variance beside those before it is none."""
-SIMULATED = 4096
+_SIMULATED = 4096
 """Rows that are drawn from the columns' distributions to see how long rows are."""
 
 
@@ -48,7 +48,7 @@ def grid(level: int = 6) -> Tensor:
     small = torch.tensor([2.0**-i for i in range(level + 1, 3 * level)], dtype=torch.float64)
     points = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     inner = torch.cat([k[(k.abs() != 1) & (k != 0)], small, -small, 1 - small, small - 1])
-    edges: Tensor = torch.cat([inner, points - POINT, points + POINT]).unique()
+    edges: Tensor = torch.cat([inner, points - _POINT, points + _POINT]).unique()
     return edges
 
 
@@ -114,7 +114,7 @@ def distribution(counts: Tensor, noise: float, n: float, edges: Tensor) -> Distr
     >>> distribution(torch.tensor([[6.0, 0.0, 2.0, 2.0]]), 0.0, 10, edges).p
     tensor([[0.6000, 0.0000, 0.2000, 0.2000]], dtype=torch.float64)
     """
-    counts, point = counts.double(), edges.diff() < 3 * POINT
+    counts, point = counts.double(), edges.diff() < 3 * _POINT
     mass = torch.zeros_like(counts)
     mass[:, point], between = _points(counts[:, point], noise, float(n))
     mass[:, ~point] = _between(counts[:, ~point], between, noise)
@@ -123,7 +123,7 @@ def distribution(counts: Tensor, noise: float, n: float, edges: Tensor) -> Distr
 
 def _points(counts: Tensor, noise: float, n: float) -> tuple[Tensor, Tensor]:
     """The mass of the points, and of all that lies between them: the records that are in none."""
-    least = STANDS * noise
+    least = _STANDS * noise
     large = torch.where(counts < least, 0.0, counts).clamp(min=0)
     between = n - counts.sum(1)
     between = torch.where(between < least * math.sqrt(counts.shape[1]), 0.0, n - large.sum(1)).clamp(min=0)
@@ -156,11 +156,11 @@ def _halved(mass: Tensor, halves: Tensor, bins: Tensor, noise: float) -> Tensor:
     spread = noise * bins.sum(-1).sqrt() / 2  # of half the difference of two halves
     share = ((mass + left - right) / 2).clamp(min=0)
     share = torch.minimum(share, mass)
-    least = torch.minimum(STANDS * spread, mass / 4)  # nearly half of the records are not nothing
+    least = torch.minimum(_STANDS * spread, mass / 4)  # nearly half of the records are not nothing
     share = torch.where(share < least, 0.0, share)
     share = torch.where(mass - share < least, mass, share)
     even = bins[..., 0] / bins.sum(-1).clamp(min=1)
-    share = torch.where(mass < 2 * STANDS * spread, mass * even, share)
+    share = torch.where(mass < 2 * _STANDS * spread, mass * even, share)
     share = torch.where(bins[..., 1] == 0, mass, share)
     return torch.stack([share, mass - share], -1)
 
@@ -266,7 +266,7 @@ def smooth_map(
     """
     mean, sd = columns.mean, columns.variance.clamp(min=max(floor, 1e-24)).sqrt()
     knots, (low, high) = columns.middles, columns.ends
-    low, high = torch.minimum(low, mean - FAR_OUT * sd), torch.maximum(high, mean + FAR_OUT * sd)
+    low, high = torch.minimum(low, mean - _FAR_OUT * sd), torch.maximum(high, mean + _FAR_OUT * sd)
     straight = (torch.minimum(torch.maximum(knots, low[:, None]), high[:, None]) - mean[:, None]) / sd[:, None]
     ranks = columns.below + columns.p / 2
     cosines = torch.cos(math.pi * ranks[..., None] * torch.arange(1, functions, dtype=torch.float64))
@@ -274,7 +274,7 @@ def smooth_map(
     basis, alive = _orthonormal(raw, columns)
     column, order = _first(alive, features).unbind(1)
     values = basis[column, :, order] / (order.double() + 1)[:, None]
-    drawn = values[torch.arange(len(column)), columns.draw(SIMULATED)[:, column]]
+    drawn = values[torch.arange(len(column)), columns.draw(_SIMULATED)[:, column]]
     limit = max(float(torch.linalg.vector_norm(drawn, dim=1).median()) * longer, 1e-6)
     return SmoothMap(reach, knots, column, values, mean, 1 / sd, limit, bias)
 
@@ -293,7 +293,7 @@ def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
         for q in basis:
             v = v - columns.inner(v, q) * q
         square = columns.inner(v, v)
-        real = square > LEAST_NEW * columns.inner(raw[..., i], raw[..., i]).clamp(min=1e-12)
+        real = square > _LEAST_NEW * columns.inner(raw[..., i], raw[..., i]).clamp(min=1e-12)
         basis.append(v * torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0))
         alive.append(real[:, 0])
     return torch.stack(basis[1:], -1), torch.stack(alive, 1)

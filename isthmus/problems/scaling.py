@@ -20,28 +20,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.base import validate
-from isthmus.base.matrix import (
-    CACHE_BYTES,
-    CHUNK_BYTES,
-    Array,
-    Csr,
-    Matrix,
-    Stored,
-    Total,
-    View,
-    as_matrix,
-    canonical,
-    is_lazy,
-    is_sparse,
-    margins,
-    rmatmul,
-    row_norms,
-    spans_of,
-    take,
-    to_dense,
-    with_data,
-)
+from isthmus.base import matrix, validate
+from isthmus.base.matrix import Array, Csr, Matrix, Stored, View, as_matrix, is_lazy, is_sparse
 from isthmus.base.streamed import DerivedRows, Streamed
 
 UP = 1 + 2.0**-48
@@ -78,7 +58,7 @@ class Scaled(View):
         reach: float = 1.0,
     ) -> None:
         self.far, self.unit, self.bias, self.reach = far, unit, bias, reach
-        self.X: Stored | Streamed = canonical(X) if is_sparse(X) else X
+        self.X: Stored | Streamed = matrix.canonical(X) if is_sparse(X) else X
         self.weight, self.r, self.U, self.B = weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
         self._upper = upper
@@ -147,9 +127,9 @@ class Scaled(View):
         """S w for a vector or a matrix w."""
         wide = w.to(torch.float64)
         if self.far:
-            parts = [margins(rows, wide) for _, _, rows in self.chunks()]
+            parts = [matrix.margins(rows, wide) for _, _, rows in self.chunks()]
             return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
-        z = _rows(self.r, margins(self.X, _rows(self.weight, wide[: self.weight.shape[0]])))
+        z = _rows(self.r, matrix.margins(self.X, _rows(self.weight, wide[: self.weight.shape[0]])))
         for u, moved in zip(self.U.unbind(1), (self.B @ wide).unbind(0), strict=True):
             # entry by entry: a product rounds a row by its place
             if wide.ndim == 1:
@@ -165,12 +145,12 @@ class Scaled(View):
             sums = (rows.T @ wide[lo:hi] for lo, hi, rows in self.chunks())
             return sum(sums, wide.new_zeros(self.shape[1], *wide.shape[1:])).to(v.dtype)
         total = self.B.T @ (self.U.T @ wide)
-        total[: len(self.weight)] += _rows(self.weight, rmatmul(self.X, _rows(self.r, wide)))
+        total[: len(self.weight)] += _rows(self.weight, matrix.rmatmul(self.X, _rows(self.r, wide)))
         return total.to(v.dtype)
 
     def take(self, index: Tensor) -> Scaled:
         """Some rows, in the given order."""
-        X = take(self.X, index)
+        X = matrix.take(self.X, index)
         assert not is_lazy(X)  # rows of a table are in memory once they are taken
         upper = self.upper[index]
         return Scaled(
@@ -184,7 +164,7 @@ class Scaled(View):
 
     def dense(self) -> Tensor:
         """The rows themselves: for chunks and small data."""
-        inner = (to_dense(self.X, torch.float64) * self.weight).mul_(self.r[:, None])
+        inner = (matrix.to_dense(self.X, torch.float64) * self.weight).mul_(self.r[:, None])
         if inner.shape[1] < self.shape[1]:
             inner = torch.nn.functional.pad(inner, (0, self.shape[1] - inner.shape[1]))
         for u, b in zip(self.U.T, self.B, strict=True):  # entry by entry: a product rounds a row by its place
@@ -193,7 +173,7 @@ class Scaled(View):
 
     def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
         """`(lo, hi, rows)`: small enough to stay in a cache while they are looked at; the next overwrites the last."""
-        step = min(STEP, max(1, CACHE_BYTES // (8 * self.shape[1])))
+        step = min(STEP, max(1, matrix.CACHE_BYTES // (8 * self.shape[1])))
         if is_sparse(self.X):
             for lo in range(0, self.shape[0], step):
                 hi = min(lo + step, self.shape[0])
@@ -219,7 +199,7 @@ class Scaled(View):
 
     def spans(self) -> list[tuple[int, int]] | None:
         """Those of X."""
-        return spans_of(self.X)
+        return matrix.spans_of(self.X)
 
     def plain(self) -> Matrix:
         """A copy: CSR where X is CSR and is not centred, else dense; rows of a table are computed as they are read."""
@@ -227,35 +207,26 @@ class Scaled(View):
             return DerivedRows(self, lambda part, where: part.dense(), self.shape[1], torch.float64)
         if not is_sparse(self.X):
             return self.dense()
-        p = len(self.weight)
-        remedy = 'use scale="columns": a centred copy of sparse data would be dense'
-        validate.check(not bool(self.B[:, :p].any()), "X", "CSR, centred", remedy)
-        scaled = _weighted(self.X, self.weight, self.r)
-        if self.shape[1] > p:
-            scaled = sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())])
-        copy: Csr = sp.csr_matrix(scaled)
-        return copy
+        if self._csr is None:
+            validate.refuse("X", "CSR, centred", 'use scale="columns": a centred copy of sparse data would be dense')
+        return self._csr
 
     def square_norms(self) -> Tensor:
         """||x_i^2|| of every row."""
         if (csr := self._csr) is not None:
-            squares, rest, factors = self._squares(csr)
-            return torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
-        parts = [torch.from_numpy(np.sqrt(lengths(np.square(rows.numpy())))) for _, _, rows in self.chunks()]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+            return matrix.row_norms(csr.multiply(csr))
+        parts = [np.sqrt(lengths(np.square(rows.numpy()))) for _, _, rows in self.chunks()]
+        return torch.from_numpy(np.concatenate([np.zeros(0), *parts]))
 
     def square_sum(self, c: Tensor) -> Tensor:
         """sum_i c_i x_i^2."""
+        if (csr := self._csr) is not None:
+            return torch.from_numpy(csr.multiply(csr).T @ c.numpy())
         total = torch.zeros(self.shape[1], dtype=torch.float64)
-        if (csr := self._csr) is None:
-            for lo, hi, rows in self.chunks():
-                squares = rows.numpy()
-                np.square(squares, out=squares)
-                total += torch.from_numpy(c[lo:hi].numpy() @ squares)
-            return total
-        p, (squared, rest, factors) = len(self.weight), self._squares(csr)
-        total[:p] = torch.from_numpy(np.asarray(squared.T @ (c * factors).numpy()))
-        total[p:] = c @ rest
+        for lo, hi, rows in self.chunks():
+            squares = rows.numpy()
+            np.square(squares, out=squares)
+            total += torch.from_numpy(c[lo:hi].numpy() @ squares)
         return total
 
     def gram(self, c: Tensor | None = None) -> Tensor:
@@ -264,53 +235,42 @@ class Scaled(View):
         Off by at most n^2 u, u = 2^-53, for rows of norm 1, and for more than `MANY` rows by n `STEP` u: by less than
         2^-11 up to 2^27 rows.
         """
-        total = Total((self.shape[1], self.shape[1]), exact=self.shape[0] > MANY)
-        if (csr := self._csr) is None:
+        d = self.shape[1]
+        total = matrix.Total((d, d), exact=self.shape[0] > MANY)
+        c = torch.ones(self.shape[0], dtype=torch.float64) if c is None else c
+        if self._csr is None:
             for lo, hi, rows in self.chunks():
-                total.add_product(rows if c is None else rows * c[lo:hi, None], rows)
+                total.add_product(rows * c[lo:hi, None], rows)
             return total.result()
         for lo in range(0, self.shape[0], STEP):
-            share = None if c is None else c[lo : lo + STEP]
-            total.add(self[lo : lo + STEP]._sparse_gram(csr[lo : lo + STEP], share))
+            part = self[lo : lo + STEP]._csr
+            assert part is not None
+            shares = _weighted(part, torch.ones(d).double(), c[lo : lo + STEP])
+            total.add(torch.from_numpy((shares.T @ part) @ np.eye(d)))
         return total.result()
 
     @property
     def _csr(self) -> Csr | None:
-        """X where the rows are as sparse as it is: CSR, and no column is centred."""
-        return self.X if is_sparse(self.X) and not bool(self.B[:, : len(self.weight)].any()) else None
-
-    def _squares(self, X: Csr) -> tuple[Csr, Tensor, Tensor]:
-        """The squares of a sparse view: CSR to be multiplied by factors, and the columns that no entry of X has."""
-        squares = _weighted(X, self.weight)
-        squares.data **= 2
-        return squares, (self.U @ self.B[:, len(self.weight) :]).square(), self.r**2
-
-    def _sparse_gram(self, X: Csr, c: Tensor | None) -> Tensor:
-        p, total = len(self.weight), torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
-        inner = _weighted(X, self.weight, self.r)
-        shares = inner if c is None else _weighted(X, self.weight, self.r * c)
-        total[:p, :p] = torch.from_numpy((shares.T @ inner) @ np.eye(p))
-        cross = torch.from_numpy(shares.T @ self.U.numpy()) @ self.B
-        total[:p] += cross
-        total[:, :p] += cross.T
-        return total + self.B.T @ ((self.U if c is None else self.U * c[:, None]).T @ self.U) @ self.B
+        """The rows as CSR where they are as sparse as X: no column is centred."""
+        p = len(self.weight)
+        if not is_sparse(self.X) or bool(self.B[:, :p].any()):
+            return None
+        rows = _weighted(self.X, self.weight, self.r)
+        if self.shape[1] > p:
+            rows = sp.hstack([rows, sp.csr_array((self.U @ self.B[:, p:]).numpy())])
+        seen: Csr = sp.csr_matrix(rows)
+        return seen
 
     def _norms(self) -> Tensor:
-        p = len(self.weight)
         slack = 1 + (self.shape[1] + 64) * 2.0**-52
-        if (X := self._csr) is not None:
-            rest = torch.linalg.vector_norm(self.U @ self.B[:, p:], dim=1)
-            return torch.hypot(self.r * row_norms(_weighted(X, self.weight)), rest) * slack
+        if (rows := self._csr) is not None:
+            return matrix.row_norms(rows) * slack
         parts = [np.sqrt(lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
-        norms = torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0).double()
-        return norms + self._cancelled()
+        return torch.from_numpy(np.concatenate([np.zeros(0), *parts])) + self._cancelled()
 
     def _cancelled(self) -> Tensor:
         """What rounding may have hidden in the entries of each row: their parts can be longer than they are."""
-        if not len(self.B):
-            return torch.zeros_like(self.r)
-        p = len(self.weight)
-        if not bool(self.B[:, :p].any()):
+        if not bool(self.B[:, : len(self.weight)].any()):
             return torch.zeros_like(self.r)
         # |r x * weight| <= |row| + |U B|: what cancelled is at most twice the second
         return self._shifts() * 2.0**-48
@@ -422,7 +382,8 @@ class RowMap:
         if isinstance(X, Streamed):
             return X.mapped(lambda rows, where: torch.minimum(torch.maximum(rows, low), high))
         inside = all(
-            bool(((part >= low) & (part <= high)).all()) for part in X.split(max(1, CHUNK_BYTES // (8 * X.shape[1])))
+            bool(((part >= low) & (part <= high)).all())
+            for part in X.split(max(1, matrix.CHUNK_BYTES // (8 * X.shape[1])))
         )
         return X if inside else torch.minimum(torch.maximum(X, low), high)
 
@@ -483,7 +444,7 @@ def _weighted(X: Csr, weight: Tensor, r: Tensor | None = None) -> Csr:
     data = X.data * weight.numpy()[X.indices]
     if r is not None:
         data *= np.repeat(r.numpy(), np.diff(X.indptr))
-    scaled = with_data(X, data)
+    scaled = matrix.with_data(X, data)
     scaled.has_canonical_format = True  # that of X, which was made so
     return scaled
 
@@ -494,7 +455,7 @@ def _without(X: Stored | Streamed, rows: Tensor) -> Stored | Streamed:
         return X.mapped(lambda part, where: torch.where(rows[where][:, None], torch.zeros_like(part), part))
     if not is_sparse(X):
         return torch.where(rows[:, None], torch.zeros_like(X), X)
-    return with_data(X, np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data))
+    return matrix.with_data(X, np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data))
 
 
 def _rows(factors: Tensor, values: Tensor) -> Tensor:

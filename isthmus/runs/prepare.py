@@ -33,13 +33,10 @@ _MOST_CLASSES = 100
 FEW = 10
 """Labels of fewer rows are never read off private data."""
 _RARE_LABEL = (
-    "name all labels that may be public with --classes A,B,.. and remove the other rows, or give --task "
-    f"regression: fewer than {FEW} rows have one of the labels, and reading it off them would publish it"
+    f"give --classes A,B,.. or --task regression: fewer than {FEW} rows have one of the labels, and reading it would "
+    "publish it"
 )
-_ONE_LABEL = (
-    "name all labels that may occur with --classes, check --target, or give --task regression to predict a number: "
-    "a classifier needs two labels"
-)
+_ONE_LABEL = "name all labels with --classes, check --target, or give --task regression: two labels are needed"
 
 
 @dataclass(frozen=True)
@@ -155,10 +152,7 @@ def prepare(
 
 def _check_agreed(crew: RankGroup, schema: Schema, leaks: list[str]) -> None:
     """Refuse guesses where every rank sees other rows: its guess would be its own."""
-    remedy = (
-        "run it once in one process with --dry-run --write-schema schema.toml, review that file, and give it as "
-        "--schema, with --classes or --target-bounds: ranks guess nothing from their rows"
-    )
+    remedy = "begin one with --dry-run --write-schema, and declare the target: ranks guess nothing from their rows"
     validate.check(not leaks, "schema", leaks, remedy)
     schemas = crew.all(schema.to_toml())
     validate.check(len(set(schemas)) == 1, "schema", f"{len(set(schemas))} schemas of the ranks", remedy)
@@ -238,9 +232,9 @@ def _notes_of(schema: Schema) -> list[str]:
     if hashed:
         notes.append(
             f"the words of {_listed(hashed)} were not declared, and are never read from private rows: they go into "
-            f"fixed buckets by a fixed hash, {BUCKETS} for a column even where it has two words, and two words may "
-            f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"; where a column holds '
-            f'numbers with a word among them, give its range: --bounds "{hashed[0]}=LOW,HIGH"'
+            f"fixed buckets, {BUCKETS} for a column even where it has two words. Name the words to tell them apart: "
+            f'--categories "{hashed[0]}=a,b,c"; where numbers have a word among them, give their range: --bounds '
+            f'"{hashed[0]}=LOW,HIGH"'
         )
     ids = [column.name for column in schema.columns if column.type == "id"]
     if ids:
@@ -355,7 +349,9 @@ def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.n
 def _targets(table: Table, name: str) -> Any:
     if table.frame is None:
         return table.y
-    return table.frame.get(name)
+    if name not in table.frame.columns:
+        return None
+    return table.frame[name]
 
 
 def _guess_task(name: str, values: Any, decimal: str | None, separator: str | None) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 from isthmus import estimators
 from isthmus.base import secret, validate
 from isthmus.base.atomic import CannotWrite
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.figures import Figure
@@ -253,10 +253,8 @@ class _Work:
                 try:
                     State.load(checkpoint)
                 except validate.InvalidInput:
-                    raise FolderDamaged(
-                        f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the "
-                        "same ledger (what was spent stays spent)"
-                    ) from None
+                    remedy = "restore it, or remove it to train from the start (what was spent stays spent)"
+                    raise FolderDamaged(f"{checkpoint} was cut or altered: {remedy}") from None
         estimator = self.estimator(**own)
         estimator.fit(self.problem.x, self.problem.y, group=crew.group)
         if run is not None:
@@ -306,13 +304,8 @@ class _Work:
         """What the record needs of the fitted estimator, for the stages after it."""
         settings, problem = self.settings, self.problem
         treatments = [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns]
-        data = {
-            "name": problem.name,
-            "target": problem.target.name,
-            "features": problem.features,
-            "fields": treatments or None,
-            "test_rows": problem.test_rows,
-        }
+        data: dict[str, Any] = {"name": problem.name, "target": problem.target.name, "test_rows": problem.test_rows}
+        data |= {"features": problem.features, "fields": treatments or None}
         if settings.n is None:
             data["n"] = problem.n
         if problem.public is not None:
@@ -353,18 +346,16 @@ def _resumable(run: RunFolder) -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
+    again = f"isthmus train --resume {run.path}"
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, stop) if main else None
     try:
         yield
     except CannotWrite as error:
-        raise Interrupted(
-            f"The run was stopped: {error}. Then continue with: isthmus train --resume {run.path}"
-        ) from error
+        raise Interrupted(f"The run was stopped: {error}. Then continue with: {again}") from error
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"The run was stopped. What was released is in the ledger. Continue with: isthmus train --resume {run.path}"
-        ) from None
+        words = f"The run was stopped. What was released is in the ledger. Continue with: {again}"
+        raise Interrupted(words) from None
     finally:
         if main:
             signal.signal(signal.SIGTERM, before)

@@ -38,17 +38,16 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
     subspace_schedule                                             004 Theorems 1, 4, 6
 """
 
-from isthmus.theory.blocks import *  # noqa: F403
+from isthmus.theory import schedules
 from isthmus.theory.schedules import *  # noqa: F403
 
 _HELPERS = {"check_arguments", "check_subset_size", "cover", "law_of", "log_inverse", "round_up", "smoothness_matrix"}
-_FILES = f"{__name__}.schedules", f"{__name__}.blocks"
 __all__ = sorted(
     name
-    for name, value in globals().items()
-    if getattr(value, "__module__", "") in _FILES and not name.startswith("_") and name not in _HELPERS
+    for name, value in vars(schedules).items()
+    if getattr(value, "__module__", "") == schedules.__name__ and not name.startswith("_") and name not in _HELPERS
 )
-"""The statements, and the classes that they return: whatever the two files define."""
+"""The statements, and the classes that they return."""
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -27,11 +27,12 @@ from isthmus.privacy import Clip, Gaussian, Mechanism
 from isthmus.privacy.accounting import Adjacency, calibrate, epsilon_of, noise_multiplier
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.sketches import Context, Encoder, Sketch
 from isthmus.sketches.base import ChangesSum
 
 _REPLACE = Adjacency.REPLACE_ONE
+CODES = "replace-one, if each record's code is clipped to L after the sketch"
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,7 @@ def privsgd_sigma(*, lipschitz: float, n: int, steps: int, epsilon: float, delta
     >>> round(privsgd_sigma(lipschitz=1.0, n=1000, steps=10, epsilon=1.0, delta=1e-5).epsilon, 5)
     0.35628
     """
-    _claim(lipschitz, n, steps, epsilon, delta)
-    sigma = lipschitz * math.sqrt(32 * steps * math.log(1 / delta)) / (n * epsilon)
-    return _full_batch(
-        sigma,
-        lipschitz,
-        n,
-        steps,
-        epsilon,
-        delta,
-        "replace-one, if each record's code is clipped to L after the sketch; false for a rescaled mean",
-    )
+    return _full_batch(32, CODES + "; false for a rescaled mean", **locals())
 
 
 def skgd_sigma(*, lipschitz: float, n: int, steps: int, epsilon: float, delta: float) -> Published:
@@ -76,11 +67,7 @@ def skgd_sigma(*, lipschitz: float, n: int, steps: int, epsilon: float, delta: f
     >>> round(skgd_sigma(lipschitz=1.0, n=1000, steps=1000, epsilon=1.0, delta=1e-5).epsilon, 4)
     0.6081
     """
-    _claim(lipschitz, n, steps, epsilon, delta)
-    sigma = lipschitz * math.sqrt(12 * steps * math.log(1 / delta)) / (n * epsilon)
-    return _full_batch(
-        sigma, lipschitz, n, steps, epsilon, delta, "replace-one, if each record's block is clipped to the public L_U"
-    )
+    return _full_batch(12, "replace-one, if each record's block is clipped to the public L_U", **locals())
 
 
 def comp_minibatch_sigma(
@@ -99,13 +86,9 @@ def comp_minibatch_sigma(
     validate.positive_int(batch_size=batch_size)
     validate.at_most(n, "the number of records", batch_size=batch_size)
     single = n / batch_size * epsilon / math.sqrt(2 * steps * math.log(1 / delta))
-    validate.check(
-        single <= 1,
-        "epsilon",
-        epsilon,
-        "take more steps, larger batches, or isthmus.privacy.noise_multiplier: one step would have "
-        f"epsilon_0={single:.3g} > 1, where the printed amplification is false",
-    )
+    false = f"one step would have epsilon_0={single:.3g} > 1, where the printed amplification is false"
+    remedy = f"take more steps, larger batches, or isthmus.privacy.noise_multiplier: {false}"
+    validate.check(single <= 1, "epsilon", epsilon, remedy)
     log = math.log(2.5 * steps * batch_size / (delta * n))
     sigma = lipschitz * math.sqrt(16 * steps * math.log(1 / delta) * log) / (n * epsilon)
 
@@ -117,8 +100,7 @@ def comp_minibatch_sigma(
     z = sigma / unit
     real = epsilon_of(rounds(z), delta, _REPLACE)
     tight = calibrate(rounds, epsilon, delta, _REPLACE, guess=z / 2) * unit
-    words = "replace-one, batches without replacement, if each record's code is clipped to L after the sketch"
-    return Published(sigma, tight, real, words)
+    return Published(sigma, tight, real, CODES.replace(",", ", batches without replacement,"))
 
 
 def farokhi_scale(*, codes: int, steps: int, epsilon: float, delta: float) -> Published:
@@ -138,9 +120,8 @@ def farokhi_scale(*, codes: int, steps: int, epsilon: float, delta: float) -> Pu
     root = math.sqrt(codes)
     total = epsilon_of(dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(1 / epsilon), steps), delta)
     tight = root * noise_multiplier(epsilon=epsilon, delta=delta, steps=steps, mechanism="laplace")
-    words = (
-        f"{epsilon:g} a step, {steps * epsilon:g} in all (pure), if every column of the sketch has l1 norm <= sqrt(p)"
-    )
+    surely = "if every column of the sketch has l1 norm <= sqrt(p)"
+    words = f"{epsilon:g} a step, {steps * epsilon:g} in all (pure), {surely}"
     return Published(root / epsilon, tight, total, words)
 
 
@@ -151,9 +132,11 @@ def _claim(lipschitz: float, n: int, steps: int, epsilon: float, delta: float) -
 
 
 def _full_batch(
-    sigma: float, lipschitz: float, n: int, steps: int, epsilon: float, delta: float, words: str
+    factor: int, words: str, *, lipschitz: float, n: int, steps: int, epsilon: float, delta: float
 ) -> Published:
+    _claim(lipschitz, n, steps, epsilon, delta)
     unit = lipschitz / n
+    sigma = unit * math.sqrt(factor * steps * math.log(1 / delta)) / epsilon
     real = epsilon_of(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(sigma / unit), steps), delta, _REPLACE)
     tight = unit * noise_multiplier(epsilon=epsilon, delta=delta, steps=steps, adjacency=_REPLACE)
     return Published(sigma, tight, real, words)
@@ -191,7 +174,7 @@ class Printed(Mechanism):
         """The mechanism with another number, in the same words."""
         return replace(self, inner=self.inner.with_number(number))
 
-    def release(self, bounded: ClippedSum, noise: Noise | None) -> Tensor:
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The noisy value."""
         return self.inner.release(bounded, noise)
 
@@ -309,8 +292,8 @@ def own_length(
     release: Release, lipschitz: float, *, n: int, steps: int, epsilon: float, delta: float, batch: int | None
 ) -> Release:
     """The release of PRIVSGD, DP-CompGD and DP-CompMiniBatch as printed, for gradients of norm at most L."""
-    terms: dict[str, Any] = {"lipschitz": lipschitz, "n": n, "steps": steps, "epsilon": epsilon, "delta": delta}
-    claim = privsgd_sigma(**terms) if batch is None else comp_minibatch_sigma(**terms, batch_size=batch)
+    claimed = partial(comp_minibatch_sigma, batch_size=batch) if batch else privsgd_sigma
+    claim = claimed(lipschitz=lipschitz, n=n, steps=steps, epsilon=epsilon, delta=delta)
     words = (
         "none as claimed: the rescaled sketch of a mean moves by up to 2L when one record changes, not by 2L/n; with a "
         f"known sketch the printed noise hides that only for epsilon in the thousands (claimed: {epsilon:g})"

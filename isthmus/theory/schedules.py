@@ -8,10 +8,12 @@ the noise of a run comes from its accountant.  A letter of the papers has one na
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
+
+import numpy as np
 
 from isthmus.base import validate
 
@@ -172,38 +174,46 @@ def convex_schedule(diameter: float, gradient_bound: float) -> Schedule:
 # ---------------------------------------------------------------- nonconvex
 
 
+class _Smooth(TypedDict, total=False):
+    """What the schedules of smooth losses ask for beside their own terms; bounds hold up to `constant`."""
+
+    smoothness: Required[float]
+    diameter: Required[float]
+    gap: Required[float]
+    constant: float
+
+
+class _Stationary(_Smooth, total=False):
+    """The same with the probability of failure."""
+
+    failure: float
+
+
 def _stationary(
     accuracy: float,
-    smoothness: float,
-    diameter: float,
+    code_bound: Callable[[int], float],
     gradient_bound: float,
     noise: float,
+    *,
+    smoothness: float,
+    diameter: float,
     gap: float,
-    failure: float,
-    constant: float,
-    code_bound: Callable[[int], float] | None = None,
+    failure: float = 0.1,
+    constant: float = 1.0,
 ) -> Schedule:
-    """Theorem 2.4; the bound of codes from so many clients takes the place of the first G (Corollary D.2, part 4)."""
+    """Theorem 2.4; `code_bound` of so many clients takes the place of the first G (Corollary D.2, part 4)."""
     check_arguments(locals(), code_bound=None)
     speed = gradient_bound + smoothness * diameter
     needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
     batch = constant * max(1.0, needed**2) / failure
-    bound = gradient_bound if code_bound is None else code_bound(round_up(batch))
     rounds = constant * gap * speed**2 / (smoothness * accuracy**2 * failure)
+    bound = code_bound(round_up(batch))
     beta = min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
     return Schedule(Rule(1 / smoothness), Rule(beta), Rule(batch), max(1, round_up(rounds)), accuracy / speed)
 
 
 def stationary_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    gap: float,
-    failure: float = 0.1,
-    constant: float = 1.0,
+    accuracy: float, *, gradient_bound: float, noise: float, **problem: Unpack[_Stationary]
 ) -> Schedule:
     """The rules of Theorem 2.4 (B.4), paper 001; batch and T up to a constant.
 
@@ -219,61 +229,43 @@ def stationary_schedule(
     >>> plan.step(5), plan.beta(5), plan.batch_size(), plan.rounds, plan.threshold
     (1.0, 0.00390625, 10, 20, 0.5)
     """
-    return _stationary(**locals())
+    return _stationary(accuracy, lambda clients: gradient_bound, gradient_bound, noise, **problem)
 
 
-def private_stationary_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    lipschitz: float,
-    gap: float,
-    failure: float = 0.1,
-    constant: float = 1.0,
-) -> Schedule:
+def private_stationary_schedule(accuracy: float, *, lipschitz: float, **problem: Unpack[_Stationary]) -> Schedule:
     """eta = 1/mu, beta, T and the threshold of Corollary C.2, paper 001; T up to a constant.
 
-    Theorem 2.4 with G = L, on full batches (`batch` has no meaning here).
+    Theorem 2.4 with G = L, on full batches (`batch` has no meaning here); `problem` as for `stationary_schedule`.
 
     >>> plan = private_stationary_schedule(1.0, smoothness=1.0, diameter=1.0, lipschitz=1.0, gap=0.5)
     >>> plan.step(5), plan.beta(5), plan.rounds, plan.threshold
     (1.0, 0.00390625, 20, 0.5)
     """
-    plan = _stationary(accuracy, smoothness, diameter, lipschitz, 0.0, gap, failure, constant)
+    validate.positive(lipschitz=lipschitz)
+    plan = stationary_schedule(accuracy, gradient_bound=lipschitz, noise=0.0, **problem)
     return replace(plan, batch=Rule(1.0))
 
 
 def _mapping(
     accuracy: float,
+    code_bound: Callable[[int], float],
+    noise: float,
+    *,
     smoothness: float,
     diameter: float,
-    gradient_bound: float,
-    noise: float,
     gap: float,
-    constant: float,
-    code_bound: Callable[[int], float] | None = None,
+    constant: float = 1.0,
 ) -> Schedule:
-    """Theorem B.5; the bound of codes from so many clients takes the place of G (Corollary D.2, part 5)."""
+    """Theorem B.5; `code_bound` of so many clients takes the place of G (Corollary D.2, part 5)."""
     check_arguments(locals(), code_bound=None)
     plain = (noise / accuracy) ** 2
     batch = constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
-    bound = gradient_bound if code_bound is None else code_bound(round_up(batch))
-    beta = min(0.25, accuracy**2 / (smoothness * bound * diameter))
+    beta = min(0.25, accuracy**2 / (smoothness * code_bound(round_up(batch)) * diameter))
     rounds = max(1, round_up(constant * smoothness * gap / accuracy**2))
     return Schedule(Rule(1 / (2 * smoothness)), Rule(beta), Rule(batch), rounds)
 
 
-def mapping_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    gap: float,
-    constant: float = 1.0,
-) -> Schedule:
+def mapping_schedule(accuracy: float, *, gradient_bound: float, noise: float, **problem: Unpack[_Smooth]) -> Schedule:
     """The rules of Theorem B.5, paper 001; batch and T up to a constant.
 
         eta = 1/(2 mu)      beta = min(1/4, alpha^2 / (mu G ||C||))
@@ -285,12 +277,11 @@ def mapping_schedule(
     >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
     (0.25, 0.1, 1, 8)
     """
-    return _mapping(**locals())
+    validate.positive(gradient_bound=gradient_bound)
+    return _mapping(accuracy, lambda clients: gradient_bound, noise, **problem)
 
 
-def private_mapping_schedule(
-    accuracy: float, *, smoothness: float, diameter: float, lipschitz: float, gap: float, constant: float = 1.0
-) -> Schedule:
+def private_mapping_schedule(accuracy: float, *, lipschitz: float, **problem: Unpack[_Smooth]) -> Schedule:
     """eta = 1/(2 mu), beta and T of Corollary C.3, paper 001; T up to a constant.
 
     Theorem B.5 with G = L, on full batches (`batch` has no meaning here).
@@ -299,7 +290,9 @@ def private_mapping_schedule(
     >>> plan.step(0), plan.beta(0), plan.rounds
     (0.25, 0.1, 8)
     """
-    return replace(_mapping(accuracy, smoothness, diameter, lipschitz, 0.0, gap, constant), batch=Rule(1.0))
+    validate.positive(lipschitz=lipschitz)
+    plan = _mapping(accuracy, lambda clients: lipschitz, 0.0, **problem)
+    return replace(plan, batch=Rule(1.0))
 
 
 def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: float, noise: float) -> Schedule:
@@ -397,17 +390,7 @@ def distributed_convex_schedule(diameter: float, gradient_bound: float, chi: flo
 
 
 def distributed_stationary_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    between: float,
-    chi: float,
-    gap: float,
-    failure: float = 0.1,
-    constant: float = 1.0,
+    accuracy: float, *, gradient_bound: float, noise: float, between: float, chi: float, **problem: Unpack[_Stationary]
 ) -> Schedule:
     """The rules of Corollary D.2, part 4 (paper 001); kappa (the batch) and T up to a constant.
 
@@ -423,20 +406,11 @@ def distributed_stationary_schedule(
     """
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     code_bound = partial(_code_bound, gradient_bound, chi)
-    return _stationary(accuracy, smoothness, diameter, gradient_bound, spread, gap, failure, constant, code_bound)
+    return _stationary(accuracy, code_bound, gradient_bound, spread, **problem)
 
 
 def distributed_mapping_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    between: float,
-    chi: float,
-    gap: float,
-    constant: float = 1.0,
+    accuracy: float, *, gradient_bound: float, noise: float, between: float, chi: float, **problem: Unpack[_Smooth]
 ) -> Schedule:
     """The rules of Corollary D.2, part 5 (paper 001); kappa (the batch) and T up to a constant.
 
@@ -450,7 +424,7 @@ def distributed_mapping_schedule(
     """
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     code_bound = partial(_code_bound, gradient_bound, chi)
-    return _mapping(accuracy, smoothness, diameter, gradient_bound, spread, gap, constant, code_bound)
+    return _mapping(accuracy, code_bound, spread, **problem)
 
 
 # ---------------------------------------------------------------- steps and T by goal
@@ -487,28 +461,21 @@ def goal_schedule(
     >>> goal_schedule("comp_sgd", "generalisation", n=4).step(0)
     0.125
     """
+    check_arguments({name: value for name, value in locals().items() if value is not None})
     validate.one_of(ALGORITHMS, algorithm=algorithm)
     validate.one_of(("optimisation", "generalisation"), goal=goal)
     smooth, learning, whole = smoothness is not None, goal == "generalisation", algorithm == "comp_gd"
     if rounds is None and learning:
         if n is None:
             validate.refuse("n", n, "give the number of records, or rounds")
-        validate.positive_int(n=n)
         rounds = n if smooth else n**2
         if smooth and whole:
             rounds = round_up(math.sqrt(n))
-    if rounds is not None:
-        validate.positive_int(rounds=rounds)
     largest = math.inf
-    if smoothness is not None:
-        validate.positive(smoothness=smoothness)
-        if whole:
-            largest = 1 / (2 * smoothness)
-        elif learning:
-            largest = 2 / smoothness
+    if smoothness is not None and (whole or learning):
+        largest = 1 / (2 * smoothness) if whole else 2 / smoothness
     if scale is None:
         scale = 1.0 if math.isinf(largest) else largest
-    validate.positive(scale=scale)
     validate.at_most(largest, "the largest step of the theorem", scale=scale)
     beta = None if algorithm == "sgd" else Rule(1.0, power=1.0, offset=2)
     if smooth and whole:
@@ -640,3 +607,248 @@ def subspace_schedule(n: int, epsilon: float) -> Schedule:
     check_arguments(locals())
     rounds = max(1, round_up((n * epsilon) ** 2))
     return Schedule(step=Rule(1 / math.sqrt(rounds)), beta=None, rounds=rounds)
+
+
+Vector = Sequence[float] | np.ndarray
+
+Blocks = Sequence[Sequence[int]]
+
+SAMPLINGS = ("full", "single", "block", "nice")
+
+
+# ---------------------------------------------------------------- which coordinates
+
+
+def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -> np.ndarray:
+    """q_i = max_{j in A_i} M_j / sum over blocks, of each block: section 4.2.1, paper 003.
+
+    blocks  a partition of the coordinates; None is singletons, q_j = M_j / Tr(M).  Blocks may overlap: p_j is no less
+            than the q_i of any block of j, and M P^-1 <= I sum_i max_{j in A_i} M_j stays true
+
+    >>> importance_probabilities([1.0, 3.0, 4.0], [[0, 1], [2]])
+    array([0.42857143, 0.57142857])
+    """
+    smooth = _positive("smoothness", smoothness)
+    parts = cover([[j] for j in range(smooth.size)] if blocks is None else blocks, smooth.size)
+    largest = np.array([smooth[block].max() for block in parts])
+    return np.asarray(largest / largest.sum())
+
+
+def sampling_probabilities(
+    sampling: str, d: int, *, blocks: Blocks | None = None, chances: Vector | None = None, tau: int | None = None
+) -> np.ndarray:
+    """p_j = Prob(j in S) of each coordinate: sections 3.2, 3.4 and 4.2.1, paper 003.
+
+        full    1                   single  q_j, or 1/d
+        nice    tau / d             block   the sum of q_i over the blocks that hold j, each 1/b by default
+
+    chances  the q_i of single coordinates or blocks, uniform by default (`importance_probabilities`)
+
+    >>> sampling_probabilities("block", 3, blocks=[[0, 1], [2]], chances=[0.25, 0.75])
+    array([0.25, 0.25, 0.75])
+    >>> sampling_probabilities("nice", 4, tau=1), sampling_probabilities("full", 2)
+    (array([0.25, 0.25, 0.25, 0.25]), array([1., 1.]))
+    """
+    validate.one_of(SAMPLINGS, sampling=sampling)
+    validate.positive_int(d=d)
+    if sampling == "full":
+        return np.ones(d)
+    if sampling == "nice":
+        return np.full(d, check_subset_size(tau, d) / d)
+    validate.check(sampling == "single" or blocks is not None, "blocks", blocks, "give the blocks")
+    parts = cover([[j] for j in range(d)] if sampling == "single" else blocks, d)
+    q = law_of(chances, len(parts))
+    p = np.zeros(d)
+    for block, chance in zip(parts, q, strict=True):
+        p[block] += chance
+    return p
+
+
+def smoothness_ratios(smoothness: Vector, probabilities: Vector | None = None) -> np.ndarray:
+    """M_j / p_j, the inverse of the step Gamma = P M^-1 of each coordinate: Theorem 4.2, paper 003.
+
+    >>> smoothness_ratios([1.0, 4.0], [0.5, 1.0])
+    array([2., 4.])
+    """
+    smooth = _positive("smoothness", smoothness)
+    p = np.ones_like(smooth) if probabilities is None else _positive("probabilities", probabilities)
+    validate.check(p.shape == smooth.shape, "probabilities.shape", p.shape, f"give shape {smooth.shape}")
+    validate.check(bool((p <= 1 + 1e-12).all()), "probabilities", p, "give numbers above 0 and at most 1")
+    return np.asarray(smooth / p)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _positive(name: str, values: Vector) -> np.ndarray:
+    array = np.asarray(values, dtype=float)
+    validate.check(array.ndim == 1 and array.size > 0, f"{name}.shape", array.shape, "give a vector, of one dimension")
+    validate.check(bool((np.isfinite(array) & (array > 0)).all()), name, values, "give finite numbers above 0")
+    return array
+
+
+def law_of(chances: Vector | None, count: int) -> np.ndarray:
+    """The probabilities of `count` subsets, uniform by default."""
+    if chances is None:
+        return np.full(count, 1 / count)
+    q = _positive("chances", chances)
+    validate.check(q.size == count, "chances", chances, f"give {count}, one a block")
+    validate.check(abs(q.sum() - 1) < 1e-9, "chances", chances, "give probabilities that add up to 1")
+    return q
+
+
+def check_subset_size(tau: int | None, d: int) -> int:
+    """tau, where it is the size of a subset of 0..d-1."""
+    validate.check(tau is not None, "tau", tau, "give the size of the random subset")
+    size = tau or 0
+    validate.positive_int(tau=size)
+    validate.at_most(d, "d", tau=size)
+    return size
+
+
+def _subsets(blocks: Blocks | None, d: int) -> list[list[int]]:
+    every = [list(range(d))] if blocks is None else [[int(j) for j in block] for block in blocks]
+    good = all(block and len(set(block)) == len(block) and 0 <= min(block) <= max(block) < d for block in every)
+    validate.check(bool(every) and good, "blocks", blocks, f"give non-empty sets of different numbers in 0..{d - 1}")
+    return every
+
+
+def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
+    """Subsets of 0..d-1 that together hold every coordinate (Assumption 3.1); None is one of all."""
+    every = _subsets(blocks, d)
+    missing = d - len({j for block in every for j in block})
+    remedy = f"give sets that hold every coordinate (Assumption 3.1): {missing} are never drawn"
+    validate.check(missing == 0, "blocks", blocks, remedy)
+    return every
+
+
+def expected_smoothness(
+    matrix: Any, blocks: Blocks | None = None, chances: Vector | None = None, *, tau: int | None = None
+) -> np.ndarray:
+    """v_1..v_d with Pi o M <= P Diag(v), the steps 1 / v_j that a law over subsets allows: for Lemma E.3, paper 003.
+
+        a law     v_j = M_jj E[lambda_S | j in S],  lambda_S the largest eigenvalue of the correlations of M on S
+        tau-nice  v_j = M_jj (1 + (tau - 1)/(d - 1) (lambda_[d] - 1))
+
+    From I_S M I_S <= lambda_S I_S Diag(M), in the mean over S.  Single coordinates have v_j = M_jj, whatever the rest
+    of M; all coordinates at once have a majorant of M.
+
+    blocks   the subsets, which may overlap; None is single coordinates
+    chances  their probabilities, uniform by default
+    tau      the size of a uniformly random subset, in place of blocks
+
+    >>> M = [[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 2.0]]
+    >>> expected_smoothness(M), expected_smoothness(M, [[0, 1], [1, 2]]), expected_smoothness(M, tau=3)
+    (array([1., 1., 2.]), array([1.5 , 1.25, 2.  ]), array([1.5, 1.5, 3. ]))
+    """
+    M = smoothness_matrix(matrix)
+    d, diagonal = len(M), np.diagonal(M)
+    if tau is not None:
+        validate.check(blocks is None, "blocks", blocks, "give the subsets or tau, not both")
+        share = (check_subset_size(tau, d) - 1) / max(1, d - 1)
+        return np.asarray(diagonal * (1 + share * (_top(M, np.arange(d)) - 1)))
+    subsets = cover([[j] for j in range(d)] if blocks is None else blocks, d)
+    q = law_of(chances, len(subsets))
+    drawn, weighted = np.zeros(d), np.zeros(d)
+    for subset, chance in zip(subsets, q, strict=True):
+        drawn[subset] += chance
+        weighted[subset] += chance * _top(M, np.asarray(subset))
+    return np.asarray(diagonal * weighted / drawn)
+
+
+def smoothness_matrix(matrix: Any) -> np.ndarray:
+    """A symmetric matrix without negative eigenvalues and with a positive diagonal, or a refusal that says why.
+
+    >>> smoothness_matrix([[2.0, 1.0], [1.0, 2.0]]).shape
+    (2, 2)
+    """
+    M = np.asarray(matrix, dtype=float)
+    validate.check(M.ndim == 2 and M.shape[0] == M.shape[1] > 0, "smoothness.shape", M.shape, "give a d x d matrix")
+    validate.check(bool(np.isfinite(M).all()), "smoothness", "a matrix", "give finite numbers")
+    scale, least = float(np.abs(M).max()), float(np.diagonal(M).min())
+    same = bool((np.abs(M - M.T) <= 1e-10 * scale).all())
+    validate.check(same, "smoothness", "a matrix that is not symmetric", "give (M + M') / 2: only that part counts")
+    validate.check(least > 0, "smoothness", f"a diagonal entry {least:g}", "give entries above 0")
+    least = float(np.linalg.eigvalsh(M)[0])
+    remedy = "give M >= 0, as a bound of Hessians of convex losses is"
+    validate.check(least >= -1e-10 * scale, "smoothness", f"an eigenvalue {least:g}", remedy)
+    return np.asarray((M + M.T) / 2)
+
+
+def _top(M: np.ndarray, subset: np.ndarray) -> float:
+    """The largest eigenvalue of the correlations of M on a subset, rounded up."""
+    if len(subset) == 1:
+        return 1.0
+    root = np.sqrt(np.diagonal(M)[subset])
+    part = M[np.ix_(subset, subset)] / np.outer(root, root)
+    return max(1.0, float(np.linalg.eigvalsh(part)[-1])) * (1 + 2.0**-48)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """How long DP-SkGD runs: `outer` = T loops of `inner` = K steps; each loop starts at the last one's average.
+
+    >>> Loops(inner=10, outer=3).steps
+    30
+    """
+
+    inner: int
+    outer: int = 1
+
+    @property
+    def steps(self) -> int:
+        """K T, the number of releases."""
+        return self.inner * self.outer
+
+
+# ---------------------------------------------------------------- Theorem 4.2
+
+
+def convex_block_loops(n: int, *, noise: float, radius: float, epsilon: float, delta: float) -> Loops:
+    """T = 1 and K = n epsilon R / (Sigma_S sqrt(log(1/delta))): Theorem 4.2, convex case, paper 003.  K rounded up.
+
+    The K that minimises the proof's bound is 1/sqrt(12) of it: the constant is then 6.9 instead of 13.
+
+    >>> convex_block_loops(100, noise=2.0, radius=3.0, epsilon=0.5, delta=math.exp(-4))
+    Loops(inner=38, outer=1)
+    """
+    _check(n, noise, radius)
+    log = log_inverse(epsilon, delta)
+    return Loops(max(1, round_up(n * epsilon * radius / (noise * math.sqrt(log)))))
+
+
+def strongly_convex_block_loops(
+    n: int,
+    *,
+    smoothness: Vector,
+    probabilities: Vector,
+    strong_convexity: float,
+    noise: float,
+    gap: float,
+    epsilon: float,
+    delta: float,
+) -> Loops:
+    """K = 2 (1 + c) and T = log2(gap n^2 epsilon^2 / ((1 + c) Sigma_S^2 log(1/delta))): Theorem 4.2, paper 003.
+
+    c = max_j (M_j / p_j) / mu.  The theorem prints K = 2 (1 + 1 / (mu max_j M_j / p_j)), with which a loop need not
+    halve the gap; Appendix E.2 has this form.  Both rounded up, T at least 1.  mu is strong convexity in l2 (the
+    proof's; Assumption 3.5 has ||.||_M), and `gap` a public bound on f(w0) - f*.
+
+    >>> problem = {"smoothness": [1.0, 2.0], "probabilities": [0.5, 0.5], "strong_convexity": 1.0}
+    >>> strongly_convex_block_loops(80, noise=1.0, gap=1.0, epsilon=1.0, delta=math.exp(-1), **problem)
+    Loops(inner=10, outer=11)
+    """
+    _check(n, noise, 1.0)
+    validate.positive(gap=gap)
+    factor = 1 + _condition(smoothness, probabilities, strong_convexity)
+    level = factor * noise**2 * log_inverse(epsilon, delta) / (n * epsilon) ** 2
+    return Loops(round_up(2 * factor), max(1, round_up(math.log2(gap / level))) if gap > level else 1)
+
+
+def _condition(smoothness: Vector, probabilities: Vector, strong_convexity: float) -> float:
+    validate.positive(strong_convexity=strong_convexity)
+    return float(smoothness_ratios(smoothness, probabilities).max()) / strong_convexity
+
+
+def _check(n: int, noise: float, radius: float) -> None:
+    check_arguments(locals(), noise=validate.positive)

@@ -189,7 +189,7 @@ def run(
     name: str, rounds: int, timeout: float = 120.0, faults: dict[int, str] | None = None, kill=None, features=10_000
 ) -> tuple:
     """One run in a cluster of its own: its report, its iterate, and the bytes of the sockets."""
-    from isthmus.core.state import State
+    from isthmus.core.wire import State
 
     with cluster(faults) as made:
         assert made.proxy is not None

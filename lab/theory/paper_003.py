@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.theory.blocks import (
+from isthmus.theory.schedules import (
     Blocks,
     Loops,
     Vector,

@@ -15,7 +15,7 @@ import isthmus
 from isthmus import L2Ball, LeastSquares, Logistic, algorithms, minimize
 from isthmus.base.matrix import matmul
 from isthmus.core.group import Local
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.privacy import Ledger
 from isthmus.problems.scaling import RowMap
 

@@ -17,8 +17,7 @@ from isthmus.base.space import Space
 from isthmus.core.measuring import contribute
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, no_public
-from isthmus.core.state import State
-from isthmus.core.wire import Keys
+from isthmus.core.wire import Keys, State
 from isthmus.gradients import Dense, Outer
 from isthmus.parts import Client, Full
 from isthmus.penalties import NoPenalty

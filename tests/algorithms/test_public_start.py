@@ -12,9 +12,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from isthmus import Huber, L2Ball, LeastSquares, Logistic, Poisson, PrivateClassifier, PrivateRegressor, Softmax
-from isthmus.algorithms.public_start import PublicStart, Walk
+from isthmus.algorithms.public_start import PublicStart, Walk, fit_public
 from isthmus.core.minimize import Purchased
-from isthmus.problems.public_fit import fit_public
 
 KNOWN = {"bounds": (-3, 3), "noise_seed": 0}
 

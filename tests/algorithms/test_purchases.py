@@ -92,10 +92,10 @@ def objective(name: str, X: np.ndarray, y: np.ndarray, view: str) -> Any:
 def measured(item: SumPurchase, problem: Any) -> Tensor:
     """What the item would release without its noise, as `measure` hands it to the mechanism."""
     clip = item.clip(problem)
-    sketch = IdentityMap(Space.flat(item.numbers(problem)))
-    rounding = Rounding(None)
-    bounded = measure(Release(item.name, clip=clip), sketch, clip.init(), item.rows(problem), rounding=rounding)
-    assert bounded.bound == item.bound(problem) and bounded.value.shape == (item.numbers(problem),)
+    rows, rounding = item.rows(problem), Rounding(None)
+    sketch = IdentityMap(Space.flat(rows.d))
+    bounded = measure(Release(item.name, clip=clip), sketch, clip.init(), rows, rounding=rounding)
+    assert bounded.bound == item.bound(problem) and bounded.value.shape == (rows.d,)
     return bounded.value.double()
 
 

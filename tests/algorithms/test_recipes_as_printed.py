@@ -277,7 +277,7 @@ def test_arguments_that_would_be_dropped_are_refused() -> None:
     budget: dict[str, Any] = {"epsilon": 1.0, "clip": 1.0, "n": "exact"}
     with pytest.raises(InvalidInput, match=r"step=0\.123.*length 1"):
         algorithms.dp_gd(**budget, precondition=True, step=0.123)
-    with pytest.raises(InvalidInput, match="schedule, stop"):
+    with pytest.raises(InvalidInput, match="schedule="):
         algorithms.dp_gd(**budget, scale="moments", schedule=theory.convex_schedule(2.0, 1.0))
     with pytest.raises(InvalidInput, match="p=None"):
         algorithms.compressive_dp_sgd(**budget, kappa=3, step=0.1)

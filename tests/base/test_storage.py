@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from isthmus import InvalidInput
 from isthmus.base import class_registry, storage
 from isthmus.base.atomic import atomic_write
-from isthmus.core.state import StageOutput, State
+from isthmus.core.wire import StageOutput, State
 from isthmus.lifts import Lifted
 from isthmus.sets import ConvexSet, L1Ball
 

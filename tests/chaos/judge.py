@@ -8,7 +8,7 @@ from pathlib import Path
 from chaos.child import Ended
 from isthmus import estimators
 from isthmus.base.validate import InvalidInput
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.engine import checkpoint
 from isthmus.privacy import Ledger
 from isthmus.report import Record

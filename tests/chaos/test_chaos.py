@@ -14,7 +14,7 @@ from chaos.child import Ended
 from chaos.interrupts import interrupted
 from chaos.judge import charged, corrupt, unclear
 from isthmus.base.atomic import CannotWrite, atomic_write
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.privacy import Ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks of a process with threads

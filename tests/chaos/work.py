@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import isthmus
 from isthmus import PrivacyEngine, PrivateClassifier, algorithms
 from isthmus.cli import main as command_line
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.privacy import Ledger
 
 ROUNDS = 12

@@ -13,7 +13,7 @@ import torch
 import isthmus
 from isthmus import InvalidInput, L1Ball, LeastSquares, Logistic, algorithms, minimize
 from isthmus.core.pipeline import Pipeline, Stage
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.parts import Full, UniformRandom
 
 RECIPES = {

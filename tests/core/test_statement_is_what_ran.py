@@ -30,7 +30,7 @@ from isthmus import LeastSquares, Logistic, algorithms, minimize, private_score,
 from isthmus.algorithms.purchases import ClassCounts, Paid, Ranges, TargetRange, buying
 from isthmus.audit import known_bad
 from isthmus.cli import main
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.engine import GradientEmbedding, PrivacyEngine
 from isthmus.estimators import PrivateClassifier, PrivateRegressor, PrivateSearch, load
 from isthmus.privacy import (

@@ -217,7 +217,7 @@ def test_tensors_are_plain_again_once_their_batch_is_over() -> None:
     for _ in range(2):
         total(module, engine, loop, *records())
     assert type(kept[0]) is Followed and type(kept[0] + 1) is Tensor
-    assert kept[0].way.steps == [] and kept[0].way.given == []
+    assert kept[0].way.steps == [] and kept[0].way.given == {}
 
 
 def test_a_loop_takes_part_only_with_the_batch_in_hand() -> None:

@@ -33,7 +33,7 @@ from isthmus import (
     Progressive,
     PublicSubspace,
 )
-from isthmus.engine.claims import UNSEEN
+from isthmus.engine.accountant import UNSEEN
 
 DELTA = 1e-5
 QUIET = 1e-9  # next to no noise: trainings can be compared

@@ -143,7 +143,7 @@ def test_a_trial_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2]) and torch.equal(module.own.get_state(), before[3])
     assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
-    assert layers.batch is None and layers.listener is None
+    assert layers.batch is None and layers.now.listener is None
 
 
 def test_an_argument_that_all_examples_share_may_have_as_many_rows_as_there_are_examples() -> None:
@@ -255,7 +255,7 @@ def test_a_loss_in_which_examples_meet_is_refused_where_it_is_known(loss) -> Non
     objective = ModuleObjective(Between(lambda h, m: h.relu()), loss, (x, y))
     with pytest.raises(InvalidInput, match="examples meet"):
         for _ in range(20):  # the labels drawn for a trial may be alike
-            objective.layers.trusted.clear()
+            objective.layers.known.trusted.clear()
             objective.rows(objective.start())
 
 

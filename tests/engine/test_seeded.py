@@ -13,7 +13,7 @@ from engine_cases import data, mlp, private, train
 
 from isthmus import LeastSquares, PrivacyEngine, minimize
 from isthmus.algorithms import dp_gd
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.estimators import PrivateClassifier, PrivateSearch
 from isthmus.privacy import Ledger, LedgerCorrupt
 from isthmus.privacy.chain import _SILENT

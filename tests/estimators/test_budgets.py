@@ -15,7 +15,7 @@ from estimator_tables import QUICK, classifier, labelled, numbered, regressor
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from isthmus import InvalidInput, PrivacyBudgetWarning, PrivateClassifier, PrivateRegressor
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.privacy import BudgetExceeded, Ledger
 
 # ---------------------------------------------------------------- partial fits

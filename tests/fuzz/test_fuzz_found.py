@@ -14,7 +14,7 @@ from fuzz.target import a_file
 from fuzz.targets import TARGETS
 from isthmus import sets
 from isthmus.base.validate import InvalidInput
-from isthmus.core.state import FORMAT, State
+from isthmus.core.wire import FORMAT, State
 from isthmus.distributed.secagg.plan import SecurePlan
 from isthmus.privacy import PrivacyPlan, PrivacyStatement, event_json
 from isthmus.privacy.accounting import delta_of, epsilon_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isthmus import InvalidInput, LeastSquares, SparseJL, algorithms, minimize
-from isthmus.core.state import State
+from isthmus.core.wire import State
 from isthmus.lifts import HeavyHitters
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,8 +37,6 @@ from isthmus.privacy.skellam import (
     _thresholds,
     gaussian_scale,
     poisson,
-    renyi,
-    renyi_bound,
     skellam,
     variance_for,
 )
@@ -201,32 +198,24 @@ def test_a_poisson_sample_of_it_is_never_worse_than_one_of_its_gaussian(variance
 
 
 @pytest.mark.parametrize("variance", VARIANCES)
-@pytest.mark.parametrize("shift", [1, 3])
-@pytest.mark.parametrize("order", [2, 5, 16])
-def test_divergences_lie_below_the_bounds(variance: float, shift: int, order: int) -> None:
-    found = renyi(order, variance, shift)
+@pytest.mark.parametrize(("order", "shift"), [(2, 1), (5, 3), (16, 1), (16, 3)])
+def test_divergences_lie_below_those_of_the_gaussian(variance: float, order: int, shift: int) -> None:
     p, q = masses(variance, shift)
     with np.errstate(divide="ignore"):
         inside = (p > 1e-290) & (q > 1e-290)
-        direct = np.logaddexp.reduce(order * np.log(q[inside]) + (1 - order) * np.log(p[inside])) / (order - 1)
-    assert direct <= found * (1 + 1e-9) + 1e-12
-    if order == 2 and variance > 1.7:  # where the range of the direct sum holds all of it
-        assert direct == pytest.approx(found, rel=1e-6)
-    assert found <= renyi_bound(order, variance, shift, shift)
+        found = np.logaddexp.reduce(order * np.log(q[inside]) + (1 - order) * np.log(p[inside])) / (order - 1)
     assert found <= order * shift**2 / (2 * gaussian_scale(variance) ** 2)
 
 
 def test_it_tends_to_the_gaussian() -> None:
-    gaps = [abs(renyi(4, v, 2) / (4 * 4 / (2 * v)) - 1) for v in (10.0, 100.0, 1000.0, 1e4)]
-    assert gaps[-1] < 1e-3 and all(small < large / 8 for large, small in pairwise(gaps))
     losses = [1 - gaussian_scale(v) / math.sqrt(v) for v in (10.0, 100.0, 1000.0)]
     assert losses == pytest.approx([1 / 60, 1 / 600, 1 / 6000], rel=0.06)
 
 
 def test_the_theorem_is_tighter_than_the_published_bound() -> None:
-    for variance in (4.0, 30.0, 400.0):
-        mine = 8 / (2 * gaussian_scale(variance) ** 2)
-        assert mine < renyi_bound(8, variance, 1.0, 1.0)
+    for variance in (4.0, 30.0, 400.0):  # order 8 and a shift of 1, Agarwal, Kairouz and Liu (2021)
+        published = 8 / (2 * variance) + min((15 + 6) / (4 * variance**2), 3 / (2 * variance))
+        assert 8 / (2 * gaussian_scale(variance) ** 2) < published
 
 
 @pytest.mark.parametrize("variance", [1.01e6, 2.0**25])

@@ -17,7 +17,7 @@ from isthmus.base.matrix import is_sparse, matmul, rmatmul, take, to_dense
 from isthmus.gradients import Glm
 from isthmus.objectives.linear import largest_eigenvalue
 from isthmus.privacy import Clip
-from isthmus.problems.moments import Squares
+from isthmus.problems.queries import Squares
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 from isthmus.sketches import Kronecker
 

@@ -40,7 +40,7 @@ from isthmus.distributed.secagg.shamir import CLIENTS, ELEMENTS, PACKINGS
 from isthmus.distributed.secagg.wire import WIDEST, packed_length
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
-from isthmus.privacy.noise import Noise
+from isthmus.privacy.noise import Source
 from isthmus.privacy.sampling import Poisson
 from isthmus.privacy.skellam import MOST, variance_for
 from isthmus.privacy.statement import Account, PrivacyStatement
@@ -63,7 +63,7 @@ def squared_limit(steps: float, m: int) -> int:
     return math.floor(steps**2 + m / 4 + 3 * (steps + math.sqrt(m) / 4))
 
 
-def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Noise) -> NDArray[np.int64]:
+def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Source) -> NDArray[np.int64]:
     """Each row (in grid steps) clipped to `steps`, rounded to integers of squared length at most `limit`.
 
     A row with anything that is no finite number counts as zero.
@@ -247,10 +247,6 @@ class SecurePlan:
         server of this protocol knows who took part: for it the rate is 1.
         """
         return Poisson(rate).event(SkellamDpEvent(self.noise_multiplier))
-
-    def central_multiplier(self) -> float:
-        """The multiplier of central Gaussian noise of the same variance on vectors that are not rounded: the rival."""
-        return math.sqrt(self.variance) / self.steps
 
     def statement(self, delta: float, rounds: int = 1, *, rate: float = 1.0, seeded: bool = False) -> PrivacyStatement:
         """What is promised for so many rounds of this plan, in numbers and words (add/remove).

@@ -17,8 +17,8 @@ module's buffers, attributes and hooks, the state of every global random generat
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.base import secret, validate
+from isthmus.gradients.layers.folding import pieces_of
 from isthmus.gradients.layers.layers import Layers
-from isthmus.gradients.layers.operations import Leaves
-from isthmus.gradients.layers.probe import RecordingLayers, Seen, altered, near
-from isthmus.gradients.layers.rules import Args, Kwargs
+from isthmus.gradients.layers.operations import Leaves, near_enough
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, Site
+from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
 from isthmus.gradients.rows import Rows
 
@@ -49,9 +50,6 @@ NUMBERS = 1 << 20
 SHAPES = 4
 """So many shapes of arguments are tried out when they are first seen; the others wait for chance."""
 
-LARGE = 1 << 24
-"""A module with more parameters is tried out on its own device, but for one extreme."""
-
 Values = tuple[float | None, ...]
 """What examples are replaced by: NaN, huge numbers of either sign, or (None) other examples."""
 OTHERS: Values = (None,)
@@ -59,14 +57,17 @@ EXTREMES: Values = (float("nan"), 1.0, -1.0, None)
 
 Run = Callable[[nn.Module, Args, Kwargs], Any]
 """What is run: the module on its arguments, and the loss of that where it is known."""
+Pieces = Set[tuple[str, int]] | None
+"""Layers that may see several pieces of every example, and how many (None: any)."""
 
 
 def look(
     layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | None = None, way: tuple[str, ...] = ()
-) -> None:
+) -> Pieces:
     """Refuse a module (or a loss) in which the n examples of a batch meet; nothing else is changed or kept.
 
-    `way` names the steps of a loop that calls parts of the module by themselves, which `run` does again.
+    `way` names the steps of a loop that calls parts of the module by themselves, which `run` does again.  Returns the
+    pieces of examples that layers were seen to take, which the pass that comes is held to.
 
     >>> class Centred(nn.Module):
     ...     def forward(self, x):
@@ -76,23 +77,23 @@ def look(
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: examples meet in the module: with other examples beside it, ...
     """
+    known = layers.known
     if n is None or n < 2:
-        layers.pieces = layers.expected = None
-        if n == 1 and not layers.trusted:
+        if n == 1 and not known.trusted:
             _learn(layers, Batch.of(args, kwargs, n, layers.batch_dim), run or _call)
-        return  # nobody to meet
+        return None  # nobody to meet
     batch = Batch.of(args, kwargs, n, layers.batch_dim)
     shape = way, batch.shape()
-    tried = sum(bool(way) == bool(other) for other, _ in layers.trusted)
+    tried = sum(bool(way) == bool(other) for other, _ in known.trusted)
     # pieces of examples are seen where they were seen in a trial of the same shapes only
-    first = shape not in layers.trusted and (tried < SHAPES or bool(layers.seen_pieces))
-    layers.pieces = layers.trusted.get(shape, frozenset())
-    layers.expected = None if run is None else layers.pieces
-    large = _large(layers.module)
+    first = shape not in known.trusted and (tried < SHAPES or bool(known.pieces))
+    before, large = known.trusted.get(shape, frozenset()), layers.large
     if not first and secret.randbelow(SELDOM if large else AGAIN):
-        return
-    layers.seen_pieces.clear()
-    most = FEW if large else EXAMPLES if first else LATER
+        return before
+    known.pieces.clear()
+    most = LATER
+    if first or large:
+        most = FEW if large else EXAMPLES
     count = most if first else secret.randbelow(min(most, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         done = _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
@@ -102,8 +103,8 @@ def look(
             "other examples, to see whether examples meet there: move this code into the module's forward"
         )
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
-    layers.pieces = layers.trusted[shape] = layers.pieces | layers.seen_pieces
-    layers.expected = None if run is None else layers.pieces
+    known.trusted[shape] = before | known.pieces
+    return known.trusted[shape]
 
 
 def _learn(layers: Layers, batch: Batch, run: Run) -> None:
@@ -119,7 +120,7 @@ def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
     """Whether a shape of arguments is to be tried out: the first few when they are new, later ones by chance."""
     first = shape not in before and len(before) < SHAPES
     before.update({shape} if first else ())
-    return first or not secret.randbelow(SELDOM if _large(layers.module) else AGAIN)
+    return first or not secret.randbelow(SELDOM if layers.large else AGAIN)
 
 
 def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwargs], n: int, place: int) -> bool:
@@ -134,7 +135,7 @@ def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwar
             module = twin_of(layers.module, set())
             _quiet(module)
             args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-            if not _large(module):
+            if not layers.large:
                 args, kwargs = tree_map_only(Tensor, lambda x: x.double() if _floats(x) else x, (args, kwargs))
                 module = module.double()
             dice.rewind()
@@ -161,10 +162,6 @@ def _holds(x: Tensor, part: Tensor) -> bool:
     return near(begins, part, slack) or near(ends, part, slack)
 
 
-def _large(module: nn.Module) -> bool:
-    return sum(parameter.numel() for parameter in module.parameters()) > LARGE
-
-
 def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     return module(*args, **kwargs)
 
@@ -177,7 +174,7 @@ def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> bool:
     There an index that NaN made would stop the device for good.  A large module costs too much on the host for more
     than two examples and one extreme: the rest of its trial is on the device.
     """
-    large = _large(trial.module)
+    large = trial.layers.large
     if not trial.remote:
         return _try_part(trial, batch, count, EXTREMES)
     if not thorough or (large and _try_part(trial.on_host(), batch, 2, EXTREMES[:1], alone=False)):
@@ -327,10 +324,39 @@ class _Trial:
                 return
 
     def examine(self, batch: Batch, values: Values, alone: bool) -> None:
-        """Examples exchanged for others and, if `alone`, among copies of themselves."""
-        self.exchange(batch, values)
-        if alone:
-            self.alone(batch)
+        """Refuse examples that meet when others are exchanged or, if `alone`, that give something else alone."""
+        parameter = next(self.module.parameters())
+        what = self._found(batch, values, alone, 1e-3 if parameter.device.type == "cpu" else 1e-2)
+        if what is not None and parameter.dtype != torch.float64:
+            try:  # where much cancels, float32 has few digits left to compare: what is wrong is wrong in float64 too
+                wide = _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).double())
+                part = batch.to(parameter.device.type, torch.float64)
+                wide.prepare(part)
+                what = wide._found(part, values, alone, 1e-6)
+            except Exception:  # it cannot be run so
+                what = self._found(batch, values, alone, 3e-2)
+        if what is None:
+            return
+        where = self._base.differs(self._pass(batch), torch.arange(batch.n))
+        if where is not None:
+            raise validate.InvalidInput(
+                "the module gives another result at every pass, with the same examples and the same state of "
+                f"all random generators ({where}), so that it cannot be seen whether examples meet in it: draw "
+                "random numbers from torch's own generators, and keep no state from pass to pass"
+            )
+        raise validate.InvalidInput(
+            f"examples meet in the module: {what}, so that no record's gradient is its own. Take statistics of single "
+            "examples (GroupNorm, LayerNorm), compare no example with another, read weights only by calling their "
+            "layers, and keep tensors that all examples share in buffers, not among the arguments"
+        )
+
+    def _found(self, batch: Batch, values: Values, alone: bool, slack: float) -> str | None:
+        """How examples meet, if they do."""
+        where = self._exchanged(batch, values)
+        if where is not None:
+            return f"with other examples beside it, {where} changes for an example that stays"
+        wrong = self._wrong(batch, slack) if alone else None
+        return wrong and f"{wrong} of an example among copies of itself is another than in the batch"
 
     def told_apart(self, batch: Batch, look: Callable[[], None]) -> None:
         """A look at a batch; where it refuses, another once a batch of another size has told what holds no examples.
@@ -352,10 +378,10 @@ class _Trial:
 
     def _learnt(self) -> tuple[int, int]:
         """How much is known of the module's own code."""
-        return len(self.layers.read), len(self.layers.shared_places)
+        return len(self.layers.known.read), len(self.layers.known.shared_places)
 
-    def exchange(self, batch: Batch, values: Values) -> None:
-        """Half of the examples replaced, then the other half: whatever stays must give what it gave."""
+    def _exchanged(self, batch: Batch, values: Values) -> str | None:
+        """Half of the examples replaced, then the other half: where whatever stays does not give what it gave."""
         for value in values:
             order = _drawn(batch.n)
             half = batch.n // 2
@@ -365,51 +391,15 @@ class _Trial:
                 except Exception:  # values that the module itself refuses
                     continue
                 where = self._base.differs(record, stays)
-                if where is not None and self._confirmed(batch, gone, stays, value):
-                    self._check_repeats(batch)
-                    _refuse(f"with other examples beside it, {where} changes for an example that stays")
-
-    def _confirmed(self, batch: Batch, gone: Tensor, stays: Tensor, value: float | None) -> bool:
-        """Whether examples meet in float64 too: where much cancels, float32 has few digits left to compare."""
-        parameter = next(self.module.parameters())
-        if parameter.dtype == torch.float64:
-            return True
-        try:
-            wide = _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).double())
-            part = batch.to(parameter.device.type, torch.float64)
-            wide.prepare(part)
-            return wide._base.differs(wide._pass(part.altered(gone, value), gone, value), stays) is not None
-        except Exception:  # it cannot be run in float64: what was seen counts
-            return True
-
-    def _check_repeats(self, batch: Batch) -> None:
-        """What differs at every pass says nothing of other examples."""
-        where = self._base.differs(self._pass(batch), torch.arange(batch.n))
-        if where is not None:
-            raise validate.InvalidInput(
-                "the module gives another result at every pass, with the same examples and the same state of "
-                f"all random generators ({where}), so that it cannot be seen whether examples meet in it: draw "
-                "random numbers from torch's own generators, and keep no state from pass to pass"
-            )
-
-    def alone(self, batch: Batch) -> None:
-        """Two examples, each among copies of itself, by plain autograd, against the rows of the batch."""
-        device = next(self.module.parameters()).device.type
-        wrong = self._wrong(batch, self.module, 1e-3 if device == "cpu" else 1e-2)
-        if wrong is None:
-            return
-        try:  # large numbers leave float32 few digits: what is wrong is wrong in float64 too
-            wrong = self._wrong(batch.to(device, torch.float64), twin_of(self.module, self.trained).double(), 1e-6)
-        except Exception:
-            wrong = self._wrong(batch, self.module, 3e-2)
-        if wrong is not None:
-            _refuse(f"{wrong} of an example among copies of itself is another than in the batch")
+                if where is not None:
+                    return where
+        return None
 
     def _pass(
         self, batch: Batch, rows: Tensor | None = None, value: float | None = None, learning: bool = False
     ) -> Seen:
         """Forward and backward once, with some examples exchanged."""
-        probe = self._probe(self.module)
+        probe = self._probe()
         probe.learning = learning
         probe.record, probe.rows, probe.value = (passed := Seen()), rows, value
         with probe.listening(lambda *_: None, batch.n):
@@ -420,44 +410,43 @@ class _Trial:
             if pulls:
                 torch.autograd.backward([x for x in outputs if _moves(x)], pulls)
         probe.record = None
-        passed.outputs = [x.detach().movedim(cut, 0) if _floats(x) and cut is not None else None for x, cut in pairs]
+        for x, cut in pairs:
+            kept = x.detach().movedim(cut, 0) if _floats(x) and cut is not None else None
+            passed.given.append(("the module's output", kept))
         return passed
 
-    def _wrong(self, batch: Batch, module: nn.Module, slack: float) -> str | None:
+    def _wrong(self, batch: Batch, slack: float) -> str | None:
         """What, output or gradient, is not that of the example alone; None where one of two examples is right."""
-        answer = self._rows(batch, module)
+        answer, wrong = self._rows(batch), None
         if answer is None:
             return None
         outputs, cuts, rows = answer
-        wrong = None
         for i in (0, 1):
             try:
-                alone, gradient = self._plain(batch, module, i, cuts)
+                alone, gradient = self._plain(batch, i, cuts)
             except RuntimeError:  # so few examples cannot be run
                 return None
             pairs = [(x.select(cut, i), y.select(cut, 0)) for x, y, cut in zip(outputs, alone, cuts, strict=True)]
             if any(x.shape != y.shape for x, y in pairs):
                 return None
-            wrong = next(
-                (
-                    what
-                    for what, x, y in [*(("the output", x, y) for x, y in pairs), ("the gradient", rows[i], gradient)]
-                    if not near(x, y, slack)
-                ),
-                None,
-            )
-            if wrong is None:
+            if not all(near(x, y, slack) for x, y in pairs):
+                wrong = "the output"
+            elif not near(rows[i], gradient, slack):
+                wrong = "the gradient"
+            else:
                 return None
         return wrong
 
-    def _rows(self, batch: Batch, module: nn.Module) -> tuple[list[Tensor], list[int], Tensor] | None:
+    def _rows(self, batch: Batch) -> tuple[list[Tensor], list[int], Tensor] | None:
         """Outputs of a batch and the rows of its first two examples; None where there are draws, or no such outputs."""
-        probe = self._probe(module)
-        pieces: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        probe = self._probe()
+        size = {leaf.name: leaf.size for leaf in probe.space.leaves}
+        like = next(probe.parameters())
+        total = {name: like.new_zeros(2, size[name]).detach() for name in self.names}
 
         def keep(name: str, rows: Rows) -> None:
-            if name in pieces:
-                pieces[name].append(rows.part(0, 2).dense())
+            if name in total:
+                total[name] = total[name] + rows.part(0, 2).dense()
 
         _quiet(probe.module)
         before = generator_states(probe.module)
@@ -469,12 +458,11 @@ class _Trial:
                 return None
             pulls = [self._cotangent(x, cut) for x, cut in zip(outputs, cuts, strict=True)]
             torch.autograd.backward(outputs, pulls)
-        leaves = [torch.stack(parts).sum(0) if parts else _none(probe, name) for name, parts in pieces.items()]
-        return [x.detach() for x in outputs], [cut for cut in cuts if cut is not None], torch.cat(leaves, 1)
+        return [x.detach() for x in outputs], [cut for cut in cuts if cut is not None], torch.cat([*total.values()], 1)
 
-    def _plain(self, batch: Batch, module: nn.Module, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
+    def _plain(self, batch: Batch, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
         """Outputs and gradient of one example beside copies of itself (not as many as the batch has), without taps."""
-        probe = self._probe(module)
+        probe = self._probe()
         _quiet(probe.module)
         bindings = [probe.bindings[name] for name in self.names]
         parameters = list({id(p): p for binding in bindings for p in binding.parameters}.values())
@@ -484,18 +472,18 @@ class _Trial:
             pulls = []
             for x, cut in zip(outputs, cuts, strict=True):
                 size = [batch.n if dim == cut else length for dim, length in enumerate(x.shape)]
-                row = self._drawn_like(x, size).narrow(cut, i, 1)
-                pulls.append(torch.cat([row, *[torch.zeros_like(row)] * (len(among) - 1)], cut))
-            pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True)
-        gradients = {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(parameters, pulled, strict=True)}
+                pull = torch.zeros_like(x)
+                pull.narrow(cut, 0, 1).copy_(self._drawn_like(x, size).narrow(cut, i, 1))
+                pulls.append(pull)
+            pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
+        gradients = dict(zip(map(id, parameters), pulled, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
-    def _probe(self, module: nn.Module) -> RecordingLayers:
-        probe = RecordingLayers(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
+    def _probe(self) -> RecordingLayers:
+        probe = RecordingLayers(
+            twin_of(self.module, self.trained), batch_first=self.layers.batch_dim == 0, known=self.layers.known
+        )
         probe.attach()
-        layers = self.layers
-        probe.shared_places, probe.example_places, probe.read = layers.shared_places, layers.example_places, layers.read
-        probe.seen_pieces, probe.dimensions = layers.seen_pieces, layers.dimensions
         return probe
 
     def _run(self, probe: RecordingLayers, batch: Batch) -> Any:
@@ -518,16 +506,100 @@ class _Trial:
         return torch.randn(tuple(shape), generator=source, dtype=torch.float32, device=x.device).to(x.dtype)
 
 
+def altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
+    """A tensor with some examples set to a value; None: replaced by those that follow them."""
+    rows = rows.to(x.device)
+    if value is None:
+        return x.index_copy(dim, rows, x.index_select(dim, (rows + 1) % x.shape[dim]))
+    big = torch.finfo(x.dtype).max ** 0.5
+    return x.index_fill(dim, rows, value * big if abs(value) == 1 else value)
+
+
+@dataclass(eq=False)
+class Seen:
+    """One pass: what each layer gave and what the module returned, then what came back, examples in front."""
+
+    given: list[tuple[str, Tensor | None]] = field(default_factory=list)
+    got: list[tuple[str, Tensor | None]] = field(default_factory=list)
+
+    def differs(self, other: Seen, rows: Tensor) -> str | None:
+        """Where two passes differ on some examples."""
+        ours, theirs = self.given + self.got, other.given + other.got
+        if [where for where, _ in ours] != [where for where, _ in theirs]:
+            return "which layers are called"
+        for (where, x), (_, y) in zip(ours, theirs, strict=True):
+            # lengths that follow the longest example say nothing by themselves
+            if x is not None and y is not None and x.shape == y.shape and not _same(x, y, rows):
+                return where
+        return None
+
+
+def _same(x: Tensor, y: Tensor, rows: Tensor) -> bool:
+    """Equal on some examples, up to the rounding of sums of another length."""
+    rows, slack = rows.to(x.device), 1e-3
+    if x.dtype == torch.float64:
+        slack = 1e-12
+    elif x.element_size() < 4:
+        slack = 4 * torch.finfo(x.dtype).eps
+    elif x.device.type == "cpu":
+        slack = 1e-5
+    return near_enough(x.index_select(0, rows), y.index_select(0, rows), slack)
+
+
+class RecordingLayers(Layers):
+    """Taps that record what passes through them, with some examples exchanged for a value."""
+
+    record: Seen | None = None
+    rows: Tensor | None = None
+    value: float | None = None
+
+    def tap(
+        self,
+        site: Site,
+        output: Tensor,
+        dim: int,
+        inputs: Sequence[Tensor],
+        rows_of: Found,
+        feeds: Iterable[str] | None = None,
+    ) -> Tensor:
+        """The output with a tap that records."""
+        if self.record is None:
+            return super().tap(site, output, dim, inputs, rows_of, feeds)
+        record, place = self.record, len(self.record.got)
+        k = pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
+        divided = k == 1 or (k > 1 and dim == 0)
+
+        def examples(x: Tensor) -> Tensor | None:
+            x = x.detach().movedim(dim, 0)
+            return x.unflatten(0, (len(x) // k, k)).clone() if divided else None
+
+        if k > 1:
+            self.note_pieces(site, k)
+        if divided and self.rows is not None and self.value is not None:
+            output = altered(output, dim, (self.rows[:, None] * k + torch.arange(k)).flatten(), self.value)
+        where = f"the gradient at layer {site.name!r}"
+        record.given.append((f"the output of layer {site.name!r}", examples(output)))
+        record.got.append((where, None))
+
+        def push(b: Tensor) -> None:
+            record.got[place] = where, examples(b)
+
+        return tap(output, self.anchor, push)
+
+
+def near(x: Tensor, y: Tensor, slack: float) -> bool:
+    """Equal but for a part of their size; what is not finite, or vanishes, tells nothing."""
+    x, y = x.double().reshape(-1), y.double().reshape(-1).to(x.device)
+    size, gap = float(torch.maximum(x.norm(), y.norm())), float((x - y).norm())
+    return not size < float("inf") or gap <= slack * size + 1e-30
+
+
 def _floats(x: object) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def _moves(x: object) -> TypeGuard[Tensor]:
     return _floats(x) and x.requires_grad
-
-
-def _none(probe: Layers, name: str) -> Tensor:
-    return next(probe.parameters()).new_zeros(2, probe.space[name].size)
 
 
 def draws(module: nn.Module) -> bool:
@@ -546,11 +618,3 @@ def _quiet(module: nn.Module) -> None:
                     setattr(child, name, 0.0)
             if isinstance(child, nn.RReLU):
                 child.eval()
-
-
-def _refuse(what: str) -> None:
-    raise validate.InvalidInput(
-        f"examples meet in the module: {what}, so that no record's gradient is its own. Take statistics of single "
-        "examples (GroupNorm, LayerNorm), compare no example with another, read weights only by calling their layers, "
-        "and keep tensors that all examples share in buffers, not among the arguments"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +20,15 @@ from isthmus.gradients.layers.rules import (
     Kwargs,
     LayerRule,
     LinearRule,
+    Replaced,
     Site,
-    Taps,
     Trainable,
     factored,
 )
 from isthmus.gradients.layers.shared import Shared, Unseen
+
+if TYPE_CHECKING:
+    from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.rows import Dense, Rows
 
 PARTS = ("q", "k", "v")
@@ -37,22 +40,6 @@ class Projected(NamedTuple):
 
     parts: tuple[str, ...]
     a: Tensor | None
-
-
-class Replaced:
-    """A handle of an attribute of one object: `remove` puts back what was there."""
-
-    def __init__(self, owner: nn.Module, name: str, value: object) -> None:
-        self.owner, self.name, self.before = owner, name, owner.__dict__.get(name)
-        self.had = name in owner.__dict__
-        setattr(owner, name, value)
-
-    def remove(self) -> None:
-        """Put back what was there."""
-        if self.had:
-            setattr(self.owner, self.name, self.before)
-        else:
-            self.owner.__dict__.pop(self.name, None)
 
 
 class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
@@ -92,7 +79,7 @@ class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
                 leaves[name] = LeafBinding(extra)
         return leaves
 
-    def install(self, site: Site, layers: Taps) -> list[Handle]:
+    def install(self, site: Site, layers: Layers) -> list[Handle]:
         """Replace the forward of this one object."""
         return _replaced_forward(site, layers)
 
@@ -127,7 +114,7 @@ class OutputRule(LinearRule):
 
     kinds = (NonDynamicallyQuantizableLinear,)
 
-    def install(self, site: Site, layers: Taps) -> list[Handle]:
+    def install(self, site: Site, layers: Layers) -> list[Handle]:
         """The taps of a linear layer, and a forward that calls it in every owner that has none yet."""
         handles = super().install(site, layers)
         for name, owner in layers.module.named_modules():
@@ -137,7 +124,7 @@ class OutputRule(LinearRule):
         return handles
 
 
-def _replaced_forward(site: Site, layers: Taps) -> list[Handle]:
+def _replaced_forward(site: Site, layers: Layers) -> list[Handle]:
     """A forward with taps while someone listens; torch's fused inference is kept from going round it."""
 
     def forward(
@@ -168,7 +155,7 @@ def _replaced_forward(site: Site, layers: Taps) -> list[Handle]:
 class _Pass:
     """One forward pass of an attention layer with taps on its projections."""
 
-    def __init__(self, site: Site, layers: Taps) -> None:
+    def __init__(self, site: Site, layers: Layers) -> None:
         assert isinstance(site.layer, nn.MultiheadAttention)
         self.site, self.layers, self.layer = site, layers, site.layer
 
@@ -191,18 +178,24 @@ class _Pass:
             tuple(query.shape),
             f"give a batch of three dimensions: layer {self.site.name!r} needs its examples apart",
         )
-        masked = _masks(query, key_padding_mask, attn_mask, need_weights, is_causal)
+        needed = "give the causal attn_mask with it, which the layer needs"
+        validate.check(not is_causal or attn_mask is not None, "is_causal", is_causal, needed)
+        fast = is_causal and key_padding_mask is None and not need_weights
         q, k, v = (self._heads(x) for x in self._projections(query, key, value))
-        mask, is_causal = _merged_mask(layer, q, *masked)
+        mask = None if fast else _mask(q, key_padding_mask, attn_mask)
         if layer.bias_k is not None:
             k, v = (torch.cat([x, self._extra(name, x)], 2) for name, x in zip(EXTRAS, (k, v), strict=True))
         if layer.add_zero_attn:
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        if mask is not None:  # open at the positions that the layer itself adds
+            mask = F.pad(mask, (0, k.shape[2] - mask.shape[3]))
         drop = layer.dropout if layer.training else 0.0
-        if need_weights:
-            mixed, weights = _weighted(q, k, v, mask, drop)
-            return self._output(mixed), weights.mean(dim=1) if average_attn_weights else weights
-        return self._output(F.scaled_dot_product_attention(q, k, v, mask, drop, is_causal)), None
+        if not need_weights:
+            return self._output(F.scaled_dot_product_attention(q, k, v, mask, drop, fast)), None
+        scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
+        weights = F.dropout(torch.softmax(scores if mask is None else scores + mask, dim=-1), p=drop)
+        mixed = self._output(weights @ v)
+        return mixed, weights.mean(dim=1) if average_attn_weights else weights
 
     def _projections(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Q, K and V, those of the same input by one product."""
@@ -246,52 +239,18 @@ def _examples_first(layer: nn.MultiheadAttention, x: Tensor) -> Tensor:
     return x.detach() if layer.batch_first else x.detach().transpose(0, 1)
 
 
-def _masks(
-    query: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, need_weights: bool, is_causal: bool
-) -> tuple[Tensor | None, Tensor | None, bool]:
-    """The two masks as numbers to add, and whether the causal hint takes the place of the second."""
-    padding = F._canonical_mask(
-        mask=key_padding_mask,
-        mask_name="key_padding_mask",
-        other_type=F._none_or_dtype(attn_mask),
-        other_name="attn_mask",
-        target_type=query.dtype,
-    )
-    validate.check(
-        not is_causal or attn_mask is not None,
-        "is_causal",
-        is_causal,
-        "give the causal attn_mask with it, which the layer needs",
-    )
-    if is_causal and padding is None and not need_weights:
-        return None, None, True
-    mask = F._canonical_mask(
-        mask=attn_mask,
-        mask_name="attn_mask",
-        other_type=None,
-        other_name="",
-        target_type=query.dtype,
-        check_other=False,
-    )
-    return padding, mask, False
-
-
-def _merged_mask(
-    layer: nn.MultiheadAttention, q: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool
-) -> tuple[Tensor | None, bool]:
-    """One mask over (n, heads, targets, sources), open at the positions that the layer itself adds."""
+def _mask(q: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """The numbers to add, over (n, heads, targets, sources); what is true in a mask of booleans is closed."""
+    total = None
     if mask is not None:
-        mask = mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (q.shape[0], layer.num_heads))
+        total = _numbers(mask[None, None] if mask.dim() == 2 else mask.unflatten(0, q.shape[:2]), q.dtype)
     if padding is not None:
-        padding = padding[:, None, None, :]
-        mask = padding if mask is None else mask + padding
-    added = (layer.bias_k is not None) + bool(layer.add_zero_attn)
-    return (mask if mask is None or not added else F.pad(mask, (0, added))), is_causal
+        closed = _numbers(padding, q.dtype)[:, None, None, :]
+        total = closed if total is None else total + closed
+    return total
 
 
-def _weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, drop: float) -> tuple[Tensor, Tensor]:
-    """Attention and its weights, written out."""
-    scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
-    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-    weights = F.dropout(weights, p=drop) if drop > 0 else weights
-    return weights @ v, weights
+def _numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+    return mask

@@ -16,7 +16,7 @@ cannot be followed (`torch.func`, scripted functions, code between the module's 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -29,23 +29,17 @@ from isthmus.base import validate
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.rules import Args, Kwargs
+from isthmus.gradients.layers.twin import Dice
 
 CHANGES = ("__setitem__", "__set__", "register_hook")
 """Operations that return no tensor and matter all the same."""
 
 
 @dataclass(frozen=True)
-class Computed:
-    """A tensor that an earlier step has returned."""
+class Place:
+    """Stands for a tensor, of an earlier step or from elsewhere, in what is written down."""
 
-    place: int
-
-
-@dataclass(frozen=True)
-class Given:
-    """A tensor that came from elsewhere: examples, or what they share."""
-
-    place: int
+    number: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +51,7 @@ class Step:
     spec: TreeSpec
     results: list[int]
     """The places of the tensors that it returned."""
-    states: list[Tensor] | None = None
+    dice: Dice | None = None
     """The random generators as they were before, where it has drawn from them."""
 
 
@@ -67,7 +61,8 @@ class Way:
     def __init__(self, token: object) -> None:
         self.token, self.open = token, True
         self.steps: list[Step] = []
-        self.given: list[Tensor] = []
+        self.given: dict[int, Tensor] = {}
+        """What came from elsewhere, examples or what they share, by place."""
         self.returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """What the module itself returned, which is handed to the loop as it is."""
         self._count = 0
@@ -75,7 +70,7 @@ class Way:
     def close(self) -> None:
         """Forget everything; tensors that are still around become plain ones at their next use."""
         self.open = False
-        self.steps, self.given, self.returned = [], [], {}
+        self.steps, self.given, self.returned = [], {}, {}
 
     def place(self) -> int:
         """A new place."""
@@ -84,31 +79,29 @@ class Way:
 
     def reference(self, x: object) -> object:
         """An argument as it is written down."""
-        if isinstance(x, Followed) and x.way is self:
-            return Computed(x.place)
         if not isinstance(x, Tensor):
             return x
+        if isinstance(x, Followed) and x.way is self:
+            return Place(x.place)
         known = self.returned.get(id(x))
         if known is not None and known[0]() is x:
-            return Computed(known[1])
-        place = next((i for i, other in enumerate(self.given) if other is x), len(self.given))
-        if place == len(self.given):
-            self.given.append(x)
-        return Given(place)
+            return Place(known[1])
+        place = next((place for place, other in self.given.items() if other is x), 0) or self.place()
+        self.given[place] = x
+        return Place(place)
 
     def follow(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Do an operation and write it down."""
         leaves, spec = tree_flatten((args, kwargs))
-        like = next((x for x in leaves if isinstance(x, Followed)), None)
         references = [self.reference(x) for x in leaves]
-        before = _states(like)
         with torch._C.DisableTorchFunctionSubclass():
+            dice = Dice(next(x for x in leaves if isinstance(x, Followed)).device)
             result = func(*args, **kwargs)
-            drew = any(not torch.equal(x, y) for x, y in zip(before, _states(like), strict=True))
+            drew = dice.drew()
         results: list[int] = []
         wrapped = _wrapped(result, lambda x: self.mark(x, results))
         if results or func.__name__ in CHANGES:
-            self.steps.append(Step(func, references, spec, results, before if drew else None))
+            self.steps.append(Step(func, references, spec, results, dice if drew else None))
         return wrapped
 
     def mark(self, x: Tensor, results: list[int]) -> Followed:
@@ -136,26 +129,20 @@ class Way:
         """What the parts return that no later step uses, of other examples; `module` may be a copy."""
         known: dict[int, Tensor] = {}
         answer: list[Tensor] = []
-        used = {x.place for step in self.tried for x in step.leaves if isinstance(x, Computed)}
-        asking = [x.requires_grad and x.is_leaf for x in self.given]
-        given = tuple(x.requires_grad_() if asks else x for x, asks in zip(given, asking, strict=True))
-
-        def value(x: object) -> object:
-            if isinstance(x, Computed):
-                return known[x.place]
-            return given[x.place] if isinstance(x, Given) else x
-
+        used = {x.number for step in self.tried for x in step.leaves if isinstance(x, Place)}
+        for (place, before), x in zip(self.given.items(), given, strict=True):
+            known[place] = x.requires_grad_() if before.requires_grad and before.is_leaf else x
         for step in self.tried:
-            args, kwargs = tree_unflatten([value(x) for x in step.leaves], step.spec)
+            args, kwargs = tree_unflatten(
+                [known[x.number] if isinstance(x, Place) else x for x in step.leaves], step.spec
+            )
             found: list[Tensor] = []
             if isinstance(step.what, str):
                 mapped(found.append, module.get_submodule(step.what)(*args, **kwargs))
                 answer += [x for x, place in zip(found, step.results, strict=True) if place not in used]
             else:
-                if step.states is not None:
-                    _rewind(
-                        step.states, next((x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)), None)
-                    )
+                if step.dice is not None:
+                    step.dice.rewind()
                 _wrapped(step.what(*args, **kwargs), found.append)
             known |= dict(zip(step.results, found, strict=True))
         return answer
@@ -195,12 +182,12 @@ class Between:
             return args, kwargs
         leaves, spec = tree_flatten((args, kwargs))
         if self.layers.listens() and self.layers.batch:
-            if self.way.token is not self.layers.token:
+            if self.way.token is not self.layers.now.token:
                 self.forget()
-                self.way = Way(self.layers.token)
+                self.way = Way(self.layers.now.token)
             references = [self.way.reference(x) for x in leaves]
             for x, reference in zip(leaves, references, strict=True):
-                if name and isinstance(reference, Given) and self._of_module(x):
+                if name and isinstance(reference, Place) and reference.number in self.way.given and self._of_module(x):
                     raise validate.InvalidInput(
                         f"the part {name!r} of the module is given a tensor that was computed from what the module "
                         "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
@@ -233,7 +220,7 @@ class Between:
         results: list[int] = []
         way = self.way
         if name:
-            self.layers.pieces = None  # those of a part are compared with nothing
+            self.layers.now.pieces = None  # those of a part are compared with nothing
             output = mapped(lambda x: way.mark(x, results), output)
         else:
 
@@ -249,15 +236,15 @@ class Between:
     def look(self) -> None:
         """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
         way = self.way
-        if not way.tried or way.token is not self.layers.token:
+        if not way.tried or way.token is not self.layers.now.token:
             return
         with torch._C.DisableTorchFunctionSubclass():
-            given = tuple(_plain(x) for x in way.given)
+            given = tuple(_plain(x) for x in way.given.values())
         way.open = False  # what is done again is not written down
         try:
             look(self.layers, given, {}, self.layers.batch, lambda module, args, _: way.again(module, args), way.name())
         finally:
-            self.layers.pieces = self.layers.expected = None
+            self.layers.now.pieces = None
             self.forget()
 
     def forget(self) -> None:
@@ -307,20 +294,3 @@ def _wrapped(x: Any, change: Callable[[Tensor], Any]) -> Any:
 
 def _plain(x: object) -> object:
     return x.as_subclass(Tensor) if isinstance(x, Followed) else x
-
-
-def _generators(like: Tensor | None) -> Iterator[torch.Generator]:
-    """Those that an operation may draw from."""
-    yield torch.default_generator
-    if like is not None and like.device.type == "cuda":
-        yield torch.cuda.default_generators[like.device.index]
-
-
-def _states(like: Tensor | None) -> list[Tensor]:
-    with torch._C.DisableTorchFunctionSubclass():
-        return [generator.get_state() for generator in _generators(like)]
-
-
-def _rewind(states: list[Tensor], like: Tensor | None) -> None:
-    for generator, state in zip(_generators(like), states, strict=False):  # a copy on the host has one only
-        generator.set_state(state)

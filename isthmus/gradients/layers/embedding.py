@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,45 +13,27 @@ from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
 from isthmus.gradients.rows import Lookup, Rows
 
-Table = TypeVar("Table", nn.Embedding, nn.EmbeddingBag)
-K = TypeVar("K")
-
-
-class TableRule(LayerRule[Table, K], Generic[Table, K]):
-    """What embeddings and bags share: one leaf, the table, and settings that leave no per-example gradient."""
-
-    def check(self, name: str, layer: Table) -> None:
-        """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
-        check_table(name, layer)
-
 
 def check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
     """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
-    own = f"{name}." if name else ""
-    validate.check(
-        layer.max_norm is None,
-        f"{own}max_norm",
-        layer.max_norm,
-        "set max_norm=None: it rewrites the rows that the data name, before any noise is added",
-    )
-    validate.check(
-        not layer.scale_grad_by_freq,
-        f"{own}scale_grad_by_freq",
-        True,
-        "set scale_grad_by_freq=False: it divides an example's gradient by counts of the whole batch",
-    )
-    validate.check(
-        not layer.sparse,
-        f"{own}sparse",
-        True,
-        "set sparse=False: released gradients are dense, and which rows an example names is private",
-    )
+    settings = {
+        "max_norm": "set max_norm=None: it rewrites the rows that the data name, before any noise is added",
+        "scale_grad_by_freq": "set scale_grad_by_freq=False: it divides an example's gradient by counts of the batch",
+        "sparse": "set sparse=False: released gradients are dense, and which rows an example names is private",
+    }
+    for setting, remedy in settings.items():
+        value = getattr(layer, setting)
+        validate.check(value is None or value is False, f"{name}.{setting}".strip("."), value, remedy)
 
 
-class EmbeddingRule(TableRule[nn.Embedding, Tensor]):
+class EmbeddingRule(LayerRule[nn.Embedding, Tensor]):
     """z_t = W[k_t]: g = sum_t e_{k_t} b_t'; the padding row gets nothing."""
 
     kinds = (nn.Embedding,)
+
+    def check(self, name: str, layer: nn.Embedding) -> None:
+        """Refuse settings that leave no per-example gradient."""
+        check_table(name, layer)
 
     def given(self, layer: nn.Embedding, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The places, whose examples are in front unless there are positions."""
@@ -76,25 +57,19 @@ class EmbeddingRule(TableRule[nn.Embedding, Tensor]):
         index = factors[:, None] if factors.ndim == 1 else factors.flatten(1)
         b = self.first(b, 3)
         b = b[:, None] if b.ndim == 2 else b.flatten(1, -2)
-        rows = table_rows(layer, index, b)
-        return dict.fromkeys(wanted, rows)
+        return dict.fromkeys(wanted, table_rows(index, b, layer.num_embeddings, layer.padding_idx))
 
 
-class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
+class EmbeddingBagRule(LayerRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
     """z = sum_t v_t W[k_t] over the bag of an example: g = sum_t v_t e_{k_t} b'; v_t = 1 / |bag| for means."""
 
     kinds = (nn.EmbeddingBag,)
 
     def check(self, name: str, layer: nn.EmbeddingBag) -> None:
         """Only sums and means of a bag are linear in the table."""
-        super().check(name, layer)
-        own = f"{name}.mode" if name else "mode"
-        validate.check(
-            layer.mode != "max",
-            own,
-            layer.mode,
-            "use mode='sum' or mode='mean': which entry is the largest is not kept",
-        )
+        check_table(name, layer)
+        remedy = "use mode='sum' or mode='mean': which entry is the largest is not kept"
+        validate.check(layer.mode != "max", f"{name}.mode".strip("."), layer.mode, remedy)
 
     def given(self, layer: nn.EmbeddingBag, args: Args, kwargs: Kwargs) -> None:
         """A flat list of places has bags as examples, not entries."""
@@ -122,15 +97,16 @@ class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
     ) -> dict[str, Rows]:
         """The places of the bag, each with its share of the gradient."""
         index, weights = factors
-        rows = table_rows(layer, index, weights[:, :, None] * b.detach()[:, None, :])
-        return dict.fromkeys(wanted, rows)
+        values = weights[:, :, None] * b.detach()[:, None, :]
+        return dict.fromkeys(wanted, table_rows(index, values, layer.num_embeddings, layer.padding_idx))
 
 
-def table_rows(layer: nn.Embedding | nn.EmbeddingBag, index: Tensor, b: Tensor) -> Lookup:
-    """Rows of the table, without those of its padding row."""
-    if layer.padding_idx is not None:
-        b = torch.where((index == layer.padding_idx)[:, :, None], torch.zeros((), dtype=b.dtype, device=b.device), b)
-    return Lookup(index, b, layer.num_embeddings)
+def table_rows(index: Tensor, values: Tensor, vocabulary: int, padding: int | None) -> Lookup:
+    """The rows of a table that is read at the places `index` (n, T), without those of its padding."""
+    index = index % vocabulary
+    if padding is not None:
+        values = values.masked_fill((index == padding)[:, :, None], 0.0)
+    return Lookup(index, values, vocabulary)
 
 
 def _bags(index: Tensor, weights: Tensor, offsets: Tensor, last: bool) -> tuple[Tensor, Tensor]:

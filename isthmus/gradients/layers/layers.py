@@ -6,24 +6,112 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import ParametrizationList
 
 from isthmus.base import validate
 from isthmus.base.space import Space
+from isthmus.gradients.layers.attention import AttentionRule, OutputRule
 from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.convolution import ConvolutionRule
+from isthmus.gradients.layers.embedding import EmbeddingBagRule, EmbeddingRule
 from isthmus.gradients.layers.folding import folded, pieces_of
-from isthmus.gradients.layers.opened import install_root
-from isthmus.gradients.layers.registry import rule_for
-from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, Listener, Site, Trainable
+from isthmus.gradients.layers.normalisation import GroupNormRule, LayerNormRule
+from isthmus.gradients.layers.opened import OperationRule, install_root
+from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, LayerRule, LinearRule, Listener, Site, Trainable
 from isthmus.gradients.layers.shared import Shared, open_leaves, placed
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.rows import Outer, Rows, Stack
 
+RULES: list[type[LayerRule[Any, Any]]] = [OutputRule, LinearRule, AttentionRule]
+RULES += [ConvolutionRule, LayerNormRule, GroupNormRule, EmbeddingRule, EmbeddingBagRule]
+
+REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
+REFUSED: list[tuple[tuple[type, ...], str]] = [
+    ((LazyModuleMixin,), "has no parameters yet: run one batch through the module first"),
+    ((_BatchNorm,), f"mixes the examples of a batch (put it in eval mode too if you freeze it): {REPLACE}"),
+    ((nn.RNNBase,), f"computes all its steps in one call that shows no per-example gradient: {REPLACE}"),
+    (
+        (ParametrizationList,),
+        "computes a weight from parameters without seeing examples: call "
+        "`torch.nn.utils.parametrize.remove_parametrizations` first, or freeze it",
+    ),
+]
+"""Kinds that have no per-example gradient, or whose gradient cannot be seen, and what to do about it."""
+
+
+def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any, Any]:
+    """The rule of a layer that owns trainable parameters; a layer that cannot have one is refused with the remedy.
+
+    A layer with an attribute `batch_dim` says itself where its examples are.
+
+    >>> type(rule_for("fc", nn.Linear(2, 2))).__name__
+    'LinearRule'
+    >>> rule_for("norm", nn.BatchNorm1d(2))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: module='BatchNorm1d' is not allowed: layer 'norm' mixes ...
+    """
+    for kinds, why in REFUSED:
+        if isinstance(layer, kinds):
+            validate.refuse("module", type(layer).__name__, f"layer {name!r} {why}")
+    dim = getattr(layer, "batch_dim", batch_dim)
+    for rule in RULES:
+        for kind in rule.kinds:
+            if isinstance(layer, kind) and type(layer).forward is kind.forward:
+                return rule(dim)
+    return OperationRule(dim)
+
+
+LARGE = 1 << 24
+"""A module with more parameters is tried out on its own device, but for one extreme."""
 Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], None]
 """Takes the name of a layer, what makes its rows of a gradient, the gradient, and what else is read for it."""
+
+
+@dataclass(eq=False)
+class Known:
+    """What passes and trials have found out of a module's own code."""
+
+    trusted: dict[tuple[tuple[str, ...], Hashable], Set[tuple[str, int]]] = field(default_factory=dict)
+    """The ways and shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
+    shared_places: set[Hashable] = field(default_factory=set)
+    """Operations, in the code of a layer, whose tensor was seen to hold no examples."""
+    example_places: set[Hashable] = field(default_factory=set)
+    """Those whose tensor had one entry for every example, so far."""
+    read: set[str] = field(default_factory=set)
+    """The parameters that are read outside their layers."""
+    pieces: set[tuple[str, int]] = field(default_factory=set)
+    """Layers that saw several pieces of every example, and how many."""
+    dimensions: dict[str, set[int]] = field(default_factory=dict)
+    """How many dimensions the outputs of each layer had in batches of two examples or more."""
+
+
+@dataclass(eq=False)
+class Pass:
+    """A pass in progress: who is told its rows, and what is known of it."""
+
+    listener: Listener | None = None
+    batch: int | None = None
+    """The number of examples, where it is known: layers that see another are refused."""
+    token: object = None
+    """Whose pass it is: a gradient that arrives when another has begun is refused."""
+    pieces: Set[tuple[str, int]] | None = None
+    """Layers that may see several pieces of every example, and how many (None: any)."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """How often each layer was called."""
+    reduced: Callable[[], bool] = lambda: True
+    """Whether gradients of less than 32 bits are taken (see `TorchDriver`)."""
+    arrived: Callable[[], None] = lambda: None
+    """Called when a gradient comes, before anything is made of it."""
+    later: Later | None = None
+    """Who keeps gradients that arrive until the backward pass has ended; None: rows are made at once."""
 
 
 class Layers:
@@ -41,8 +129,9 @@ class Layers:
     [('0', (3, 5)), ('2', (2, 3))]
     """
 
-    def __init__(self, module: nn.Module, *, batch_first: bool = True) -> None:
+    def __init__(self, module: nn.Module, *, batch_first: bool = True, known: Known | None = None) -> None:
         self.module, self.batch_dim = module, 0 if batch_first else 1
+        self.known, self.now = known or Known(), Pass()
         trained = {
             id(parameter) for parameter in module.parameters() if parameter.requires_grad and not _watched(parameter)
         }
@@ -50,47 +139,19 @@ class Layers:
             bool(trained), "module", type(module).__name__, "give a module with at least one trainable parameter"
         )
         self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
-        self.reduced: Callable[[], bool] = lambda: True
-        """Whether gradients of less than 32 bits are taken (see `TorchDriver`)."""
         self.check_apart()
+        self.large = sum(parameter.numel() for parameter in module.parameters()) > LARGE
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in trained, self.batch_dim)
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
         self.anchor = torch.zeros((), device=first.device, requires_grad=True)
         """What every tap hangs on, as a layer does on its parameters (see `tap`)."""
-        self.listener: Listener | None = None
-        self.token: object = None
-        """Whose pass it is: a gradient that arrives when another has begun is refused."""
-        self.batch: int | None = None
-        """The number of examples of the pass in progress, where it is known: layers that see another are refused."""
         self.uses: Counter[str] = Counter()
         """How often each leaf was used in the passes of a batch, gradients of which may come."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
-        self.trusted: dict[tuple[tuple[str, ...], Hashable], Set[tuple[str, int]]] = {}
-        """The ways and shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
-        self.shared_places: set[Hashable] = set()
-        """Operations, in the code of a layer, whose tensor was seen to hold no examples."""
-        self.example_places: set[Hashable] = set()
-        """Those whose tensor had one entry for every example, so far."""
-        self.read: set[str] = set()
-        """The parameters that are read outside their layers."""
         self.learning = False
-        """Whether such parameters are noted rather than refused."""
-        self.pieces: Set[tuple[str, int]] | None = None
-        """Layers that may see several pieces of every example, and how many (None: any)."""
-        self.expected: Set[tuple[str, int]] | None = None
-        """The same for the next `listening`."""
-        self.seen_pieces: set[tuple[str, int]] = set()
-        """Those that did."""
-        self.dimensions: dict[str, set[int]] = {}
-        """How many dimensions the outputs of each layer had in batches of two examples or more."""
-        self._calls: tuple[object, Counter[str]] = None, Counter()
-        """How often each layer was called in a pass."""
-        self.arrived: Callable[[], None] = lambda: None
-        """Called when a gradient comes, before anything is made of it."""
-        self.later: Later | None = None
-        """Who keeps gradients that arrive until the backward pass has ended; None: rows are made at once."""
+        """Whether parameters that are read outside their layers are noted rather than refused."""
 
     def attach(self) -> list[Handle]:
         """Put taps on every layer and a watch on every weight; returns the hook handles."""
@@ -100,17 +161,21 @@ class Layers:
             handles += site.rule.install(site, self)
         return handles
 
+    def begin(self, batch: int | None) -> None:
+        """What comes from now on is of so many other examples (None: not known): earlier gradients are refused."""
+        self.now = replace(self.now, batch=batch, token=object(), calls=Counter())
+
     @contextmanager
-    def listening(self, listener: Listener | None, batch: int | None = None) -> Iterator[None]:
+    def listening(
+        self, listener: Listener | None, batch: int | None = None, pieces: Set[tuple[str, int]] | None = None
+    ) -> Iterator[None]:
         """Send the rows of every backward pass to `listener` meanwhile."""
-        before = self.listener, self.batch, self.token, self.reduced, self.pieces, self.later, self.arrived
-        self.pieces, self.expected, self.later, self.arrived = self.expected, None, None, lambda: None
-        self.listener, self.batch, self.token = listener, batch, self.token if listener is None else object()
-        self.reduced = lambda: True
+        before = self.now
+        self.now = Pass(listener, batch, before.token if listener is None else object(), pieces)
         try:
             yield
         finally:
-            self.listener, self.batch, self.token, self.reduced, self.pieces, self.later, self.arrived = before
+            self.now = before
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -182,14 +247,14 @@ class Layers:
         """
         if not self.listens():
             return args, kwargs, self.silence(site.parameters)
-        args = site.rule.prepare(site.layer, args, self.batch) or args
+        args = site.rule.prepare(site.layer, args, self.now.batch) or args
         shared = self._given_no_examples(site, args, kwargs)
         names = [name for name in site.layer._parameters if name in site.layer.__dict__]
         if not shared and not names:
             return args, kwargs, self.silence(site.parameters)
         with ExitStack() as stack:
             if shared:
-                stack.enter_context(placed(site.layer, open_leaves(site, self, self.batch)))
+                stack.enter_context(placed(site.layer, open_leaves(site, self, self.now.batch)))
             else:
                 stack.enter_context(placed(site.layer, dict.fromkeys(names)))
                 stack.callback(self.silence(site.parameters))
@@ -201,15 +266,13 @@ class Layers:
         if examples is None:
             return False
         x, dim = examples
-        if isinstance(x, Shared) or x.requires_grad or not self.batch:
+        if isinstance(x, Shared) or x.requires_grad or not self.now.batch:
             return isinstance(x, Shared)
-        if self._calls[0] is not self.token:
-            self._calls = self.token, Counter()
-        self._calls[1][site.name] += 1
-        size, key = x.shape[dim], (site.name, "input", self._calls[1][site.name])
-        if size != self.batch:
-            self.shared_places.add(key)
-        return key in self.shared_places
+        self.now.calls[site.name] += 1
+        key = (site.name, "input", self.now.calls[site.name])
+        if x.shape[dim] != self.now.batch:
+            self.known.shared_places.add(key)
+        return key in self.known.shared_places
 
     def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor:
         """The output with a tap on it."""
@@ -223,17 +286,17 @@ class Layers:
 
     def _check_dimensions(self, site: Site, output: Tensor) -> None:
         """Refuse a batch of one whose example has lost the dimension that examples have in larger batches."""
-        usual = self.dimensions.setdefault(site.name, set())
-        if self.batch is not None and self.batch > 1:
+        usual = self.known.dimensions.setdefault(site.name, set())
+        if self.now.batch is not None and self.now.batch > 1:
             usual.add(output.ndim)
-            return
-        lost = output.ndim < 2 or output.shape[site.rule.dim(site.layer, output)] != 1
-        if self.batch == 1 and lost and usual and output.ndim not in usual:
-            raise validate.InvalidInput(
-                f"layer {site.name!r} was given a batch of one example without a dimension for examples: its output "
-                f"has {output.ndim} dimension(s), in larger batches {min(usual)}. Batches of one come by chance: name "
-                "the dimension that is meant (squeeze(1) in place of squeeze(), flatten(1) in place of flatten())"
-            )
+        elif self.now.batch == 1 and usual and output.ndim not in usual:
+            if output.ndim < 2 or output.shape[site.rule.dim(site.layer, output)] != 1:
+                raise validate.InvalidInput(
+                    f"layer {site.name!r} was given a batch of one example without a dimension for examples: its "
+                    f"output has {output.ndim} dimension(s), in larger batches {min(usual)}. Batches of one come by "
+                    "chance: name the dimension that is meant (squeeze(1) in place of squeeze(), flatten(1) in place "
+                    "of flatten())"
+                )
 
     def tap(
         self,
@@ -250,16 +313,16 @@ class Layers:
         the leaves whose rows it gives, each as often as it does (the site's own where it is not said).
         """
         self.uses.update(site.leaves.values() if feeds is None else feeds)
-        token = self.token
+        token = self.now.token
         versions = [(x, x._version) for x in inputs]
 
         def check(b: Tensor) -> None:
-            if self.token is not token:
+            if self.now.token is not token:
                 raise validate.InvalidInput(
                     f"a gradient of layer {site.name!r} arrived after its batch was closed: call backward() on the "
                     "loss of a batch before optimizer.step() and before the next batch"
                 )
-            if b.dtype.itemsize < 4 and not self.reduced():
+            if b.dtype.itemsize < 4 and not self.now.reduced():
                 raise validate.InvalidInput(
                     f"the gradient of layer {site.name!r} is {b.dtype} and the loss a mean: its rounding depends on "
                     "the size of the batch, and with it every record's share; return tensors, lists, tuples or dicts "
@@ -277,27 +340,28 @@ class Layers:
 
         def arrive(b: Tensor) -> None:
             check(b)
-            self.arrived()
-            if self.later is None:
+            self.now.arrived()
+            if self.now.later is None:
                 push(b)
             else:
-                self.later(site.name, push, b, inputs)
+                self.now.later(site.name, push, b, inputs)
 
         return tap(output, self.anchor, arrive)
 
     def push(self, site: Site, rows: dict[str, Rows]) -> None:
         """Hand the rows of a site to the listener, under the names of its leaves."""
+        listener, batch = self.now.listener, self.now.batch
         for suffix, piece in rows.items():
-            if self.batch and piece.n != self.batch and self.batch_dim == 0 and pieces_of(piece.n, self.batch):
-                self.note_pieces(site, piece.n // self.batch)
-                piece = folded(piece, self.batch)
-            if self.batch is not None and piece.n != self.batch:
+            if batch and piece.n != batch and self.batch_dim == 0 and pieces_of(piece.n, batch):
+                self.note_pieces(site, piece.n // batch)
+                piece = folded(piece, batch)
+            if batch is not None and piece.n != batch:
                 raise validate.InvalidInput(
-                    f"layer {site.name!r} saw {piece.n} examples where the module was given {self.batch}: keep the "
+                    f"layer {site.name!r} saw {piece.n} examples where the module was given {batch}: keep the "
                     "examples in the first dimension of every layer's input (batch_first=False: in the second)"
                 )
-            if self.listener is not None:
-                self.listener(site.leaves[suffix], piece)
+            if listener is not None:
+                listener(site.leaves[suffix], piece)
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters with the names the module gives them, each once."""
@@ -309,7 +373,7 @@ class Layers:
 
         def touched(gradient: Tensor) -> None:
             if self.learning:
-                self.read.add(name)
+                self.known.read.add(name)
             elif not self.plain:
                 raise validate.InvalidInput(
                     f"the parameter {name!r} is used outside the pass of its own layer (by other code of the module, "
@@ -324,16 +388,16 @@ class Layers:
 
     def note_pieces(self, site: Site, k: int) -> None:
         """A layer saw k pieces of every example: as it did when it was tried out, or it is refused."""
-        if self.pieces is not None and (site.name, k) not in self.pieces:
+        if self.now.pieces is not None and (site.name, k) not in self.now.pieces:
             raise validate.InvalidInput(
                 f"layer {site.name!r} saw {k} pieces of every example, and another number when the module was tried "
                 "out: keep the examples in the first dimension of every layer's input"
             )
-        self.seen_pieces.add((site.name, k))
+        self.known.pieces.add((site.name, k))
 
     def read_ids(self) -> set[int]:
         """The parameters that are read outside their layers."""
-        return {id(parameter) for name, parameter in self._named() if name in self.read}
+        return {id(parameter) for name, parameter in self._named() if name in self.known.read}
 
     def fixed(self, x: Tensor) -> bool:
         """Whether a tensor is a buffer or a frozen parameter of the module, or a part of one."""
@@ -343,7 +407,12 @@ class Layers:
 
     def listens(self) -> bool:
         """Whether rows of the pass in progress are asked for."""
-        return self.listener is not None and torch.is_grad_enabled()
+        return self.now.listener is not None and torch.is_grad_enabled()
+
+    @property
+    def batch(self) -> int | None:
+        """The number of examples of the pass in progress, where it is known."""
+        return self.now.batch
 
 
 def _watched(parameter: nn.Parameter) -> bool:

@@ -105,57 +105,37 @@ class LayerNormRule(NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
         return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
 
 
-class ChannelsRule(NormalisationRule[L], Generic[L]):
-    """Channels come second, places after them."""
+class GroupNormRule(NormalisationRule[nn.GroupNorm | _InstanceNorm]):
+    """Statistics are those of groups of channels of one example, of single channels in an instance norm.
 
-    def examples(self, layer: L, x: Tensor) -> Tensor:
-        """Examples are always in front."""
-        return x.detach()
+    Examples are always in front; channels come second, places after them.
+    """
 
-    def dim(self, layer: L, output: Tensor) -> int:
+    kinds = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+    def check(self, name: str, layer: nn.GroupNorm | _InstanceNorm) -> None:
+        """Running statistics come from other examples and have no per-example gradient or bound."""
+        remedy = "make the layer with track_running_stats=False: running statistics mix examples"
+        mixes = isinstance(layer, _InstanceNorm) and layer.track_running_stats
+        validate.check(not mixes, f"{name}.track_running_stats", True, remedy)
+
+    def dim(self, layer: nn.GroupNorm | _InstanceNorm, output: Tensor) -> int:
         """Examples are always in front."""
         return 0
 
-    def channels(self, layer: L, x: Tensor) -> Tensor:
-        """The sum over all dimensions after the second."""
-        return x if x.ndim == 2 else x.flatten(2).sum(2)
-
-
-class GroupNormRule(ChannelsRule[nn.GroupNorm]):
-    """Statistics are those of groups of channels of one example."""
-
-    kinds = (nn.GroupNorm,)
-
-    def normal(self, layer: nn.GroupNorm, x: Tensor) -> Tensor:
-        """By groups of channels."""
-        return F.group_norm(x, layer.num_groups, None, None, layer.eps)
-
-
-class InstanceNormRule(ChannelsRule[_InstanceNorm]):
-    """Every channel of every example is normalised alone."""
-
-    kinds = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-
-    def check(self, name: str, layer: _InstanceNorm) -> None:
-        """Running statistics come from other examples and have no per-example gradient or bound."""
-        validate.check(
-            not layer.track_running_stats,
-            f"{name}.track_running_stats",
-            True,
-            "make the layer with track_running_stats=False: running statistics mix examples",
-        )
-
-    def examples(self, layer: _InstanceNorm, x: Tensor) -> Tensor:
-        """Inputs without a batch dimension are refused."""
-        dims = next(d for d, kind in enumerate(self.kinds, 3) if isinstance(layer, kind))
-        validate.check(
-            x.ndim == dims,
-            "input.ndim",
-            x.ndim,
-            f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)",
-        )
+    def examples(self, layer: nn.GroupNorm | _InstanceNorm, x: Tensor) -> Tensor:
+        """An instance norm's inputs without a batch dimension are refused."""
+        dims = next(d for d, kind in enumerate(self.kinds, 2) if isinstance(layer, kind))
+        needed = f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)"
+        validate.check(isinstance(layer, nn.GroupNorm) or x.ndim == dims, "input.ndim", x.ndim, needed)
         return x.detach()
 
-    def normal(self, layer: _InstanceNorm, x: Tensor) -> Tensor:
-        """By channel."""
+    def normal(self, layer: nn.GroupNorm | _InstanceNorm, x: Tensor) -> Tensor:
+        """By groups of channels, or by channel."""
+        if isinstance(layer, nn.GroupNorm):
+            return F.group_norm(x, layer.num_groups, None, None, layer.eps)
         return F.instance_norm(x, eps=layer.eps)
+
+    def channels(self, layer: nn.GroupNorm | _InstanceNorm, x: Tensor) -> Tensor:
+        """The sum over all dimensions after the second."""
+        return x if x.ndim == 2 else x.flatten(2).sum(2)

@@ -6,22 +6,24 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.base import validate
-from isthmus.gradients.layers.attention import Replaced
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.embedding import check_table
 from isthmus.gradients.layers.folding import pieces_of
 from isthmus.gradients.layers.operations import Leaves, is_plain, near_enough, one_by_one, plain_steps
-from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, Site, Taps, Trainable
+from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, Replaced, Site, Trainable
 from isthmus.gradients.layers.shared import Shared, bare, open_leaves, placed
 from isthmus.gradients.layers.twin import Dice
 from isthmus.gradients.rows import Rows
+
+if TYPE_CHECKING:
+    from isthmus.gradients.layers.layers import Layers
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 """Modules that only hold: whoever holds them computes."""
@@ -61,7 +63,7 @@ class OperationRule(LayerRule[nn.Module, Any]):
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
             check_table(name, layer)
 
-    def install(self, site: Site, layers: Taps) -> list[Handle]:
+    def install(self, site: Site, layers: Layers) -> list[Handle]:
         """Hand the parameters to whoever computes with them as shared tensors."""
         owner = _owner(site, layers)
         host = getattr(owner.__dict__.get("forward"), "host", None)
@@ -74,7 +76,7 @@ class OperationRule(LayerRule[nn.Module, Any]):
 class _Single:
     """A layer of one's own that is computed one example at a time."""
 
-    def __init__(self, site: Site, layers: Taps, plain: Callable[..., Any]) -> None:
+    def __init__(self, site: Site, layers: Layers, plain: Callable[..., Any]) -> None:
         self.site, self.layers, self.plain = site, layers, plain
         self._settled: dict[Hashable, list[str]] = {}
         """For shapes of calls that were checked: what each of their outputs holds."""
@@ -96,7 +98,7 @@ class _Single:
         held = self._settled.get(signature)
         if held is None and len(self._settled) >= CHECKED:
             held = next(iter(self._settled.values()))
-        dice = Dice(site.parameters[0].device).began() if held is None else None
+        dice = Dice(site.parameters[0].device) if held is None else None
         with unchanged(site.name, leaves), self._explained(leaves[_first(cuts)]):
             pieces, shape = one_by_one(plain, leaves, spec, cuts, n)
         for value in own.values():  # what is returned of them meets whole batches
@@ -139,7 +141,7 @@ class _Single:
         A table of positions may have as many entries as one batch has examples, and another number than the next has.
         Of one entry nothing is learned: it may be one example's, or one for all.
         """
-        known, others = self.layers.shared_places, set[Hashable]()
+        known, others = self.layers.known.shared_places, set[Hashable]()
         cuts: list[int | None] = []
         for place, x in enumerate(leaves):
             cuts.append(None)
@@ -216,7 +218,7 @@ class _Single:
             ) from error
 
 
-def install_root(layers: Taps) -> list[Handle]:
+def install_root(layers: Layers) -> list[Handle]:
     """Where parameters that are read outside their layers are handed out."""
     ruled = any(site.layer is layers.module and not isinstance(site.rule, OperationRule) for site in layers.sites)
     return [] if ruled else _Host(layers.module, layers, []).install()
@@ -225,7 +227,7 @@ def install_root(layers: Taps) -> list[Handle]:
 class _Host:
     """Whoever computes with the parameters of some sites: its forward hands them out as shared tensors."""
 
-    def __init__(self, layer: nn.Module, layers: Taps, sites: list[Site]) -> None:
+    def __init__(self, layer: nn.Module, layers: Layers, sites: list[Site]) -> None:
         self.layer, self.layers, self.plain, self.sites = layer, layers, layer.forward, sites
         self.single: _Single | None = None
         self.name = ""
@@ -252,7 +254,7 @@ class _Host:
                 return self.plain(*args, **kwargs)
             finally:
                 restore()
-        if not self.sites and not self.layers.read:
+        if not self.sites and not self.layers.known.read:
             return self.plain(*args, **kwargs)
         own = next((site for site in self.sites if site.layer is self.layer), None)
         if own is not None and len(self.sites) == 1 and not self._has_tapped_children():
@@ -274,7 +276,7 @@ class _Host:
         held = (x for x in leaves if isinstance(x, Tensor) and x.ndim)
         n = next((x.shape[0 if x.ndim < 3 else self.layers.batch_dim] for x in held), None)
         with ExitStack() as stack:
-            if self.layer is self.layers.module and self.layers.read:
+            if self.layer is self.layers.module and self.layers.known.read:
                 for site in self.layers.sites:
                     stack.enter_context(placed(site.layer, open_leaves(site, self.layers, n, self.layers.read_ids())))
             for site in self.sites:
@@ -282,7 +284,7 @@ class _Host:
             yield
 
 
-def _owner(site: Site, layers: Taps) -> nn.Module:
+def _owner(site: Site, layers: Layers) -> nn.Module:
     """The layer itself, or the nearest module above one that only holds parameters."""
     if not isinstance(site.layer, HOLDERS):
         return site.layer

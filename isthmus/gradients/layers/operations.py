@@ -16,7 +16,7 @@ number of entries before: then all examples share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 
 from isthmus.gradients import rounding
 from isthmus.gradients.layers.convolution import weight_rows
+from isthmus.gradients.layers.embedding import table_rows
 from isthmus.gradients.layers.folding import folded, pieces_of
 from isthmus.gradients.layers.rules import Site, as_multiplied, positions
 from isthmus.gradients.layers.shared import (
@@ -48,7 +49,6 @@ from isthmus.gradients.layers.shared import (
     bare,
     mark,
     pulled,
-    table_rows,
 )
 from isthmus.gradients.rows import Dense, Lazy, Outer, Rows
 
@@ -87,7 +87,7 @@ def operate(func: Any, args: Any, kwargs: Any) -> Any:
     if any(is_batchedtensor(x) for x in tensors):
         return _single(func, name, leaves, spec, values)
     if name in LIKE and not isinstance(args[0], Shared):
-        return func(*tree_map_only(Shared, bare, args), **tree_map_only(Shared, bare, kwargs))
+        return _of_numbers(func, args, kwargs)
     leaf = values[0].history.leaves[0]
     n = leaf.layers.batch if leaf.layers.batch is not None else leaf.n
     if leaf.single:
@@ -102,7 +102,7 @@ def operate(func: Any, args: Any, kwargs: Any) -> Any:
         result = _without_examples(func, name, args, kwargs, values)
         return _spread(name, values[0], result, n) if name in SPREADS and len(values) == 1 else result
     if not n:
-        return _of_none(func(*tree_map_only(Shared, bare, args), **tree_map_only(Shared, bare, kwargs)), values)
+        return _of_none(_of_numbers(func, args, kwargs), values)
     try:
         return _apart(func, name, leaves, spec, values[0], n, examples)
     except Unseen:
@@ -125,10 +125,10 @@ def _one_for_each(value: Shared, place: object, size: int, n: int) -> bool:
     leaf = value.history.leaves[0]
     key = (leaf.site.name, leaf.operations, place)
     if size != n:
-        leaf.layers.shared_places.add(key)
+        leaf.layers.known.shared_places.add(key)
     elif n > 1:
-        leaf.layers.example_places.add(key)
-    return key not in leaf.layers.shared_places
+        leaf.layers.known.example_places.add(key)
+    return key not in leaf.layers.known.shared_places
 
 
 def _dim(value: Shared, ndim: int) -> int:
@@ -147,6 +147,11 @@ def _where(value: Shared, x: Tensor, name: str) -> int:
 def _untouched(func: Any, args: Any, kwargs: Any) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
+
+
+def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = tree_map_only(Shared, bare, (args, kwargs))
+    return func(*args, **kwargs)
 
 
 def _without_examples(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
@@ -217,7 +222,7 @@ def _spread(name: str, value: Shared, result: Shared, n: int) -> Any:
     leaf = trace.leaves[0]
     if not n and not times:
         return _of_none(whole.detach(), [value])
-    if left or (times == 1 and (leaf.site.name, leaf.operations, name) not in leaf.layers.example_places):
+    if left or (times == 1 and (leaf.site.name, leaf.operations, name) not in leaf.layers.known.example_places):
         return result
     if lead == 1:
         first = whole.narrow(dim, 0, 1)
@@ -296,14 +301,14 @@ def _joined(x: Any, value: Shared, k: int, name: str) -> Any:
 
 def _compare(func: Any, name: str, leaves: Leaves, spec: TreeSpec, value: Shared, outputs: Leaves) -> None:
     """Refuse an operation that gives a batch other numbers than its examples alone."""
-    plain = [bare(x) if isinstance(x, Shared) else x for x in leaves]
-    args, kwargs = tree_unflatten(plain, spec)
-    changes = _in_place(func, name)
-    with torch.no_grad():
-        whole = [] if changes else tree_flatten(func(*args, **kwargs))[0]
-    for x, y in zip(outputs, whole, strict=not changes):
-        if changes or (is_plain(x) and not (x.shape == y.shape and near_enough(x.detach(), y))):
-            raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
+    same = not _in_place(func, name)
+    if same:
+        with torch.no_grad():
+            whole = tree_flatten(_of_numbers(func, *tree_unflatten(leaves, spec)))[0]
+        pairs = [(x, y) for x, y in zip(outputs, whole, strict=True) if is_plain(x)]
+        same = all(x.shape == y.shape and near_enough(x, y) for x, y in pairs)
+    if not same:
+        raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
 
 
 def _of_none(out: Any, values: list[Shared]) -> Any:
@@ -358,20 +363,19 @@ def plain_steps(like: Tensor) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def near_enough(batch: Tensor, alone: Tensor) -> bool:
-    """Equal but for rounding."""
-    batch = batch.detach()
-    if not batch.is_floating_point():
-        return torch.equal(batch, alone)
-    kind = batch.device.type
-    if torch.is_autocast_enabled(kind) or batch.element_size() < 4:
-        slack = 3e-2
-    elif batch.dtype == torch.float64:
-        slack = 1e-6
-    else:
+def near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
+    """Equal but for rounding, of so much of the largest number."""
+    x, kind = x.detach(), x.device.type
+    if not x.is_floating_point():
+        return torch.equal(x, y)
+    if slack is None:
         slack = 1e-3 if kind == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
-    size = float(batch.abs().nan_to_num(posinf=0.0).max()) if batch.numel() else 0.0
-    return torch.allclose(batch, alone.to(batch.dtype), rtol=0.0, atol=slack * size, equal_nan=True)
+        if torch.is_autocast_enabled(kind) or x.element_size() < 4:
+            slack = 3e-2
+        elif x.dtype == torch.float64:
+            slack = 1e-6
+    size = float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
+    return torch.allclose(x, y.to(x.dtype), rtol=0.0, atol=slack * size, equal_nan=True)
 
 
 # ------------------------------------------------------------ one example at a time
@@ -417,43 +421,32 @@ def _copies(value: Shared, n: int) -> Tensor:
 
 def _in_chunks(func: Any, leaves: Leaves, spec: TreeSpec, values: list[Shared], n: int, whole: list[Tensor]) -> Tensor:
     """An operation whose values are too large for a copy for each example: rows from the gradient of its output."""
+    places = [i for i, x in enumerate(leaves) if isinstance(x, Shared)]
+    places += [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and is_batchedtensor(x)]
+    kept, fixed = [x.detach() for x in whole], list(leaves)
 
-    def call(own: Sequence[Tensor], *mine: Tensor) -> Tensor:
-        examples, weights = iter(mine), iter(own)
-        filled = []
-        for x in leaves:
-            if isinstance(x, Shared):
-                x = next(weights)
-            elif isinstance(x, Tensor) and x is not None and id(x) in batched:
-                x = next(examples)
-            filled.append(x)
-        args, kwargs = tree_unflatten(filled, spec)
+    def call(*given: Tensor) -> Tensor:
+        for place, x in zip(places, given, strict=True):
+            fixed[place] = x
+        args, kwargs = tree_unflatten(fixed, spec)
         answer: Tensor = func(*args, **kwargs)
         return answer
 
-    batched = {id(x) for x in leaves if isinstance(x, Tensor) and is_batchedtensor(x)}
-    weights, kept = [bare(value) for value in values], [x.detach() for x in whole]
-    out = vmap(lambda *mine: call(weights, *mine))(*whole)
-
     def rows(b: Tensor) -> Found:
-        found: Found = []
-        for place, value in enumerate(values):
+        weights = [bare(value).clone() for value in values]  # rows may be read when the parameters have moved on
 
-            def chunk(lo: int, hi: int, place: int = place) -> Tensor:
-                def one(b: Tensor, *mine: Tensor) -> Tensor:
-                    def of(weight: Tensor) -> Tensor:
-                        return call([*weights[:place], weight, *weights[place + 1 :]], *mine)
+        def chunk(which: int, lo: int, hi: int) -> Tensor:
+            def one(b: Tensor, *mine: Tensor) -> Tensor:
+                own: Tensor = vjp(lambda *weights: call(*weights, *mine), *weights)[1](b)[which]
+                return own
 
-                    answer: Tensor = vjp(of, weights[place])[1](b)[0]
-                    return answer
+            with torch.no_grad(), plain_steps(b):
+                return vmap(one)(b[lo:hi], *(x[lo:hi] for x in kept)).reshape(hi - lo, -1)
 
-                with torch.no_grad(), plain_steps(b):
-                    return vmap(one)(b[lo:hi], *(x[lo:hi] for x in kept)).reshape(hi - lo, -1)
+        lazy = [Lazy(partial(chunk, i), n, x.numel(), dtype=x.dtype, device=x.device) for i, x in enumerate(weights)]
+        return [found for value, part in zip(values, lazy, strict=True) for found in pulled(value, part)]
 
-            lazy = Lazy(chunk, n, value.numel(), dtype=value.dtype, device=value.device)
-            found += pulled(value, lazy)
-        return found
-
+    out = vmap(lambda *mine: call(*map(bare, values), *mine))(*whole)
     return _tap(values, out, whole, rows)
 
 

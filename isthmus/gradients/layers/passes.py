@@ -47,6 +47,7 @@ from isthmus.base import secret as draws
 from isthmus.base import validate
 from isthmus.gradients.layers.between import Between
 from isthmus.gradients.layers.rules import Args, Kwargs
+from isthmus.gradients.layers.twin import host_draws
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
@@ -86,10 +87,10 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callabl
     np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
 
     here = draws.stand_in()
-    begun = None if here is None else _drawn()
+    begun = None if here is None else host_draws()
 
     def back() -> None:
-        if here is not None and by_place and _drawn() != begun:
+        if here is not None and by_place and host_draws() != begun:
             here.drew_by_place()
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
@@ -152,16 +153,6 @@ def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
             back()
 
 
-def _drawn() -> tuple[bytes, Any, Any]:
-    """The states of the generators on the host, by which a replay sees that something was drawn."""
-    numpy = np.random.get_bit_generator().state["state"]  # type: ignore[attr-defined]
-    return (
-        torch.default_generator.get_state().numpy().tobytes(),
-        random.getstate(),
-        (numpy["pos"], numpy["key"].tobytes()),
-    )
-
-
 SEEDS = 1 << 32
 """Smaller seeds are somebody's choice: torch.seed() takes one of 53 bits from the operating system."""
 DEFAULT = torch.Generator().initial_seed()
@@ -222,41 +213,29 @@ Things = dict[str, Any]
 def things(module: nn.Module) -> Things:
     """Every tensor and generator that a module and its children hold, in lists and dicts too, by name."""
     by_name: Things = {}
-    _collect(module, "", by_name, set())
+    for path, layer in module.named_modules():
+        dot, own = path and f"{path}.", layer.__dict__
+        for table in (own["_parameters"], own["_buffers"]):
+            for name, x in table.items():
+                if x is not None:
+                    by_name[dot + name] = x
+        for name, value in own.items():
+            if name in _OWN or type(value) in _PLAIN:
+                continue
+            items: Any = enumerate(value) if isinstance(value, (list, tuple)) else ()
+            if isinstance(value, dict):
+                items = value.items()
+            elif isinstance(value, (Tensor, torch.Generator)):
+                by_name[dot + name] = value
+            for key, item in items:
+                if isinstance(item, (Tensor, torch.Generator)):
+                    by_name[f"{dot}{name}[{key!r}]"] = item
     return by_name
-
-
-def _collect(layer: nn.Module, dot: str, by_name: Things, visited: set[int]) -> None:
-    if id(layer) in visited:
-        return
-    visited.add(id(layer))
-    own = layer.__dict__
-    for table in (own["_parameters"], own["_buffers"]):
-        for name, x in table.items():
-            if x is not None:
-                by_name[dot + name] = x
-    for name, value in own.items():
-        if name in _OWN or type(value) in _PLAIN:
-            continue
-        for suffix, item in _inside(value):
-            if isinstance(item, (Tensor, torch.Generator)):
-                by_name[f"{dot}{name}{suffix}"] = item
-    for name, child in own["_modules"].items():
-        if child is not None:
-            _collect(child, f"{dot}{name}.", by_name, visited)
 
 
 _OWN = frozenset(vars(nn.Module()))
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.device, torch.dtype))
 """Types of attributes that hold no tensor."""
-
-
-def _inside(value: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [(f"[{number}]", item) for number, item in enumerate(value)]
-    return (("", value),)
 
 
 def held(present: Things, copies: bool = False) -> Held:

@@ -6,17 +6,22 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.rows import Dense, Outer, Rows
 
+if TYPE_CHECKING:
+    from isthmus.gradients.layers.layers import Layers
+
+Handle: TypeAlias = "RemovableHandle | Replaced"
+"""What takes a hook away again."""
 Trainable = Callable[[nn.Parameter | None], bool]
 """Whether a parameter was asked to be trained when the layers were read."""
 Listener = Callable[[str, Rows], None]
@@ -26,15 +31,24 @@ Kwargs: TypeAlias = dict[str, Any]
 L = TypeVar("L", bound=nn.Module)
 K = TypeVar("K")
 
-
-class Handle(Protocol):
-    """What takes a hook away again."""
-
-    def remove(self) -> None: ...
-
-
 Found: TypeAlias = "Callable[[Tensor], Iterable[tuple[Site, dict[str, Rows]]]]"
 """The rows of some sites from the gradient of an output."""
+
+
+class Replaced:
+    """A handle of an attribute of one object: `remove` puts back what was there."""
+
+    def __init__(self, owner: nn.Module, name: str, value: object) -> None:
+        self.owner, self.name, self.before = owner, name, owner.__dict__.get(name)
+        self.had = name in owner.__dict__
+        setattr(owner, name, value)
+
+    def remove(self) -> None:
+        """Put back what was there."""
+        if self.had:
+            setattr(self.owner, self.name, self.before)
+        else:
+            self.owner.__dict__.pop(self.name, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,38 +65,6 @@ class Site:
     def parameters(self) -> list[nn.Parameter]:
         """The parameters whose gradients the layer's rule tells."""
         return [parameter for binding in self.wanted.values() for parameter in binding.parameters]
-
-
-class Taps(Protocol):
-    """What a rule asks of the layers it belongs to (`isthmus.gradients.layers.Layers`)."""
-
-    module: nn.Module
-    batch: int | None
-    batch_dim: int
-    shared_places: set[Hashable]
-    example_places: set[Hashable]
-    read: set[str]
-
-    @property
-    def sites(self) -> Sequence[Site]: ...
-    def listens(self) -> bool: ...
-    def enter(self, site: Site, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs, Callable[[], None]]: ...
-    def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor: ...
-    def tap(
-        self,
-        site: Site,
-        output: Tensor,
-        dim: int,
-        inputs: Sequence[Tensor],
-        rows_of: Found,
-        feeds: Iterable[str] | None = None,
-    ) -> Tensor: ...
-    def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]: ...
-    def read_ids(self) -> set[int]: ...
-    def note_pieces(self, site: Site, k: int) -> None: ...
-    def fixed(self, x: Tensor) -> bool: ...
-    def listening(self, listener: Listener | None, batch: int | None = None) -> AbstractContextManager[None]: ...
-    def untouched(self) -> AbstractContextManager[None]: ...
 
 
 class LayerRule(Generic[L, K]):
@@ -114,7 +96,7 @@ class LayerRule(Generic[L, K]):
         """Refuse a layer that has no per-example gradient, with the remedy."""
         return None
 
-    def install(self, site: Site, layers: Taps) -> list[Handle]:
+    def install(self, site: Site, layers: Layers) -> list[Handle]:
         """Put the hooks of a layer in place; returns their handles.
 
         They stand as close to the layer's own forward as can be: what other hooks do with its output or its weights

@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isthmus.base import validate
-from isthmus.gradients.layers.rules import Site, Taps
+from isthmus.gradients.layers.embedding import table_rows
+from isthmus.gradients.layers.rules import Site
 from isthmus.gradients.rounding import CHUNK_BYTES
-from isthmus.gradients.rows import Dense, Lazy, Lookup, Outer, Rows, row_spans
+from isthmus.gradients.rows import Dense, Lazy, Outer, Rows, row_spans
+
+if TYPE_CHECKING:
+    from isthmus.gradients.layers.layers import Layers
 
 HANDLERS: list[Callable[..., Any]] = []
 """What is called for every operation on a `Shared` tensor: added by `operations`, which imports this file."""
@@ -50,7 +54,7 @@ class SharedLeaf:
     """The leaf of the site that the parameter lies in."""
     attribute: str
     """What the layer calls it."""
-    layers: Taps
+    layers: Layers
     value: Tensor
     """The parameter's memory, asking for a gradient that nobody may send but `pulled`."""
     n: int | None
@@ -113,7 +117,7 @@ class Unseen(validate.InvalidInput):
 
 
 def open_leaves(
-    site: Site, layers: Taps, n: int | None, only: Set[int] | None = None, single: bool = False
+    site: Site, layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
 ) -> dict[str, Shared]:
     """The parameters of a site (those with the ids `only`) as shared tensors, by attribute."""
     opened = {}
@@ -188,14 +192,6 @@ def pulled(value: Shared, rows: Rows) -> Found:
         values = rows.dense().reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
         rows = table_rows(index, values, vocabulary, trace.padding)
     return [(leaf, leaf.laid(rows))]
-
-
-def table_rows(index: Tensor, values: Tensor, vocabulary: int, padding: int | None) -> Lookup:
-    """The rows of a table that is read at the places `index` (n, T), without those of its padding."""
-    index = index % vocabulary
-    if padding is not None:
-        values = values.masked_fill((index == padding)[:, :, None], 0.0)
-    return Lookup(index, values, vocabulary)
 
 
 def _dense(rows: Rows) -> Rows:

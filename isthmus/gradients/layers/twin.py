@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Set
+from collections.abc import Set
 from types import FunctionType, MethodType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -75,42 +75,34 @@ class Dice:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._generators: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
-            (torch.get_rng_state, torch.set_rng_state),
-            (random.getstate, random.setstate),
-            (np.random.get_state, np.random.set_state),
-        ]
-        if device.type != "cpu":
-            backend: Any = torch.get_device_module(device)
-            self._generators.append(
-                (lambda: backend.get_rng_state(device), lambda state: backend.set_rng_state(state, device))
-            )
-        self._states: list[Any] = []
+        self._device, self._backend = device, None if device.type == "cpu" else torch.get_device_module(device)
+        self._states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        self._own = torch.empty(0) if self._backend is None else self._backend.get_rng_state(device)
+        self._drawn = host_draws()
 
     def __enter__(self) -> Self:
-        return self.began()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.rewind()
 
-    def began(self) -> Self:
-        """Remember how they are, for `rewind` and `drew`."""
-        self._states = [read() for read, _ in self._generators]
-        return self
-
     def rewind(self) -> None:
-        """As they were when this was entered."""
-        for (_, write), state in zip(self._generators, self._states, strict=True):
-            write(state)
+        """As they were when this was made."""
+        of_torch, of_python, of_numpy = self._states
+        torch.set_rng_state(of_torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if self._backend is not None:
+            self._backend.set_rng_state(self._own, self._device)
 
     def drew(self) -> bool:
         """Whether anything was drawn since."""
-        return any(not _equal(read(), state) for (read, _), state in zip(self._generators, self._states, strict=True))
+        if self._backend is not None and not torch.equal(self._own, self._backend.get_rng_state(self._device)):
+            return True
+        return self._drawn != host_draws()
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, tuple):
-        return all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    return bool(np.array_equal(a, b))
+def host_draws() -> tuple[bytes, object, object]:
+    """The states of the generators on the host, by which it is seen that something was drawn."""
+    words = np.random.get_state(legacy=False)["state"]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (words["pos"], words["key"].tobytes())

@@ -26,7 +26,7 @@ from isthmus.theory import (
     sampling_probabilities,
     strongly_convex_block_loops,
 )
-from isthmus.theory.blocks import Loops
+from isthmus.theory.schedules import Loops
 from lab.theory import (
     block_convex_utility,
     block_lipschitz,

@@ -102,6 +102,17 @@ class Curved(nn.Module):
         return torch.einsum("bi,bj,kij->bk", self.drop(x), x, self.w)
 
 
+class Distances(nn.Module):
+    """Distances from points, which depend on these otherwise than linearly."""
+
+    def __init__(self, p, q):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(q, p))
+
+    def forward(self, x):
+        return torch.cdist(x[:, None], self.w)[:, 0]
+
+
 @pytest.fixture
 def no_room(monkeypatch):
     """No memory for copies: rows are computed a few at a time, from the gradient of the output."""
@@ -138,7 +149,7 @@ def test_rows_and_their_codes_are_those_of_the_reference(case, dtype):
 
 def test_rows_that_do_not_fit_are_computed_in_chunks_with_the_weights_of_their_time(no_room, monkeypatch):
     torch.manual_seed(1)
-    module = nn.Sequential(nn.Linear(5, 4), Curved(4, 3, dropout=0.5), nn.Linear(3, 2)).double()
+    module = nn.Sequential(nn.Linear(5, 4), Distances(4, 3), nn.Dropout(0.5), nn.Linear(3, 2)).double()
     x, y = pair(module, 5, 5)
     torch.manual_seed(2)
     layers, rows = capture(module, squares, x, y)

@@ -290,8 +290,7 @@ def test_rows_picked_by_the_data_are_refused_though_there_are_as_many_of_each_by
     mask[:, 0] = True
     mask[4:, 1] = True
     with pytest.raises(InvalidInput, match="examples|pieces"):
-        look(layers, (x, mask), {}, 8)
-        with layers.listening(lambda *_: None, 8):
+        with layers.listening(lambda *_: None, 8, look(layers, (x, mask), {}, 8)):
             layers.module(x, mask).sum().backward()
 
 
@@ -308,14 +307,11 @@ def test_a_layer_may_see_other_pieces_than_in_its_trial_only_after_another_trial
     layers = Layers(Tokens())
     layers.attach()
     x = torch.randn(6, 4, P)
-    look(layers, (x,), {}, 6)
-    assert layers.pieces == {("out", 4)}
-    look(layers, (x[:1, :3],), {}, 1)  # one example alone has nobody to meet, whatever its pieces are
-    assert layers.pieces is None
-    look(layers, (x,), {}, 6)
+    pieces = look(layers, (x,), {}, 6)
+    assert pieces == {("out", 4)}
+    assert look(layers, (x[:1, :3],), {}, 1) is None  # one example alone has nobody to meet, whatever its pieces are
     layers.module.drop = 2
-    layers.listener, layers.batch, layers.token = lambda *_: None, 6, object()
-    with pytest.raises(InvalidInput, match="saw 2 pieces of every example"):
+    with layers.listening(lambda *_: None, 6, pieces), pytest.raises(InvalidInput, match="saw 2 pieces of every"):
         layers.module(x).sum().backward()
 
 
