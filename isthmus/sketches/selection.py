@@ -255,7 +255,11 @@ def _partition(recipe: Blocks, space: Space) -> _Partition:
             return torch.arange(i * d // count, (i + 1) * d // count)
     else:
         blocks = [_indices(space, given) for given in recipe.blocks]
-        block, whole = blocks.__getitem__, torch.cat(blocks)
+        whole = torch.cat(blocks)
+
+        def block(i: int) -> Tensor:
+            return blocks[i]
+
         apart = len(whole) == d
         covers = all(map(len, blocks)) and torch.equal(whole.unique(), torch.arange(d))
         once = all(len(part.unique()) == len(part) for part in blocks)
