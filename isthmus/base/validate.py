@@ -224,7 +224,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    return _is_int(value) or isinstance(value, (float, np.floating))
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _short(value: object) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
+from isthmus.gradients.rows import ResidualRows, Rows, Stack
 from isthmus.sketches import base
 
 
@@ -75,26 +76,26 @@ class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
         """1 for every norm."""
         return 1.0
 
-    def leaf(self, name: str, rows: base.R) -> base.R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The rows of the leaf."""
         return rows
 
-    def join(self, pieces: Mapping[str, base.R | None]) -> base.R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The leaves side by side."""
         return stack(pieces)
 
-    def encode(self, rows: base.R) -> base.R:
+    def encode(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
 
 
-def stack(pieces: Mapping[str, base.R | None]) -> base.R:
+def stack(pieces: Mapping[str, Rows | None]) -> Rows:
     """Pieces that own one slice of the code each, in order; None is left out."""
     items = [(name, piece) for name, piece in pieces.items() if piece is not None]
     first = items[0][1]
     if len(items) == 1:
         return first
-    return first.stack(items)
+    return Stack(items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,19 +171,19 @@ class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
         whole = base.round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
         return base.as_applied(whole, self.d, self.d)
 
-    def leaf(self, name: str, rows: base.R) -> base.R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The rows themselves: the residual needs all leaves."""
         return rows
 
-    def join(self, pieces: Mapping[str, base.R | None]) -> base.R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The residual of all leaves."""
         return self.encode(stack(pieces))
 
-    def encode(self, rows: base.R, codes: base.R | None = None) -> base.R:
+    def encode(self, rows: Rows, codes: Rows | None = None) -> Rows:
         """Residual rows; `codes` are those of the inner sketch where the caller has them."""
         if codes is None:
             codes = self.inner.encode(rows)
-        return rows.residual(codes, self.inner)
+        return ResidualRows(rows, codes, self.inner)
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
             code[:, self.place(leaf.name)] += self.scales[leaf.name] * part
         return code
 
-    def leaf(self, name: str, rows: base.R) -> base.R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The code of one leaf, from its own map."""
         block = self.blocks[name]
         piece = base.leaf_code(block, block.space.leaves[0].name, rows)
@@ -254,7 +255,7 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
             return piece
         return piece.scaled(self.scales[name])
 
-    def join(self, pieces: Mapping[str, base.R | None]) -> base.R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The codes of the leaves side by side, or added up."""
         if self.together:
             return base.add_codes(pieces)

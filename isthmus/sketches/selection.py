@@ -15,6 +15,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import Stored, code_room, is_sparse, to_dense
 from isthmus.base.space import Space
+from isthmus.gradients.rows import Rows
 from isthmus.sketches import base
 from isthmus.sketches.bijections import Permutation
 from isthmus.sketches.compose import stack
@@ -76,7 +77,7 @@ class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
             code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
         return code
 
-    def leaf(self, name: str, rows: base.R) -> base.R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """A leaf owns a part of the code: a whole one the scaled rows themselves, one outside the subset None."""
         places = self._owned(name)
         if places.start == places.stop:
@@ -87,7 +88,7 @@ class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
             return rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
 
-    def join(self, pieces: Mapping[str, base.R | None]) -> base.R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
         return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
 
