@@ -295,7 +295,7 @@ class _Work:
         together = settings.measure_epsilon is not None and settings.private
         if problem.test is not None and (self.crew.leads or together):  # rank 0 has the rows of exact figures whole
             rows = problem.test_rows or 0
-            measured = measure.measure(settings, fitted, *problem.test, self.delta, ledger, self.crew, rows)
+            measured = measure.measure(settings, fitted, problem.test, self.delta, ledger, self.crew, rows)
         if run is not None:
             run.write_sealed(files.METRICS, measured.to_dict())
         return measured
