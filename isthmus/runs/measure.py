@@ -112,7 +112,7 @@ def measure(
         return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
     multiplier, covered = crew.lead(lambda: list(_noise(settings, delta, ledger)))  # type: ignore[arg-type]
     if multiplier is None:
-        name = "accuracy" if hasattr(fitted, "classes_") else "R2"
+        name = {"classification": "accuracy"}.get(settings.task or "", "R2")
         return Measured((Figure(name, None, _where(settings, rows), note=_LITTLE),))
     if ledger is not None:
         ledger.planned = ()  # what was kept free is asked for now

@@ -158,7 +158,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Plan]:
     _shared(settings)
     problem = prepare(settings, declared, salt=secret.token_hex(16))
     estimator, classes = _Work(settings, problem).estimator(), problem.target.classes
-    facts: dict[str, Any] = {name: getattr(estimator, name) for name in ("epsilon", "loss", "constraint", "adjacency")}
+    facts: dict[str, Any] = {name: vars(estimator)[name] for name in ("epsilon", "loss", "constraint", "adjacency")}
     if classes is not None:
         facts |= {"loss": loss_for(estimator.loss, len(classes)), "classes": len(classes)}
     if settings.scale == "public":
