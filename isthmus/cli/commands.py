@@ -332,15 +332,16 @@ def _finish(screen: Out, outcome: Outcome) -> None:
         f"run        {outcome.folder}",
         f"model      {model['algorithm']}, {model['rounds']} rounds, {model['seconds'] or 0:.1f} s",
     ]
-    if record.private:
+    if record.privacy is not None and record.private:
         covered = "everything counted"
         if outcome.leaks:
             covered = "of what was released with noise"
         elif record.warnings:
             covered = "with the warnings above"
-        if outcome.bought:
+        if outcome.measured.releases:
             covered += " (training and test figures)"
-        lines.append(f"privacy    epsilon {rounded_up(outcome.epsilon)} at delta {outcome.delta:g}, {covered}")
+        delta = record.privacy["delta"]
+        lines.append(f"privacy    epsilon {rounded_up(outcome.epsilon)} at delta {delta:g}, {covered}")
         lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
     else:
         lines.append("privacy    none: this model is NOT private")
@@ -351,7 +352,7 @@ def _finish(screen: Out, outcome: Outcome) -> None:
     if little:
         lines.append(f"expect     {little}")
     told: set[str] = set()  # where figures were measured, and notes that several share, are said once
-    for figure in outcome.figures:
+    for figure in outcome.measured.figures:
         if figure.on not in told:
             lines.append(f"test       {figure.on}")
         short = replace(figure, on="")
@@ -359,7 +360,7 @@ def _finish(screen: Out, outcome: Outcome) -> None:
             short = replace(short, note="")
         lines.append(f"           {short.words()}")
         told |= {figure.on, figure.note}
-    if not outcome.figures:
+    if not outcome.measured.figures:
         lines.append("test       nothing was measured; --test-fraction 0.2 keeps rows back for that")
     lines += ["", f"isthmus predict {outcome.folder} DATA -o predictions.csv", f"isthmus report {outcome.folder}"]
     screen.result(outcome.to_dict(), "\n".join(lines), str(outcome.folder))

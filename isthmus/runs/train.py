@@ -30,7 +30,6 @@ from isthmus.base.atomic import CannotWrite
 from isthmus.core.wire import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
-from isthmus.estimators.figures import Figure
 from isthmus.estimators.rank_group import RankGroup
 from isthmus.objectives.linear import loss_for
 from isthmus.planner import Plan, plan
@@ -367,10 +366,8 @@ class Outcome:
 
     folder: Path
     record: Record
-    figures: tuple[Figure, ...]
+    measured: Measured
     epsilon: float
-    delta: float | None
-    bought: int = 0
 
     @property
     def leaks(self) -> list[str]:
@@ -380,9 +377,10 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
         record = self.record
-        told = {"run": str(self.folder), "epsilon": self.epsilon, "delta": self.delta, "leaks": self.leaks}
+        delta = (record.privacy or {}).get("delta")
+        told = {"run": str(self.folder), "epsilon": self.epsilon, "delta": delta, "leaks": self.leaks}
         told |= {"algorithm": record.model["algorithm"], "rounds": record.model["rounds"], "words": record.words}
-        return told | {"metrics": [vars(figure) for figure in self.figures], "warnings": list(record.warnings)}
+        return told | {"metrics": [vars(figure) for figure in self.measured.figures], "warnings": list(record.warnings)}
 
 
 def write_record(
@@ -449,9 +447,7 @@ def _releases(event: dict[str, Any]) -> int:
 
 def _outcome_of(run: RunFolder, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
-    record, delta, spent = Record.from_file(run.path), None, math.inf
-    measured = Measured.from_dict(run.read_sealed(files.METRICS))
+    record, spent = Record.from_file(run.path), math.inf
     if record.privacy is not None and ledger is not None:
-        delta = float(record.privacy["delta"])
-        spent = ledger.spent(delta)
-    return Outcome(run.path, record, measured.figures, spent, delta, measured.releases)
+        spent = ledger.spent(float(record.privacy["delta"]))
+    return Outcome(run.path, record, Measured.from_dict(run.read_sealed(files.METRICS)), spent)
