@@ -273,6 +273,11 @@ class TernGrad(_Grid):
     name = "terngrad"
     kind = 4
 
+    def chi(self, m: int) -> float:
+        """Exact: a vector reaches it."""
+        validate.positive_int(m=m)
+        return (math.sqrt(m) - 1) / 2
+
     def bits(self, m: int) -> float:
         """8 for five numbers, 32 for the scale."""
         return 8.0 * -(-m // TRITS) + 32
