@@ -106,7 +106,7 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
     >>> [round(v, 2) + 0.0 for v in fit.w.tolist()]
     [1.0, -1.0, 0.5, 0.0]
     """
-    rows = _Reduced.of(objective, weights, towards)
+    rows = _Reduced(objective, weights, towards)
     strength, margins = _path(rows)
     labels, bound = int(objective.labelled()), float(objective.curvature or 1.0)
     return PublicFit(
@@ -120,20 +120,10 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
     )
 
 
-@dataclass(frozen=True, eq=False)
 class _Reduced:
     """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b."""
 
-    objective: Any
-    R: Tensor
-    lift: Tensor
-    energies: Tensor
-    weights: Tensor
-    first: Tensor
-    offset: Tensor
-
-    @classmethod
-    def of(cls, objective: Any, weights: Tensor | None, towards: Tensor | None) -> _Reduced:
+    def __init__(self, objective: Any, weights: Tensor | None, towards: Tensor | None) -> None:
         Z = _stored(objective.X)
         n, d = Z.shape
         root = _shrunk(Z) if towards is None else torch.ones(d, dtype=torch.float64)
@@ -141,13 +131,13 @@ class _Reduced:
         values, vectors = torch.linalg.eigh(_product(scaled))
         spanned = values > _NEVER * max(float(values.max()), _NEVER)
         lengths, left = values[spanned].sqrt(), vectors[:, spanned]
+        self.objective, self.R = objective, left * lengths
         # w = D^-1/2 V b, with V = (Z D^-1/2)'U / S
-        back = rmatmul(scaled, left / lengths) / root[:, None]
-        energies = torch.linalg.eigvalsh(_product(Z)).flip(0)[: min(n, d)].clamp(min=0) / n
-        weight = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
-        first = torch.zeros(objective.space.d, dtype=torch.float64) if towards is None else towards.double()
-        offset = matmul(Z, first.view(-1, d).T.contiguous())
-        return cls(objective, left * lengths, back, energies, weight, first, offset)
+        self.lift = rmatmul(scaled, left / lengths) / root[:, None]
+        self.energies = torch.linalg.eigvalsh(_product(Z)).flip(0)[: min(n, d)].clamp(min=0) / n
+        self.weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
+        self.first = torch.zeros(objective.space.d, dtype=torch.float64) if towards is None else towards.double()
+        self.offset = matmul(Z, self.first.view(-1, d).T.contiguous())
 
     @property
     def n(self) -> int:
