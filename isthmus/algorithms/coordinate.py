@@ -24,7 +24,7 @@ from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import unbiased
-from isthmus.parts import Restart, Step
+from isthmus.parts import Restart
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.privacy.accounting import Adjacency
 from isthmus.sketches import Blocks, Encoder, Nice
@@ -115,15 +115,8 @@ def dp_skgd(
             mechanism = Printed(Gaussian(claim.sigma * records), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
         gamma, loop = step * drawn / m, inner if schedule is None else schedule.inner
-        return Pipeline(
-            [Stage(sampler, [release])],
-            lambda t: gamma,
-            Step(binding.constraint, binding.penalty),
-            Restart(loop or rounds),
-            output="average",
-            rounds=rounds,
-            promise=budget.promise(plan, binding),
-        )
+        slots = {"average": Restart(loop or rounds), "output": "average"}
+        return budget.pipeline(binding, plan, rounds, [Stage(sampler, [release])], lambda t: gamma, **slots)
 
     return build
 

@@ -592,7 +592,7 @@ class Choice:
         if "data" in self.of.parameters:
             arguments["data"] = _examples(public)
         for operation in self.of.needs:
-            able = constraint is None or constraint.can(operation)
+            able = constraint is None or (hasattr(constraint, operation) and constraint.can(operation))
             validate.check(able, "constraint", constraint, f"give a set with an {operation}: {self.algorithm} needs it")
         if self.private:
             budget = {"epsilon": self.epsilon, "delta": self.delta, "n": n, "adjacency": self.adjacency}

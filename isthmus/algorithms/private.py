@@ -110,6 +110,13 @@ class Budget:
         delta = float(plan.delta or 0)
         return Promise(self.epsilon, delta, self.relation, n, _ASSUMPTIONS, plan, self.records(binding))
 
+    def pipeline(
+        self, binding: Binding, plan: PrivacyPlan, rounds: int, stages: Sequence[Stage], step: StepSize, **slots: Any
+    ) -> Pipeline:
+        """The stages in a loop of so many rounds under a plan, with projected steps unless the slots say otherwise."""
+        slots.setdefault("update", Step(binding.constraint, binding.penalty))
+        return Pipeline(stages, step, rounds=rounds, promise=self.promise(plan, binding), **slots)
+
 
 def published_budget(**terms: Unpack[BudgetOptions]) -> Budget:
     """The budget of a mechanism run as printed: replace-one, and its formulas use the true number of records."""
@@ -733,18 +740,11 @@ def dp_svrg(
         plan = budget.plan(binding, items)
         anchor = Release("anchor", clip=bounds[0], mechanism=plan.mechanism("anchor"))
         difference = Release("difference", clip=bounds[1], mechanism=plan.mechanism("difference"))
-        return Pipeline(
-            [
-                Stage(everything, [anchor], "anchor", every=inner),
-                Stage(sampler, [difference], "inner", source=AgainstAnchor("anchor")),
-            ],
-            rule,
-            Step(binding.constraint, binding.penalty),
-            Restart(inner),
-            output="average",
-            rounds=rounds,
-            promise=budget.promise(plan, binding),
-        )
+        stages = [
+            Stage(everything, [anchor], "anchor", every=inner),
+            Stage(sampler, [difference], "inner", source=AgainstAnchor("anchor")),
+        ]
+        return budget.pipeline(binding, plan, rounds, stages, rule, average=Restart(inner), output="average")
 
     return build
 
