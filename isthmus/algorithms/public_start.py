@@ -24,8 +24,7 @@ import torch
 from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
-from isthmus.algorithms.purchases import ShrunkStatistics, scaled_targets
-from isthmus.base import validate
+from isthmus.algorithms.purchases import ShrunkStatistics, linear_model, scaled_targets
 from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
@@ -94,7 +93,7 @@ class PublicFit:
         return unit / (rows * h * energies + believed)
 
 
-def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | None = None) -> PublicFit:
+def fit_public(objective: LinearModel, weights: Tensor | None = None, towards: Tensor | None = None) -> PublicFit:
     """The ridge fit of an objective that is public, all of it.
 
     weights  what the losses of its rows are multiplied by
@@ -123,7 +122,7 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
 class _Reduced:
     """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b."""
 
-    def __init__(self, objective: Any, weights: Tensor | None, towards: Tensor | None) -> None:
+    def __init__(self, objective: LinearModel, weights: Tensor | None, towards: Tensor | None) -> None:
         Z = _stored(objective.X)
         n, d = Z.shape
         root = _shrunk(Z) if towards is None else torch.ones(d, dtype=torch.float64)
@@ -284,10 +283,9 @@ class PublicStart(Purchase):
     weights: Tensor | None = None
     name: str = "public start"
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: object) -> None:
         """Linear models only."""
-        linear = isinstance(objective, LinearModel)
-        validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
+        linear_model(objective)
 
     def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """The start, and steps that are as long as they pay."""
@@ -347,7 +345,9 @@ def _walk(pipe: Pipeline, binding: Binding) -> Walk:
     return Walk(pipe.rounds or 1, bound, multiplier / stage.sampler.divisor(n), pipe.step)
 
 
-def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: float, sober: bool = False) -> float:
+def _factor(
+    fit: PublicFit, public: LinearModel, step: StepSize, rounds: int, sigma: float, sober: bool = False
+) -> float:
     """f: what the steps would best be multiplied by."""
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
@@ -360,7 +360,7 @@ def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: flo
     return float(_WANTED[int(risk.argmin())])
 
 
-def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _spectrum(fit: PublicFit, public: LinearModel) -> tuple[Tensor, Tensor, Tensor]:
     """Energies of directions in the public rows, those that private rows are thought to have, how many there are.
 
     Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
@@ -389,7 +389,7 @@ def _prior(prepared: Purchased) -> Tensor | None:
     return first if first is not None and bool(first.any()) else None
 
 
-def _preconditioned(prepared: Purchased, public: Any, fit: PublicFit, first: Tensor, noise: float) -> Purchased:
+def _preconditioned(prepared: Purchased, public: LinearModel, fit: PublicFit, first: Tensor, noise: float) -> Purchased:
     """Bought matrices that go back to the public fit where noise outweighs what it is off by.
 
     Along an eigenvector of curvature v steps are v / (v^2 + p) long and go back to the public fit by p / (v^2 + p), p

@@ -29,6 +29,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.core.minimize import Purchased
 from isthmus.gradients import Outer
+from isthmus.objectives.linear import LinearModel
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progressive, PublicSubspace, Sketch
@@ -218,7 +219,7 @@ class Directions(SumPurchase):
     share: float = 0.3
     name: str = "directions"
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: LinearModel) -> None:
         """One output, and at most as many directions as columns."""
         super().check(objective)
         d = objective.space.d
@@ -228,11 +229,11 @@ class Directions(SumPurchase):
         )
         validate.at_most(d, "the number of columns", k=self.k)
 
-    def clip(self, objective: Any) -> Clip:
+    def clip(self, objective: LinearModel) -> Clip:
         """1: |x| |Omega' x| for rows of norm at most 1."""
         return Clip(1.0)
 
-    def rows(self, objective: Any) -> Outer:
+    def rows(self, objective: LinearModel) -> Outer:
         """x (Omega' x)'."""
         X = unit_rows(objective.X).plain()
         return Outer(X, matmul(X, self._omega(X.shape[1]).T))
