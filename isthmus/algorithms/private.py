@@ -485,9 +485,7 @@ def _spent_on(facts: Facts, scale: str) -> float:
 )
 def plain(facts: Facts) -> Choice:
     """All records, one public step; nothing is bought."""
-    run = filling.plain_run(facts, facts.parameters)
-    step = filling.allowed_step(run)
-    return run.choice({"clip": facts.the_clip, "step": step}, margin_noise=filling.walk(run, step))
+    return filling.stepped(filling.plain_run(facts, facts.parameters), {})
 
 
 def _preconditioned(facts: Facts, scale: str) -> Choice:
@@ -541,10 +539,7 @@ def _copied(facts: Facts, scale: str) -> int:
 )
 def batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
-    run = filling.sampled_run(facts, facts.the_clip, facts.parameters)
-    step = filling.allowed_step(run)
-    arguments = {"clip": facts.the_clip, "step": step, "batch_size": run.batch_size}
-    return run.choice(arguments, margin_noise=filling.walk(run, step))
+    return filling.stepped(filling.sampled_run(facts, facts.the_clip, facts.parameters), {})
 
 
 @dp_comp_minibatch.filling(
@@ -555,7 +550,7 @@ def batches(facts: Facts) -> Choice:
 def _sketched_batches(facts: Facts) -> Choice:
     """Poisson batches, a fresh count-sketch every round."""
     run = filling.sampled_run(facts, facts.the_clip, facts.narrow_size)
-    return filling.sketched(run, {"m": run.dims, "batch_size": run.batch_size})
+    return filling.sketched(run, {"m": run.dims})
 
 
 @priv_sgd.filling(
