@@ -110,7 +110,9 @@ def dp_skgd(
         mechanism = plan.mechanism("gradient")
         if as_published:
             claim = skgd_sigma(lipschitz=1.0, n=records, steps=rounds, epsilon=budget.epsilon, delta=plan.delta or 0.0)
-            remedy = f"leave out as_published: its noise gives epsilon {claim.epsilon:.6g} at so large an epsilon"
+            remedy = (
+                f"leave out as_published: the paper's noise gives epsilon {claim.epsilon:.6g} at so large an epsilon"
+            )
             validate.check(claim.epsilon <= budget.epsilon, "epsilon", budget.epsilon, remedy)
             mechanism = Printed(Gaussian(claim.sigma * records), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
