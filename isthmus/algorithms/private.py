@@ -231,11 +231,11 @@ def dp_gd(
     buys = _purchases_of(scale, step, precondition, tau, purchases.Shapes(features or 0, functions, level), targets)
     rule = None if isinstance(step, str) else step
     validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
-    plain = {"clip": not isinstance(clip, AdaptiveClip), "momentum": momentum == 0}
-    plain |= {"schedule": schedule is None, "stop": stop is None}
-    for name, usual in plain.items():
-        remedy = "leave it out, or give a number as clip: what is bought is for a planned number of plain steps"
-        validate.check(usual or not buys, name, locals()[name], remedy)
+    fixed = not (buys and isinstance(clip, AdaptiveClip))
+    validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
+    for name, value in {"momentum": momentum or None, "schedule": schedule, "stop": stop}.items():
+        remedy = "leave it out: what is bought is for a planned number of plain steps"
+        validate.check(value is None or not buys, name, value, remedy)
     loop = {"momentum": momentum, "output": output, "schedule": schedule, "stop": stop}
     return PrivateDescent(clip=clip, step=rule, buys=buys, **loop, **budget).build  # type: ignore[arg-type]
 
@@ -309,7 +309,7 @@ class PrivateDescent(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.budget  # checked here, not when it is bound
+        Adjacency.of(self.budget.adjacency)  # the budget is checked here, not when it is bound
         validate.one_of(("after", "before"), clipped=self.clipped)
         validate.positive_int(micro_batch=self.micro_batch)
         moving = isinstance(self.clip, AdaptiveClip)
