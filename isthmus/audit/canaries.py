@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from isthmus.audit.records import LinearRecords
 from isthmus.base import validate
 from isthmus.core.minimize import minimize
 from isthmus.core.pipeline import Pipeline
-from isthmus.privacy.noise import SecretSource
+from isthmus.privacy.noise import SecretSource, Source
 
 __all__ = ["OneRun", "one_run", "orthogonal_canaries", "training"]
 
@@ -55,7 +54,7 @@ def one_run(
     guesses: int | None = None,
     delta: float = 0.0,
     confidence: float = 0.95,
-    noise: Any = None,
+    noise: Source | None = None,
 ) -> OneRun:
     """Include each canary with probability 1/2, train ONCE, guess who was in, and bound epsilon from below.
 
@@ -78,10 +77,11 @@ def one_run(
     rows = canaries.ndim > 0 and len(canaries) > 0
     validate.check(rows, "canaries.shape", tuple(canaries.shape), "give a tensor with at least one row")
     m = len(canaries)
-    guesses = min(m, math.ceil(3 * math.sqrt(m))) if guesses is None else guesses
+    if guesses is None:
+        guesses = min(m, math.ceil(3 * math.sqrt(m)))
     validate.positive_int(guesses=guesses)
     validate.at_most(m, "the number of canaries", guesses=guesses)
-    member = (SecretSource() if noise is None else noise).mask(m, 0.5)
+    member = (noise or SecretSource()).mask(m, 0.5)
     result = train(canaries[member])
     validate.shape((m,), scores=result)
     validate.finite(scores=result)
@@ -148,8 +148,9 @@ def training(
 
     def train(included: Tensor) -> Tensor:
         objective = LinearRecords(torch.cat([always, included]), len(start))
-        quiet: dict[str, Any] = {"record": None, "progress": False}
-        result = minimize(objective, pipe, steps=steps, seed=seed, x0=start, noise_seed=noise_seed, **quiet)
+        result = minimize(
+            objective, pipe, steps=steps, seed=seed, x0=start, noise_seed=noise_seed, record=None, progress=False
+        )
         moved = start - result.state.w
         if units:
             return moved[canaries]

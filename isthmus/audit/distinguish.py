@@ -72,16 +72,11 @@ class AuditReport:
 
     def row(self) -> dict[str, Any]:
         """One line of a table."""
-        curve = "" if self.gaussian is None else self.gaussian
-        return {
-            "pair": self.pair,
-            "ratio": self.ratio,
-            "claimed": self.claimed,
-            "lower": self.lower,
-            "gaussian curve": curve,
-            "draws": self.draws,
-            "verdict": self.verdict,
-        }
+        row: dict[str, Any] = {name: getattr(self, name) for name in ("pair", "ratio", "claimed", "lower")}
+        row["gaussian curve"] = self.gaussian
+        if self.gaussian is None:
+            row["gaussian curve"] = ""
+        return row | {"draws": self.draws, "verdict": self.verdict}
 
 
 def attack(
@@ -109,7 +104,8 @@ def attack(
     >>> attack(pipe, worst_pair(pipe, d=3, n=5), draws=2000, noise=SeededSource(0)).verdict
     'consistent'
     """
-    pair = pair.pair if isinstance(pair, Movement) else pair
+    if isinstance(pair, Movement):
+        pair = pair.pair
     validate.positive_int(draws=draws)
     validate.check(draws >= 100, "draws", draws, "give at least 100: half of them choose a threshold")
     validate.open_unit(confidence=confidence)
@@ -117,29 +113,28 @@ def attack(
     promise = pipe.promise
     assert promise is not None  # a private pipeline has one
     left, right = scores(pipe, pair, draws, noise)
-    half = draws // 2
+    half, sure = draws // 2, (1 + confidence) / 2
 
     def lower(hits: Any, alarms: Any, trials: int) -> Any:
         return epsilon_from_counts(hits, alarms, trials, promise.delta, confidence)
 
     def separation(hits: Any, alarms: Any, trials: int) -> Any:
-        level = (1 + confidence) / 2
-        low, high = clopper_pearson(hits, trials, level)[0], clopper_pearson(alarms, trials, level)[1]
+        low, high = clopper_pearson(hits, trials, sure)[0], clopper_pearson(alarms, trials, sure)[1]
         return norm.ppf(low) - norm.ppf(high)
 
     curve = None
     if _all_gaussian(pipe, pair.t):
-        middle = np.median(np.concatenate([left[:half], right[:half]]))
+        middle, curve = np.median(np.concatenate([left[:half], right[:half]])), 0.0
         mu = _judged(separation, left[half:], right[half:], 1.0, middle)
-        curve = epsilon_of(Gaussian(1 / mu).event(), promise.delta) if mu > 0 else 0.0
-    sign, threshold = _chosen(lower, left[:half], right[:half])
-    best = _judged(lower, left[half:], right[half:], sign, threshold)
+        if mu > 0:
+            curve = epsilon_of(Gaussian(1 / mu).event(), promise.delta)
+    best = _judged(lower, left[half:], right[half:], *_chosen(lower, left[:half], right[:half]))
     return AuditReport(pair.name, promise.epsilon, promise.delta, best, confidence, draws, moved.ratio, curve)
 
 
 def scores(pipe: Pipeline, pair: Pair, draws: int, noise: Source | None = None) -> tuple[Array, Array]:
     """Log-likelihood ratios of what a round releases: `draws` of them under each dataset of a pair."""
-    noise = SecretSource() if noise is None else noise
+    noise = noise or SecretSource()
     probe = Probe(pipe, pair.space or pair.d, seed=pair.seed, t=pair.t)
     games = [_Game(probe, stage, pair) for stage in probe.stages]
     both = [sum((game.scores(side, draws, noise) for game in games), torch.zeros(draws)) for side in (0, 1)]
@@ -177,7 +172,9 @@ def _judged(measure: _Measure, left: Array, right: Array, sign: float, threshold
 
 def _sided(left: Array, right: Array, sign: float) -> tuple[Array, Array]:
     """Scores to be above a threshold, sorted: of the dataset that is looked for, and of the other one."""
-    return (np.sort(left), np.sort(right)) if sign > 0 else (np.sort(-right), np.sort(-left))
+    if sign < 0:
+        left, right = -right, -left
+    return np.sort(left), np.sort(right)
 
 
 # ---------------------------------------------------------------- one stage
@@ -188,50 +185,53 @@ class _Game:
 
     def __init__(self, probe: Probe, stage: Stage, pair: Pair) -> None:
         self.rate = float(getattr(stage.sampler, "rate", 1.0))
+        self.releases = {slot: release for _, release, slot in slots([stage])}
         members, absent = _samples(stage.sampler, pair)
-        self.inside: list[Values] = []
-        self.outside: list[Values] = []
+        self.cases: list[tuple[Values, Values]] = []
         for left in (True, False):
             records = pair.records(left)
-            here = left or pair.right is not None
-            out = probe.values(stage, records, absent)
-            self.inside.append(probe.values(stage, records, members) if here else out)
-            self.outside.append(out)
-        self.releases = {slot: release for _, release, slot in slots([stage])}
+            inside = outside = probe.values(stage, records, absent)
+            if left or pair.right is not None:
+                inside = probe.values(stage, records, members)
+            self.cases.append((inside, outside))
         for slot, release in self.releases.items():
             if _adds_noise(release):
                 self._keep_what_differs(slot)
 
     def _keep_what_differs(self, slot: str) -> None:
         """Independent noise on coordinates that are equal in all cases says nothing: it is not drawn."""
-        cases = self.inside + self.outside
-        values = torch.stack([case[slot].value.double().reshape(-1) for case in cases])
-        differs = (values != values[0]).any(0)
+        cases = [values for both in self.cases for values in both]
+        flat = torch.stack([case[slot].value.double().reshape(-1) for case in cases])
+        differs = (flat != flat[0]).any(0)
         differs[0] |= ~differs.any()
-        for case, value in zip(cases, values, strict=True):
+        for case, value in zip(cases, flat, strict=True):
             case[slot] = ClippedSum(value[differs], case[slot].ord, case[slot].bound)
 
-    def scores(self, side: int, draws: int, noise: Any) -> Tensor:
+    def scores(self, side: int, draws: int, noise: Source) -> Tensor:
         """The log-likelihood ratio (left over right) of `draws` releases under one of the datasets."""
-        width = max(self.inside[0][slot].value.numel() for slot in self.releases)
-        sizes = [min(BATCH // width + 1, draws - lo) for lo in range(0, draws, BATCH // width + 1)]
-        return torch.cat([self._batch(side, size, noise) for size in sizes])
+        width = max(values.value.numel() for values in self.cases[0][0].values())
+        most = BATCH // width + 1
+        return torch.cat([self._batch(side, min(most, draws - lo), noise) for lo in range(0, draws, most)])
 
-    def _batch(self, side: int, size: int, noise: Any) -> Tensor:
-        member = torch.ones(size, dtype=torch.bool) if self.rate == 1 else noise.mask(size, self.rate)
-        logs = {(s, kind): torch.zeros(size, dtype=torch.float64) for s in (0, 1) for kind in (0, 1)}
-        for slot, release in self.releases.items():
-            drawn = _draw(release, self.inside[side][slot], self.outside[side][slot], member, noise)
-            for s in (0, 1):
-                for kind, cases in enumerate((self.inside, self.outside)):
-                    logs[s, kind] += _log_likelihood(release, cases[s][slot], drawn)
-        return self._mixed(logs[0, 0], logs[0, 1]) - self._mixed(logs[1, 0], logs[1, 1])
+    def _batch(self, side: int, size: int, noise: Source) -> Tensor:
+        member = torch.ones(size, dtype=torch.bool)
+        if self.rate < 1:
+            member = noise.mask(size, self.rate)
+        inside, outside = self.cases[side]
+        drawn = {
+            slot: _draw(release, inside[slot], outside[slot], member, noise) for slot, release in self.releases.items()
+        }
+        return self._log_likelihood(drawn, *self.cases[0]) - self._log_likelihood(drawn, *self.cases[1])
 
-    def _mixed(self, inside: Tensor, outside: Tensor) -> Tensor:
-        """log(q p_in + (1 - q) p_out)."""
+    def _log_likelihood(self, drawn: dict[str, Tensor], inside: Values, outside: Values) -> Tensor:
+        """log(q p_in + (1 - q) p_out) of each draw."""
+        within, without = (
+            torch.stack([_log_likelihood(release, case[slot], drawn[slot]) for slot, release in self.releases.items()])
+            for case in (inside, outside)
+        )
         if self.rate == 1:
-            return inside
-        return torch.logaddexp(inside + np.log(self.rate), outside + np.log1p(-self.rate))
+            return within.sum(0)
+        return torch.logaddexp(within.sum(0) + np.log(self.rate), without.sum(0) + np.log1p(-self.rate))
 
 
 def _samples(sampler: Any, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
@@ -247,23 +247,27 @@ def _adds_noise(release: Release) -> bool:
     return isinstance(inner(release.mechanism), Gaussian | Laplace)
 
 
-def _draw(release: Release, inside: ClippedSum, outside: ClippedSum, member: Tensor, noise: Any) -> Tensor:
+def _draw(release: Release, inside: ClippedSum, outside: ClippedSum, member: Tensor, noise: Source) -> Tensor:
     """One release a row, from the mechanism itself."""
     if _adds_noise(release) and inside.bound == outside.bound:
         stacked = torch.where(member[:, None], inside.value.double(), outside.value.double())
         return release.mechanism.release(ClippedSum(stacked, inside.ord, inside.bound), noise)
-    cases = [inside if chosen else outside for chosen in member.tolist()]
-    return torch.stack([release.mechanism.release(case, noise).reshape(-1) for case in cases])
+    cases = (outside, inside)
+    return torch.stack([release.mechanism.release(cases[chosen], noise).reshape(-1) for chosen in member.tolist()])
 
 
 def _log_likelihood(release: Release, case: ClippedSum, drawn: Tensor) -> Tensor:
     """The stated log-likelihood of each row, up to a constant; as a statistic it is valid whatever the noise is."""
     mechanism = inner(release.mechanism)
     if isinstance(mechanism, NoisyMax):
-        chosen = torch.cat([drawn == 1, drawn == -1], 1) if mechanism.signed else drawn == 1
+        chosen = drawn == 1
+        if mechanism.signed:
+            chosen = torch.cat([chosen, drawn == -1], 1)
         return (chosen * law(mechanism, case).clamp(min=-1e6)).sum(1)
     if isinstance(mechanism, TopK):  # the first-order part of the ratio: how much the chosen places gained
         return drawn.double() @ law(mechanism, case).clamp(min=-1e6)
     scale = float(getattr(mechanism, "multiplier", 1.0)) * case.bound
     apart = (drawn.double() - case.value.double().reshape(-1)) / scale
-    return -apart.abs().sum(1) if case.ord == 1 else -apart.square().sum(1) / 2
+    if case.ord == 1:
+        return -apart.abs().sum(1)
+    return -apart.square().sum(1) / 2

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
-from isthmus.gradients import Dense, Lookup, Rows
+from isthmus.gradients import Dense, Lookup, Rows, Stack
 from isthmus.objectives.base import Objective, as_index
 from isthmus.privacy.accounting import Adjacency
 
@@ -48,7 +48,7 @@ class LinearRecords(Objective):
             return Lookup(chosen[:, None], ones, self.space.d, apart=True)
         if len(self.space.leaves) == 1:
             return Dense(chosen)
-        return Rows.stack([(leaf.name, Dense(chosen[:, self.space.slice(leaf.name)])) for leaf in self.space.leaves])
+        return Stack([(leaf.name, Dense(chosen[:, self.space.slice(leaf.name)])) for leaf in self.space.leaves])
 
     def on(self, data: Any) -> LinearRecords:
         """The same losses on other (public) vectors."""
@@ -56,7 +56,9 @@ class LinearRecords(Objective):
 
     def _chosen(self, index: Any) -> Tensor:
         places = as_index(index, self.n)
-        return self.vectors if places is None else self.vectors[places]
+        if places is None:
+            return self.vectors
+        return self.vectors[places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +100,13 @@ class Pair:
     @property
     def adjacency(self) -> Adjacency:
         """What the two datasets are neighbours in."""
-        return Adjacency.ADD_REMOVE if self.right is None else Adjacency.REPLACE_ONE
+        if self.right is None:
+            return Adjacency.ADD_REMOVE
+        return Adjacency.REPLACE_ONE
 
     def records(self, left: bool) -> LinearRecords:
         """One of the two datasets; the record that differs comes last."""
-        last = self.left if left else self.right
-        rows = self.common if last is None else torch.cat([self.common, last[None]])
+        rows, last = self.common, {True: self.left, False: self.right}[left]
+        if last is not None:
+            rows = torch.cat([rows, last[None]])
         return LinearRecords(rows, self.space)

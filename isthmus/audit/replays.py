@@ -281,18 +281,20 @@ class _Place:
 
 def _place(data: Any, neighbour: Any, at: int | None) -> _Place:
     sizes = _size(data), _size(neighbour)
-    more = sizes[0] - sizes[1]
+    more, n = sizes[0] - sizes[1], max(sizes)
     remedy = f"give one record more, one less or one replaced: the data have {sizes[0]} and this has {sizes[1]}"
     validate.check(abs(more) <= 1, "neighbour", f"{sizes[1]} records", remedy)
-    n = max(sizes)
     if at is not None:
         validate.check(-n <= at < n, "at", at, f"give a place among {n} records")
         return _Place(at % n, n, more)
-    ours, theirs = (_records(rows) for rows in (data, neighbour))
+    both = _columns(data), _columns(neighbour)
     for k in range(min(sizes)):
-        if not _alike(ours(k), theirs(k)):
+        ours, theirs = (facts_of([column[k] for column in columns]) for columns in both)
+        if unequal(ours, theirs):
             return _Place(k, n, more)
-    return _Place(None if more == 0 else n - 1, n, more)
+    if more == 0:
+        return _Place(None, n, more)
+    return _Place(n - 1, n, more)
 
 
 def _absent(data: Any, at: int | None) -> _Place:
@@ -303,54 +305,28 @@ def _absent(data: Any, at: int | None) -> _Place:
 
 
 def _size(data: Any) -> int:
-    columns = _columns(data)
-    if columns is not None:
-        return _size(columns[0])
-    shape = getattr(data, "shape", None)
-    if shape is not None and len(shape):
-        return int(shape[0])
-    sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    remedy = (
-        "give an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
-    )
-    validate.check(sized, "data", type(data).__name__, remedy)
-    return len(data)
+    column = _columns(data)[0]
+    if len(getattr(column, "shape", ())):
+        return int(column.shape[0])
+    sized = hasattr(column, "__len__") and hasattr(column, "__getitem__")
+    kinds = "an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
+    validate.check(sized, "data", type(column).__name__, f"give {kinds}")
+    return len(column)
 
 
-def _columns(data: Any) -> list[Any] | None:
-    """The arrays of a tuple or a dict of them."""
+def _columns(data: Any) -> list[Any]:
+    """What has the records by their places: one array, or those of a tuple or a dict of them."""
+    if isinstance(data, Mapping):
+        data = tuple(data.values())
     if isinstance(data, tuple):
-        return list(data)
-    return list(data.values()) if isinstance(data, Mapping) else None
-
-
-def _records(data: Any) -> Callable[[int], Any]:
-    """The record at a place."""
-    columns = _columns(data)
-    if columns is not None:
-        parts = [_records(column) for column in columns]
-        return lambda k: [part(k) for part in parts]
-    rows = data.iloc if hasattr(data, "iloc") else data.tocsr() if hasattr(data, "tocsr") else data
-    if hasattr(data, "tocsr"):
-        return lambda k: rows[[k]].toarray()
-    return lambda k: rows[k]
-
-
-def _alike(one: Any, other: Any) -> bool:
-    if hasattr(one, "to_list"):
-        one, other = one.to_list(), other.to_list()
-    return not unequal(facts_of(one), facts_of(other))
+        return [column for part in data for column in _columns(part)]
+    for read in ("to_numpy", "tocsr"):  # of a table, and of a sparse array
+        if hasattr(data, read):
+            return [getattr(data, read)()]
+    return [data]
 
 
 # ---------------------------------------------------------------- what stands in
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """One release of the first training: what was handed to its mechanism, and what came out."""
-
-    handed: Tensor
-    made: Tensor
 
 
 @dataclass
@@ -366,7 +342,8 @@ class _Tape:
     takes_part: bool
     present: bool = True
     """Whether this training has the record."""
-    kept: list[_Kept] = field(default_factory=list)
+    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Of every release of the first training what was handed to its mechanism, and what came out."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Of how many records the first training drew, by draw."""
     first: bool = True
@@ -479,11 +456,11 @@ class _Tape:
         self.facts |= {f"{told_of}: shape": tuple(value.shape), f"{told_of}: dtype": str(dtype)}
         if self.first:
             made = self._made(make)
-            self.kept.append(_Kept(value, made.detach().clone()))
-        elif number < len(self.kept) and self.kept[number].handed.shape == value.shape:
-            kept = self.kept[number]
-            self.moved.append(self._movement(told_of, kept.handed, value, handed))
-            made = kept.made.clone()
+            self.kept.append((value, made.detach().clone()))
+        elif number < len(self.kept) and self.kept[number][0].shape == value.shape:
+            first, made = self.kept[number]
+            self.moved.append(self._movement(told_of, first, value, handed))
+            made = made.clone()
         else:
             made = self._made(make)
             self.moved.append(ReplayedRelease(told_of, math.inf, handed.bound, math.inf))

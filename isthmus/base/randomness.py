@@ -24,7 +24,7 @@ _BY15, _BY16, _FIRST, _SECOND = np.array([15, 16, 0x7FEB352D, 0x846CA68B], np.ui
 
 def key(*parts: object) -> int:
     """A 64-bit key from anything printable: the same on every machine."""
-    text = "\x1f".join(str(part) for part in parts).encode()
+    text = "\x1f".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 

@@ -55,9 +55,8 @@ def _range(text: str | None, option: str, column: str = "") -> list[str] | None:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2:
         start = column and f"{column}="
-        raise click.UsageError(
-            f"{option} {start + text!r} is not allowed: write a range as low,high, such as {start}0,100"
-        )
+        words = f"{option} {start + text!r} is not allowed: write a range as low,high, such as {start}0,100"
+        raise click.UsageError(words)
     return parts
 
 
@@ -209,9 +208,8 @@ def _carried(screen: Out, begin: str, *what: object) -> None:
     train = late("runs.train")
     with train.together() as crew:
         carry = {"start": train.start, "resume": train.resume}[begin]
-        outcome = carry(
-            *what, say=screen.say, warn=screen.warn, progress=not screen.quiet and sys.stderr.isatty(), crew=crew
-        )
+        progress = not screen.quiet and sys.stderr.isatty()
+        outcome = carry(*what, say=screen.say, warn=screen.warn, progress=progress, crew=crew)
     if outcome is not None:
         _finish(screen, outcome)
 
@@ -496,11 +494,8 @@ def report(screen: Out, run: str, output: str | None) -> None:
     if not os.path.isdir(run):
         folder = folder.parent
     stopped = os.path.exists(folder / files.SETTINGS) and not os.path.exists(folder / files.RUN)
-    late("base.validate").require(
-        not stopped,
-        f"The run {run} was stopped before its record was written (what it has spent is in its ledger): go on with "
-        f"isthmus train --resume {folder}, then report",
-    )
+    lost = f"The run {run} was stopped before its record was written (its ledger says what it has spent): go on with"
+    late("base.validate").require(not stopped, f"{lost} isthmus train --resume {folder}, then report")
     path = late("report").write(late("report").Record.from_file(run), output or folder / "report.html")
     size = path.stat().st_size
     screen.result({"report": str(path), "bytes": size}, f"wrote the report to {path} ({size / 1000:.0f} kB)")

@@ -147,7 +147,7 @@ def give(layers: Layers, rounds: Directions) -> None:
     """The directions as gradients, leaf by leaf: the whole vector is never built."""
 
     def columns(name: str, lo: int, hi: int) -> Tensor:
-        first, *rest = (piece.columns(layers.space, name, lo, hi) for lifted in rounds for piece in lifted)
+        first, *rest = [piece.columns(layers.space, name, lo, hi) for lifted in rounds for piece in lifted]
         total = sum(rest, first)
         return total if len(rounds) == 1 else total / len(rounds)
 

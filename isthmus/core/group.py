@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -212,7 +212,9 @@ class Group:
 
         What matrices make of a vector depends on the number of threads in its last bits: with one it is alike.
         """
-        return one_thread(True) if self.size > 1 else nullcontext()
+        if self.size == 1:
+            return nullcontext()
+        return one_thread()
 
     def add(
         self,
@@ -386,9 +388,9 @@ class Local(Aggregator):
         joint = None if group.size == 1 else group.answer
         client = Client(str(group.rank), problem, 0, context.whole, 1 / group.size, joint)
 
-        def mine() -> Message:
-            return contribute(round, stage, client, context.keys, context.physical)
-
+        mine = partial(contribute, round, stage, client, context.keys, context.physical)
+        if group.size == 1:
+            return mine()
         return group.add(round, stage, mine, lambda: storage.checksum(round.w), problem.n, context.whole or problem.n)
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import torch
@@ -210,7 +211,8 @@ class Update(Protocol):
 
 def direction_of(lifted: Sequence[Lifted]) -> Tensor:
     """The sum of the directions of all releases (a subspace and its residual, an anchor and a difference)."""
-    return reduce(torch.add, [item.direction for item in lifted])
+    total: Tensor = reduce(torch.add, map(attrgetter("direction"), lifted))
+    return total
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -184,7 +185,7 @@ class Pipeline:
         object.__setattr__(self, "before", tuple(self.before))
         check_sound(self)
 
-    @property
+    @cached_property
     def private(self) -> bool:
         """Whether any release hides its data behind noise."""
         return any(stage.private for stage in self.stages)
@@ -205,6 +206,11 @@ class Pipeline:
         for _, release, slot in slots(self.stages):
             visit(release.encode, slot)
         return tuple(found)
+
+    @cached_property
+    def slot_of(self) -> dict[int, str]:
+        """The slot of every encoder, by its id."""
+        return {id(encoder): slot for slot, encoder in reversed(self.encoders)}
 
 
 def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
@@ -279,8 +285,7 @@ class Round:
 
     def bind(self, encoder: Encoder) -> Sketch:
         """The map of this round: one for all slots that share an encoder, bound once however often it is asked for."""
-        encoders = self.pipe.encoders
-        slot = next((slot for slot, candidate in encoders if candidate is encoder), encoders[-1][0])
+        slot = self.pipe.slot_of.get(id(encoder), self.pipe.encoders[-1][0])
         if slot in self._bound:
             return self._bound[slot]
         token, (kept, sketch) = encoder.token(self), self.maps.get(slot, (None, None))
@@ -354,6 +359,14 @@ def _noised(release: Release, name: str, bounded: ClippedSum, noise: Source | No
     return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 
 
+def close_together(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None) -> None:
+    """Close a stage where the ledger and the noise are; other ranks take what was released there."""
+    released = round.group.on_leader(lambda: close_stage(round, stage, message, keys, ledger), met=True)
+    if stage.name not in round.released:
+        where = next(iter(message.values.values())).value.device
+        take_stage(round, stage, {name: value.to(where) for name, value in released.items()})
+
+
 def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> None:
     """What was released, here or elsewhere, lifted to R^d and held in the round."""
     lifted: list[Lifted] = []
@@ -388,8 +401,8 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
         for release, slot in stage.slots:
             if release.clip is not None:
                 parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
-    dims = state.dims + sum(message.dims for message in sent)
-    size = state.bytes + sum(message.bytes for message in sent)
+    dims = state.dims + sum(map(attrgetter("dims"), sent))
+    size = state.bytes + sum(map(attrgetter("bytes"), sent))
     return State(w, round.t + 1, update, average, parts, round.memory, held, dims, size)
 
 
@@ -435,11 +448,7 @@ def _through(round: Round, stage: Stage, context: RunContext) -> Message:
     bind_stage(round, stage)
     message = context.aggregator.collect(round, stage, context)
     with round.group.alike():
-        released = round.group.on_leader(
-            lambda: close_stage(round, stage, message, context.keys, context.ledger), met=True
-        )
-        if stage.name not in round.released:  # it was released elsewhere
-            take_stage(round, stage, released)
+        close_together(round, stage, message, context.keys, context.ledger)
     return message
 
 

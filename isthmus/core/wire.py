@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ class Wire:
         remedy = "leave it out with shifts: every sender answers every round, as the receiver knows the mean of shifts"
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
 
-    @property
+    @cached_property
     def remembers(self) -> bool:
         """Whether senders keep a vector of R^d."""
         return self.feedback or self.shift is not None
@@ -215,13 +216,7 @@ class Wire:
         return value + (divisor / eta if self.feedback else -divisor) * memory
 
     def remembered(
-        self,
-        value: Tensor,
-        code: Tensor,
-        sketch: Sketch,
-        memory: Tensor | None,
-        divisor: float,
-        eta: float | Tensor,
+        self, value: Tensor, code: Tensor, sketch: Sketch, memory: Tensor | None, divisor: float, eta: float | Tensor
     ) -> Tensor:
         """What a sender keeps after it has sent the `code` of `value`."""
         if self.feedback:

@@ -81,15 +81,15 @@ class Order:
         validate.non_negative_int(t=self.t, epoch=self.epoch, seed=self.seed)
         if not isinstance(self.eta, Tensor):
             validate.non_negative(eta=self.eta)
-        for slot, bound in self.bounds.items():
-            validate.positive(**{f"bounds[{slot!r}]": bound})
+        validate.positive(**{f"bounds[{slot!r}]": bound for slot, bound in self.bounds.items()})
         if self.w is not None:
             flat = self.w.ndim == 1 and self.w.is_floating_point()
             validate.check(flat, "w", type(self.w).__name__, "give a vector of real numbers")
             remedy = "send the digest of the iterate that is sent: this is another one's"
             validate.check(self.digest == digest_of(self.w), "digest", self.digest, remedy)
         tables = [self.parts, self.anchors, self.released]
-        tables += list(self.released.values()) if isinstance(self.released, dict) else []
+        if isinstance(self.released, dict):
+            tables += self.released.values()
         valid = all(isinstance(table, dict) for table in tables)
         validate.check(valid, "order", type(self.parts).__name__, "give tables by name")
         tensors = [x for table in (self.anchors, *self.released.values()) for x in table.values()]

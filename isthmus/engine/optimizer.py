@@ -131,7 +131,8 @@ def _watch_others(driver: TorchDriver, private: set[int]) -> None:
 
 def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:
     """A gradient that did not come out of the pipeline would move its parameter by unprotected data."""
-    raw = sum(p.grad is not None and id(p) not in private for group in optimizer.param_groups for p in group["params"])
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    raw = len([p for p in held if p.grad is not None and id(p) not in private])
     remedy = "keep them frozen, or call engine.detach() and make private again: they were not trained by make_private"
     validate.check(not raw, "optimizer", f"{raw} parameter(s) with a gradient of their own", remedy)
 

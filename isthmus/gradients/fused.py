@@ -2,19 +2,16 @@
 
 A leaf of a network is clipped by a dozen small steps, each of which takes a device as long to begin as to do.  Here
 
-    squares of a slab -> shares -> weighted sum
+    squares of a slab -> their lengths,    shares -> weighted sum
 
-are three kernels.  Numbers that a kernel gets from the host arrive as float32: those that must not be below (above)
-what they stand for are rounded up (down) to it first.
+are a kernel each.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,14 +91,6 @@ def _column_sums(
     tl.store(out + tl.program_id(1).to(tl.int64) * width + column, total, mask=column < width)
 
 
-def _shares(upper: tl.tensor, out: tl.tensor, n: tl.tensor, room: tl.tensor, block: tl.constexpr) -> tl.tensor:
-    place = tl.program_id(0) * block + tl.arange(0, block)
-    share = room / tl.load(upper + place, mask=place < n, other=1.0)
-    share = tl.where(share < 1.0, share, tl.where(share >= 1.0, 1.0, 0.0))  # what is no number is 0
-    single = share.to(tl.float32)
-    tl.store(out + place, tl.where(single >= 1.1754943508222875e-38, single, 0.0), mask=place < n)
-
-
 def _norm_sums(
     x: tl.tensor, b: tl.tensor, out: tl.tensor, t: tl.tensor, width: tl.tensor, parts: tl.tensor, eps: tl.tensor,
     places: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
@@ -179,7 +168,6 @@ _slab_sum_there = _compiled(_slab_sum, "n")
 _square_sums_there = _compiled(_square_sums)
 _row_norms_there = _compiled(_row_norms)
 _column_sums_there = _compiled(_column_sums, "n")
-_shares_there = _compiled(_shares, "n")
 _norm_sums_there = _compiled(_norm_sums)
 _digits_there = _compiled(_digits)
 _joined_there = _compiled(_joined)
@@ -259,19 +247,6 @@ def column_sums(x: Tensor, c: Tensor) -> Tensor:
     return sums.sum(0)
 
 
-def shares(upper: Tensor, room: float) -> Tensor:
-    """min(1, room / upper) as float32, room rounded down; 0 below the normal numbers and where there is no number.
-
-    A norm of 0 has the share 1, an infinite one or NaN 0, as `isthmus.privacy.clips` says.
-    """
-    out = torch.empty(upper.shape, dtype=torch.float32, device=upper.device)
-    if len(upper):
-        with torch.cuda.device_of(upper):
-            blocks = (triton.cdiv(len(upper), BLOCK),)
-            _shares_there[blocks](upper.to(torch.float64).contiguous(), out, len(upper), -_up(-room), block=BLOCK)
-    return out
-
-
 def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:
     """(n, 2 C): sum_t b_t x^_t and sum_t b_t, side by side channel by channel; x^ is x (n, T, C) normalised over C.
 
@@ -314,12 +289,3 @@ def joined(high: Tensor, mixed: Tensor, low: Tensor, side: int, scale: float, ou
             high, mixed, low, out, rows, width, high.stride(0), out.stride(0), float(scale), side=side, tall=4,
             wide=512, num_warps=8,
         )  # fmt: skip
-
-
-def _up(x: float) -> float:
-    """A float32 number that is not below x.
-
-    >>> _up(0.1) >= 0.1, _up(-0.1) >= -0.1
-    (True, True)
-    """
-    return float(np.nextafter(np.float32(x), np.float32(math.inf)))

@@ -40,6 +40,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -208,112 +209,8 @@ def conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, mo
     return x
 
 
-@dataclass(frozen=True)
-class DualPoint:
-    """mu, the point w = P_C(w0 + Phi' mu), its image, and the derivative of the projection there."""
-
-    mu: Array
-    w: Array
-    image: Array
-    derivative: Derivative
-
-
-class Dual:
-    """The dual of one project-and-lift problem."""
-
-    def __init__(self, constraint: ConvexSet, phi: Operator, v: Array, w0: Array) -> None:
-        self.phi, self.v, self.w0, self._constraint = phi, v, w0, constraint
-        self._bound: float | None = None
-
-    def at(self, mu: Array) -> DualPoint:
-        w, derivative = self._constraint.linearised(self.w0 + self.phi.adjoint(mu))
-        return DualPoint(mu, w, self.phi.forward(w), derivative)
-
-    def gradient(self, point: DualPoint, eps: float) -> Array:
-        return self.v - point.image - eps * point.mu
-
-    def direction(self, point: DualPoint, eps: float, gradient: Array) -> Array:
-        """An approximate Newton direction; the gradient where curvature information is useless."""
-        phi = self.phi
-
-        def apply(x: Array) -> Array:
-            return phi.forward(point.derivative(phi.adjoint(x))) + eps * x
-
-        step = conjugate_gradient(apply, gradient, 1e-3, 200)
-        if np.isfinite(step).all() and float(step @ gradient) > 0:
-            return step
-        return gradient / (1.0 + eps)
-
-    def descend(self, point: DualPoint, eps: float, steps: int) -> tuple[DualPoint, int]:
-        """Accelerated projected gradient on the regularised problem: a better start where Newton's was too far."""
-        phi, size = self.phi, 1 / (self._squared_norm() + eps)
-        ratio = (eps * size) ** 0.5
-        momentum = (1 - ratio) / (1 + ratio)
-        w = ahead = point.w
-        used = 0
-        while used < steps:
-            used += 1
-            pull = phi.adjoint(self.v - phi.forward(ahead)) + eps * (self.w0 - ahead)
-            new, _ = self._constraint.linearised(ahead + size * pull)
-            change, w = new - w, new
-            if float(np.linalg.norm(change)) <= 1e-12 * float(np.linalg.norm(w)):
-                break
-            ahead = w + momentum * change
-        return self.at((self.v - phi.forward(w)) / eps), used
-
-    def _squared_norm(self) -> float:
-        """A little above ||Phi||^2, by power iteration."""
-        if self._bound is None:
-            y = np.random.default_rng(0).standard_normal(self.phi.m)
-            for _ in range(50):
-                y = y / float(np.linalg.norm(y))
-                y = self.phi.forward(self.phi.adjoint(y))
-            self._bound = 1.1 * float(np.linalg.norm(y))
-        return self._bound
-
-
-def newton(dual: Dual, point: DualPoint, eps: float, tol: float, max_iter: int) -> tuple[DualPoint, int, bool]:
-    """(point, evaluations, converged): ||F|| <= tol at the point, or the best within `max_iter` evaluations."""
-    used = 0
-    gradient = dual.gradient(point, eps)
-    while float(np.linalg.norm(gradient)) > tol:
-        if used >= max_iter:
-            return point, used, False
-        step = dual.direction(point, eps, gradient)
-        stepped, count = _line_search(dual, point, eps, step, float(gradient @ step))
-        used += count
-        if stepped is point:
-            return point, used, False
-        point, gradient = stepped, dual.gradient(stepped, eps)
-    return point, used, True
-
-
-def _line_search(dual: Dual, point: DualPoint, eps: float, step: Array, slope: float) -> tuple[DualPoint, int]:
-    """The first trial whose slope along `step` is at most half the first one in size."""
-    lo, slope_lo, hi, slope_hi, t = 0.0, slope, 0.0, 0.0, 1.0
-    best = point
-    for count in range(1, 13):
-        trial = dual.at(point.mu + t * step)
-        here = float(dual.gradient(trial, eps) @ step)
-        if abs(here) <= 0.5 * slope:
-            return trial, count
-        if here > 0:
-            lo, slope_lo, best = t, here, trial
-            if hi == 0.0:
-                t *= 4.0
-                continue
-        else:
-            hi, slope_hi = t, here
-        fraction = slope_lo / (slope_lo - slope_hi)
-        t = lo + (hi - lo) * min(max(fraction, 0.1), 0.9)
-    return best, 12
-
-
 SMALLEST, LARGEST = 1e-9, 1e6
 """The path stays between these: below, rounding would win; above, w(eps) is the projection of w0 itself."""
-
-DESCENT = 1000
-"""Gradient steps that help a Newton solve which did not converge on its own."""
 
 
 @dataclass(frozen=True)
@@ -521,38 +418,84 @@ class HullEngine:
         return w, (self._problem.v - self._problem.phi.forward(w)) / eps, 1, True
 
 
+class DualPoint(NamedTuple):
+    """mu, the point w = P_C(w0 + Phi' mu), its image, and the derivative of the projection there."""
+
+    mu: Array
+    w: Array
+    image: Array
+    derivative: Derivative
+
+
 class NewtonEngine:
     """The dual Newton engine, for every convex set with a projection."""
 
     factor = 1e-1
 
     def __init__(self, problem: LiftProblem, mu: Array | None, first: float) -> None:
-        self.first = first
-        self._dual = Dual(problem.constraint, problem.phi, problem.v, problem.w0)
+        self.first, self._problem = first, problem
         if mu is None:
             mu = np.zeros(problem.phi.m)
-        self._point = self._dual.at(mu)
+        self._point = self._at(mu)
         self._size = problem.reference(self._point.w) ** 0.5
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
-        """Solve at eps from the last multiplier."""
-        start = self._point
-        residual, length = float(np.linalg.norm(self._dual.v - start.image)), float(np.linalg.norm(start.mu))
+        """Solve at eps from the last multiplier, to ||F|| <= tol."""
+        point, used = self._point, 0
+        residual, length = (float(np.linalg.norm(x)) for x in (self._problem.v - point.image, point.mu))
         loose = min(1e-3, 0.1 * eps) * min(residual, eps * length or residual)
-        point, used, solved = newton(self._dual, start, eps, max(loose, self._floor(start)), min(50, budget))
-        if not solved and used < budget:
-            closer, steps = self._dual.descend(start, eps, min(DESCENT, budget - used))
-            most = min(50, budget - used - steps)
-            point, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), most)
-            used += steps + more
-        self._point = start
-        if solved:
-            self._point = point
-        return point.w, point.mu, used, solved
+        tol = max(loose, 1e-10 * float(self._size), 1e-14 * length)  # what rounding leaves of a gradient
+        gradient = self._gradient(point, eps)
+        while float(np.linalg.norm(gradient)) > tol:
+            stepped, count = self._line_search(point, eps, gradient)
+            used += count
+            if stepped is point or used >= min(50, budget):
+                return stepped.w, stepped.mu, used, False
+            point, gradient = stepped, self._gradient(stepped, eps)
+        self._point = point
+        return point.w, point.mu, used, True
 
-    def _floor(self, point: DualPoint) -> float:
-        """What rounding leaves of a gradient."""
-        return max(1e-10 * float(self._size), 1e-14 * float(np.linalg.norm(point.mu)))
+    def _at(self, mu: Array) -> DualPoint:
+        phi = self._problem.phi
+        w, derivative = self._problem.constraint.linearised(self._problem.w0 + phi.adjoint(mu))
+        return DualPoint(mu, w, phi.forward(w), derivative)
+
+    def _gradient(self, point: DualPoint, eps: float) -> Array:
+        return self._problem.v - point.image - eps * point.mu
+
+    def _direction(self, point: DualPoint, eps: float, gradient: Array) -> Array:
+        """An approximate Newton direction; the gradient where curvature information is useless."""
+        phi = self._problem.phi
+
+        def apply(x: Array) -> Array:
+            return phi.forward(point.derivative(phi.adjoint(x))) + eps * x
+
+        step = conjugate_gradient(apply, gradient, 1e-3, 200)
+        if np.isfinite(step).all() and float(step @ gradient) > 0:
+            return step
+        return gradient / (1.0 + eps)
+
+    def _line_search(self, point: DualPoint, eps: float, gradient: Array) -> tuple[DualPoint, int]:
+        """The first trial whose slope along the step is at most half the first one in size."""
+        step = self._direction(point, eps, gradient)
+        slope = float(gradient @ step)
+        lo, slope_lo, hi, slope_hi, t = 0.0, slope, 0.0, 0.0, 1.0
+        best = point
+        for count in range(1, 13):
+            trial = self._at(point.mu + t * step)
+            here = float(self._gradient(trial, eps) @ step)
+            if abs(here) <= 0.5 * slope:
+                return trial, count
+            if here > 0:
+                lo, slope_lo, best = t, here, trial
+                if hi == 0.0:
+                    t *= 4.0
+                    continue
+            else:
+                hi, slope_hi = t, here
+            fraction = slope_lo / (slope_lo - slope_hi)
+            t = lo + (hi - lo) * min(max(fraction, 0.1), 0.9)
+        return best, 12
 
 
 Engine = ActiveEngine | HullEngine | NewtonEngine

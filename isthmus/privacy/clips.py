@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.gradients import Dense, Rows, fused, rounding
+from isthmus.gradients import Dense, Rows, rounding
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
 from isthmus.sketches import Context, Encoder
@@ -291,8 +291,6 @@ def _device_weights(rows: Rows, ord: float, bound: float) -> Tensor:
     """
     steps = 1 + (rounding.RESERVE + 4) * rounding.unit(rows.dtype)
     room = (bound - rows.underflow()) / steps
-    if isinstance(room, float) and fused.can_sum(rows.device, rows.dtype):
-        return fused.shares(rows.norm_upper(ord), room)
     shares = (room / rows.norm_upper(ord)).nan_to_num_(0.0, 1.0, 0.0).clamp_(0.0, 1.0).to(rows.dtype)
     return torch.where(shares >= torch.finfo(rows.dtype).tiny, shares, 0.0)
 

@@ -21,6 +21,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -355,6 +356,7 @@ def _ziggurat(size: int) -> NDArray[np.float64]:
     return _sfc64().standard_normal(size)
 
 
+@lru_cache(maxsize=64)
 def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> None:
     """Refuse noise that numbers of the dtype (or float64, in which it is drawn) cannot hold: it would be 0 or infinite.
 
@@ -365,11 +367,13 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: noise scale=1e-170 is not allowed: change the clip bound, or the units of ...
     """
-    infos = [torch.finfo(kind) for kind in (dtype, torch.float64) if kind.is_floating_point]
-    least, most = max(info.tiny for info in infos), min(info.max for info in infos) / 64
-    short = str(dtype).removeprefix("torch.")
-    remedy = f"change the clip bound, or the units of the data: {short} numbers hold noise of {least:.3g} to {most:.3g}"
-    validate.check(least <= scale <= most, name, scale, remedy)
+    drawn = own = torch.finfo(torch.float64)
+    if dtype.is_floating_point:
+        own = torch.finfo(dtype)
+    least, most = max(own.tiny, drawn.tiny), min(own.max, drawn.max) / 64
+    if not least <= scale <= most:
+        short = f"{str(dtype).removeprefix('torch.')} numbers hold noise of {least:.3g} to {most:.3g}"
+        validate.refuse(name, scale, f"change the clip bound, or the units of the data: {short}")
 
 
 def pieces(out: Tensor) -> tuple[Tensor, ...]:

@@ -159,7 +159,8 @@ class PrivacyPlan:
         if self.numbers is None:
             total = math.fsum(item.share for item in self.items)
             validate.check(abs(total - 1) < 1e-9, "share", total, "give shares that add up to 1")
-            scale = _scale(self.items, self.epsilon, self._delta, self.adjacency)
+            prices = tuple(repr(item.template.event()) for item in self.items)  # equal mechanisms may differ in them
+            scale = _scale(self.items, prices, self.epsilon, self._delta, self.adjacency)
             object.__setattr__(self, "numbers", _numbers_at(self.items, scale))
         else:
             _check_numbers(self.items, self.numbers)
@@ -266,7 +267,9 @@ class PrivacyPlan:
 
 
 @lru_cache(maxsize=1024)
-def _scale(items: tuple[Charge, ...], epsilon: float, delta: float, adjacency: Adjacency) -> float:
+def _scale(
+    items: tuple[Charge, ...], prices: tuple[str, ...], epsilon: float, delta: float, adjacency: Adjacency
+) -> float:
     """The scale at which all items cost epsilon: planning and running, or fitting again, asks the accountant once."""
     guess = 1 / mu_of(epsilon, delta, adjacency)
     smallest = min((item.number_at(guess) for item in items if not item.selects), default=1.0)

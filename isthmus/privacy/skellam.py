@@ -195,6 +195,7 @@ class Skellam(OnGrid):
     shares.
 
     >>> from isthmus.privacy import SeededSource
+    >>> from isthmus.privacy.clips import ClippedSum
     >>> released = Skellam(2.0, grid=0.25).release(ClippedSum(torch.zeros(3), 2, 1.0), SeededSource(0))
     >>> bool((released * 4 == (released * 4).round()).all())
     True

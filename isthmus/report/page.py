@@ -107,9 +107,8 @@ def _verdict(record: Record) -> Section:
     privacy = record.privacy
     if privacy is None:
         return {"tone": "bad", "headline": "NOT private"}
-    change = _CHANGES.get(
-        privacy["adjacency"], (privacy["adjacency"], "which of two neighbouring sets of records was used")
-    )
+    relation = privacy["adjacency"]
+    change = _CHANGES.get(relation, (relation, "which of two neighbouring sets of records was used"))
     if not privacy["private"]:
         return {"tone": "bad", "headline": "NOT private", "change": change}
     epsilon = privacy["epsilon"]
@@ -124,10 +123,8 @@ def _verdict(record: Record) -> Section:
         headline, tone = f"{headline}, subject to the warnings below", "weak"
     best = _words.best_guess(epsilon, privacy["delta"])
     guess = _words.at_most(best)
-    odds = [
-        (0.5, "a coin toss: 50%", "soft"),
-        (best - 0.5, f"what the results add, at most: up to {guess}", "strong"),
-    ]
+    adds = f"what the results add, at most: up to {guess}"
+    odds = [(0.5, "a coin toss: 50%", "soft"), (best - 0.5, adds, "strong")]
     chart = svg.meter("odds", "How often a guess about one record can be right", odds, 1.0, ("never", "always right"))
     factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
     return {"tone": tone, "headline": headline, "change": change, "guess": guess, "chart": chart, "factor": factor}
@@ -179,9 +176,8 @@ def _budget(record: Record) -> Section | None:
         if target is not None and math.isfinite(target):
             levels = [(target, f"asked for: {_words.number(target)}")]
         line = ("epsilon spent", curve)
-        section["chart"] = svg.lines(
-            "budget", "Privacy spent, by round", [line], "round", "epsilon spent", levels=levels, zero=True
-        )
+        words = "Privacy spent, by round", [line], "round", "epsilon spent"
+        section["chart"] = svg.lines("budget", *words, levels=levels, zero=True)
     if shared is not None and shared["epsilon"] > 0:
         unspent = max(0.0, shared["epsilon"] - shared["spent"])
         parts = [

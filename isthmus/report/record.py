@@ -429,7 +429,12 @@ def _agree(record: Record) -> None:
     need(private == math.isfinite(epsilon), "privacy.private", private, remedy)
     whole = f"give PrivacyStatement.words() of this statement: private={private}, epsilon = {rounded_up(epsilon)}"
     same = ("NOT private" in words) != private and f"epsilon = {rounded_up(epsilon)}" in words
-    need(same and all(leak in words for leak in privacy["leaks"]), "words", words, f"{whole}, and what leaked")
+    need(
+        same and all(leak in words for leak in privacy["leaks"]),
+        "words",
+        words,
+        f"{whole}, with all that it names as leaked",
+    )
     nominal = epsilon if private else privacy["nominal"] or math.inf
     spent = max((point for _, point in record.budget["curve"]), default=0.0)
     remedy = f"give at most {rounded_up(nominal)}, which is what the statement says in all"

@@ -43,10 +43,7 @@ from isthmus.tables.schema import (
 )
 
 _NEEDS_ROWS = "give test or test_fraction with it: it needs test rows"
-_HIDDEN = (
-    "give a public test file instead of test_fraction: the number of held-out rows would give the private "
-    "number of rows away"
-)
+_HIDDEN = "give a public test file instead: the held-out rows would give the private number of rows away"
 _EITHER = "give either test_epsilon or release_test_metrics: figures are published with noise or without, not both"
 _LESS = "give less than epsilon={:g}: the figures are bought from it, and the training needs the rest"
 _PATHS = ("data", "public", "test", "budget", "schema", "out")

@@ -94,11 +94,8 @@ class RunFolder:
         settings = sealed.get("settings")
         _damaged(not isinstance(settings, dict), f"{folder.path / SETTINGS} has no settings: {_REMEDY}")
         folder.settings = dict(settings or {})
-        _damaged(
-            digest(folder.read(SCHEMA)) != sealed.get("schema_sha256"),
-            f"{folder.path / SCHEMA} was changed after the run began: put it back, or begin a new run with the changed "
-            "copy as its --schema",
-        )
+        same, path = digest(folder.read(SCHEMA)) == sealed.get("schema_sha256"), folder.path / SCHEMA
+        _damaged(not same, f"{path} was changed after the run began: put it back, or begin a new run with a copy of it")
         return folder
 
     # ------------------------------------------------------------ files
@@ -127,11 +124,8 @@ class RunFolder:
         whole = isinstance(data, dict) and data.pop("sha256", "") == digest(_json(data))
         _damaged(not whole, f"{self.path / name} was cut or altered: {_REMEDY}")
         form = data.get("format")
-        _damaged(
-            form != FORMATS[name],
-            f"{self.path / name} has the format {form!r}, and this version of Isthmus reads {FORMATS[name]!r}: "
-            "use the version of Isthmus that wrote it",
-        )
+        reads = f"{self.path / name} has the format {form!r}, and this version of Isthmus reads {FORMATS[name]!r}"
+        _damaged(form != FORMATS[name], f"{reads}: use the version of Isthmus that wrote it")
         return data
 
     def write_sealed(self, name: str, data: Mapping[str, Any]) -> None:

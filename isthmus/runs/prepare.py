@@ -20,7 +20,7 @@ import torch
 
 from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
-from isthmus.estimators.rank_group import RankGroup
+from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.entries import Signs
@@ -28,18 +28,14 @@ from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, r
 from isthmus.tables.infer import Guess, check_decimal, infer
 from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
 
-ALONE = RankGroup()
 _MOST_CLASSES = 100
 FEW = 10
 """Labels of fewer rows are never read off private data."""
 _RARE_LABEL = (
-    "name all labels that may be public with --classes A,B,.. and remove the other rows, or give --task "
-    f"regression: fewer than {FEW} rows have one of the labels, and reading it off them would publish it"
+    f"give --classes A,B,.. or --task regression: fewer than {FEW} rows have one of the labels, and reading it would "
+    "publish it"
 )
-_ONE_LABEL = (
-    "name all labels that may occur with --classes, check --target, or give --task regression to predict a number: "
-    "a classifier needs two labels"
-)
+_ONE_LABEL = "name all labels with --classes, check --target, or give --task regression: two labels are needed"
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ class PreparedRows:
 
 
 def prepare(
-    settings: Settings, declared: Schema, *, salt: str, settled: bool = False, crew: RankGroup = ALONE
+    settings: Settings, declared: Schema, *, salt: str, settled: bool = False, crew: Group = ALONE
 ) -> PreparedRows:
     """Read and encode the data, on ranks this rank's part of it.
 
@@ -106,7 +102,7 @@ def prepare(
         validate.check(settings.target is not None, "target", None, needed)
         check_names(names, declared, settings.target)
     public = None if settings.public is None else _filled("public", settings.public, settings)
-    table, first = _filled("data", settings.data, settings).part(*crew.place)
+    table, first = _filled("data", settings.data, settings).part(crew.rank, crew.size)
     leaks, notes, schema = list(table.notes), [], replace(declared, columns=())
     known = "the number of columns"
     if table.frame is not None:
@@ -122,18 +118,18 @@ def prepare(
     schema, leaks = replace(schema, target=target), leaks + more
     remedy = "continue with the table that the run began with: its schema does not cover this one"
     validate.check(not (settled and leaks), "schema", leaks, remedy)
-    if crew.several:
+    if crew.size > 1:
         _check_agreed(crew, schema, leaks)
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
     _check_words(schema, x, crew)
-    there = crew.count(len(y)) > 0
+    there = sum(crew.all(len(y))) > 0
     validate.check(there, "target", target.name, "check the name of the target column: no row has a target")
     test = None
     if settings.test is not None:
         rows, hidden = _filled("test", settings.test, settings, part="test"), settings.measure_epsilon is not None
         if hidden:  # public ones are measured whole
-            rows = rows.part(*crew.place)[0]
+            rows = rows.part(crew.rank, crew.size)[0]
         test = rows_of(rows, schema, "test", all_have=fixed and hidden)
     if settings.test_fraction is not None:
         (x, y), test = split(x, y, settings.test_fraction, salt, first, crew)
@@ -145,20 +141,17 @@ def prepare(
     ready = PreparedRows(table.name, schema, x, y, features, bounds, test=test, leaks=tuple(leaks), notes=tuple(notes))
     if public is not None:
         ready = replace(ready, public=_public_rows(public, schema))
-    if crew.several:  # every rank has the whole of a public test file
+    if crew.size > 1:  # every rank has the whole of a public test file
         tested = ready.test_rows
         if tested is not None and (settings.test is None or settings.measure_epsilon is not None):
-            tested = crew.count(tested)
-        ready = replace(ready, whole=(crew.count(ready.n), tested))
+            tested = sum(crew.all(tested))
+        ready = replace(ready, whole=(sum(crew.all(ready.n)), tested))
     return ready
 
 
-def _check_agreed(crew: RankGroup, schema: Schema, leaks: list[str]) -> None:
+def _check_agreed(crew: Group, schema: Schema, leaks: list[str]) -> None:
     """Refuse guesses where every rank sees other rows: its guess would be its own."""
-    remedy = (
-        "run it once in one process with --dry-run --write-schema schema.toml, review that file, and give it as "
-        "--schema, with --classes or --target-bounds: ranks guess nothing from their rows"
-    )
+    remedy = "begin one with --dry-run --write-schema, and declare the target: ranks guess nothing from their rows"
     validate.check(not leaks, "schema", leaks, remedy)
     schemas = crew.all(schema.to_toml())
     validate.check(len(set(schemas)) == 1, "schema", f"{len(set(schemas))} schemas of the ranks", remedy)
@@ -238,9 +231,9 @@ def _notes_of(schema: Schema) -> list[str]:
     if hashed:
         notes.append(
             f"the words of {_listed(hashed)} were not declared, and are never read from private rows: they go into "
-            f"fixed buckets by a fixed hash, {BUCKETS} for a column even where it has two words, and two words may "
-            f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"; where a column holds '
-            f'numbers with a word among them, give its range: --bounds "{hashed[0]}=LOW,HIGH"'
+            f"fixed buckets, {BUCKETS} for a column even where it has two words. Name the words to tell them apart: "
+            f'--categories "{hashed[0]}=a,b,c"; where numbers have a word among them, give their range: --bounds '
+            f'"{hashed[0]}=LOW,HIGH"'
         )
     ids = [column.name for column in schema.columns if column.type == "id"]
     if ids:
@@ -248,7 +241,7 @@ def _notes_of(schema: Schema) -> list[str]:
     return notes
 
 
-def _check_words(schema: Schema, x: Any, crew: RankGroup) -> None:
+def _check_words(schema: Schema, x: Any, crew: Group) -> None:
     """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
     at, occurring = 0, {}
     for column in schema.columns:
@@ -355,7 +348,9 @@ def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.n
 def _targets(table: Table, name: str) -> Any:
     if table.frame is None:
         return table.y
-    return table.frame.get(name)
+    if name not in table.frame.columns:
+        return None
+    return table.frame[name]
 
 
 def _guess_task(name: str, values: Any, decimal: str | None, separator: str | None) -> str:
@@ -389,7 +384,7 @@ def _public_rows(public: Table, schema: Schema) -> Any:
 
 
 def split(
-    x: Any, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: RankGroup = ALONE
+    x: Any, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: Group = ALONE
 ) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
     """Training and test rows by one coin for each place, drawn by a secret salt: coins that look at no record.
 
@@ -402,7 +397,7 @@ def split(
     places = range(first, first + len(y))
     digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in places)
     held_out = np.fromiter((int.from_bytes(digest, "big") < bound for digest in digests), dtype=bool, count=len(y))
-    sizes = crew.count(int((~held_out).sum())), crew.count(int(held_out.sum()))
+    sizes = sum(crew.all(int((~held_out).sum()))), sum(crew.all(int(held_out.sum())))
     validate.check(min(sizes) > 0, "test_fraction", fraction, "give another share: no row is left on one side")
     return (_side(x, ~held_out), y[~held_out]), (_side(x, held_out), y[held_out])
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
+from isthmus.gradients.rows import ResidualRows, Rows, Stack
 from isthmus.sketches.base import (
     CodesLeaves,
     Context,
     Encoder,
     LiftsLeaves,
     Movable,
-    R,
     Random,
     Sketch,
     State,
@@ -94,15 +94,15 @@ class IdentityMap(CodesLeaves, LiftsLeaves, Movable):
         """1 for every norm."""
         return 1.0
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The rows of the leaf."""
         return rows
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The leaves side by side."""
         return stack(pieces)
 
-    def encode(self, rows: R) -> R:
+    def encode(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
 
@@ -111,13 +111,13 @@ class IdentityMap(CodesLeaves, LiftsLeaves, Movable):
         return f"the whole gradient, {self.d} numbers"
 
 
-def stack(pieces: Mapping[str, R | None]) -> R:
+def stack(pieces: Mapping[str, Rows | None]) -> Rows:
     """Pieces that own one slice of the code each, in order; None is left out."""
     items = [(name, piece) for name, piece in pieces.items() if piece is not None]
     first = items[0][1]
     if len(items) == 1:
         return first
-    return first.stack(items)
+    return Stack(items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,19 +193,19 @@ class ResidualMap(CodesLeaves, LiftsLeaves):
         whole = round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
         return as_applied(whole, self.d, self.d)
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The rows themselves: the residual needs all leaves."""
         return rows
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The residual of all leaves."""
         return self.encode(stack(pieces))
 
-    def encode(self, rows: R, codes: R | None = None) -> R:
+    def encode(self, rows: Rows, codes: Rows | None = None) -> Rows:
         """Residual rows; `codes` are those of the inner sketch where the caller has them."""
         if codes is None:
             codes = self.inner.encode(rows)
-        return rows.residual(codes, self.inner)
+        return ResidualRows(rows, codes, self.inner)
 
     def describe(self) -> str:
         """One sentence for reports."""
@@ -279,7 +279,7 @@ class BlockMap(CodesLeaves, LiftsLeaves):
             code[:, self.place(leaf.name)] += self.scales[leaf.name] * part
         return code
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The code of one leaf, from its own map."""
         block = self.blocks[name]
         piece = leaf_code(block, block.space.leaves[0].name, rows)
@@ -287,7 +287,7 @@ class BlockMap(CodesLeaves, LiftsLeaves):
             return piece
         return piece.scaled(self.scales[name])
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The codes of the leaves side by side, or added up."""
         if self.together:
             return add_codes(pieces)

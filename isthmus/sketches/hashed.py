@@ -418,9 +418,8 @@ class TensorSketch(Random):
     >>> phi = sketch.dense()
     >>> bool(torch.allclose(phi @ phi.T, 18 / 5 * torch.eye(5, dtype=phi.dtype)))
     True
-    >>> from isthmus.sketches.base import outer_codes
     >>> a, b = torch.ones(1, 4), torch.tensor([[1.0, 2.0, 3.0]])
-    >>> bool(torch.allclose(outer_codes(sketch, a, b), sketch.rows((b.T @ a).reshape(1, 12)), atol=1e-5))
+    >>> bool(torch.allclose(sketch.outer(a, b), sketch.rows((b.T @ a).reshape(1, 12)), atol=1e-5))
     True
     """
 

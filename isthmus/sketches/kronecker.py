@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Stored, code_room, columns, is_sparse, matmul
+from isthmus.base.matrix import Stored, View, code_room, columns, exact_products, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, compact, outer_of, total
 from isthmus.sketches.base import (
     CodesLeaves,
     Context,
     LiftsInPlace,
     Movable,
-    OuterForm,
-    R,
     Random,
     Sketch,
     State,
@@ -147,24 +146,35 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
         inner = matmul(part.reshape((part.shape[0] * q, p)), right.T).view(-1, q, len(right))
         return (left @ inner).reshape(len(inner), len(left) * len(right))
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The code of one leaf: again an outer product where the rows are one."""
-        form = rows.outer_form()
+        plain = rows.plain()
+        if isinstance(plain, Sum):
+            return total([self._own(name, piece) for piece in plain.pieces])
+        return self._own(name, rows)
+
+    def _own(self, name: str, rows: Rows) -> Rows:
+        form = outer_of(rows)
+        if isinstance(rows, Lookup):  # a place k is the vector e_k
+            left, right = self.sides(name, rows.values.to(rows.dtype))
+            with exact_products(rows.device):
+                inputs = rows.values.to(rows.dtype) @ right.T
+            return compact(Outer(inputs, left.T[rows.index]))
         if form is None:
             return rows.through(self._single(name), 0)
         left, right = self.sides(name, form.b)
         outputs, inputs = form.b @ left.T, _inputs(form, right)
         if outputs.ndim == 2 or outputs.shape[1] * (len(left) + len(right)) < len(left) * len(right):
-            return rows.with_factors(inputs, outputs)
+            return compact(Outer(inputs, outputs))
         wide = torch.promote_types(outputs.dtype, torch.float32)  # the code is what this product gives
-        return rows.of(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
+        return Dense(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
 
     def _single(self, name: str) -> KroneckerMap:
         """The block of one leaf as a map of its own."""
         space = Space.of({name: self.space[name].shape})
         return self._memo.keep(("one", name), lambda: KroneckerMap(space, {name: self.factors[name]}, self.scale))
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The codes of the leaves side by side."""
         return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves if leaf.name in pieces})
 
@@ -233,14 +243,15 @@ def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.nn.functional.pad(factor.to(device, dtype), (0, -size % ALIGN))[..., :size]
 
 
-def _inputs(form: OuterForm, right: Tensor) -> Tensor:
+def _inputs(form: Outer, right: Tensor) -> Tensor:
     """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
-    last = None
+    last, factor = None, form.a
+    assert not isinstance(factor, View)
     if form.ones:
         last, right = right[:, -1], right[:, :-1]
-    if not is_sparse(form.a):
-        return torch.nn.functional.linear(form.a.to(right.dtype), right, last)
-    a = matmul(form.a, right.T)
+    if not is_sparse(factor):
+        return torch.nn.functional.linear(factor.to(right.dtype), right, last)
+    a = matmul(factor, right.T)
     if last is None:
         return a
     return a + last

@@ -12,10 +12,8 @@ in blocks of columns, so that no n x d matrix is ever built.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -38,20 +36,17 @@ from isthmus.base.matrix import (
     to_dense,
 )
 from isthmus.base.space import Leaf, Space
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, outer_of
 from isthmus.sketches import base
 from isthmus.sketches.base import (
-    CodeRows,
     CodesLeaves,
     CodesOuter,
     Context,
     Encoder,
     LiftsLeaves,
     LiftsRanges,
-    OuterForm,
-    R,
     Sketch,
     State,
-    TableForm,
     Tree,
     check_block,
     check_vector,
@@ -64,88 +59,45 @@ from isthmus.sketches.dense import orthonormal
 from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
 
 
-class _Factors(ABC):
-    """Public rows of one leaf by their factors; `inner` of rows takes them as it takes rows."""
-
-    n: int
-    d: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @abstractmethod
-    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """sum_j c_j g_j in a dtype."""
-
-    @abstractmethod
-    def part(self, lo: int, hi: int) -> Self:
-        """Some of the rows."""
-
-    def leaves(self) -> Sequence[tuple[str, Self]]:
-        """One whole."""
-        return [("w", self)]
-
-    def outer_form(self) -> OuterForm | None:
-        """The factors of outer products."""
-        return None
-
-    def table_form(self) -> TableForm | None:
-        """The places of a table and what is there."""
-        return None
-
-    def dense(self) -> Tensor:
-        """The n x d matrix."""
-        return torch.stack([self.sum(c) for c in torch.eye(self.n, dtype=self.dtype, device=self.device)])
-
-
-class OuterFactors(_Factors):
+class OuterFactors(Outer):
     """Public rows g_j = vec(b_j a_j') of one leaf: a (n, p), dense or CSR, with its column of ones; b (n, q).
 
-    >>> OuterFactors(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).sum(torch.tensor([2.0]))
+    >>> OuterFactors(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).sum_in(torch.tensor([2.0]))
     tensor([ 6., 12.,  8., 16.])
     """
 
     def __init__(self, a: Stored, b: Tensor) -> None:
-        self.a, self.b, self.dtype, self.device = a, b, b.dtype, b.device
-        self.n, self.p, self.q = len(b), int(a.shape[1]), b.shape[1]
-        self.d = self.p * self.q
-        self.numbers = b.numel() + (a.nnz if is_sparse(a) else a.numel())
-
-    def outer_form(self) -> OuterForm:
-        """The factors."""
-        return OuterForm(self.a, self.b)
+        super().__init__(a, b)
+        self.stored, self.numbers = a, b.numel() + (a.nnz if is_sparse(a) else a.numel())
 
     def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> OuterFactors:
         """The factors in a dtype, on a device (a CSR factor stays where it is)."""
-        a = as_dtype(self.a, dtype) if is_sparse(self.a) else self.a.to(device, dtype, copy=copy)
+        a = as_dtype(self.stored, dtype) if is_sparse(self.stored) else self.stored.to(device, dtype, copy=copy)
         return OuterFactors(a, self.b.to(device, dtype, copy=copy))
 
     def tensors(self) -> dict[str, Tree]:
         """Plain tensors and numbers, for a state."""
-        if not is_sparse(self.a):
-            return {"a": self.a, "b": self.b}
-        parts = {"data": self.a.data, "indices": self.a.indices, "indptr": self.a.indptr}
+        if not is_sparse(self.stored):
+            return {"a": self.stored, "b": self.b}
+        parts = {"data": self.stored.data, "indices": self.stored.indices, "indptr": self.stored.indptr}
         return {**{key: torch.from_numpy(part) for key, part in parts.items()}, "p": self.p, "b": self.b}
 
-    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def sum_in(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """sum_j c_j g_j in a dtype, some rows of the leaf's matrix at a time."""
         out = torch.empty(self.q, self.p, dtype=dtype or self.dtype, device=self.device)
         step = max(1, base.CHUNK_BYTES // (8 * self.p))
         for lo in range(0, self.q, step):
-            out[lo : lo + step] = rmatmul(self.a, self.b[:, lo : lo + step] * c[:, None]).T
+            out[lo : lo + step] = rmatmul(self.stored, self.b[:, lo : lo + step] * c[:, None]).T
         return out.view(-1)
 
     def products(self, x: Tensor) -> Tensor:
         """<x_i, g_j> = b_j' X_i a_j for dense rows x (r, q p)."""
-        half = matmul(self.a, x.to(self.dtype).reshape(-1, self.p).T)
+        half = matmul(self.stored, x.to(self.dtype).reshape(-1, self.p).T)
         return (half.view(self.n, -1, self.q) * self.b[:, None, :]).sum(2).T
-
-    def part(self, lo: int, hi: int) -> OuterFactors:
-        """Some of the rows."""
-        return OuterFactors(self.a[lo:hi], self.b[lo:hi])
 
     def sizes(self) -> Tensor:
         """||a_j|| ||b_j||, of factors in float64."""
-        return row_norms(self.a).to(self.device) * row_norms(self.b)
+        return row_norms(self.stored).to(self.device) * row_norms(self.b)
 
     @property
     def roundings(self) -> int:
@@ -153,18 +105,12 @@ class OuterFactors(_Factors):
         return self.p + self.q + 8
 
 
-class TableFactors(_Factors):
+class TableFactors(Lookup):
     """Public rows g_j = vec(sum_t e_{k_jt} c_jt') of a V x D table: index (n, T) and values (n, T, D)."""
 
     def __init__(self, index: Tensor, values: Tensor, vocabulary: int) -> None:
-        self.index, self.values, self.vocabulary = index, values, vocabulary
-        self.n, self.positions, self.width = values.shape
-        self.d, self.dtype, self.device = vocabulary * self.width, values.dtype, values.device
+        super().__init__(index, values, vocabulary)
         self.numbers = values.numel() + index.numel()
-
-    def table_form(self) -> TableForm:
-        """The places and what is there."""
-        return TableForm(self.index, self.values, self.vocabulary)
 
     def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> TableFactors:
         """The factors in a dtype, on a device."""
@@ -175,7 +121,7 @@ class TableFactors(_Factors):
         """Plain tensors and numbers, for a state."""
         return {"index": self.index, "values": self.values, "vocabulary": self.vocabulary}
 
-    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def sum_in(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """sum_j c_j g_j in a dtype: places that public rows share are added in the dtype of the factors."""
         places, slots = self.index.unique(return_inverse=True)
         total = torch.zeros(len(places), self.width, dtype=self.dtype, device=self.device)
@@ -188,10 +134,6 @@ class TableFactors(_Factors):
         """<x_i, g_j> = sum_t <X_i[k_jt], c_jt> for dense rows x (r, V D)."""
         read = x.reshape(-1, self.vocabulary, self.width)[:, self.index].to(self.dtype)
         return (read * self.values).sum((2, 3))
-
-    def part(self, lo: int, hi: int) -> TableFactors:
-        """Some of the rows."""
-        return TableFactors(self.index[lo:hi], self.values[lo:hi], self.vocabulary)
 
     def sizes(self) -> Tensor:
         """sum_t ||c_jt||, of factors in float64: values of equal places may cancel."""
@@ -248,7 +190,7 @@ class PublicMap(Sketch):
         """One sentence for reports."""
         return f"the top {self.m} directions of public gradients, of {self.d} parameters"
 
-    def captured(self, rows: CodeRows) -> float:
+    def captured(self, rows: Rows) -> float:
         """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
         inside, whole = (float(r.norms(2).double().square().sum()) for r in (self.encode(rows), rows))
         if whole == 0:
@@ -330,7 +272,7 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
     def adjoint(self, y: Tensor) -> Tensor:
         """G'(U y)."""
         check_vector(self, y, "y", self.m)
-        return self._wide(y.device).sum(self._weights(y.device) @ y.double(), y.dtype)
+        return self._wide(y.device).sum_in(self._weights(y.device) @ y.double(), y.dtype)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """The same: there is one leaf."""
@@ -341,8 +283,8 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
         wide = self._wide(y.device)
         if isinstance(wide, TableFactors):
             return super().adjoint_columns(name, y, lo, hi)
-        some = OuterFactors(wide.a[:, lo:hi], wide.b)
-        return some.sum(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
+        some = OuterFactors(wide.stored[:, lo:hi], wide.b)
+        return some.sum_in(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """(X G') U, some rows of X at a time."""
@@ -354,10 +296,10 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
             codes[start : start + step] = (wide.products(whole) @ weights).to(codes.dtype)
         return codes
 
-    def leaf(self, name: str, rows: R) -> R:
+    def leaf(self, name: str, rows: Rows) -> Rows:
         """The codes of rows from their inner products with the public ones."""
         codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
-        return rows.with_factors(codes, torch.ones_like(codes[:, :1]))
+        return Outer(codes, torch.ones_like(codes[:, :1]))
 
     def _weights(self, device: torch.device) -> Tensor:
         return self._memo.tensor("weights", lambda: self.weights, device, torch.float64)
@@ -472,7 +414,7 @@ class KroneckerSubspace(Encoder):
             state = {"factors": factors, "t": context.t}
         return KroneckerMap(context.space, state_entry(state, "factors", dict)), state
 
-    def _factors(self, context: Context, leaf: Leaf, rows: CodeRows) -> tuple[Tensor, Tensor]:
+    def _factors(self, context: Context, leaf: Leaf, rows: Rows) -> tuple[Tensor, Tensor]:
         ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
         sides = side_directions(rows, matrix_shape(leaf), ranks)
@@ -483,7 +425,7 @@ class KroneckerSubspace(Encoder):
         return left, right
 
 
-def _public_rows(context: Context, data: object, loss: object) -> CodeRows:
+def _public_rows(context: Context, data: object, loss: object) -> Rows:
     if loss is not None:
         data = data, loss
     rows = context.rows(data)
@@ -511,7 +453,7 @@ BUILT = 4096
 
 
 def learned(
-    space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
+    space: Space, rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
 ) -> dict[str, Tree]:
     """The top directions V = G'U of public rows as tensors and numbers, with a certified bound `norm` of ||V||_2.
 
@@ -551,7 +493,7 @@ def learned(
     return {"weights": weights, "leaves": leaves, "norm": _certified(moment, error, dtype)}
 
 
-def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram") -> Tensor:
+def top_directions(rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram") -> Tensor:
     """d x min(k, rank) orthonormal: the top eigenvectors of sum_i g_i g_i', through the n x n Gram matrix.
 
     With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
@@ -565,10 +507,10 @@ def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, m
     return _directions(rows, k, dtype, method)[0]
 
 
-def side_directions(rows: CodeRows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
-    form = rows.outer_form()
-    if form is not None and form.single:
+    form = outer_of(rows)
+    if form is not None and form.positions == 1:
         a, b = _factors(form)
         b_norm = b.norm(dim=1, keepdim=True)
         weighted: Stored
@@ -598,7 +540,7 @@ def completed(columns: Tensor, rank: int, key: int) -> Tensor:
     return torch.cat([columns, extra], 1)
 
 
-def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows]:
+def leaf_pieces(space: Space, rows: Rows) -> Mapping[str, Rows]:
     """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
     leaves = rows.leaves()
     if len(leaves) > 1 or rows.d != space.d:
@@ -606,7 +548,7 @@ def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows]:
     if len(space.leaves) == 1:
         return {space.leaves[0].name: rows}
     whole = rows.dense()
-    return {leaf.name: rows.of(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
+    return {leaf.name: Dense(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
 
 
 def top_right(x: Stored, rank: int) -> Tensor:
@@ -631,7 +573,7 @@ def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return values[keep], vectors[:, keep]
 
 
-def _side_top(rows: CodeRows, shape: tuple[int, int], side: int, rank: int) -> Tensor:
+def _side_top(rows: Rows, shape: tuple[int, int], side: int, rank: int) -> Tensor:
     """The top directions of one side of dense gradients, read a chunk of rows at a time.
 
     The unfolding has n q (or n p) rows of the side's length: its second moment is summed up when that is the smaller
@@ -652,7 +594,7 @@ def _unfold(cube: Tensor, side: int) -> Tensor:
     return cube.reshape(-1, cube.shape[2])
 
 
-def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
+def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
     """The basis, orthonormal to rounding, and its `_moment`; in place, so that d x k numbers are kept once."""
     pieces = [piece for _, piece in rows.leaves()]
     gram: Tensor | _Products = _Products(pieces)
@@ -674,7 +616,7 @@ def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tupl
 class _Products:
     """K = G G' of leaves side by side, by products G (G'c) alone."""
 
-    def __init__(self, pieces: Sequence[CodeRows]) -> None:
+    def __init__(self, pieces: Sequence[Rows]) -> None:
         self.pieces = pieces
 
     def diagonal(self) -> Tensor:
@@ -719,7 +661,7 @@ def _whitened(x: Tensor, moment: Tensor) -> Tensor:
     return solved
 
 
-def _filled(pieces: Sequence[CodeRows], weights: Tensor, dtype: torch.dtype) -> Tensor:
+def _filled(pieces: Sequence[Rows], weights: Tensor, dtype: torch.dtype) -> Tensor:
     """G' weights of leaves one under the other, straight in a dtype."""
     basis, start = torch.empty(sum(x.d for x in pieces), weights.shape[1], dtype=dtype, device=weights.device), 0
     for piece in pieces:
@@ -758,7 +700,7 @@ def _product_error(sizes: Tensor, weights: Tensor, roundings: int) -> float:
     return (roundings + 2 * n + 8) * 2.0**-52 * n * float(torch.linalg.matrix_norm(sizes[:, None] * weights, 2)) ** 2
 
 
-def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
+def _named(space: Space, rows: Rows) -> dict[str, Rows]:
     """The public rows of every leaf of the space, or nothing where they come as one whole for several."""
     leaves = rows.leaves()
     if len(leaves) == 1 and len(space.leaves) == 1:
@@ -768,17 +710,17 @@ def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
     return dict(leaves)
 
 
-def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
+def _worth_holding(rows: Rows, k: int) -> Factors | None:
     """The factors of a leaf, copied, where they are worth it."""
     if rows.d < FACTORED_FROM:
         return None
     factors: Factors | None = None
-    form, table = rows.outer_form(), rows.table_form()
-    if form is not None and form.single:
+    form, table = outer_of(rows), rows.plain()
+    if form is not None and form.positions == 1:
         a = form.whole_a()
         factors = OuterFactors(a if is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
-    elif table is not None:
-        factors = TableFactors(*table)
+    elif isinstance(table, Lookup):
+        factors = TableFactors(table.index, table.values, table.vocabulary)
     if factors is None or WORTH * factors.numbers > rows.d * k:
         return None
     return factors.to(factors.device, factors.dtype, copy=True)
@@ -788,18 +730,18 @@ def _symmetric(x: Tensor) -> Tensor:
     return (x + x.T) / 2
 
 
-def _gram(rows: CodeRows) -> Tensor:
+def _gram(rows: Rows) -> Tensor:
     """<g_i, g_j> in float64; an outer product with one term needs its factors only."""
-    form = rows.outer_form()
-    if form is not None and form.single:
+    form = outer_of(rows)
+    if form is not None and form.positions == 1:
         a, b = _factors(form)
         return _square(a) * (b @ b.T)
     return sum((part @ part.T for part in _blocks(rows)), torch.zeros(()))
 
 
-def _combined(rows: CodeRows, weights: Tensor) -> Iterator[Tensor]:
+def _combined(rows: Rows, weights: Tensor) -> Iterator[Tensor]:
     """G' weights (d x k), some rows of it at a time."""
-    form = rows.outer_form()
+    form = outer_of(rows)
     if form is not None and is_sparse(form.a):
         a, b = _factors(form, weights.dtype)
         yield from (rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
@@ -807,20 +749,20 @@ def _combined(rows: CodeRows, weights: Tensor) -> Iterator[Tensor]:
         yield from (part.T @ weights for part in _blocks(rows, weights.dtype))
 
 
-def _blocks(rows: CodeRows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
+def _blocks(rows: Rows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
     """The n x d matrix of dense rows, some columns at a time; outer products build those columns only.
 
     Sums of several products are rounded to the dtype of the rows, in the same way at every call: the Gram matrix and
     the directions belong to the same numbers.
     """
-    form = rows.outer_form()
+    form = outer_of(rows)
     if form is None:
         whole = rows.dense()
         step = max(1, base.CHUNK_BYTES // (16 * max(1, rows.n)))
         yield from (whole[:, lo : lo + step].to(dtype) for lo in range(0, rows.d, step))
         return
     kind = rows.dtype
-    if form.single:
+    if form.positions == 1:
         kind = dtype
     a, b = _factors(form, kind)
     step = max(1, base.CHUNK_BYTES // (24 * max(1, rows.n) * a.shape[-1]))
@@ -831,13 +773,13 @@ def _blocks(rows: CodeRows, dtype: torch.dtype = torch.float64) -> Iterator[Tens
         yield part.reshape(rows.n, -1).to(dtype)
 
 
-def _factors(form: OuterForm, dtype: torch.dtype = torch.float64) -> tuple[Stored, Tensor]:
+def _factors(form: Outer, dtype: torch.dtype = torch.float64) -> tuple[Stored, Tensor]:
     """The factors of outer products in a dtype, a column of ones shown; those of a single term as n x p and n x q."""
     b, a, n = form.b.to(dtype), form.whole_a(), len(form.b)
     if is_sparse(a):
         return as_dtype(a, dtype), b.reshape(n, -1)
     a = a.to(dtype)
-    if form.single:
+    if form.positions == 1:
         return a.reshape(n, -1), b.reshape(n, -1)
     return a, b
 

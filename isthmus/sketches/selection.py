@@ -15,12 +15,12 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import Stored, code_room, is_sparse, to_dense
 from isthmus.base.space import Space
+from isthmus.gradients.rows import Rows
 from isthmus.sketches import base
 from isthmus.sketches.base import (
     CodesLeaves,
     CodesOuter,
     LiftsLeaves,
-    R,
     Random,
     Size,
     Sketch,
@@ -95,7 +95,7 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
             code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
         return code
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """A leaf owns a part of the code: a whole one the scaled rows themselves, one outside the subset None."""
         places = self._owned(name)
         if places.start == places.stop:
@@ -106,7 +106,7 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
             return rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
         return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,12 +62,27 @@ class TimedServer(SecureServer):
         return answer
 
 
+class CountingClient(SecureClient):
+    """A client that counts its bytes."""
+
+    up = down = 0
+
+    def _read(self, data: bytes, *more: Any) -> tuple[bytes, bytes]:
+        self.down += len(data)
+        return super()._read(data, *more)
+
+    def _answer(self, *parts: Any) -> bytes:
+        message = super()._answer(*parts)
+        self.up += len(message)
+        return message
+
+
 def whole_round(plan: SecurePlan, rows: dict[int, np.ndarray], lost: int) -> dict[str, object]:
     """One round with clients lost at every moment; the total beside the sum of what the clients have added."""
     moments = ("keys", "letters", "vector", "shares")
     gone = {moment: range(place, lost, len(moments)) for place, moment in enumerate(moments)}
     silent = {index for moment, who in gone.items() if moment != "shares" for index in who}
-    clients = {index: SecureClient(plan, index, SeededSource(index)) for index in range(plan.clients)}
+    clients = {index: CountingClient(plan, index, SeededSource(index)) for index in range(plan.clients)}
     server, start = TimedServer(plan, Ledger(), seeded=True), time.perf_counter()
     total, seconds = run_round(server, clients, rows, gone), time.perf_counter() - start
     expected = np.zeros(plan.m, np.int64)
@@ -74,14 +91,14 @@ def whole_round(plan: SecurePlan, rows: dict[int, np.ndarray], lost: int) -> dic
         expected += twin.integers(rows[index][None, :]) + skellam(plan.share, plan.m, twin._noise)
     true = sum(rows[index] for index in set(range(plan.clients)) - silent)
     mine = epsilon_of(plan.event(), DELTA)
-    central = epsilon_of(Gaussian(plan.central_multiplier()).event(), DELTA)
+    central = epsilon_of(Gaussian(math.sqrt(plan.variance) / plan.steps).event(), DELTA)
     return {
         "exact": bool((total == expected).all()),
         "survivors": plan.clients - len(silent),
         "bits": plan.bits,
-        "bytes up, all four messages": max(server.received.values()),
+        "bytes up, all four messages": max(client.up for client in clients.values()),
         "bytes up, the vector": plan.vector_bytes,
-        "bytes down": max(server.sent.values()),
+        "bytes down": max(client.down for client in clients.values()),
         "noise of the total, relative to the bound": float((total * plan.grid - true).std()),
         "epsilon": mine,
         "epsilon of central Gaussian noise of that variance": central,

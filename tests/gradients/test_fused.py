@@ -70,13 +70,6 @@ def test_there_may_be_more_records_than_a_grid_has_columns() -> None:
     assert sums is not None and bool((sums[:, 1::2] == 1.0).all())
 
 
-def test_shares_are_those_of_a_clip() -> None:
-    upper = torch.tensor([0.0, torch.inf, torch.nan, 1e-3, 4.0, 1e60, 1e-300], dtype=torch.float64, device="cuda")
-    found = fused.shares(upper, 0.7)
-    assert found.tolist()[:4] == [1.0, 0.0, 0.0, 1.0] and found.tolist()[5:] == [0.0, 1.0]
-    assert 0.1749999 < float(found[4]) <= 0.7 / 4
-
-
 def test_a_few_rows_are_added_without_those_of_weight_zero() -> None:
     values, c = torch.randn(5, 100, device="cuda"), torch.tensor([0.5, 0.0, 1.0, 0.0, 0.25], device="cuda")
     values[1] = torch.nan

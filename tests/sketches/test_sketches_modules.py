@@ -26,7 +26,7 @@ from isthmus.sketches import (
     TensorSketch,
 )
 from isthmus.sketches import base as sketch_base
-from isthmus.sketches.base import adjoint_leaf, join_codes, leaf_code, outer_codes, pinv_leaf
+from isthmus.sketches.base import adjoint_leaf, join_codes, leaf_code, pinv_leaf
 
 LAYERED = {
     "identity": Identity(),
@@ -198,5 +198,5 @@ def test_codes_in_a_public_subspace_for_either_longer_side(q, p, positions, chun
     space, middle = Space.of({"w": (q, p)}), () if positions is None else (positions,)
     sketch = PublicSubspace(4).bind(Rounds(Dense(normal(5, q * p, seed=7)), space), None)[0]
     a, b = normal(N, *middle, p), normal(N, *middle, q, seed=1)
-    torch.testing.assert_close(outer_codes(sketch, a, b), Outer(a, b).dense() @ sketch.dense().T)
-    torch.testing.assert_close(outer_codes(sketch, a[:0], b[:0]), torch.zeros(0, 4, dtype=torch.float64))
+    torch.testing.assert_close(sketch.outer(a, b), Outer(a, b).dense() @ sketch.dense().T)
+    torch.testing.assert_close(sketch.outer(a[:0], b[:0]), torch.zeros(0, 4, dtype=torch.float64))

@@ -25,7 +25,7 @@ from isthmus.parts import Shuffle
 from isthmus.privacy import Clip
 from isthmus.sketches import PublicSubspace, Residual, base
 from isthmus.sketches import public as learning
-from isthmus.sketches.base import adjoint_leaf, outer_codes, pinv_leaf
+from isthmus.sketches.base import adjoint_leaf, pinv_leaf
 from isthmus.sketches.public import (
     FactoredMap,
     JoinedMap,
@@ -231,7 +231,7 @@ def test_outer_products_inside_and_across_leaves(lo, q, p, positions):
     middle = () if positions is None else (positions,)
     a, b = normal(N, *middle, p), normal(N, *middle, q, seed=1)
     want = Outer(a, b).dense() @ sketch.dense()[:, lo : lo + q * p].T
-    torch.testing.assert_close(outer_codes(sketch, a, b, lo), want)
+    torch.testing.assert_close(sketch.outer(a, b, lo), want)
 
 
 def test_private_rows_of_other_kinds_than_the_public_ones():

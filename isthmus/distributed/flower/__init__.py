@@ -5,17 +5,5 @@ from isthmus.distributed.flower.federation import Elsewhere, Federation, LocalSt
 from isthmus.distributed.flower.records import from_arrays, space_of, to_arrays
 from isthmus.distributed.flower.server import FlowerClients, LocalGrid, NobodyAnswered, SketchStrategy
 
-__all__ = [
-    "Elsewhere",
-    "Federation",
-    "FlowerClients",
-    "LocalGrid",
-    "LocalSteps",
-    "NobodyAnswered",
-    "SketchStrategy",
-    "client_app",
-    "from_arrays",
-    "sketch_mod",
-    "space_of",
-    "to_arrays",
-]
+__all__ = ["Elsewhere", "Federation", "FlowerClients", "LocalGrid", "LocalSteps", "NobodyAnswered", "SketchStrategy"]
+__all__ += ["client_app", "from_arrays", "sketch_mod", "space_of", "to_arrays"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,26 +10,17 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.core.measuring import Client
 from isthmus.core.wire import Keys, Message
-from isthmus.distributed.flower.federation import Federation, OneTerm, check_linear, check_plan, narrowed
-from isthmus.distributed.flower.records import (
-    ARRAYS,
-    RECORD,
-    Ask,
-    answer,
-    flower,
-    from_arrays,
-    keep,
-    kept_vectors,
-    read_ask,
-    to_arrays,
-)
-from isthmus.distributed.flower.secure import secure_step
+from isthmus.distributed.flower import records
+from isthmus.distributed.flower.federation import Federation, OneTerm, narrowed
+from isthmus.distributed.flower.records import ARRAYS, RECORD, Ask, flower, from_arrays, to_arrays
 from isthmus.distributed.order import DataSite, stage_of
+from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
+from isthmus.distributed.secagg.wire import Kind, read
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.noise import SecretSource, Source
 
-_ITERATE, _MEMORY = "isthmus.iterate", "isthmus.memory"
+_ITERATE, _MEMORY, _SECURE = "isthmus.iterate", "isthmus.memory", "isthmus.secure"
 _Shared = Federation | Callable[[Any], Federation]
 """What server and clients share, or how it follows from a client's context (its `run_config`)."""
 _OwnLedger = Callable[[Any], Ledger]
@@ -63,13 +53,13 @@ def client_app(
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        def records(plan: Federation, request: Ask, name: str) -> Any:
+        def terms(plan: Federation, request: Ask, name: str) -> Any:
             problem = data(context)
             if plan.unit == "record":
                 return problem
             return OneTerm(lambda w: _term(plan, problem, w, request, name))
 
-        return _answered(message, context, federation, records, noise, physical_batch_size, ledger)
+        return _Site(federation, context, terms, noise, physical_batch_size, ledger).reply(message)
 
     return app
 
@@ -100,70 +90,9 @@ def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: 
                 raise RuntimeError(f"The client's app failed with this error: {reply.error.reason}")
             return from_arrays(reply.content[ARRAYS], plan.whole).to(w.dtype)
 
-        return _answered(message, context, federation, change, noise, ledger=ledger)
+        return _Site(federation, context, change, noise, None, ledger).reply(message)
 
     return mod
-
-
-def _answered(
-    message: Any,
-    context: Any,
-    federation: _Shared,
-    terms: _Terms,
-    noise: Source | None = None,
-    physical: int | None = None,
-    ledger: _OwnLedger | None = None,
-) -> Any:
-    """The reply to an order, or to a step of secure aggregation."""
-    app, plan, content = flower().app, federation, message.content
-    if not isinstance(plan, Federation):
-        plan = plan(context)
-    config = content[RECORD]
-
-    def added(asked: Ask) -> Message:
-        return _contribution(plan, asked, context, terms, noise, physical)
-
-    def paid(stage: str) -> None:
-        if own is not None:
-            own.pay(stage, cost(plan, stage), seeded=noise is not None and noise.seeded)
-
-    def vector() -> Tensor:
-        asked = read_ask(content, plan.whole, None)
-        (value,) = added(asked).values.values()
-        validate.shape((secure.m,), vector=value.value)
-        paid(asked.order.stage)
-        return value.value
-
-    check_plan(plan, config)
-    own = _own_ledger(plan, context, ledger)
-    if plan.dropouts is None:
-        request = read_ask(content, plan.whole, kept_vectors(context.state, _ITERATE).get("w"))
-        if plan.down == "update":
-            keep(context.state, _ITERATE, {"w": request.w})
-        reply = added(request)
-        paid(request.order.stage)
-        data = answer(reply, request.data, not plan.private)
-    else:
-        remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
-        validate.check("step" in config, "message", sorted(config), remedy)
-        (stage,) = plan.pipe.stages
-        if own is not None and config["step"] == "keys":  # no round that cannot be paid for
-            own.require(cost(plan, stage.name), stage.name)
-        # a wrong m fits no vector of this client, and is refused before it pays for one; the rest is this client's own
-        secure = plan.secure(stage, int(config["m"]), stage.releases[0].clipped.init())
-        data = secure_step(config, context.state, secure, plan.rounds, vector, noise)
-    return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
-
-
-def _own_ledger(plan: Federation, context: Any, ledger: _OwnLedger | None) -> Ledger | None:
-    """The ledger of this client, which must count what the run promises."""
-    promise = plan.pipe.promise
-    if ledger is None or promise is None:
-        return None
-    own = ledger(context)
-    remedy = f"give one for {promise.adjacency.value}, as this run is: it counts {own.adjacency.value}"
-    validate.check(own.adjacency == promise.adjacency, "ledger", own, remedy)
-    return own
 
 
 def cost(plan: Federation, stage: str) -> DpEvent:
@@ -173,31 +102,133 @@ def cost(plan: Federation, stage: str) -> DpEvent:
     return stage_of(plan.at_clients, stage).event(promise.adjacency)
 
 
-def _contribution(
-    plan: Federation, asked: Ask, context: Any, terms: _Terms, noise: Source | None = None, physical: int | None = None
-) -> Message:
-    """What this client adds to a sum: sampled, encoded, clipped, coded."""
-    pipe, order, name = plan.at_clients, asked.order, _name_of(context)
-    keys = Keys(order.seed, (SecretSource() if noise is None else noise) if plan.private else None)
-    memory = kept_vectors(context.state, _MEMORY)
-    site = DataSite(pipe, plan.whole, keys, physical=physical, memory=memory, read=lambda: asked.w)
-    problem = terms(plan, asked, name)
-    if plan.private and plan.unit == "record":
-        read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
-        remedy = "give it to the objective as a public number: it was read from private records, which costs a budget"
-        validate.check(not read_off, "data", read_off, remedy)
-        check_linear(plan, problem)
-    client = Client(name, problem, asked.visit, plan.terms, 1 / plan.clients)
-    message = site.answer(replace(order, w=None), client)
-    if pipe.wire.remembers:
-        keep(context.state, _MEMORY, site.memory)
-    central = plan.private and plan.dropouts is None
-    return narrowed(message, plan, stage_of(pipe, order.stage).sampler) if central else message
+class _Site:
+    """A client with a message: what it shares with the server, its records, and where it keeps what it remembers."""
+
+    def __init__(
+        self,
+        federation: _Shared,
+        context: Any,
+        terms: _Terms,
+        noise: Source | None,
+        physical: int | None,
+        ledger: _OwnLedger | None,
+    ) -> None:
+        if not isinstance(federation, Federation):
+            federation = federation(context)
+        self.plan, self.state, self.terms = federation, context.state, terms
+        self.noise, self.physical, self.ledger = noise or SecretSource(), physical, None
+        # draws are keyed by the partition where the client has one, else by its node
+        self.name = str(context.node_config.get("partition-id", context.node_id))
+        self.promise = federation.pipe.promise
+        if ledger is not None and self.promise is not None:
+            self.ledger = own = ledger(context)
+            remedy = f"give one for {self.promise.adjacency.value}, as this run is: it counts {own.adjacency.value}"
+            validate.check(own.adjacency == self.promise.adjacency, "ledger", own, remedy)
+
+    def reply(self, message: Any) -> Any:
+        """The reply to an order, or to a step of secure aggregation."""
+        plan, content, app = self.plan, message.content, flower().app
+        sent = content[RECORD].get("plan")  # looked at before any record is
+        remedy = f"give server and clients the same Federation: this one is {records.ANOTHER} than this client's"
+        validate.check(sent == plan.digest, "plan", sent, f"{remedy} ({plan.digest})")
+        if plan.dropouts is None:
+            asked = records.read_ask(content, plan.whole, records.kept_vectors(self.state, _ITERATE).get("w"))
+            if plan.down == "update" and asked.order.w is not None:
+                records.keep(self.state, _ITERATE, {"w": asked.order.w})
+            added = self.added(asked)
+            self.pay(asked.order.stage)
+            data = records.answer(added, asked.data, not plan.private)
+        else:
+            data = self.secured(content)
+        return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
+
+    def added(self, asked: Ask) -> Message:
+        """What this client adds to a sum: sampled, encoded, clipped, coded."""
+        plan, pipe, order = self.plan, self.plan.at_clients, asked.order
+        keys, memory = Keys(order.seed), records.kept_vectors(self.state, _MEMORY)
+        if plan.private:
+            keys = Keys(order.seed, self.noise)
+        site = DataSite(pipe, plan.whole, keys, physical=self.physical, memory=memory)
+        problem = self.terms(plan, asked, self.name)
+        if plan.private and plan.unit == "record":
+            read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
+            remedy = "give it to the objective as a public number: it was read from private records, unpaid for"
+            validate.check(not read_off, "data", read_off, remedy)
+            fits = not plan.linear or getattr(problem, "linear", False)  # others round more than the bound holds
+            kind = type(problem).__name__
+            validate.check(fits, "linear", plan.linear, f"give linear=False: {kind} is not a linear model")
+        message = site.answer(order, Client(self.name, problem, asked.visit, plan.terms, 1 / plan.clients))
+        if pipe.wire.remembers:
+            records.keep(self.state, _MEMORY, site.memory)
+        if plan.private and plan.dropouts is None:
+            return narrowed(message, plan, stage_of(pipe, order.stage).sampler)
+        return message
+
+    def pay(self, stage: str) -> None:
+        """Charge the client's own ledger, before an answer leaves."""
+        if self.ledger is not None:
+            self.ledger.pay(stage, cost(self.plan, stage), seeded=self.noise.seeded)
+
+    def secured(self, content: Any) -> bytes:
+        """The answer to a step of secure aggregation."""
+        plan, config = self.plan, content[RECORD]
+        remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
+        validate.check("step" in config, "message", sorted(config), remedy)
+        (stage,) = plan.pipe.stages
+        if self.ledger is not None and config["step"] == "keys":  # no round that cannot be paid for
+            self.ledger.require(cost(plan, stage.name), stage.name)
+        # a wrong m fits no vector of this client, and is refused before it pays for one; the rest is this client's own
+        secure = plan.secure(stage, int(config["m"]), stage.releases[0].clipped.init())
+
+        def vector() -> Tensor:
+            asked = records.read_ask(content, plan.whole, None)
+            (value,) = self.added(asked).values.values()
+            validate.shape((secure.m,), vector=value.value)
+            self.pay(asked.order.stage)
+            return value.value
+
+        return secure_step(config, self.state, secure, plan.rounds, vector, self.noise)
 
 
-def _name_of(context: Any) -> str:
-    """What a client's draws are keyed by: its partition where it has one, else its node."""
-    return str(context.node_config.get("partition-id", context.node_id))
+def secure_step(
+    config: Mapping[str, Any],
+    state: Any,
+    plan: SecurePlan,
+    rounds: int,
+    vector: Callable[[], Tensor],
+    noise: Source | None,
+) -> bytes:
+    """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
+
+    Of a run of so many rounds a client sends so many vectors and no more, whatever a server asks; one that has no
+    vector left does not come to another round.
+    """
+    step, data = str(config["step"]), config["data"]
+    saved: dict[str, Any] = {"sent": 0, **state.get(_SECURE, {})}
+    validate.one_of(("keys", "letters", "vector", "shares"), step=step)
+    remedy = "begin a new plan: this client has sent a vector for every round of this one"
+    validate.check(step not in ("keys", "vector") or saved["sent"] < rounds, "rounds", rounds, remedy)
+    if step == "keys":
+        session, _ = read(data, Kind.INVITATION)
+        if saved.get("session") == session:
+            raise BadMessage("This client has answered the invitation before: every message is answered once")
+        saved["session"] = session
+        client = SecureClient(plan, int(config["index"]), noise)
+        answer = client.keys(data)
+    else:
+        validate.check("client" in saved, "step", step, "invite the client first: it keeps nothing of this round")
+        client = SecureClient.from_bytes(plan, saved["client"], noise)
+        if step == "letters":
+            answer = client.shares(data)
+        elif step == "shares":
+            answer = client.reveal(data)
+        else:  # opened first: a server that repeats or alters a message must not cost a client any work
+            client.open(data)
+            saved["sent"] += 1
+            answer = client.vector(vector())
+    state[_SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})
+    return answer
 
 
 def _term(plan: Federation, problem: Any, w: Tensor, request: Ask, name: str) -> Tensor:

@@ -25,15 +25,16 @@ from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.parts import Shuffle
 from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.core.wire import Keys, Message
-from isthmus.distributed.flower.records import ANOTHER
-from isthmus.distributed.flower.secure import secure_plan, with_noise_at_clients
 from isthmus.distributed.secagg import SecurePlan
 from isthmus.gradients import Dense
 from isthmus.gradients.layers.passes import MEAN, MIXING, RANDOM, SHAPES
 from isthmus.gradients.rounding import gamma
 from isthmus.penalties import NoPenalty, Penalty
-from isthmus.privacy.accounting import joint
+from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
+from isthmus.privacy.mechanisms import Gaussian, Mechanism
+from isthmus.privacy.noise import Source
 from isthmus.privacy.sampling import FullBatch, Poisson, Sampler
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.sets import ConvexSet, Whole
@@ -80,6 +81,42 @@ class OneTerm:
         if index is None or len(index):
             return Dense(self.row(w)[None])
         return Dense(w.new_zeros(0, len(w)))
+
+
+class NoisedSum(ClippedSum):
+    """A sum that came with its noise, from clients whose vectors nobody saw."""
+
+
+@dataclass(frozen=True)
+class AtClients(Mechanism):
+    """Skellam noise that the clients added, in shares: no worse than Gaussian noise of `multiplier` times the bound.
+
+    It takes sums of secure aggregation (`NoisedSum`) and nothing else: it adds no noise itself.
+    """
+
+    multiplier: float
+    source: str = "exact whole-number noise, which every client draws from its operating system's generator"
+
+    def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
+        """The sum as it came."""
+        noised = isinstance(bounded, NoisedSum)
+        remedy = "run it over FlowerClients: noise of clients comes with secure aggregation only"
+        validate.check(noised, "mechanism", type(self).__name__, remedy)
+        return bounded.value
+
+    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
+        """`SkellamDpEvent(multiplier)`."""
+        return SkellamDpEvent(float(self.multiplier))
+
+
+def with_noise_at_clients(stage: Stage) -> Stage:
+    """The stage with its Gaussian noise added at the clients; other noise, and several releases, are refused."""
+    (release, *more) = stage.releases
+    fits = isinstance(release.mechanism, Gaussian) and not more
+    remedy = "use one release with Gaussian noise and a fixed clip, which is what secure aggregation takes"
+    validate.check(fits, "dropouts", f"stage {stage.name!r}", remedy)
+    assert isinstance(release.mechanism, Gaussian)
+    return replace(stage, releases=[replace(release, mechanism=AtClients(release.mechanism.multiplier))])
 
 
 @dataclass(frozen=True)
@@ -165,11 +202,7 @@ class Federation:
         uniform = 'leave it out: a client is one term, whatever it has (unit="record" counts records)'
         for right, name, remedy in (
             (by_client or self.n is not None, "n", "give the number of records of all clients, or a public estimate"),
-            (
-                by_client or self.local is None,
-                "local",
-                'give unit="client": local steps make one vector a client',
-            ),
+            (by_client or self.local is None, "local", 'give unit="client": local steps make one vector of all'),
             (not by_client or self.uniform is not False, "uniform", uniform),
             (by_client or self.dropouts is None, "dropouts", 'give unit="client": each client sends one hidden vector'),
             (0 <= share < 1 / 3, "dropouts", "give a share of at least 0 and below 1/3"),
@@ -246,8 +279,11 @@ class Federation:
             validate.check(right, name, value, remedy)
 
     def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:
-        """The plan of secure aggregation of a stage: all M clients, whoever is connected."""
-        return secure_plan(self.clients, self.dropouts or 0.0, m, bound, stage.releases[0], self.peak)
+        """The plan of secure aggregation of a stage, for all M clients: each computes it, and takes nobody's word."""
+        noise = stage.releases[0].mechanism
+        assert isinstance(noise, AtClients)
+        lost = int((self.dropouts or 0.0) * self.clients)
+        return SecurePlan(self.clients, m, bound, noise.multiplier, dropouts=lost, peak=min(1.0, self.peak))
 
     # ------------------------------------------------------------ what is promised
 
@@ -282,10 +318,7 @@ class Federation:
             if not self.linear:  # clients may have networks
                 sentences += [MIXING, RANDOM, MEAN, SHAPES]
         if self.dropouts is None:
-            sentences.append(
-                "the server is trusted: it sees clipped sums before it adds the noise, and keeps them, and whom it has "
-                "asked, to itself"
-            )
+            sentences.append("the server is trusted: it keeps clipped sums, and whom it has asked, to itself")
         else:
             sentences += [
                 f"all {self.clients} clients follow the protocol of secure aggregation as long as they answer, draw "
@@ -416,16 +449,3 @@ def _words(value: Any) -> Iterator[str]:
         yield type(value).__qualname__
     else:
         yield repr(value)
-
-
-def check_plan(plan: Federation, config: Mapping[str, Any]) -> None:
-    """Refuse an order that was made by another plan, before a record is looked at."""
-    sent = config.get("plan")
-    remedy = f"give server and clients the same Federation: this one is {ANOTHER} than this client's ({plan.digest})"
-    validate.check(sent == plan.digest, "plan", sent, remedy)
-
-
-def check_linear(plan: Federation, problem: Any) -> None:
-    """Refuse a model that is not linear where the plan says so: its sums round more than the server's bound holds."""
-    fits = not plan.problem.linear or bool(getattr(problem, "linear", False))
-    validate.check(fits, "linear", plan.linear, f"give linear=False: {type(problem).__name__} is not a linear model")

@@ -98,7 +98,6 @@ class Ask:
     """An order as a client has received it, and how often it was asked before in this round."""
 
     order: Order
-    w: Tensor
     visit: int
     data: bytes
 
@@ -130,13 +129,9 @@ def read_ask(content: Any, space: Space, iterate: Tensor | None) -> Ask:
         assert iterate is not None
         places = torch.from_numpy(content[_UPDATE]["places"].numpy().copy()).long()
         w = iterate.index_copy(0, places, torch.from_numpy(content[_UPDATE]["values"].numpy().copy()))
-    validate.check(
-        digest_of(w) == order.digest,
-        "order.digest",
-        order.digest,
-        "send the iterate whole: this client has another one",
-    )
-    return Ask(order, w, int(config["visit"]), config["order"])
+    remedy = "send the iterate whole: this client has another one"
+    validate.check(digest_of(w) == order.digest, "order.digest", order.digest, remedy)
+    return Ask(replace(order, w=w), int(config["visit"]), config["order"])
 
 
 # ---------------------------------------------------------------- answers
@@ -160,12 +155,8 @@ def read_answer(
     `divisor` is what follows from how many records a client has; None where the divisor is that of `like`, and public.
     """
     right = isinstance(data, bytes) and len(data) > SEAL and data[:SEAL] == _seal(asked, data[SEAL:])
-    validate.check(
-        right,
-        "answer",
-        type(data).__name__,
-        "ask the client again: the answer was damaged on the way, or belongs to another order",
-    )
+    remedy = "ask the client again: the answer was damaged on the way, or belongs to another order"
+    validate.check(right, "answer", type(data).__name__, remedy)
     at, values = SEAL, {}
     if divisor is not None:
         records, at = _number("<Q", data, at)
@@ -188,9 +179,8 @@ def _value(name: str, like: ClippedSum, data: bytes, codec: Codec | None) -> Cli
         remedy = f"send {due} bytes: both sides need the same federation, dtype={like.value.dtype} included"
         validate.check(len(data) == due, f"answer[{name!r}]", f"{len(data)} bytes", remedy)
         value = torch.frombuffer(bytearray(data), dtype=like.value.dtype)
-    validate.check(
-        bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", "send finite numbers, as a sum of gradients is"
-    )
+    remedy = "send finite numbers, as a sum of gradients is"
+    validate.check(bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", remedy)
     return replace(like, value=value)
 
 

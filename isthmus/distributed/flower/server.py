@@ -30,14 +30,14 @@ from isthmus.codecs import CodecError
 from isthmus.core.group import Aggregator, check_samplers, drawn_clients
 from isthmus.core.measuring import Client, contribute
 from isthmus.core.minimize import Result, minimize
-from isthmus.core.pipeline import Round, RunContext, Stage
+from isthmus.core.pipeline import Round, RunContext, Stage, pay
 from isthmus.core.wire import Message, State
-from isthmus.distributed.flower.federation import Elsewhere, Federation, narrowed, reach_of, shortened
+from isthmus.distributed.flower.federation import Elsewhere, Federation, NoisedSum, narrowed, reach_of, shortened
 from isthmus.distributed.flower.records import RECORD, answer_in, ask, flower, from_arrays, read_answer, to_arrays
-from isthmus.distributed.flower.secure import ForStage, NoisedSum
 from isthmus.distributed.order import Order, order_of, stage_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
-from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.event_json import DpEvent
+from isthmus.privacy.ledger import Chargeable, Ledger
 from isthmus.privacy.sampling import Sampler
 from isthmus.privacy.statement import PrivacyStatement
 
@@ -91,6 +91,22 @@ class Traffic:
     def why(self) -> str:
         """The most frequent reasons."""
         return "; ".join(f"{text} ({count} times)" for text, count in self.reasons.most_common(3))
+
+
+@dataclass(frozen=True)
+class _ForStage:
+    """The loop's ledger, as what a round of secure aggregation is paid from."""
+
+    round: Round
+    stage: Stage
+    ledger: Chargeable | None
+
+    def require(self, event: DpEvent, what: str) -> None:
+        """Nothing: the loop has asked for all its rounds before the first."""
+
+    def pay(self, what: str, event: DpEvent, rounds: int = 1, *, seeded: bool = False) -> None:
+        """Charge the stage."""
+        pay(self.round, self.stage, self.ledger)
 
 
 @dataclass(frozen=True)
@@ -148,7 +164,7 @@ class FlowerClients(Aggregator):
         order, there = order_of(round, stage), stage_of(self.plan.at_clients, stage.name)
         empty = self.nothing(round, there, context)
         if self.plan.dropouts is not None:
-            return self._secured(order, ForStage(round, stage, context.ledger), there, empty)
+            return self._secured(order, _ForStage(round, stage, context.ledger), there, empty)
         visits = self.asked(round, stage, context)
         answers: list[Message] = []
         if visits:
@@ -243,7 +259,7 @@ class FlowerClients(Aggregator):
 
     # ------------------------------------------------------------ secure aggregation
 
-    def _secured(self, order: Order, payer: ForStage, stage: Stage, empty: Message) -> Message:
+    def _secured(self, order: Order, payer: _ForStage, stage: Stage, empty: Message) -> Message:
         """The noisy total of secure aggregation; where too few were left after the round was paid for, zero."""
         ((name, like),) = empty.values.items()
         plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
@@ -263,7 +279,7 @@ class FlowerClients(Aggregator):
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
-    def _secure_total(self, order: Order, plan: SecurePlan, nodes: list[int], payer: ForStage) -> Tensor:
+    def _secure_total(self, order: Order, plan: SecurePlan, nodes: list[int], payer: _ForStage) -> Tensor:
         """The noisy total in the units of the vectors; `RoundRefused` where too few clients were left."""
         server, app = SecureServer(plan, payer), flower().app
         index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
@@ -295,11 +311,9 @@ class FlowerClients(Aggregator):
         self.traffic.silent += 1
         self.traffic.reasons[str(refused)] += 1
         if self.traffic.silent >= self.patience or (refused.charged and self.traffic.silent >= self.plan.rounds):
-            raise NobodyAnswered(
-                f"{self.traffic.silent} attempts in a row at a total of secure aggregation have failed (the last in "
-                f"round {order.t}): {self.traffic.why()}. Start the clients that are away, or make a plan in which "
-                f"more than {plan.dropouts} of {plan.clients} may be lost (dropouts={self.plan.dropouts:g})"
-            ) from refused
+            words = f"{self.traffic.silent} attempts in a row at a total have failed (the last in round {order.t})"
+            more = f"plan for more than {plan.dropouts} lost ones of {plan.clients} (dropouts={self.plan.dropouts:g})"
+            raise NobodyAnswered(f"{words}: {self.traffic.why()}. Start more clients, or {more}") from refused
 
     # ------------------------------------------------------------ the sum
 

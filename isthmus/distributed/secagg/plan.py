@@ -248,10 +248,6 @@ class SecurePlan:
         """
         return Poisson(rate).event(SkellamDpEvent(self.noise_multiplier))
 
-    def central_multiplier(self) -> float:
-        """The multiplier of central Gaussian noise of the same variance on vectors that are not rounded: the rival."""
-        return math.sqrt(self.variance) / self.steps
-
     def statement(self, delta: float, rounds: int = 1, *, rate: float = 1.0, seeded: bool = False) -> PrivacyStatement:
         """What is promised for so many rounds of this plan, in numbers and words (add/remove).
 

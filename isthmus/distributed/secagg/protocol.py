@@ -31,8 +31,7 @@ raises `BadMessage` and changes nothing: its sender counts as lost unless a righ
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -140,11 +139,11 @@ class SecureClient:
         self._due = Kind.SURVIVORS
         own = self.integers(vectors)
         bounded = ClippedSum(torch.from_numpy(own).double(), 2, plan.sensitivity)
-        total = released(
-            f"vector of client {self.index}",
-            bounded,
-            lambda: torch.from_numpy(own + skellam(plan.share, plan.m, self._noise)),
-        )
+
+        def noised() -> Tensor:
+            return torch.from_numpy(own + skellam(plan.share, plan.m, self._noise))
+
+        total = released(f"vector of client {self.index}", bounded, noised)
         words = wire.to_field(total.numpy(), plan.bits) + crypto.stream(self._seed, plan.m, plan.bits)
         for peer in self._held:
             if peer != self.index:
@@ -257,8 +256,7 @@ class SecureServer:
     """One round: call `receive` for every answer, and the others in the order of the table.
 
     `ledger` pays for the plan's event, under the name `what`, before a vector is asked for; `rate` is that of
-    `SecurePlan.event`, and `seeded` says that clients of a test draw their noise from seeds.  `sent` and `received`
-    count bytes by client.
+    `SecurePlan.event`, and `seeded` says that clients of a test draw their noise from seeds.
     """
 
     def __init__(
@@ -275,8 +273,6 @@ class SecureServer:
         self._senders: list[int] = []
         self._survivors: list[int] = []
         self._sum: wire.Words = np.zeros(plan.m, wire.word(plan.bits))
-        self.sent: dict[int, int] = defaultdict(int)
-        self.received: dict[int, int] = defaultdict(int)
 
     # ------------------------------------------------------------ what it sends
 
@@ -285,7 +281,7 @@ class SecureServer:
         self._step(Kind.INVITATION, None)  # where the ledger refuses, the round is over
         self._ledger.require(self._event, self._what)
         self._due = Kind.KEYS
-        return self._out(range(self.plan.clients), wire.write(Kind.INVITATION, self._session, self.plan.digest))
+        return wire.write(Kind.INVITATION, self._session, self.plan.digest)
 
     def roster(self) -> bytes:
         """Everybody's public keys, for those who sent some."""
@@ -293,7 +289,7 @@ class SecureServer:
         self._roster = self._enough("keys")
         message = wire.write(Kind.ROSTER, self._session, wire.write_records(self._roster))
         self._about = crypto.digest(self.plan.digest, message)
-        return self._out(self._roster, message)
+        return message
 
     def inboxes(self) -> dict[int, bytes]:
         """For each client the letters of all others who sent theirs; the round is paid for first."""
@@ -310,7 +306,7 @@ class SecureServer:
         inboxes = {}
         for to in self._senders:
             mine = {index: letters[index][to] for index in self._senders if index != to}
-            inboxes[to] = self._out([to], wire.write(Kind.INBOX, self._session, wire.write_records(mine)))
+            inboxes[to] = wire.write(Kind.INBOX, self._session, wire.write_records(mine))
         return inboxes
 
     def survivors(self) -> bytes:
@@ -318,7 +314,7 @@ class SecureServer:
         self._step(Kind.VECTOR, Kind.REVEAL)
         self._survivors = list(self._enough("vectors"))
         alive = wire.write_set(self._survivors, self.plan.clients)
-        return self._out(self._survivors, wire.write(Kind.SURVIVORS, self._session, alive))
+        return wire.write(Kind.SURVIVORS, self._session, alive)
 
     def total(self) -> NDArray[np.int64]:
         """The sum of the survivors' integers and noise, exactly, modulo 2^b: numbers in [-2^(b-1), 2^(b-1))."""
@@ -370,7 +366,6 @@ class SecureServer:
             self._sum += wire.unpack(body, plan.m, plan.bits)
             body = b""  # only the sum is kept
         self._answers[index] = body
-        self.received[index] += len(data)
         return index
 
     # ------------------------------------------------------------ parts
@@ -410,11 +405,6 @@ class SecureServer:
         if not right:
             raise self._over(f"Shares of the secret of client {index} are wrong")
         return secret
-
-    def _out(self, to: Iterable[int], message: bytes) -> bytes:
-        for index in to:
-            self.sent[index] += len(message)
-        return message
 
 
 def run_round(

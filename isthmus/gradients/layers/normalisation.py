@@ -21,7 +21,7 @@ from isthmus.gradients.rows import Dense, Rows, row_spans
 L = TypeVar("L", bound=nn.Module)
 
 
-class NormalisationRule(LayerRule[L, Tensor], Generic[L]):
+class _NormalisationRule(LayerRule[L, Tensor], Generic[L]):
     """z_c = scale_c x^_c + shift_c at every place: the leaf [scale | shift] has the row (sum b x^, sum b).
 
     The normalised input x^ is computed again from the input, a chunk of examples at a time, in float32 or better.
@@ -65,7 +65,7 @@ class NormalisationRule(LayerRule[L, Tensor], Generic[L]):
         """(n, C): the sums over places."""
 
 
-class LayerNormRule(NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
+class LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
     """The last dimensions are normalised together and hold the channels; all between are places."""
 
     kinds = (nn.LayerNorm, nn.RMSNorm)
@@ -105,7 +105,7 @@ class LayerNormRule(NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
         return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
 
 
-class GroupNormRule(NormalisationRule[nn.GroupNorm | _InstanceNorm]):
+class GroupNormRule(_NormalisationRule[nn.GroupNorm | _InstanceNorm]):
     """Statistics are those of groups of channels of one example, of single channels in an instance norm.
 
     Examples are always in front; channels come second, places after them.

@@ -17,9 +17,9 @@ from isthmus.distributed.flower import (
     SketchStrategy,
     client_app,
 )
-from isthmus.distributed.flower.client import cost
+from isthmus.distributed.flower.client import cost, secure_step
+from isthmus.distributed.flower.federation import AtClients
 from isthmus.distributed.flower.records import RECORD, flower
-from isthmus.distributed.flower.secure import AtClients, secure_step
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
 from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.event_json import SkellamDpEvent
