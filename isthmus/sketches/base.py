@@ -1,6 +1,6 @@
 """What a sketch is: a recipe (`Encoder`) that draws a linear map (`Sketch`) for each round.
 
-An encoder is frozen and holds no arrays: `(kind, m)`.  With `(seed, t)` it draws `Phi: Rows^d -> Rows^m`, the
+An encoder is frozen and holds no arrays: `(kind, m)`.  With `(seed, t)` it draws `Phi: R^d -> R^m`, the
 same on every machine, for every dtype and however the work is chunked.  The matrix is never sent and
 never part of a checkpoint; small ones may keep a working copy while their round lasts.
 
@@ -109,7 +109,7 @@ class Memo:
 
 
 class Sketch(ABC):
-    """A linear map Phi: Rows^d -> Rows^m, fixed for a round.
+    """A linear map Phi: R^d -> R^m, fixed for a round.
 
     This is what every map has; one of your own supplies `rows` and `adjoint`.  What only some maps can do is declared
     by the classes below, which they inherit from as well: `CodesLeaves`, `CodesOuter`, `LiftsLeaves`, `LiftsInPlace`,
@@ -173,10 +173,6 @@ class Sketch(ABC):
     def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """The m x d matrix, for tests and for small problems."""
         return torch.stack([self.adjoint(row) for row in torch.eye(self.m, dtype=dtype)])
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"{type(self).__name__}: {self.m} numbers for {self.d} parameters, norm {self.norm:.4g}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -454,7 +450,7 @@ class Encoder(ABC):
         return ord
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Random(Encoder):
     """An encoder that is drawn from `(seed, t)` alone; one map serves `refresh` rounds in a row."""
 

@@ -15,20 +15,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import Stored, View, code_room, columns, exact_products, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, compact, outer_of, total
-from isthmus.sketches.base import (
-    CodesLeaves,
-    Context,
-    LiftsInPlace,
-    Movable,
-    Random,
-    Sketch,
-    State,
-    check_block,
-    check_vector,
-    coverage_of_leaves,
-    pinv_columns,
-    round_up,
-)
+from isthmus.sketches import base
 from isthmus.sketches.compose import stack
 from isthmus.sketches.dense import frames
 
@@ -39,7 +26,7 @@ Ranks = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, eq=False)
-class Kronecker(Random):
+class Kronecker(base.Random):
     """Phi = sqrt(d/m) blockdiag(P_out (x) P_in): G -> P_out G P_in' for each leaf G of shape (q, p).
 
     P_out (rank_out x q) and P_in (rank_in x p) have orthonormal random rows (uniformly distributed, or spanned by sign
@@ -62,7 +49,7 @@ class Kronecker(Random):
         super().__post_init__()
         check_ranks(self.rank_in, self.rank_out, self.ranks)
 
-    def build(self, space: Space, key: int, t: int, device: torch.device | None = None) -> Sketch:
+    def build(self, space: Space, key: int, t: int, device: torch.device | None = None) -> base.Sketch:
         """The map of a key; its factors of one shape are drawn together, on the device where they are used."""
         places: dict[tuple[int, int, int], list[str]] = {}
         for leaf in space.leaves:
@@ -79,13 +66,13 @@ class Kronecker(Random):
                 sides.append(Side(names, side, eye.expand(len(names), -1, -1)))
         return RandomKroneckerMap(space, sides)
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """Draw the map of the context's round, where its parameters are."""
         t = context.t
         return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, context.device), None
 
 
-class KroneckerMap(CodesLeaves, LiftsInPlace):
+class KroneckerMap(base.CodesLeaves, base.LiftsInPlace):
     """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
 
     tight = True
@@ -95,7 +82,7 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
         self.code_space = Space.of({name: (len(left), len(right)) for name, (left, right) in factors.items()})
         self.m = self.code_space.d
         eps = max(torch.finfo(f.dtype).eps for pair in self.factors.values() for f in pair)
-        self.norm = round_up(scale) * (1 + 64 * eps)
+        self.norm = base.round_up(scale) * (1 + 64 * eps)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """P_out' Y P_in for the code Y of one leaf."""
@@ -103,14 +90,14 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """P_out' Y P_in[:, lo:hi]: the weight of a layer comes as a matrix of its own, without its bias."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         return self._left(name, y) @ self.sides(name, y)[1][:, lo:hi]
 
     def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
         """out += (alpha / norm^2) P_out' Y P_in[:, lo:hi] in one product: the leaf itself is never formed."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         if out.dtype != y.dtype:
-            out.add_(pinv_columns(self, name, y, lo, hi), alpha=alpha)
+            out.add_(base.pinv_columns(self, name, y, lo, hi), alpha=alpha)
             return
         out.addmm_(self._left(name, y), self.sides(name, y)[1][:, lo:hi], alpha=alpha / self.norm**2)
 
@@ -132,7 +119,7 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""
-        hi = check_block(self, x, lo)
+        hi = base.check_block(self, x, lo)
         if len(self.factors) == 1 and hi - lo == self.d and isinstance(x, Tensor):
             return self._leaf_rows(self.space.leaves[0], x, x)
         code = code_room(x, self.m)
@@ -184,12 +171,6 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
         sides = ([f.double().abs().sum(dim).max() for f in pair] for pair in self.factors.values())
         return self.scale * max(float(left * right) for left, right in sides)
 
-    def describe(self) -> str:
-        """One sentence for reports."""
-        widest = max(self.code_space.leaves, key=lambda leaf: leaf.size).shape
-        size = f"{self.m} numbers for {self.d} parameters"
-        return f"Kronecker codes of {len(self.factors)} leaves, at most {widest[0]} x {widest[1]} each: {size}"
-
 
 class Side(NamedTuple):
     """Factors of one shape, of the named leaves, as one tensor (count, rank, size); side 0 is P_out, 1 is P_in."""
@@ -199,7 +180,7 @@ class Side(NamedTuple):
     whole: Tensor
 
 
-class RandomKroneckerMap(KroneckerMap, Movable):
+class RandomKroneckerMap(KroneckerMap, base.Movable):
     """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
 
     def __init__(self, space: Space, drawn: Sequence[Side]) -> None:
@@ -226,7 +207,7 @@ class RandomKroneckerMap(KroneckerMap, Movable):
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """rank_out rank_in / (q p) for the coordinates of each leaf."""
         codes = zip(self.code_space.leaves, self.space.leaves, strict=True)
-        return coverage_of_leaves(self.space, [code.size / leaf.size for code, leaf in codes])
+        return base.coverage_of_leaves(self.space, [code.size / leaf.size for code, leaf in codes])
 
 
 def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:

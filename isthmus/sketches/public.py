@@ -21,39 +21,10 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
-from isthmus.base import randomness, validate
-from isthmus.base.matrix import (
-    Stored,
-    as_dtype,
-    code_room,
-    device_of,
-    dtype_of,
-    exact_products,
-    is_sparse,
-    matmul,
-    rmatmul,
-    row_norms,
-    to_dense,
-)
+from isthmus.base import matrix, randomness, validate
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, outer_of
 from isthmus.sketches import base
-from isthmus.sketches.base import (
-    CodesLeaves,
-    CodesOuter,
-    Context,
-    Encoder,
-    LiftsLeaves,
-    LiftsRanges,
-    Sketch,
-    State,
-    Tree,
-    check_block,
-    check_vector,
-    outer_in_chunks,
-    round_up,
-    state_entry,
-)
 from isthmus.sketches.compose import BlockMap, IdentityMap
 from isthmus.sketches.dense import orthonormal
 from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
@@ -66,18 +37,22 @@ class OuterFactors(Outer):
     tensor([ 6., 12.,  8., 16.])
     """
 
-    def __init__(self, a: Stored, b: Tensor) -> None:
+    def __init__(self, a: matrix.Stored, b: Tensor) -> None:
         super().__init__(a, b)
-        self.stored, self.numbers = a, b.numel() + (a.nnz if is_sparse(a) else a.numel())
+        self.stored, self.numbers = a, b.numel() + (a.nnz if matrix.is_sparse(a) else a.numel())
 
     def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> OuterFactors:
         """The factors in a dtype, on a device (a CSR factor stays where it is)."""
-        a = as_dtype(self.stored, dtype) if is_sparse(self.stored) else self.stored.to(device, dtype, copy=copy)
+        a = (
+            matrix.as_dtype(self.stored, dtype)
+            if matrix.is_sparse(self.stored)
+            else self.stored.to(device, dtype, copy=copy)
+        )
         return OuterFactors(a, self.b.to(device, dtype, copy=copy))
 
-    def tensors(self) -> dict[str, Tree]:
+    def tensors(self) -> dict[str, base.Tree]:
         """Plain tensors and numbers, for a state."""
-        if not is_sparse(self.stored):
+        if not matrix.is_sparse(self.stored):
             return {"a": self.stored, "b": self.b}
         parts = {"data": self.stored.data, "indices": self.stored.indices, "indptr": self.stored.indptr}
         return {**{key: torch.from_numpy(part) for key, part in parts.items()}, "p": self.p, "b": self.b}
@@ -87,17 +62,17 @@ class OuterFactors(Outer):
         out = torch.empty(self.q, self.p, dtype=dtype or self.dtype, device=self.device)
         step = max(1, base.CHUNK_BYTES // (8 * self.p))
         for lo in range(0, self.q, step):
-            out[lo : lo + step] = rmatmul(self.stored, self.b[:, lo : lo + step] * c[:, None]).T
+            out[lo : lo + step] = matrix.rmatmul(self.stored, self.b[:, lo : lo + step] * c[:, None]).T
         return out.view(-1)
 
     def products(self, x: Tensor) -> Tensor:
         """<x_i, g_j> = b_j' X_i a_j for dense rows x (r, q p)."""
-        half = matmul(self.stored, x.to(self.dtype).reshape(-1, self.p).T)
+        half = matrix.matmul(self.stored, x.to(self.dtype).reshape(-1, self.p).T)
         return (half.view(self.n, -1, self.q) * self.b[:, None, :]).sum(2).T
 
     def sizes(self) -> Tensor:
         """||a_j|| ||b_j||, of factors in float64."""
-        return row_norms(self.stored).to(self.device) * row_norms(self.b)
+        return matrix.row_norms(self.stored).to(self.device) * matrix.row_norms(self.b)
 
     @property
     def roundings(self) -> int:
@@ -117,7 +92,7 @@ class TableFactors(Lookup):
         index, values = self.index.to(device, copy=copy), self.values.to(device, dtype, copy=copy)
         return TableFactors(index, values, self.vocabulary)
 
-    def tensors(self) -> dict[str, Tree]:
+    def tensors(self) -> dict[str, base.Tree]:
         """Plain tensors and numbers, for a state."""
         return {"index": self.index, "values": self.values, "vocabulary": self.vocabulary}
 
@@ -149,91 +124,71 @@ class TableFactors(Lookup):
 Factors = OuterFactors | TableFactors
 
 
-def factors_of(tensors: Mapping[str, Tree]) -> Factors:
+def factors_of(tensors: Mapping[str, base.Tree]) -> Factors:
     """The factors that a state holds as `tensors()`."""
 
     def tensor(key: str) -> Tensor:
-        return state_entry(tensors, key, Tensor)
+        return base.state_entry(tensors, key, Tensor)
 
     if "values" in tensors:
-        return TableFactors(tensor("index"), tensor("values"), state_entry(tensors, "vocabulary", int))
+        return TableFactors(tensor("index"), tensor("values"), base.state_entry(tensors, "vocabulary", int))
     if "a" in tensors:
         return OuterFactors(tensor("a"), tensor("b"))
     data, indices, indptr = (tensor(key).cpu().numpy() for key in ("data", "indices", "indptr"))
-    shape = len(indptr) - 1, state_entry(tensors, "p", int)
+    shape = len(indptr) - 1, base.state_entry(tensors, "p", int)
     return OuterFactors(sp.csr_array((data, indices, indptr), shape=shape), tensor("b"))
 
 
-def map_of(space: Space, state: Mapping[str, Tree]) -> Sketch:
+def map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
     """The map that `learned` describes."""
     if "basis" in state:
-        norm = state_entry(state, "norm", float) if "norm" in state else None
-        return SubspaceMap(space, state_entry(state, "basis", Tensor), norm)
-    norm = state_entry(state, "norm", float)
-    weights, leaves = state_entry(state, "weights", Tensor), state_entry(state, "leaves", dict)
-    blocks: dict[str, Sketch] = {}
+        norm = base.state_entry(state, "norm", float) if "norm" in state else None
+        return SubspaceMap(space, base.state_entry(state, "basis", Tensor), norm)
+    norm = base.state_entry(state, "norm", float)
+    weights, leaves = base.state_entry(state, "weights", Tensor), base.state_entry(state, "leaves", dict)
+    blocks: dict[str, base.Sketch] = {}
     for leaf in space.leaves:
         own, stored = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
         if "basis" in stored:
-            blocks[leaf.name] = SubspaceMap(own, state_entry(stored, "basis", Tensor), norm)
+            blocks[leaf.name] = SubspaceMap(own, base.state_entry(stored, "basis", Tensor), norm)
         else:
             blocks[leaf.name] = FactoredMap(own, factors_of(stored), weights, norm)
     return JoinedMap(space, blocks, norm)
 
 
-class PublicMap(Sketch):
-    """What the maps on public directions share; tight with norm 1."""
-
-    tight = True
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"the top {self.m} directions of public gradients, of {self.d} parameters"
-
-    def captured(self, rows: Rows) -> float:
-        """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
-        inside, whole = (float(r.norms(2).double().square().sum()) for r in (self.encode(rows), rows))
-        if whole == 0:
-            return 1.0
-        return inside / whole
-
-
-class SubspaceMap(PublicMap, CodesOuter, LiftsRanges):
+class SubspaceMap(base.CodesOuter, base.LiftsRanges):
     """Phi = V' for a basis V (d x k) with orthonormal columns.
 
     `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
     """
 
+    tight = True
+
     def __init__(self, space: Space, basis: Tensor, norm: float | None = None):
         self.space, self.d, self.m, self.basis = space, space.d, basis.shape[1], basis
         if norm is None:
-            norm = round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps)
+            norm = base.round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps)
         self.norm = norm
 
-    def forward(self, v: Tensor) -> Tensor:
-        """V' v."""
-        check_vector(self, v, "v", self.d)
-        return self._basis(v.device, v.dtype).T @ v
-
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         return self._basis(y.device, y.dtype)[start:stop] @ y
 
-    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+    def rows(self, x: matrix.Stored, lo: int = 0) -> Tensor:
         """X V[lo:hi]."""
-        hi = check_block(self, x, lo)
-        device = device_of(x)
-        return matmul(x, self._basis(device, dtype_of(x))[lo:hi])
+        hi = base.check_block(self, x, lo)
+        device = matrix.device_of(x)
+        return matrix.matmul(x, self._basis(device, matrix.dtype_of(x))[lo:hi])
 
-    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+    def outer(self, a: matrix.Stored, b: Tensor, lo: int = 0) -> Tensor:
         """sum_{ij} b_i a_j V_ij, without a copy of V: the shorter side stays to the end, in chunks of rows.
 
         With T > 1 positions the q x p products come first: 2 n q p (T + k) operations, against 2 n q p T k.
         """
         if isinstance(a, Tensor) and a.ndim == 3 and a.shape[1] == 1:
             a, b = a[:, 0], b[:, 0]
-        if is_sparse(a) or a.ndim == 3:
-            return outer_in_chunks(self, a, b, lo)
+        if matrix.is_sparse(a) or a.ndim == 3:
+            return base.outer_in_chunks(self, a, b, lo)
         (n, p), q, k = a.shape, b.shape[1], self.m
         flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
         step = max(1, base.CHUNK_BYTES // (8 * min(p, q) * k))
@@ -255,7 +210,7 @@ class SubspaceMap(PublicMap, CodesOuter, LiftsRanges):
         return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
 
 
-class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
+class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
     """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
 
     A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.
@@ -265,13 +220,15 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
     tensor([0.6000, 0.8000, 0.0000, 0.0000])
     """
 
-    def __init__(self, space: Space, factors: Factors, weights: Tensor, norm: float = round_up(1.0)):
+    tight = True
+
+    def __init__(self, space: Space, factors: Factors, weights: Tensor, norm: float = base.round_up(1.0)):
         self.space, self.d, self.m = space, space.d, weights.shape[1]
         self.factors, self.weights, self.norm = factors, weights, norm
 
     def adjoint(self, y: Tensor) -> Tensor:
         """G'(U y)."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         return self._wide(y.device).sum_in(self._weights(y.device) @ y.double(), y.dtype)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
@@ -286,13 +243,13 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
         some = OuterFactors(wide.stored[:, lo:hi], wide.b)
         return some.sum_in(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
 
-    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+    def rows(self, x: matrix.Stored, lo: int = 0) -> Tensor:
         """(X G') U, some rows of X at a time."""
-        hi, codes = check_block(self, x, lo), code_room(x, self.m)
+        hi, codes = base.check_block(self, x, lo), matrix.code_room(x, self.m)
         wide, weights = self._wide(codes.device), self._weights(codes.device)
         step = max(1, base.CHUNK_BYTES // (16 * max(self.d, wide.numbers)))
         for start in range(0, x.shape[0], step):
-            whole = torch.nn.functional.pad(to_dense(x[start : start + step]), (lo, self.d - hi))
+            whole = torch.nn.functional.pad(matrix.to_dense(x[start : start + step]), (lo, self.d - hi))
             codes[start : start + step] = (wide.products(whole) @ weights).to(codes.dtype)
         return codes
 
@@ -309,16 +266,18 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
         return self._memo.keep(("factors", device), lambda: self.factors.to(device, torch.float64))
 
 
-class JoinedMap(BlockMap, PublicMap):
+class JoinedMap(BlockMap):
     """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
 
-    def __init__(self, space: Space, blocks: Mapping[str, Sketch], norm: float):
+    tight = True
+
+    def __init__(self, space: Space, blocks: Mapping[str, base.Sketch], norm: float):
         super().__init__(space, blocks, dict.fromkeys(blocks, 1.0), together=True)
         self.norm = norm
 
 
 @dataclass(frozen=True, eq=False)
-class PublicSubspace(Encoder):
+class PublicSubspace(base.Encoder):
     """Phi = V_k': the top-k eigenvectors of the second moment sum_i g_i g_i' of per-example public gradients.
 
     V_k comes from the n x n Gram matrix of the public gradients at the current point, anew every `refresh` rounds;
@@ -362,19 +321,19 @@ class PublicSubspace(Encoder):
         validate.one_of(("after", "before"), clip=self.clip)
         validate.one_of(METHODS, method=self.method)
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """The map of the round and its basis, kept until the next refresh."""
         validate.at_most(context.space.d, "the dimension d", k=self.k)
         if context.epoch < self.start_epoch:
             return IdentityMap(context.space), None
-        if state is None or context.t - state_entry(state, "t", int) >= self.refresh:
+        if state is None or context.t - base.state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             state = {**learned(context.space, rows, self.k, context.w.dtype, self.method), "t": context.t}
         return map_of(context.space, state), state
 
 
 @dataclass(frozen=True, eq=False)
-class KroneckerSubspace(Encoder):
+class KroneckerSubspace(base.Encoder):
     """Phi = blockdiag(P_out (x) P_in) with the top public eigenvectors on each side of every layer.
 
     For the public gradients G_i of a leaf, the rows of P_in are the top eigenvectors of sum_i G_i' G_i and those of
@@ -405,16 +364,16 @@ class KroneckerSubspace(Encoder):
         check_ranks(self.rank_in, self.rank_out, self.ranks)
         validate.positive_int(refresh=self.refresh)
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """The map of the round and its factors, kept until the next refresh."""
-        if state is None or context.t - state_entry(state, "t", int) >= self.refresh:
+        if state is None or context.t - base.state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             pieces = leaf_pieces(context.space, rows)
             factors = {leaf.name: self._factors(context, leaf, pieces[leaf.name]) for leaf in context.space.leaves}
             state = {"factors": factors, "t": context.t}
-        return KroneckerMap(context.space, state_entry(state, "factors", dict)), state
+        return KroneckerMap(context.space, base.state_entry(state, "factors", dict)), state
 
-    def _factors(self, context: Context, leaf: Leaf, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _factors(self, context: base.Context, leaf: Leaf, rows: Rows) -> tuple[Tensor, Tensor]:
         ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
         sides = side_directions(rows, matrix_shape(leaf), ranks)
@@ -425,7 +384,7 @@ class KroneckerSubspace(Encoder):
         return left, right
 
 
-def _public_rows(context: Context, data: object, loss: object) -> Rows:
+def _public_rows(context: base.Context, data: object, loss: object) -> Rows:
     if loss is not None:
         data = data, loss
     rows = context.rows(data)
@@ -454,7 +413,7 @@ BUILT = 4096
 
 def learned(
     space: Space, rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
-) -> dict[str, Tree]:
+) -> dict[str, base.Tree]:
     """The top directions V = G'U of public rows as tensors and numbers, with a certified bound `norm` of ||V||_2.
 
     Either `basis` (d x k), or `weights` U (n x k) and `leaves`: the factors of the public rows of a leaf where they are
@@ -479,7 +438,7 @@ def learned(
     inside = sum((_symmetric(pieces[name].inner(factors)) for name, factors in wide.items()), torch.zeros(()))
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in held), inside)
     weights = _weights(whole.diagonal(), whole, k, method, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
-    leaves: dict[str, Mapping[str, Tree]] = {}
+    leaves: dict[str, Mapping[str, base.Tree]] = {}
     moment, error = weights.T @ inside @ weights, 0.0
     for name, piece in pieces.items():
         if name in held:
@@ -513,8 +472,8 @@ def side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) 
     if form is not None and form.positions == 1:
         a, b = _factors(form)
         b_norm = b.norm(dim=1, keepdim=True)
-        weighted: Stored
-        if is_sparse(a):
+        weighted: matrix.Stored
+        if matrix.is_sparse(a):
             squares, weighted = torch.as_tensor(a.multiply(a).sum(1)), a.multiply(b_norm.numpy()).tocsr()
         else:
             squares, weighted = a.square().sum(1), a * b_norm
@@ -551,18 +510,18 @@ def leaf_pieces(space: Space, rows: Rows) -> Mapping[str, Rows]:
     return {leaf.name: Dense(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
 
 
-def top_right(x: Stored, rank: int) -> Tensor:
+def top_right(x: matrix.Stored, rank: int) -> Tensor:
     """The top right singular vectors of x as columns (at most `rank`), from its smaller Gram matrix."""
     if x.shape[0] >= x.shape[1]:
         return _top(_square(x.T), rank)[1]
     values, top = _top(_square(x), rank)
-    return orthonormal(rmatmul(x, top) / values.sqrt())
+    return orthonormal(matrix.rmatmul(x, top) / values.sqrt())
 
 
-def _square(x: Stored) -> Tensor:
+def _square(x: matrix.Stored) -> Tensor:
     """x x', dense."""
-    if is_sparse(x):
-        return to_dense(x @ x.T)
+    if matrix.is_sparse(x):
+        return matrix.to_dense(x @ x.T)
     return x @ x.T
 
 
@@ -718,7 +677,7 @@ def _worth_holding(rows: Rows, k: int) -> Factors | None:
     form, table = outer_of(rows), rows.plain()
     if form is not None and form.positions == 1:
         a = form.whole_a()
-        factors = OuterFactors(a if is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
+        factors = OuterFactors(a if matrix.is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
     elif isinstance(table, Lookup):
         factors = TableFactors(table.index, table.values, table.vocabulary)
     if factors is None or WORTH * factors.numbers > rows.d * k:
@@ -742,9 +701,9 @@ def _gram(rows: Rows) -> Tensor:
 def _combined(rows: Rows, weights: Tensor) -> Iterator[Tensor]:
     """G' weights (d x k), some rows of it at a time."""
     form = outer_of(rows)
-    if form is not None and is_sparse(form.a):
+    if form is not None and matrix.is_sparse(form.a):
         a, b = _factors(form, weights.dtype)
-        yield from (rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
+        yield from (matrix.rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
     else:
         yield from (part.T @ weights for part in _blocks(rows, weights.dtype))
 
@@ -768,16 +727,16 @@ def _blocks(rows: Rows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
     step = max(1, base.CHUNK_BYTES // (24 * max(1, rows.n) * a.shape[-1]))
     equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
     for lo in range(0, b.shape[-1], step):
-        with exact_products(b.device):
-            part = torch.einsum(equation, b[..., lo : lo + step], to_dense(a))
+        with matrix.exact_products(b.device):
+            part = torch.einsum(equation, b[..., lo : lo + step], matrix.to_dense(a))
         yield part.reshape(rows.n, -1).to(dtype)
 
 
-def _factors(form: Outer, dtype: torch.dtype = torch.float64) -> tuple[Stored, Tensor]:
+def _factors(form: Outer, dtype: torch.dtype = torch.float64) -> tuple[matrix.Stored, Tensor]:
     """The factors of outer products in a dtype, a column of ones shown; those of a single term as n x p and n x q."""
     b, a, n = form.b.to(dtype), form.whole_a(), len(form.b)
-    if is_sparse(a):
-        return as_dtype(a, dtype), b.reshape(n, -1)
+    if matrix.is_sparse(a):
+        return matrix.as_dtype(a, dtype), b.reshape(n, -1)
     a = a.to(dtype)
     if form.positions == 1:
         return a.reshape(n, -1), b.reshape(n, -1)

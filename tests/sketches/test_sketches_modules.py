@@ -164,16 +164,6 @@ def test_without_data_the_context_is_asked_for_its_own(encoder):
     assert context.asked == [None, (None, "own")]
 
 
-@pytest.mark.parametrize("name", list(LAYERED))
-def test_descriptions_are_one_short_sentence(name):
-    text = bound(name).describe()
-    assert str(bound(name).m) in text and "\n" not in text and len(text) < 120
-
-
-def test_the_plain_description_has_size_and_norm():
-    assert draw("count-997-100").describe() == "BalancedMap: 100 numbers for 997 parameters, norm 3.158"
-
-
 @pytest.mark.parametrize("name", ["kronecker", "public", "tensor", "coordinates", "count"])
 def test_copies_are_made_once_for_each_dtype(name):
     sketch = bound(name)

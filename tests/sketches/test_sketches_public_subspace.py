@@ -189,9 +189,10 @@ def test_a_factored_map_is_the_top_of_the_svd(dtype):
     _, singular, right = torch.linalg.svd(whole, full_matrices=False)
     torch.testing.assert_close(V @ V.T, right[:3].T @ right[:3], rtol=0, atol=10 * exact)
     share = float(singular[:3].square().sum() / singular.square().sum())
-    assert sketch.captured(public) == pytest.approx(share, rel=SMALL[dtype])
+    inside = sketch.encode(public).norms().double().square().sum() / singular.square().sum()
+    assert float(inside) == pytest.approx(share, rel=1e-5)
     assert float(torch.linalg.svdvals(V)[0]) <= sketch.norm <= 1 + 10 * exact
-    assert sketch.tight and sketch.coverage == 1.0 and "top 3 directions" in sketch.describe()
+    assert sketch.tight and sketch.coverage == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
