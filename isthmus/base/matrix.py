@@ -160,7 +160,7 @@ def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
 
     Integers become float32 when sparse (counts) and float64 when dense.  Entries stored twice are added up.
     """
-    if is_lazy(x):
+    if isinstance(x, View):
         x.check_finite(name)
         return x
     if isinstance(x, Tensor) and x.layout != torch.strided:
@@ -221,7 +221,7 @@ def take(x: Matrix, index: Tensor | slice) -> Matrix:
     """Some rows, in the given order; a range of them without a copy, where that can be."""
     if isinstance(index, slice):
         return x[index]
-    if is_lazy(x):
+    if isinstance(x, View):
         return x.take(index)
     if is_sparse(x):
         return x[index.cpu().numpy()]
@@ -233,7 +233,7 @@ def spans_of(x: Matrix) -> list[tuple[int, int]] | None:
 
     Vectors of so many numbers stay in a cache while one operation after the other reads them.
     """
-    if is_lazy(x):
+    if isinstance(x, View):
         return x.spans()
     if is_sparse(x) or x.device.type != "cpu":
         return None
@@ -259,7 +259,7 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
     >>> matmul(torch.eye(2, dtype=torch.float32), torch.tensor([1.0, 2.0], dtype=torch.float64))
     tensor([1., 2.], dtype=torch.float64)
     """
-    if is_lazy(x):
+    if isinstance(x, View):
         return x.times(w)
     if is_sparse(x):
         return torch.from_numpy(np.asarray(x @ _numpy(w))).to(w)
@@ -276,7 +276,7 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
     with a matrix that is stored column by column: one record more or less would change others.  A product with one
     vector or with several is therefore taken row by row here (`numpy.einsum`), and on a device with two columns.
     """
-    if is_lazy(x) or is_sparse(x):
+    if isinstance(x, View) or is_sparse(x):
         return matmul(x, w)
     if w.ndim <= 2 and not x.is_cuda and w.dtype in (torch.float32, torch.float64):
         return _row_products(x, w)
@@ -314,7 +314,7 @@ def rmatmul(x: Matrix, r: Tensor) -> Tensor:
     >>> rmatmul(sp.csr_array([[1.0, 0.0], [2.0, 3.0]]), torch.tensor([1.0, 1.0]))
     tensor([3., 3.])
     """
-    if is_lazy(x):
+    if isinstance(x, View):
         return x.transposed_times(r)
     if is_sparse(x):
         return torch.from_numpy(np.asarray(x.T @ _numpy(r))).to(r)
@@ -368,7 +368,7 @@ def canonical(x: Csr) -> Csr:
 
 def to_dense(x: Matrix, dtype: torch.dtype | None = None) -> Tensor:
     """A dense tensor: for tests, public data and chunks under a stated limit."""
-    if is_lazy(x):
+    if isinstance(x, View):
         dense = x.dense()
     elif is_sparse(x):
         dense = torch.from_numpy(x.toarray())
@@ -451,7 +451,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
     legacy = torch.get_float32_matmul_precision()
     precisions = [switch.fp32_precision for switch in _switches()]
     general = getattr(torch.backends, "fp32_precision", "none")
-    reduced = legacy != "highest" or any(precision not in ("none", "ieee") for precision in [*precisions, general])
+    reduced = legacy != "highest" or not {"none", "ieee"}.issuperset([*precisions, general])
     with nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False):
         before, _SETTING.exact = _exact(), _exact() | {device.type}
         if reduced:

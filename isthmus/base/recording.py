@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -40,27 +39,9 @@ PATIENCE = 64
 _HERE = threading.local()
 
 
-def is_set(flag: Tensor, rarely: bool = True) -> bool:
-    """Whether a flag on a device is set.
-
-    While work is recorded the host cannot look: a flag that is set `rarely` is taken to be clear, and looked at after
-    every run, whose result is thrown away where it was not; any other makes the work one that cannot be recorded.
-
-    >>> is_set(torch.tensor(True))
-    True
-    """
-    recording: Recording | None = getattr(_HERE, "recording", None)
-    if recording is None:
-        return bool(flag)
-    if not rarely:
-        raise Unrecordable("the host has to look at a flag")
-    recording.expect_clear(flag)
-    return False
-
-
 def recording_now() -> bool:
     """Whether the work of this thread is being recorded."""
-    return getattr(_HERE, "recording", None) is not None
+    return bool(getattr(_HERE, "recording", False))
 
 
 def reads(*tensors: Tensor) -> None:
@@ -71,42 +52,16 @@ def reads(*tensors: Tensor) -> None:
 
 
 class Unrecordable(RuntimeError):
-    """Work that cannot be recorded: it reads memory that is no input, or the host has to know a number."""
+    """Work that cannot be recorded: it reads memory that is no input."""
 
 
 @dataclass
 class Recording:
-    """One recorded computation: its graph, its result, and the flags that were taken to be clear."""
+    """One recorded computation: its graph and its result."""
 
     graph: torch.cuda.CUDAGraph
-    device: torch.device
     result: Any = None
     runs: int = 0
-    flags: int = 0
-    count: Tensor = field(init=False)
-    """The number of the run, on the device."""
-    words: Tensor = field(init=False)
-    """2 run + flag, in memory of the host that the device writes to; one word for each flag."""
-
-    def __post_init__(self) -> None:
-        self.count = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.words = torch.zeros(1024, dtype=torch.int64, pin_memory=True)
-
-    def expect_clear(self, flag: Tensor) -> None:
-        """Have every run tell whether a flag is set."""
-        if self.flags == len(self.words):
-            raise Unrecordable("too many flags")
-        self.words[self.flags].copy_(2 * self.count + flag, non_blocking=True)
-        self.flags += 1
-
-    def run(self) -> bool:
-        """Run again; whether all flags were clear, for which the host waits as long as the last of them takes."""
-        self.runs += 1
-        self.graph.replay()
-        flags = self.words[: self.flags]
-        while self.flags and int(flags.min()) < 2 * self.runs:
-            time.sleep(1e-5)
-        return not self.flags or int(flags.max()) == 2 * self.runs
 
 
 class _Watch(TorchDispatchMode):
@@ -127,25 +82,25 @@ class _Watch(TorchDispatchMode):
 
 
 @contextmanager
-def _capturing(recording: Recording, pool: Any) -> Iterator[None]:
+def _capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> Iterator[None]:
     """The work of this thread goes into the graph: as `torch.cuda.graph` does, but the allocator keeps its memory.
 
     An emptied cache would have the inputs of the next steps come to other places.
     """
-    stream = torch.cuda.Stream(recording.device)
-    stream.wait_stream(torch.cuda.current_stream(recording.device))
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
     collects = gc.isenabled()
     gc.disable()  # what is collected meanwhile may be memory of a device
-    _HERE.recording = recording
+    _HERE.recording = True
     try:
         with torch.cuda.stream(stream):
-            recording.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 yield
             finally:
-                recording.graph.capture_end()
+                graph.capture_end()
     finally:
-        _HERE.recording = None
+        _HERE.recording = False
         if collects:
             gc.enable()
 
@@ -218,11 +173,10 @@ class Replay(Generic[T]):
         """The computation as a graph; None where it cannot be one."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        recording = Recording(torch.cuda.CUDAGraph(), inputs[0].device)
+        recording = Recording(torch.cuda.CUDAGraph())
         torch.cuda.synchronize()
         try:
-            with _capturing(recording, self._pool), _Watch([*inputs, recording.count, recording.words]):
-                recording.count.add_(1)
+            with _capturing(recording.graph, inputs[0].device, self._pool), _Watch(inputs):
                 recording.result = compute()
         except Exception as error:  # whatever it is, the ordinary computation says it again
             self.why = f"{type(error).__name__}: {error}"
@@ -232,9 +186,8 @@ class Replay(Generic[T]):
 
     def _again(self, recording: Recording, compute: Callable[[], T]) -> T:
         self.runs += 1
-        clear = recording.run()
-        if not clear:
-            return compute()
+        recording.runs += 1
+        recording.graph.replay()
         result = self.renew(recording.result)
         looked = self.same is not None and recording.runs & (recording.runs - 1) == 0
         if looked and self.same is not None and not self.same(result, compute()):

@@ -181,12 +181,8 @@ def at_most(bound: float, what: str, **arguments: float) -> None:
 def shape(expected: tuple[int, ...], **arguments: Tensor) -> None:
     """Each tensor has the expected shape."""
     for name, value in arguments.items():
-        check(
-            tuple(value.shape) == tuple(expected),
-            f"{name}.shape",
-            tuple(value.shape),
-            f"give a tensor of shape {tuple(expected)}",
-        )
+        if value.shape != tuple(expected):
+            refuse(f"{name}.shape", tuple(value.shape), f"give a tensor of shape {tuple(expected)}")
 
 
 def finite(**arguments: Tensor) -> None:
@@ -233,7 +229,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    return _is_int(value) or isinstance(value, (float, np.floating))
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _short(value: object) -> str:

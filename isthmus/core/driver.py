@@ -36,19 +36,7 @@ from isthmus.core.group import ALONE, Group
 from isthmus.core.loop_checks import Losses, MeanLossCorrection, mixed
 from isthmus.core.measuring import fragment, measure_leaf, measured_leaves
 from isthmus.core.parts import Delegate, Last, current
-from isthmus.core.pipeline import (
-    Maps,
-    Pipeline,
-    Release,
-    Round,
-    Stage,
-    advance,
-    bind_stage,
-    close_stage,
-    slots,
-    start,
-    take_stage,
-)
+from isthmus.core.pipeline import Maps, Pipeline, Release, Round, Stage, advance, bind_stage, close_together, start
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import passes
@@ -66,8 +54,8 @@ from isthmus.sketches.base import Movable, Sketch, join_codes, leaf_code, withou
 LEAST = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 _EVALUATES = (
-    "a private batch was given to a module in eval mode, where nothing is trained: call module.train() first "
-    "(from_pretrained returns a module in eval mode), or write torch.no_grad() around an evaluation"
+    "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
+    "first (from_pretrained returns a module in eval mode), or write torch.no_grad() around an evaluation"
 )
 _FOLLOWS = (
     "the loop drew random numbers for a private batch from torch's own generator, whose seed may be known, and one "
@@ -206,7 +194,7 @@ class BackwardAccumulator:
         self.round = round
         self._coded: list[tuple[Release, str, bool]] = []
         """Releases that need only the codes of rows, leaf by leaf; whether their leaves are summed one by one."""
-        for _, release, slot in slots([self.stage]):
+        for release, slot in self.stage.slots:
             sketch = round.sketches[slot]
             if sketch.leafwise and release.clip is not None and not release.clip.before:
                 early = self.fast and release.clip.by_leaf and sketch.m == sketch.d
@@ -559,12 +547,7 @@ class TorchDriver:
             return key(*map(storage.checksum, self._parameters)) if t % 100 == 0 else 0
 
         message = self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
-        released = self.group.on_leader(
-            lambda: close_stage(round, self.stage, message, self.keys, self.ledger), met=True
-        )
-        if self.stage.name not in round.released:
-            where = next(iter(message.values.values())).value.device
-            take_stage(round, self.stage, {name: value.to(where) for name, value in released.items()})
+        close_together(round, self.stage, message, self.keys, self.ledger)
         if self.group.rank and self.ledger is not None and self.private:
             self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
         self.state = advance(round, self.state, [message])
@@ -804,7 +787,7 @@ def _check_drivable(pipe: Pipeline) -> None:
 
 def _least_bound(pipe: Pipeline) -> float:
     """The least bound that rows of a pipeline may be clipped to."""
-    clips = [release.clip for _, release, _ in slots(pipe.stages) if release.clip is not None]
+    clips = [release.clip for release in pipe.stages[0].releases if release.clip is not None]
     bounds = [clip.each(clip.init()) for clip in clips]
     least = [min(bound.values()) if isinstance(bound, Mapping) else bound for bound in bounds]
     return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)

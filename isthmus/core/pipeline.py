@@ -185,7 +185,7 @@ class Pipeline:
         object.__setattr__(self, "before", tuple(self.before))
         check_sound(self)
 
-    @property
+    @cached_property
     def private(self) -> bool:
         """Whether any release hides its data behind noise."""
         return any(stage.private for stage in self.stages)
@@ -359,6 +359,14 @@ def _noised(release: Release, name: str, bounded: ClippedSum, noise: Source | No
     return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 
 
+def close_together(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None) -> None:
+    """Close a stage where the ledger and the noise are; other ranks take what was released there."""
+    released = round.group.on_leader(lambda: close_stage(round, stage, message, keys, ledger), met=True)
+    if stage.name not in round.released:
+        where = next(iter(message.values.values())).value.device
+        take_stage(round, stage, {name: value.to(where) for name, value in released.items()})
+
+
 def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> None:
     """What was released, here or elsewhere, lifted to R^d and held in the round."""
     lifted: list[Lifted] = []
@@ -440,11 +448,7 @@ def _through(round: Round, stage: Stage, context: RunContext) -> Message:
     bind_stage(round, stage)
     message = context.aggregator.collect(round, stage, context)
     with round.group.alike():
-        released = round.group.on_leader(
-            lambda: close_stage(round, stage, message, context.keys, context.ledger), met=True
-        )
-        if stage.name not in round.released:  # it was released elsewhere
-            take_stage(round, stage, released)
+        close_together(round, stage, message, context.keys, context.ledger)
     return message
 
 

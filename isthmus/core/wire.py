@@ -216,13 +216,7 @@ class Wire:
         return value + (divisor / eta if self.feedback else -divisor) * memory
 
     def remembered(
-        self,
-        value: Tensor,
-        code: Tensor,
-        sketch: Sketch,
-        memory: Tensor | None,
-        divisor: float,
-        eta: float | Tensor,
+        self, value: Tensor, code: Tensor, sketch: Sketch, memory: Tensor | None, divisor: float, eta: float | Tensor
     ) -> Tensor:
         """What a sender keeps after it has sent the `code` of `value`."""
         if self.feedback:

@@ -19,21 +19,11 @@ from isthmus.core.pipeline import Pipeline, Promise, Stage
 from isthmus.core.sound import others_parts, stopped
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint
+from isthmus.engine import optimizer as optimizers
 from isthmus.engine.accountant import FIXED, UNSEEN, Accountant, claims
 from isthmus.engine.filling import Norm, Unnoised, check_loss, check_options, looks_at_public, releases
 from isthmus.engine.group import SHARED, met, ranks_of
 from isthmus.engine.loader import Draws, PrivateLoader, check_draws, check_loader, check_physical, collates
-from isthmus.engine.optimizer import (
-    check_fresh,
-    check_optimizer,
-    fix_scale,
-    leaf_sets,
-    make_steps_private,
-    product_of,
-    restore_steps,
-    scale_of,
-    unwrapped,
-)
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.passes import KEPT, PIECES
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
@@ -174,21 +164,22 @@ class PrivacyEngine:
         choice = {"grad_sample_mode": grad_sample_mode, "rand_on_empty": rand_on_empty, "clipping": clipping}
         adaptive = check_options(**choice, more=more)  # type: ignore[arg-type]
         validate.non_negative(noise_multiplier=noise_multiplier)
-        wrapped, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
+        wrapped, optimizer, bare = optimizer, optimizers.unwrapped(optimizer), noise_multiplier == 0
         check_loss(criterion, loss_reduction)
-        scale = scale_of(grad_scaler, loss_reduction)
+        scale = optimizers.scale_of(grad_scaler, loss_reduction)
         validate.one_of(("network", "exact"), precision=precision)
         n, batch = check_loader(data_loader)
         if noise_generator is None and not bare:
             check_draws(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
-        check_fresh(module, optimizer)
+        optimizers.check_fresh(module, optimizer)
         modules.validate(module, strict=True)
         layers = Layers(module, batch_first=batch_first)
-        check_optimizer(optimizer, layers)
-        sets = leaf_sets(constraint, layers)
+        optimizers.check_optimizer(optimizer, layers)
+        sets = optimizers.leaf_sets(constraint, layers)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm}
-        filling = {"sketch": sketch, "micro": micro_batch_size, "constraint": product_of(sets, layers), **adaptive}
+        whole = optimizers.product_of(sets, layers)
+        filling = {"sketch": sketch, "micro": micro_batch_size, "constraint": whole, **adaptive}
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = Stage(sampler, releases(noise_multiplier, layers.space, **numbers, **filling))  # type: ignore[arg-type]
         _check_noise(stage, layers)
@@ -224,7 +215,7 @@ class PrivacyEngine:
         )
         driver.begin(Ticket(0))  # from now on only batches of the private loader go through the module
         driver.rest()
-        driver.loss_scale, free = scale, fix_scale(grad_scaler, optimizer)
+        driver.loss_scale, free = scale, optimizers.fix_scale(grad_scaler, optimizer)
         numbers["micro_batch_size"] = micro_batch_size
         terms = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
         order, words = None, sampler.describe()
@@ -235,7 +226,7 @@ class PrivacyEngine:
         agreed = f"{batch} {normaliser} {words} {numbers} {noise_multiplier} {noise.seeded} {bare} {terms['sketch']}"
         self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
-        make_steps_private(optimizer, driver, sets)
+        optimizers.make_steps_private(optimizer, driver, sets)
         loader = PrivateLoader(data_loader, draws, driver)
         if grad_sample_mode == "ghost":  # scripts for it unpack four values, and call the criterion they get back
             return module, wrapped, criterion or nn.CrossEntropyLoss(), loader  # type: ignore[return-value]
@@ -291,7 +282,7 @@ class PrivacyEngine:
         if training.attached:
             training.driver.forget()  # what was not released yet, or was refused, never is
             training.driver.detach()
-            restore_steps(training.driver.optimizer)
+            optimizers.restore_steps(training.driver.optimizer)
             training.free()
         training.attached = False
 

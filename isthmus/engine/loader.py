@@ -16,18 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import data as datasets
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    Subset,
-    default_collate,
-)
+from torch.utils.data import DataLoader
 
 from isthmus.base import secret, validate
 from isthmus.core.driver import Ticket, TorchDriver
@@ -50,7 +41,7 @@ TRIED = 2
 """Records of a batch that are given to the module alone, where their part of the batch is another."""
 
 
-class Draws(Sampler[list[int]]):
+class Draws(datasets.Sampler[list[int]]):
     """The index lists of an epoch: `sampler.rounds` logical batches, each cut into physical ones.
 
     Where nothing was drawn a record stands in, whose gradient the driver drops: what is released is noise alone.
@@ -180,7 +171,7 @@ def moved(batch: object, device: torch.device) -> Any:
 def collates(loader: DataLoader) -> bool:
     """Whether the user's own code sees a batch's records together: torch's stacks those of one shape, and keeps them
     apart."""
-    return loader.collate_fn is not default_collate or reads_together(loader.dataset)
+    return loader.collate_fn is not datasets.default_collate or reads_together(loader.dataset)
 
 
 def reads_together(dataset: object) -> bool:
@@ -190,7 +181,7 @@ def reads_together(dataset: object) -> bool:
     >>> reads_together(Subset(TensorDataset(torch.ones(3)), [0, 1]))  # which has one that passes it on
     False
     """
-    while type(dataset) is Subset:
+    while type(dataset) is datasets.Subset:
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
@@ -220,7 +211,7 @@ def _generators_in(part: object, seen: set[int]) -> Iterator[str]:
     elif isinstance(part, (list, tuple)) and len(part) <= MANY:
         for number, item in enumerate(part):
             yield from (f"[{number}]{path}" for path in _generators_in(item, seen))
-    elif isinstance(part, Dataset) or callable(part):
+    elif isinstance(part, datasets.Dataset) or callable(part):
         for name, item in getattr(part, "__dict__", {}).items():
             yield from (f".{name}{path}" for path in _generators_in(item, seen))
 
@@ -373,7 +364,7 @@ def check_loader(loader: Any) -> tuple[int, int]:
     remedy = "give a loader of your own: this one is private already"
     validate.check(not isinstance(loader, PrivateLoader), "data_loader", loader, remedy)
     n, kind = 0, type(loader.dataset).__name__
-    if isinstance(loader.dataset, Sized) and not isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, Sized) and not isinstance(loader.dataset, datasets.IterableDataset):
         n = len(loader.dataset)
     remedy = "give a map-style dataset with at least one record: the sampling of a stream cannot be accounted"
     validate.check(n > 0, "data_loader.dataset", kind, remedy)
@@ -390,8 +381,8 @@ def _check_sampler(loader: DataLoader, n: int) -> None:
     """Batches are drawn anew from all records: a sampler that means something else would be ignored in silence."""
     remedy = "leave it out: batches are drawn secretly from the whole dataset; of some of the records give a Subset"
     own, sampler = type(loader.batch_sampler), loader.sampler
-    validate.check(own is BatchSampler, "data_loader.batch_sampler", own.__name__, remedy)
-    plain = type(sampler) is SequentialSampler
-    if type(sampler) is RandomSampler:
+    validate.check(own is datasets.BatchSampler, "data_loader.batch_sampler", own.__name__, remedy)
+    plain = type(sampler) is datasets.SequentialSampler
+    if type(sampler) is datasets.RandomSampler:
         plain = not sampler.replacement and sampler.num_samples == n
     validate.check(plain, "data_loader.sampler", type(sampler).__name__, remedy)

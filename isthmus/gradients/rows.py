@@ -28,9 +28,9 @@ from isthmus.base.matrix import (
     Matrix,
     Stored,
     Total,
+    View,
     as_dtype,
     exact_products,
-    is_lazy,
     is_sparse,
     matmul,
     rmatmul,
@@ -548,13 +548,14 @@ class Outer(Rows):
         sizes: Callable[[float], Tensor] | None = None,
         grid: float | None = None,
     ) -> None:
-        ndims = (2,) if is_sparse(a) else (2, 3)
-        validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
-        same = b.ndim == a.ndim and tuple(b.shape[:-1]) == tuple(a.shape[:-1])
-        remedy = f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}"
-        validate.check(same, "b.shape", tuple(b.shape), remedy)
-        remedy = "give ones=False: a CSR factor carries its own column of ones"
-        validate.check(not (ones and is_sparse(a)), "ones", ones, remedy)
+        sparse = is_sparse(a)
+        if a.ndim not in (2, 3) or (sparse and a.ndim == 3):
+            validate.refuse("a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
+        if b.ndim != a.ndim or tuple(b.shape[:-1]) != tuple(a.shape[:-1]):
+            remedy = f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}"
+            validate.refuse("b.shape", tuple(b.shape), remedy)
+        if ones and sparse:
+            validate.refuse("ones", ones, "give ones=False: a CSR factor carries its own column of ones")
         self.a: Matrix = a.detach() if isinstance(a, Tensor) else a
         self.b, self.ones, self.grid = b.detach(), ones, grid
         self.n, self.p, self.q = a.shape[0], a.shape[-1] + ones, b.shape[-1]
@@ -579,7 +580,7 @@ class Outer(Rows):
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """sum_t ||a_t|| ||b_t|| where there are several terms, or one that is seen through a centring map."""
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             size = self.a.mass()
             if size is None:
                 return None
@@ -615,7 +616,7 @@ class Outer(Rows):
     def _seen_sum(self, weights: Tensor, rho: float) -> Tensor:
         """The same for sparse and mapped factors: in float64 unless they are few."""
         a = self.a
-        if is_lazy(a):  # a map has roundings of its own
+        if isinstance(a, View):  # a map has roundings of its own
             rho = max(0.0, rho - rounding.gamma(a.roundings, torch.float64))
         elif self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
             return rmatmul(a, self._wide(self.b) * self._cast(weights)[:, None]).T.reshape(-1)
@@ -638,7 +639,7 @@ class Outer(Rows):
             return torch.einsum(rule, b, a).reshape(self.n, self.d)
 
     def masked(self, keep: Tensor) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().masked(keep)
         rows = keep.view(-1, *[1] * (self.b.ndim - 1))
         b = torch.where(rows, self.b, 0.0)
@@ -648,7 +649,7 @@ class Outer(Rows):
         return Outer(torch.where(rows, self.a, 0.0), b, self.ones)
 
     def mixed(self, index: Tensor, shares: Tensor) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().mixed(index, shares)
         (m, k), index = index.shape, index.to(self.device)
         b = self._wide(self.b)[index] * self._cast(shares).view(m, k, *[1] * (self.b.ndim - 1))
@@ -672,7 +673,7 @@ class Outer(Rows):
         return super().minus(other)
 
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().through(sketch, lo)
         a = self.a if is_sparse(self.a) else self._shown(self.a.to(rounding.working(self.a.dtype)))
         if self.q == 1 and self.positions == 1:
@@ -680,12 +681,12 @@ class Outer(Rows):
         return Dense(outer_codes(sketch, a, self._wide(self.b), lo))
 
     def outer_form(self) -> OuterForm | None:
-        return None if is_lazy(self.a) else OuterForm(self.a, self.b, self.ones)
+        return None if isinstance(self.a, View) else OuterForm(self.a, self.b, self.ones)
 
     def inner(self, other: Mate) -> Tensor:
         """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
         mate = other.outer_form()
-        if mate is None or is_lazy(self.a):
+        if mate is None or isinstance(self.a, View):
             return super().inner(other)
         view = mate.whole_a()
         theirs, m = mate.b[:, ..., 0].numel() // max(1, other.n), other.n

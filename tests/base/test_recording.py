@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import recording
-from isthmus.base.recording import Replay, is_set, recording_now
+from isthmus.base.recording import Replay
 from isthmus.gradients import fused
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -29,11 +29,6 @@ def test_without_a_device_everything_is_computed():
     for _ in range(10):
         assert torch.equal(replay("key", [x], compute), torch.ones(2))
     assert len(calls) == 10 and replay.runs == 0
-
-
-def test_a_flag_is_read_where_nothing_is_recorded():
-    assert not recording_now()
-    assert is_set(torch.tensor(True)) and not is_set(torch.tensor(False))
 
 
 def test_a_kernel_of_our_own_that_reads_what_is_no_input_is_refused(monkeypatch):
@@ -75,21 +70,6 @@ def test_another_shape_key_or_place_is_computed():
         part = x[: 8 + number % 8]
         assert float(replay(number, [part], lambda part=part: part.sum()[None])) == len(part)
     assert replay.runs == 0
-
-
-@gpu
-def test_a_flag_that_is_set_has_the_work_done_again():
-    x = torch.ones(8, device="cuda")
-
-    def compute() -> Tensor:
-        return torch.zeros(8, device="cuda") if is_set((x < 0).any()) else x * 3
-
-    replay = Replay(Tensor.clone, near)
-    for number in range(20):
-        x.fill_(-1.0 if number == 15 else 1.0)
-        wanted = 0.0 if number == 15 else 3.0
-        assert float(replay("key", [x], compute)[0]) == wanted
-    assert replay.runs > 10
 
 
 @gpu

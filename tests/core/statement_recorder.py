@@ -109,7 +109,6 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
         monkeypatch.setattr(kind, "draw", _drawn(kind.draw, recorder))
     closing = _closing(isthmus.core.pipeline.close_stage, recorder)
     monkeypatch.setattr(isthmus.core.pipeline, "close_stage", closing)
-    monkeypatch.setattr(isthmus.core.driver, "close_stage", closing)
     yield recorder
 
 
