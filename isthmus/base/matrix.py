@@ -442,65 +442,10 @@ class Total:
         return self.value + self._lost
 
 
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
-    if device.type in _exact():
-        yield
-        return
-    legacy = torch.get_float32_matmul_precision()
-    precisions = [switch.fp32_precision for switch in _switches()]
-    general = getattr(torch.backends, "fp32_precision", "none")
-    reduced = legacy != "highest" or not {"none", "ieee"}.issuperset([*precisions, general])
-    with nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False):
-        before, _SETTING.exact = _exact(), _exact() | {device.type}
-        if reduced:
-            _set_all(("highest", ["ieee", "ieee"]))
-        try:
-            yield
-        finally:
-            _SETTING.exact = before
-            if reduced:
-                _set_all((legacy, precisions))
-
-
-_SETTING = threading.local()
-
-
-def _exact() -> frozenset[str]:
-    """The kinds of devices whose products are exact in this thread already."""
-    exact_names: frozenset[str] = getattr(_SETTING, "exact", frozenset())
-    return exact_names
-
-
-Precision = tuple[str, list[str]]
+Precision = tuple[str, ...]
 """How float32 factors are multiplied: torch's overall setting, and those of the two back ends."""
-
-
-def precision() -> Precision:
-    """The present setting of float32 products."""
-    return torch.get_float32_matmul_precision(), [switch.fp32_precision for switch in _switches()]
-
-
-@contextmanager
-def with_precision(wanted: Precision, device: torch.device) -> Iterator[None]:
-    """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
-    before, exact = precision(), _exact()
-    with nullcontext() if exact else torch.autocast(device.type, enabled=False):  # an exact one has none already
-        _SETTING.exact = frozenset()
-        if before != wanted:
-            _set_all(wanted)
-        try:
-            yield
-        finally:
-            _SETTING.exact = exact
-            if before != wanted:
-                _set_all(before)
-
-
-def _set_all(setting: Precision) -> None:
-    torch.set_float32_matmul_precision(setting[0])
-    _set_precision(setting[1])
+_EXACT: Precision = ("highest", "ieee", "ieee")
+_SETTING = threading.local()
 
 
 class _Switch(Protocol):
@@ -510,12 +455,53 @@ class _Switch(Protocol):
 
 
 def _switches() -> tuple[_Switch, _Switch]:
-    """The precision switches of the two back ends that may multiply float32 in less."""
     return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
-def _set_precision(values: list[str]) -> None:
-    """Set the two switches where they differ."""
-    for switch, value in zip(_switches(), values, strict=True):
+def precision() -> Precision:
+    """The present setting of float32 products."""
+    return torch.get_float32_matmul_precision(), *(switch.fp32_precision for switch in _switches())
+
+
+@contextmanager
+def with_precision(wanted: Precision, device: torch.device, exact: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
+    before, known = precision(), _exact()
+    off = known and not exact or device.type == "meta"  # among exact products there is no autocast
+    with nullcontext() if off else torch.autocast(device.type, enabled=False):
+        _SETTING.exact = exact
+        _set(before, wanted)
+        try:
+            yield
+        finally:
+            _SETTING.exact = known
+            _set(wanted, before)
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
+    known = _exact()
+    if device.type in known:
+        yield
+        return
+    wanted, general = precision(), getattr(torch.backends, "fp32_precision", "none")
+    if wanted[0] != "highest" or any(each not in ("none", "ieee") for each in (*wanted[1:], general)):
+        wanted = _EXACT
+    with with_precision(wanted, device, known | {device.type}):
+        yield
+
+
+def _set(now: Precision, wanted: Precision) -> None:
+    if now == wanted:
+        return
+    torch.set_float32_matmul_precision(wanted[0])
+    for switch, value in zip(_switches(), wanted[1:], strict=True):
         if switch.fp32_precision != value:
             switch.fp32_precision = value
+
+
+def _exact() -> frozenset[str]:
+    """The kinds of devices whose products are exact in this thread already."""
+    exact_names: frozenset[str] = getattr(_SETTING, "exact", frozenset())
+    return exact_names
