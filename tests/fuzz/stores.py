@@ -17,7 +17,7 @@ from fuzz.edits import SCRIPT, scripts, text_of
 from fuzz.target import Broken, Target, a_file, check, folder
 from isthmus import estimators
 from isthmus.base import storage
-from isthmus.core import wire
+from isthmus.core import wire as state
 from isthmus.engine import checkpoint
 from isthmus.estimators import stored
 from isthmus.privacy import Ledger
@@ -112,10 +112,10 @@ def _forged(data: bytes, number: int) -> bytes:
 
 
 def _as_state(path: Path) -> None:
-    loaded = wire.State.load(path)
+    loaded = state.State.load(path)
     check(isinstance(loaded.w, torch.Tensor) and type(loaded.t) is int, "a state without an iterate")
     loaded.save(path)
-    check(wire.State.load(path).t == loaded.t, "a state changes on the way through its file")
+    check(state.State.load(path).t == loaded.t, "a state changes on the way through its file")
 
 
 def _as_checkpoint(path: Path) -> None:
@@ -132,7 +132,7 @@ def _as_model(path: Path) -> None:
     estimators.save(loaded, path)
 
 
-READERS = [(wire.FORMAT, _as_state), (checkpoint.FORMAT, _as_checkpoint), (stored.FORMAT, _as_model)]
+READERS = [(state.FORMAT, _as_state), (checkpoint.FORMAT, _as_checkpoint), (stored.FORMAT, _as_model)]
 
 
 def store(data: bytes) -> None:
@@ -169,7 +169,7 @@ def _tree(whole: bytes) -> bytes:
 
 @cache
 def _stores() -> list[bytes]:
-    made = wire.State(w=torch.arange(4.0), t=7, memory={"0/main": torch.ones(3)}, update={"a": (1.0, None)})
+    made = state.State(w=torch.arange(4.0), t=7, memory={"0/main": torch.ones(3)}, update={"a": (1.0, None)})
     with tempfile.TemporaryDirectory() as place:
         made.save(f"{place}/state")
         first = Path(place, "state").read_bytes()
