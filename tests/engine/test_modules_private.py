@@ -215,8 +215,7 @@ def test_a_layer_that_never_takes_part_is_named() -> None:
     assert run.engine.ledger.rounds() == {"main": 4}
 
 
-# ---------------------------------------------------------------- the example runs as a user runs it, on real digits
-# ... where they are there and on scikit-learn's own otherwise
+# ---------------------------------------------------------------- the example runs as a user runs it
 
 ROOT = Path(__file__).parents[2]
 

@@ -661,8 +661,7 @@ def test_a_closure_that_goes_twice_through_its_batch_is_clipped_once() -> None:
     assert len(run.rounds) == 4
 
 
-# ---------------------------------------------------------------- a compiled module, and one in eval mode, in a
-# ... training loop: both are told before torch ends in words of its own
+# ---------------------------------------------------------------- compiled modules and modules in eval mode
 
 EVALUATES = "a batch of the private loader was given to a module in eval mode, .* call module.train"
 

@@ -62,19 +62,6 @@ def loop(module: Any, optimizer: Any, loader: Any) -> None:
 # ---------------------------------------------------------------- module and optimiser
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
-@pytest.mark.parametrize("package", [PrivacyEngine, Plain])
-def test_every_mode_is_one_and_the_same_training(package: Any, mode: str) -> None:
-    collected = []
-    for engine, given in ((package(), {"grad_sample_mode": mode}), (Plain(), {})):
-        seeded = {"noise_generator": torch.Generator().manual_seed(3), **given}
-        _, module, optimizer, *criterion, loader = made(engine, **seeded)
-        assert len(criterion) == (given.get("grad_sample_mode") == "ghost")
-        loop(module, optimizer, loader)
-        collected.append([p.detach().clone() for p in module.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*collected, strict=True))
-
-
 def test_module_and_optimiser_are_the_users_own_and_answer_to_both_names() -> None:
     engine, module, optimizer, loader = made(make=torch.optim.Adam)
     assert isinstance(module, GradSampleModule) and isinstance(module, nn.Sequential) and module._module is module

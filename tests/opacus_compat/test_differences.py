@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import pkgutil
 import re
 from collections.abc import Callable
@@ -79,9 +80,9 @@ def raw_gradients_are_not_there() -> None:
 
 def modes_are_one() -> None:
     criterion, found = nn.CrossEntropyLoss(), []
-    for mode in ("hooks", "functorch", "ew", "ghost"):
+    for kind, mode in itertools.product((PrivacyEngine, Compat), ("hooks", "functorch", "ew", "ghost")):
         options = {"criterion": criterion, "noise_generator": torch.Generator().manual_seed(2)}
-        _, module, optimizer, *middle, loader = made(grad_sample_mode=mode, **options)
+        _, module, optimizer, *middle, loader = made(kind, grad_sample_mode=mode, **options)
         assert middle == ([criterion] if mode == "ghost" else [])
         found.append(trained(module, optimizer, loader))
     assert all(torch.equal(found[0], each) for each in found)
