@@ -53,6 +53,17 @@ class Row:
     numbers: int | None = None
     model: Any = None
 
+    @property
+    def short(self) -> str:
+        """The name without what explains it."""
+        return self.name.partition(": ")[0]
+
+    def cells(self) -> str:
+        """All but the name, as it is printed."""
+        noise = "-" if self.noise is None else f"{self.noise:.3g}"
+        numbers = "-" if self.numbers is None else f"{self.numbers:,}"
+        return f"{self.epsilon:>8g}{self.score:>10.3f}{noise:>12}{numbers:>11}{self.seconds:>9.2f}"
+
 
 RUNS: Mapping[str, Callable[[Digits], dict[str, Any]]] = {
     "auto: what the planner chooses": lambda data: {"algorithm": "auto", "public": data.public},
@@ -79,38 +90,36 @@ def digits(public: int = 50) -> Digits:
 # ------------------------------------------------------------ the table
 
 
-def head(name: str) -> None:
-    """The name of a run, shown while it runs."""
+def show(name: str, run: Callable[[], Row]) -> Row:
+    """A run and its line, whose name is there while it runs."""
     print(f"{name:<42}", end="", flush=True)
-
-
-def tail(row: Row) -> None:
-    """The rest of its line."""
-    noise = "-" if row.noise is None else f"{row.noise:.3g}"
-    numbers = "-" if row.numbers is None else f"{row.numbers:,}"
-    print(f"{row.epsilon:>8g}{row.score:>10.3f}{noise:>12}{numbers:>11}{row.seconds:>9.2f}", flush=True)
+    row = run()
+    print(row.cells(), flush=True)
+    return row
 
 
 def public_alone(data: Digits) -> Row:
     """What the public records give by themselves: no private record is used."""
     name = f"public labels alone ({len(data.public[1])} records)"
-    head(name)
-    began = time.perf_counter()
-    model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
-    row = Row(name, 0.0, model.score(data.test[0] / PIXELS[1], data.test[1]), time.perf_counter() - began)
-    tail(row)
-    return row
+
+    def run() -> Row:
+        began = time.perf_counter()
+        model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
+        return Row(name, 0.0, model.score(data.test[0] / PIXELS[1], data.test[1]), time.perf_counter() - began)
+
+    return show(name, run)
 
 
 def fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> Row:
     """A run of `PrivateClassifier`, and its line."""
-    head(name)
     promise: dict[str, Any] = {} if epsilon == math.inf else {"bounds": PIXELS, "delta": DELTA}
-    model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **promise, **arguments).fit(*data.private)
-    noise_and_dims = model.choice_.noise_multiplier, model.result_.dims
-    row = Row(name, epsilon, model.score(*data.test), model.seconds_, *noise_and_dims, model)
-    tail(row)
-    return row
+
+    def run() -> Row:
+        model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **promise, **arguments).fit(*data.private)
+        noise_and_dims = model.choice_.noise_multiplier, model.result_.dims
+        return Row(name, epsilon, model.score(*data.test), model.seconds_, *noise_and_dims, model)
+
+    return show(name, run)
 
 
 def compared(data: Digits, epsilons: Sequence[float], names: Sequence[str]) -> tuple[list[Row], float]:
@@ -128,43 +137,30 @@ def compared(data: Digits, epsilons: Sequence[float], names: Sequence[str]) -> t
 # ------------------------------------------------------------ the report
 
 
-def short(row: Row) -> str:
-    """The name without what explains it."""
-    return row.name.partition(": ")[0]
-
-
 def report(data: Digits, rows: Sequence[Row], own: Row, together: float, out: Path) -> Path:
     """Write the record and the report of one run, with the others beside it; `together` is the epsilon of them all."""
     on = f"{len(data.test[1])} held-out records, declared public"
     private = sum(0 < row.epsilon < math.inf for row in rows)
-    others = [
-        {
-            "name": short(row) if row.noise is None else f"{short(row)}, epsilon {row.epsilon:g}",
-            "note": row.name.partition(": ")[2] or None,
-            "epsilon": row.epsilon,
-            "score": row.score,
-            "metric": "accuracy",
-            "dims": row.numbers,
-            "seconds": row.seconds,
-        }
-        for row in rows
-    ]
+    others = []
+    for row in rows:
+        what = {"name": row.short, "note": row.name.partition(": ")[2] or None, "metric": "accuracy"}
+        if row.noise is not None:
+            what["name"] = f"{row.short}, epsilon {row.epsilon:g}"
+        numbers = {"epsilon": row.epsilon, "score": row.score, "dims": row.numbers, "seconds": row.seconds}
+        others.append({**what, **numbers})
+    counted = (
+        f"The promise counts all {private} private runs of the comparison, which were made on the same records and "
+        f"together spend epsilon = {together:.3g}. The comparison also shows a run that promises nothing."
+    )
+    sizes = {"test_rows": len(data.test[1]), "public_rows": len(data.public[1])}
     record = Record.of(
         own.model,
         title="Handwritten digits, learned privately",
-        data={
-            "name": "the digits of scikit-learn",
-            "target": "digit",
-            "test_rows": len(data.test[1]),
-            "public_rows": len(data.public[1]),
-        },
+        data={"name": "the digits of scikit-learn", "target": "digit", **sizes},
         metrics=[{"name": "accuracy", "value": own.score, "on": on}],
         comparison=others,
         curves=[by_epsilon(rows, on)],
-        warnings=[
-            f"The promise counts all {private} private runs of the comparison, which were made on the same records and "
-            f"together spend epsilon = {together:.3g}. The comparison also shows a run that promises nothing."
-        ],
+        warnings=[counted],
     )
     out.mkdir(parents=True, exist_ok=True)
     record.save(out)
@@ -177,7 +173,7 @@ def by_epsilon(rows: Sequence[Row], on: str) -> dict[str, Any]:
     series = []
     for name in dict.fromkeys(row.name for row in private):
         own = [row for row in private if row.name == name]
-        series.append({"name": short(own[0]), "x": [r.epsilon for r in own], "y": [r.score for r in own]})
+        series.append({"name": own[0].short, "x": [r.epsilon for r in own], "y": [r.score for r in own]})
     labels = {"x_label": "epsilon", "y_label": "test accuracy", "note": f"Scores of {on}."}
     return {"title": "Accuracy by epsilon", **labels, "series": series}
 
@@ -200,9 +196,8 @@ def compressed(data: Digits, rounds: int = 800) -> None:
     print(f"\nWithout privacy: {train.d} parameters in an l1 ball of radius 300, {rounds} rounds of 32 records.")
     print(f"{'':<42}{'':>8}{'accuracy':>10}{'':>12}{'numbers':>11}{'seconds':>9}")
     for name, recipe in recipes.items():
-        head(name)
         result = minimize(train, recipe, L1Ball(300.0), steps=rounds, seed=0, progress=False)
-        print(f"{'':>8}{test.score(result.x):>10.3f}{'':>12}{result.dims:>11,}{result.seconds:>9.2f}", flush=True)
+        print(f"{name:<50}{test.score(result.x):>10.3f}{'':>12}{result.dims:>11,}{result.seconds:>9.2f}", flush=True)
 
 
 def paragraphs(text: str, width: int = 100) -> str:
@@ -232,7 +227,7 @@ def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[
     for row in chosen:
         print(f"At epsilon {row.epsilon:g} the planner chose {row.model.choice_.name}.")
     own = chosen[0]
-    print(f"\n{short(own)} at epsilon {own.epsilon:g}, in words\n")
+    print(f"\n{own.short} at epsilon {own.epsilon:g}, in words\n")
     print(textwrap.indent(paragraphs(own.model.privacy_.words()), "  "))
     compressed(data)
     print(f"\nreport: {report(data, rows, own, together, out)}")

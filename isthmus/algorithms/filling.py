@@ -322,7 +322,7 @@ class Facts:
 
     # ------------------------------------------------------------ what follows from them
 
-    @property
+    @cached_property
     def private(self) -> bool:
         """Whether there is a budget."""
         return self.epsilon != math.inf
@@ -337,12 +337,12 @@ class Facts:
         """What the loss is called."""
         return name_of(self.loss)
 
-    @property
+    @cached_property
     def outputs(self) -> int:
         """Margins a record has."""
         return self.of_loss.outputs(self.classes)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """The dimension of a gradient."""
         return self.d * self.outputs
@@ -352,7 +352,7 @@ class Facts:
         """Whether columns may be scaled: a set or a penalty is about the coefficients as they are."""
         return self.constraint is None and not self.penalty
 
-    @property
+    @cached_property
     def the_clip(self) -> float:
         """C, fixed by the caller or by the loss; what clipping cuts off matters more the less noise there is."""
         usual = self.clip or self.of_loss.clip_for(self.classes)
@@ -361,7 +361,7 @@ class Facts:
         most = 2.0 if self.of_loss.equivariant else self.of_loss.slope_bound or usual
         return max(usual, min(most, usual * self.b / (CONSTANTS.clip_b * self.parameters)))
 
-    @property
+    @cached_property
     def smooth(self) -> float:
         """L for rows of norm 1: the curvature of the loss, or 1."""
         return self.of_loss.curvature or 1.0
@@ -376,7 +376,7 @@ class Facts:
         """Whether rows are long and CSR (text), the second regime in which algorithms were measured."""
         return self.sparse and self.d > CONSTANTS.small
 
-    @property
+    @cached_property
     def narrow_size(self) -> int:
         """m: what is allowed to leave in a round, else a twentieth of the parameters, between 50 and 500."""
         low, high = CONSTANTS.narrow
@@ -406,7 +406,7 @@ class Facts:
         """A bound of |x_ij|: the caller's, or 1 / sqrt(entries of a row that are not 0) for rows of norm 1."""
         return self.bound if self.bound is not None else 1 / math.sqrt(max(1.0, self.filled))
 
-    @property
+    @cached_property
     def filled(self) -> float:
         """Entries of a row that are not 0."""
         default = min(1.0, 100 / self.d) if self.sparse else 1.0
@@ -418,17 +418,17 @@ class Facts:
         assert self.delta is not None
         return mu_of(self.epsilon, self.delta, Adjacency(self.adjacency))
 
-    @property
+    @cached_property
     def b(self) -> float:
         """n mu: how many records stand above the noise."""
         return self.n * self.mu
 
-    @property
+    @cached_property
     def tau(self) -> float:
         """The accumulated noise that a margin may get: few columns stand more of it each, labels more than numbers."""
         return usual_tau(self.d, self.of_loss.labelled(), self.sparse)
 
-    @property
+    @cached_property
     def shapes(self) -> float:
         """b^2 / (d + 1): how far histograms of all columns stand above their noise."""
         return self.b**2 / (self.d + 1)
@@ -438,7 +438,7 @@ class Facts:
         """The finest grid whose histograms stand out of their noise."""
         return 2 + sum(self.shapes >= enough for enough in CONSTANTS.shapes_levels)
 
-    @property
+    @cached_property
     def smooth_features(self) -> int:
         """How many features the budget carries: one a column at least, and no more than X'X of them allows."""
         if self.features == "linear":
@@ -457,11 +457,13 @@ class Facts:
 
     def poisson_multiplier(self, rate: float, rounds: int) -> float:
         """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
+        if not self.exact and rate < 1:
+            return _sampled(rate * self.full_multiplier(rounds))
         return self.split(Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
 
     def full_multiplier(self, rounds: int, share: float = 1.0) -> float:
         """sqrt(T / share) / mu: exact for Gaussian releases of all records."""
-        return Charge("gradient", rounds=rounds, share=share * (1 - self.before)).number_at(1 / self.mu)
+        return math.sqrt(rounds / (share * (1 - self.before))) / self.mu
 
     def split(self, *items: Charge) -> dict[str, float]:
         """The numbers of a plan with several items, beside what is bought before."""
@@ -505,8 +507,14 @@ class Facts:
 def _first_order(item: Charge, mu: float) -> float:
     """The multiplier by the central limit theorem: a round at rate q spends q^2 (exp(1/z^2) - 1) of mu^2."""
     number = item.number_at(1 / mu)
-    sampled = item.sampler.rate < 1 and not item.selects
-    return 1 / math.sqrt(math.log1p(number**-2)) if sampled else number
+    if item.selects or item.sampler.rate == 1:
+        return number
+    return _sampled(number)
+
+
+def _sampled(number: float) -> float:
+    """The multiplier of a sampled round that costs to first order what q times this multiplier would."""
+    return 1 / math.sqrt(math.log1p(number**-2))
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
-from isthmus.gradients import Dense, Lookup, Rows
+from isthmus.gradients import Dense, Lookup, Rows, Stack
 from isthmus.objectives.base import Objective, as_index
 from isthmus.privacy.accounting import Adjacency
 
@@ -48,7 +48,7 @@ class LinearRecords(Objective):
             return Lookup(chosen[:, None], ones, self.space.d, apart=True)
         if len(self.space.leaves) == 1:
             return Dense(chosen)
-        return Rows.stack([(leaf.name, Dense(chosen[:, self.space.slice(leaf.name)])) for leaf in self.space.leaves])
+        return Stack([(leaf.name, Dense(chosen[:, self.space.slice(leaf.name)])) for leaf in self.space.leaves])
 
     def on(self, data: Any) -> LinearRecords:
         """The same losses on other (public) vectors."""

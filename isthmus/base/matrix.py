@@ -160,7 +160,7 @@ def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
 
     Integers become float32 when sparse (counts) and float64 when dense.  Entries stored twice are added up.
     """
-    if is_lazy(x):
+    if isinstance(x, View):
         x.check_finite(name)
         return x
     if isinstance(x, Tensor) and x.layout != torch.strided:
@@ -221,7 +221,7 @@ def take(x: Matrix, index: Tensor | slice) -> Matrix:
     """Some rows, in the given order; a range of them without a copy, where that can be."""
     if isinstance(index, slice):
         return x[index]
-    if is_lazy(x):
+    if isinstance(x, View):
         return x.take(index)
     if is_sparse(x):
         return x[index.cpu().numpy()]
@@ -233,7 +233,7 @@ def spans_of(x: Matrix) -> list[tuple[int, int]] | None:
 
     Vectors of so many numbers stay in a cache while one operation after the other reads them.
     """
-    if is_lazy(x):
+    if isinstance(x, View):
         return x.spans()
     if is_sparse(x) or x.device.type != "cpu":
         return None
@@ -259,7 +259,7 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
     >>> matmul(torch.eye(2, dtype=torch.float32), torch.tensor([1.0, 2.0], dtype=torch.float64))
     tensor([1., 2.], dtype=torch.float64)
     """
-    if is_lazy(x):
+    if isinstance(x, View):
         return x.times(w)
     if is_sparse(x):
         return torch.from_numpy(np.asarray(x @ _numpy(w))).to(w)
@@ -276,7 +276,7 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
     with a matrix that is stored column by column: one record more or less would change others.  A product with one
     vector or with several is therefore taken row by row here (`numpy.einsum`), and on a device with two columns.
     """
-    if is_lazy(x) or is_sparse(x):
+    if isinstance(x, View) or is_sparse(x):
         return matmul(x, w)
     if w.ndim <= 2 and not x.is_cuda and w.dtype in (torch.float32, torch.float64):
         return _row_products(x, w)
@@ -314,7 +314,7 @@ def rmatmul(x: Matrix, r: Tensor) -> Tensor:
     >>> rmatmul(sp.csr_array([[1.0, 0.0], [2.0, 3.0]]), torch.tensor([1.0, 1.0]))
     tensor([3., 3.])
     """
-    if is_lazy(x):
+    if isinstance(x, View):
         return x.transposed_times(r)
     if is_sparse(x):
         return torch.from_numpy(np.asarray(x.T @ _numpy(r))).to(r)
@@ -368,7 +368,7 @@ def canonical(x: Csr) -> Csr:
 
 def to_dense(x: Matrix, dtype: torch.dtype | None = None) -> Tensor:
     """A dense tensor: for tests, public data and chunks under a stated limit."""
-    if is_lazy(x):
+    if isinstance(x, View):
         dense = x.dense()
     elif is_sparse(x):
         dense = torch.from_numpy(x.toarray())
@@ -442,65 +442,10 @@ class Total:
         return self.value + self._lost
 
 
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
-    if device.type in _exact():
-        yield
-        return
-    legacy = torch.get_float32_matmul_precision()
-    precisions = [switch.fp32_precision for switch in _switches()]
-    general = getattr(torch.backends, "fp32_precision", "none")
-    reduced = legacy != "highest" or any(precision not in ("none", "ieee") for precision in [*precisions, general])
-    with nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False):
-        before, _SETTING.exact = _exact(), _exact() | {device.type}
-        if reduced:
-            _set_all(("highest", ["ieee", "ieee"]))
-        try:
-            yield
-        finally:
-            _SETTING.exact = before
-            if reduced:
-                _set_all((legacy, precisions))
-
-
-_SETTING = threading.local()
-
-
-def _exact() -> frozenset[str]:
-    """The kinds of devices whose products are exact in this thread already."""
-    exact_names: frozenset[str] = getattr(_SETTING, "exact", frozenset())
-    return exact_names
-
-
-Precision = tuple[str, list[str]]
+Precision = tuple[str, ...]
 """How float32 factors are multiplied: torch's overall setting, and those of the two back ends."""
-
-
-def precision() -> Precision:
-    """The present setting of float32 products."""
-    return torch.get_float32_matmul_precision(), [switch.fp32_precision for switch in _switches()]
-
-
-@contextmanager
-def with_precision(wanted: Precision, device: torch.device) -> Iterator[None]:
-    """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
-    before, exact = precision(), _exact()
-    with nullcontext() if exact else torch.autocast(device.type, enabled=False):  # an exact one has none already
-        _SETTING.exact = frozenset()
-        if before != wanted:
-            _set_all(wanted)
-        try:
-            yield
-        finally:
-            _SETTING.exact = exact
-            if before != wanted:
-                _set_all(before)
-
-
-def _set_all(setting: Precision) -> None:
-    torch.set_float32_matmul_precision(setting[0])
-    _set_precision(setting[1])
+_EXACT: Precision = ("highest", "ieee", "ieee")
+_SETTING = threading.local()
 
 
 class _Switch(Protocol):
@@ -510,12 +455,53 @@ class _Switch(Protocol):
 
 
 def _switches() -> tuple[_Switch, _Switch]:
-    """The precision switches of the two back ends that may multiply float32 in less."""
     return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
-def _set_precision(values: list[str]) -> None:
-    """Set the two switches where they differ."""
-    for switch, value in zip(_switches(), values, strict=True):
+def precision() -> Precision:
+    """The present setting of float32 products."""
+    return torch.get_float32_matmul_precision(), *(switch.fp32_precision for switch in _switches())
+
+
+@contextmanager
+def with_precision(wanted: Precision, device: torch.device, exact: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
+    before, known = precision(), _exact()
+    off = known and not exact or device.type == "meta"  # among exact products there is no autocast
+    with nullcontext() if off else torch.autocast(device.type, enabled=False):
+        _SETTING.exact = exact
+        _set(before, wanted)
+        try:
+            yield
+        finally:
+            _SETTING.exact = known
+            _set(wanted, before)
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
+    known = _exact()
+    if device.type in known:
+        yield
+        return
+    wanted, general = precision(), getattr(torch.backends, "fp32_precision", "none")
+    if wanted[0] != "highest" or any(each not in ("none", "ieee") for each in (*wanted[1:], general)):
+        wanted = _EXACT
+    with with_precision(wanted, device, known | {device.type}):
+        yield
+
+
+def _set(now: Precision, wanted: Precision) -> None:
+    if now == wanted:
+        return
+    torch.set_float32_matmul_precision(wanted[0])
+    for switch, value in zip(_switches(), wanted[1:], strict=True):
         if switch.fp32_precision != value:
             switch.fp32_precision = value
+
+
+def _exact() -> frozenset[str]:
+    """The kinds of devices whose products are exact in this thread already."""
+    exact_names: frozenset[str] = getattr(_SETTING, "exact", frozenset())
+    return exact_names

@@ -100,30 +100,15 @@ class Format:
             return make({name: decode(value, tensors) for name, value in json.loads(text).items()})
         except validate.InvalidInput:
             raise
-        except (
-            OSError,
-            SafetensorError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            MemoryError,
-            RecursionError,
-        ) as error:
+        except (OSError, SafetensorError, MemoryError, *validate.UNREADABLE) as error:
             raise validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
 
 
 # ---------------------------------------------------------------- objects that say how
 
 
-@dataclass(frozen=True)
-class _Stored:
-    kind: type
-    take: Callable[[Any], tuple[str | None, Fields]]
-    make: Callable[[str | None, Fields], Any]
-
-
-_OBJECTS: dict[str, _Stored] = {}
+_OBJECTS: dict[str, tuple[type, Callable[[Any], tuple[str | None, Fields]], Callable[[str | None, Fields], Any]]] = {}
+"""By tag: a kind, an object as (a name or None, values), and the object that they are."""
 
 
 def register(
@@ -138,7 +123,7 @@ def register(
 
     A subclass needs nothing: it is found by its name among those that are imported when the file is read.
     """
-    _OBJECTS[f"@{tag}"] = _Stored(
+    _OBJECTS[f"@{tag}"] = (
         kind,
         take or (lambda value: (class_registry.address(type(value)), fields_of(value))),
         make or (lambda name, inner: class_registry.imported(kind, str(name))(**inner)),
@@ -185,9 +170,9 @@ def encode(value: object, path: str, tensors: Tensors) -> object:
             return {key: encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
         pairs = enumerate(value.items())
         return {"@dict": [[encode(item, f"{path}/{k}.{j}", tensors) for j, item in enumerate(p)] for k, p in pairs]}
-    for tag, stored in _OBJECTS.items():
-        if isinstance(value, stored.kind) and is_dataclass(value):
-            name, inner = stored.take(value)
+    for tag, (kind, take, _) in _OBJECTS.items():
+        if isinstance(value, kind) and is_dataclass(value):
+            name, inner = take(value)
             tree = {key: encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
             if name is None:
                 return {tag: tree}
@@ -225,12 +210,8 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {key: decode(branch, tensors) for key, branch in tree.items()}
     if tag == "@float":
         return float(inner)
-    if tag == "@list":  # lists have no tag since format 2 of estimators
-        return [decode(branch, tensors) for branch in inner]
-    if tag == "@tuple":
-        return tuple(decode(branch, tensors) for branch in inner)
-    if tag == "@dict":
-        return {decode(key, tensors): decode(branch, tensors) for key, branch in inner}
+    if tag in ("@list", "@tuple", "@dict"):  # lists have no tag since format 2 of estimators
+        return {"@list": list, "@tuple": tuple, "@dict": dict}[tag](decode(branch, tensors) for branch in inner)
     if tag == "@array":
         values, kind = decode(inner, tensors), np.dtype(tree["dtype"])
         array = np.array(values, dtype=object if kind.kind == "O" else str)  # as wide as its texts, whatever is said
@@ -241,13 +222,9 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[inner]
     if tag == "@numpy":
         return tensors[inner].numpy()
-    validate.check(
-        tag in _OBJECTS,
-        "path",
-        tag,
-        "use the version of Isthmus that wrote this file: this one cannot read what it holds",
-    )
-    make = _OBJECTS[tag].make
+    remedy = "use the version of Isthmus that wrote this file: this one cannot read what it holds"
+    validate.check(tag in _OBJECTS, "path", tag, remedy)
+    make = _OBJECTS[tag][2]
     if isinstance(inner, str):
         return make(inner, decode(tree["fields"], tensors))
     return make(None, decode(inner, tensors))
@@ -308,7 +285,7 @@ def unpack(data: bytes, kind: str) -> Any:
         return _unpacked(bytes(data), kind)
     except validate.InvalidInput:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError, OverflowError) as error:
+    except (MemoryError, *validate.UNREADABLE) as error:
         _refuse(data, kind, f"its contents ({type(error).__name__})", error)
 
 
@@ -362,37 +339,33 @@ def _add(value: object, update: Callable[[bytes], None]) -> None:
             _add(item, update)
     elif value is None or isinstance(value, (bool, int, float, str)):
         update(repr(value).encode())
+    elif is_dataclass(value):
+        update(f"{type(value).__name__} {value}".encode())
     else:
-        shown = ""
-        if is_dataclass(value):
-            shown = str(value)
-        update(f"{type(value).__name__} {shown}".encode())
+        update(f"{type(value).__name__} ".encode())
 
 
 def _unpacked(data: bytes, kind: str) -> Any:
-    if len(data) < HEAD.size or data[:4] != MAGIC:
-        _refuse(data, kind, "its first bytes")
+    def hold(fits: bool, what: str) -> None:
+        if not fits:
+            _refuse(data, kind, what)
+
+    hold(len(data) >= HEAD.size and data[:4] == MAGIC, "its first bytes")
     _, version, words, size, seal = HEAD.unpack_from(data)
-    if version != VERSION:
-        _refuse(data, kind, f"its version, {version}: this one reads version {VERSION}")
-    if words > MOST or HEAD.size + words + size != len(data):
-        _refuse(data, kind, "its length")
-    if seal != _digest(data[HEAD.size :]):
-        _refuse(data, kind, "its digest: it was damaged on the way")
+    hold(version == VERSION, f"its version, {version}: this one reads version {VERSION}")
+    hold(words <= MOST and HEAD.size + words + size == len(data), "its length")
+    hold(seal == _digest(data[HEAD.size :]), "its digest: it was damaged on the way")
     tree = json.loads(data[HEAD.size : HEAD.size + words])
-    if tree["kind"] != kind:
-        _refuse(data, kind, "its kind")
+    hold(tree["kind"] == kind, "its kind")
     tensors, at = {}, HEAD.size + words
     for name, dtype, shape in tree["arrays"]:
-        if not isinstance(name, str) or name in tensors or not all(type(n) is int and n >= 0 for n in shape):
-            _refuse(data, kind, "its list of arrays")
+        plain = isinstance(name, str) and name not in tensors and all(type(n) is int and n >= 0 for n in shape)
+        hold(plain, "its list of arrays")
         length = math.prod(shape) * DTYPES[dtype].itemsize
-        if at + length > len(data):
-            _refuse(data, kind, "the length of its arrays")
+        hold(at + length <= len(data), "the length of its arrays")
         tensors[name] = _tensor_of(data[at : at + length], DTYPES[dtype], shape)
         at += length
-    if at != len(data):
-        _refuse(data, kind, "the length of its arrays")
+    hold(at == len(data), "the length of its arrays")
     _check(tree["tree"], data, kind)
     return decode(tree["tree"], tensors)
 

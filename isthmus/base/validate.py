@@ -136,9 +136,8 @@ def positive(**arguments: float) -> None:
 def non_negative(**arguments: float) -> None:
     """Each argument is a finite number >= 0."""
     for name, value in arguments.items():
-        check(
-            _is_real(value) and math.isfinite(value) and value >= 0, name, value, "give a finite number of at least 0"
-        )
+        ok = _is_real(value) and math.isfinite(value) and value >= 0
+        check(ok, name, value, "give a finite number of at least 0")
 
 
 def positive_int(**arguments: int) -> None:
@@ -181,12 +180,8 @@ def at_most(bound: float, what: str, **arguments: float) -> None:
 def shape(expected: tuple[int, ...], **arguments: Tensor) -> None:
     """Each tensor has the expected shape."""
     for name, value in arguments.items():
-        check(
-            tuple(value.shape) == tuple(expected),
-            f"{name}.shape",
-            tuple(value.shape),
-            f"give a tensor of shape {tuple(expected)}",
-        )
+        found, wanted = tuple(value.shape), tuple(expected)
+        check(found == wanted, f"{name}.shape", found, f"give a tensor of shape {wanted}")
 
 
 def finite(**arguments: Tensor) -> None:
@@ -201,9 +196,9 @@ def as_tensor(name: str, value: object, *, ndim: int | None = None) -> Tensor:
     """A floating tensor from a tensor, array or sequence, without a copy where possible; NaN and inf refused."""
     import torch  # here alone: reports and ledgers are read without it
 
-    if isinstance(value, torch.Tensor):
-        tensor = value
-    else:
+    wanted = torch.get_default_dtype()
+    if not isinstance(value, torch.Tensor):
+        wanted = torch.float64
         try:
             array = np.asarray(value)
         except Exception as error:  # ragged lists and the like
@@ -215,17 +210,13 @@ def as_tensor(name: str, value: object, *, ndim: int | None = None) -> Tensor:
             array = array.copy()
         if ndim:
             array = np.atleast_1d(array)
-        tensor = torch.from_numpy(array)
-    if not tensor.is_floating_point():
-        check(not tensor.is_complex(), f"{name}.dtype", tensor.dtype, "give real numbers")
-        wanted = torch.float64
-        if isinstance(value, torch.Tensor):
-            wanted = torch.get_default_dtype()
-        tensor = tensor.to(wanted)
-    if ndim is not None:
-        check(tensor.ndim == ndim, f"{name}.shape", tuple(tensor.shape), f"give {ndim} dimension(s)")
-    finite(**{name: tensor})
-    return tensor
+        value = torch.from_numpy(array)
+    check(not value.is_complex(), f"{name}.dtype", value.dtype, "give real numbers")
+    if not value.is_floating_point():
+        value = value.to(wanted)
+    check(ndim in (None, value.ndim), f"{name}.shape", tuple(value.shape), f"give {ndim} dimension(s)")
+    finite(**{name: value})
+    return value
 
 
 def _is_int(value: object) -> bool:
@@ -233,7 +224,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    return _is_int(value) or isinstance(value, (float, np.floating))
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _short(value: object) -> str:

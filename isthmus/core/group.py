@@ -212,7 +212,9 @@ class Group:
 
         What matrices make of a vector depends on the number of threads in its last bits: with one it is alike.
         """
-        return one_thread(True) if self.size > 1 else nullcontext()
+        if self.size == 1:
+            return nullcontext()
+        return one_thread()
 
     def add(
         self,

@@ -185,7 +185,7 @@ class Pipeline:
         object.__setattr__(self, "before", tuple(self.before))
         check_sound(self)
 
-    @property
+    @cached_property
     def private(self) -> bool:
         """Whether any release hides its data behind noise."""
         return any(stage.private for stage in self.stages)

@@ -29,7 +29,6 @@ import torch.distributed as dist
 
 from isthmus.base import validate
 from isthmus.core.group import Group
-from isthmus.estimators.rank_group import RankGroup
 
 if TYPE_CHECKING:
     import pandas
@@ -80,7 +79,7 @@ def fit_part(estimator: Any, part: Part, *, group: Group | dist.ProcessGroup | b
     """
     _check_estimator(estimator)
     validate.check(group not in (None, False), "group", group, "give a process group, or True for the default one")
-    crew = RankGroup.of(group)
+    crew = Group.of(group)
     with crew.joined("fit"):
         if callable(part):
             part = part()

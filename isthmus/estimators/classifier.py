@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
@@ -15,10 +16,13 @@ from torch import Tensor
 
 from isthmus.algorithms.purchases import ClassCounts, SumPurchase
 from isthmus.base import validate
+from isthmus.estimators import rank_group
 from isthmus.estimators.base import PrivateLinear
+from isthmus.estimators.problem import Objective
 from isthmus.estimators.stateless_steps import leak
-from isthmus.estimators.stored import storable
+from isthmus.estimators.stored import _storable
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
+from isthmus.problems.scaling import Scaled
 
 
 def _has_probabilities(estimator: PrivateClassifier) -> bool:
@@ -26,7 +30,7 @@ def _has_probabilities(estimator: PrivateClassifier) -> bool:
     return kind is not None and kind.probabilities
 
 
-def _other_labels(y: Any, classes: np.ndarray) -> str:
+def _other_labels(y: object, classes: np.ndarray) -> str:
     """The remedy for labels that were not declared; a type is told, and no label."""
     if np.asarray(y).dtype.kind in "iu" and classes.dtype.kind in "UO":
         counted = f"[0, ..., {len(classes) - 1}]"
@@ -38,7 +42,7 @@ def _other_labels(y: Any, classes: np.ndarray) -> str:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@storable
+@_storable
 class PrivateClassifier(ClassifierMixin, PrivateLinear):
     """A linear classifier trained under differential privacy.
 
@@ -91,7 +95,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     _LABELS = True
 
     def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None, *, group: Any = None
+        self, X: object, y: object, classes: Any = None, sample_weight: ArrayLike | None = None, *, group: Any = None
     ) -> PrivateClassifier:
         """One of `partial_calls` calls that share the budget, whether or not their records overlap.
 
@@ -101,7 +105,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             self._declared = classes
         return self._partial(X, y, sample_weight, group)
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: object) -> np.ndarray:
         """Margins: one a row for two classes, else one a row and class."""
         z = self._margins(X)
         if z.shape[1] == 1:
@@ -110,18 +114,18 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             return z[:, 1] - z[:, 0]
         return z
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """The label of the largest margin."""
         z = self.decision_function(X)
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
 
     @available_if(_has_probabilities)
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: object) -> np.ndarray:
         """Probabilities of the classes, in the order of `classes_`."""
         return np.exp(self.predict_log_proba(X))
 
     @available_if(_has_probabilities)
-    def predict_log_proba(self, X: Any) -> np.ndarray:
+    def predict_log_proba(self, X: object) -> np.ndarray:
         """Their logarithms."""
         z = self.decision_function(X)
         if z.ndim == 1:
@@ -130,75 +134,73 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
 
     # ------------------------------------------------------------ the problem
 
-    def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[SumPurchase, ...], tuple[str, ...]]:
-        weights, buys = self._class_weights(y, self._checked_weights(weight, X.shape[0]))
-        common: dict[str, Any] = {"classes": tuple(self.classes_.tolist()), "l1": self.l1, "l2": self.l2}
-        return self._kind(X, y, weights=weights, **common), buys, ()
+    def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
+        weights, buys = self._checked_weights(weight, X.shape[0]), tuple[SumPurchase, ...]()
+        if self.class_weight is not None:
+            by_row = self._weights_of(y)
+            if by_row is None:
+                buys = (ClassCounts(),)
+            else:
+                weights = by_row * (1.0 if weights is None else weights)
+        return (
+            self._kind(X, y, weights=weights, classes=tuple(self.classes_.tolist()), l1=self.l1, l2=self.l2),
+            buys,
+            (),
+        )
 
-    def _learn_targets(self, y: Any) -> tuple[str, ...]:
+    def _learn_targets(self, y: np.ndarray) -> tuple[str, ...]:
         if len(y):  # a rank may have no rows
             check_classification_targets(y)
         declared = self._declared if self.classes is None else self.classes
         if declared is not None:
             self.classes_ = np.unique(np.asarray(declared))
             validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
-            if not np.isin(y, self.classes_).all():  # whose label it is stays unsaid
-                labels = self.classes_.tolist()
-                text = f"y holds a label that is not among classes={labels}: {_other_labels(y, self.classes_)}"
-                validate.require(False, text)
-            return ()
-        if self._calls:  # what the first call read is in its state
-            return ()
-        self.classes_ = self._ranks.labels(y)
-        validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
-        return (leak(*CLASSES_READ),) if self._private else ()
+            labels = self.classes_.tolist()
+            known = bool(np.isin(y, self.classes_).all())  # whose label it is stays unsaid
+            remedy = f"y holds a label that is not among classes={labels}: {_other_labels(y, self.classes_)}"
+            validate.require(known, remedy)
+        elif not self._calls:  # what the first call read is in its state
+            self.classes_ = rank_group.labels(self._group, y)
+            validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
+            if self._private:
+                return (leak(*CLASSES_READ),)
+        return ()
 
-    def _class_weights(self, y: Any, weights: Any) -> tuple[Any, tuple[SumPurchase, ...]]:
-        chosen = self.class_weight
-        if chosen is None:
-            return weights, ()
+    def _weights_of(self, y: np.ndarray, public: bool = False) -> np.ndarray | None:
+        """The weight of each row by its class, at most 1; None where balancing them is to be bought."""
+        chosen, labels = self.class_weight, self.classes_.tolist()
         if isinstance(chosen, str):
             validate.one_of(("balanced",), class_weight=chosen)
-            if self._private:
-                return weights, (ClassCounts(),)
-            own = torch.tensor([int((y == label).sum()) for label in self.classes_])
-            counts = self._ranks.total(own).numpy()
-            chosen = dict(zip(self.classes_.tolist(), (counts.min() / np.maximum(counts, 1)).tolist(), strict=True))
+            if self._private and not public:
+                return None
+            own = torch.tensor([int((y == label).sum()) for label in labels])
+            counts = own if public else sum(self._group.all(own))
+            counts = np.maximum(np.asarray(counts), 1)
+            chosen = dict(zip(labels, (counts.min() / counts).tolist(), strict=True))
         validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
-        by_label = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}
-        validate.check(min(by_label.values()) >= 0, "class_weight", chosen, "give weights of at least 0")
-        most = max(by_label.values())
-        validate.positive(class_weight=most)
-        row_weights = np.zeros(len(y))
-        for label, value in by_label.items():
-            row_weights[y == label] = value / most
-        return row_weights if weights is None else row_weights * weights, ()
+        weights = np.array([float(chosen.get(label, 1.0)) for label in labels])
+        validate.check(weights.min() >= 0, "class_weight", chosen, "give weights of at least 0")
+        validate.positive(class_weight=float(weights.max()))
+        return (weights / weights.max())[np.searchsorted(self.classes_, y)]
 
-    def _loss_facts(self) -> dict[str, Any]:
+    def _public_weights(self, y: np.ndarray) -> Tensor | None:
+        """Those of `class_weight`; "balanced" by the public labels themselves."""
+        if self.class_weight is None:
+            return None
+        return torch.from_numpy(self._weights_of(y, public=True))
+
+    def _loss_facts(self) -> dict[str, object]:
         return {"loss": self._kind, "classes": len(self.classes_)}
 
     @property
     def _kind(self) -> Loss:
         return loss_for(self.loss, len(self.classes_))
 
-    def _targets(self, y: Any) -> np.ndarray:
-        labels = np.asarray(y)
-        unknown = sorted(set(labels.tolist()) - set(self.classes_.tolist()), key=str)
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()), key=str)
         remedy = f"give public labels that are among classes={self.classes_.tolist()}"
         validate.check(not unknown, "public", unknown, remedy)
-        return labels
-
-    def _public_weights(self, y: Any) -> Tensor | None:
-        """Those of `class_weight`; "balanced" by the public labels themselves."""
-        if self.class_weight is None:
-            return None
-        labels = np.asarray(y)
-        counts = {label: max(1, int((labels == label).sum())) for label in self.classes_.tolist()}
-        balanced = {label: min(counts.values()) / count for label, count in counts.items()}
-        by_label = balanced if isinstance(self.class_weight, str) else self.class_weight
-        weights = np.array([float(by_label.get(label, 1.0)) for label in labels.tolist()])
-        most = max(float(by_label.get(label, 1.0)) for label in self.classes_.tolist())
-        return torch.from_numpy(weights / most)
+        return y
 
     @property
     def _outputs(self) -> int:

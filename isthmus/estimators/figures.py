@@ -9,24 +9,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import xlogy
 from sklearn.metrics import roc_auc_score
 
 from isthmus.base import validate
 
-TELLS = 0.05
+_TELLS = 0.05
 """A share with noise of a larger standard deviation tells nothing."""
-ROUGHLY = 0.1
+_ROUGHLY = 0.1
 """Of R2, recall and precision less is expected."""
 RELATIVE = 0.25
 """So does an error or a loss whose noise is a larger part of it."""
-MOST_LOSS = 16.0
+_MOST_LOSS = 16.0
 """A probability below exp(-16) of what happened counts as that: one row cannot make the log loss infinite."""
 GROUPS = 10
 """Groups of rows with scores near each other, for calibration and the curves."""
+
+
+class Model(Protocol):
+    """A fitted model; of labels it has `classes_`, and `decision_function` or `predict_proba` for further figures."""
+
+    def predict(self, X: Any) -> Any: ...
+
+
+def classes_of(model: Model) -> np.ndarray | None:
+    """The labels that a model knows; None of one that predicts numbers."""
+    classes = getattr(model, "classes_", None)
+    return classes if classes is None else np.asarray(classes)
 
 
 @dataclass(frozen=True)
@@ -57,13 +70,14 @@ class Figure:
 
     def words(self) -> str:
         """One line."""
-        where = f", on {self.on}" if self.on else ""
+        where = f", on {self.on}" * bool(self.on)
         if self.value is None:
             return f"{self.name}: {self.note or 'it has no value here'}{where}"
-        beside = [f"noise s.d. {_digits(self.noise)}"] if self.noise else []
-        beside += [f"{self.than}: {_digits(self.baseline)}"] if self.baseline is not None else []
-        text = f"{self.name} {_digits(self.value)}" + (f" ({'; '.join(beside)})" if beside else "")
-        return text + where + (f"; {self.note}" if self.note else "")
+        beside = [f"noise s.d. {_digits(self.noise)}"] * bool(self.noise)
+        if self.baseline is not None:
+            beside.append(f"{self.than}: {_digits(self.baseline)}")
+        about = f" ({'; '.join(beside)})" * bool(beside)
+        return f"{self.name} {_digits(self.value)}{about}{where}" + f"; {self.note}" * bool(self.note)
 
 
 @dataclass(frozen=True)
@@ -79,8 +93,7 @@ class ShownCurve:
     def to_dict(self) -> dict[str, Any]:
         """As a record of a run holds it."""
         series = [{"name": name, "x": list(x), "y": list(y)} for name, x, y in self.series]
-        values = {key: getattr(self, key) for key in ("title", "x_label", "y_label", "note")}
-        return {**values, "series": series, "shares": True}
+        return {**vars(self), "series": series, "shares": True}
 
 
 @dataclass(frozen=True)
@@ -122,27 +135,27 @@ class Bins:
 # ---------------------------------------------------------------- what a number may be shown for
 
 
-def readable(figure: Figure, rows: int, least: float = TELLS) -> Figure:
+def readable(figure: Figure, rows: int, least: float = _TELLS) -> Figure:
     """The figure, or, where its noise is larger than what it could tell, how many rows would do."""
     if figure.value is not None and math.isfinite(figure.value) and figure.noise <= least:
         return figure
     tells = math.isfinite(figure.noise) and least > 0
     need = rows_needed(rows, figure.noise, least) if tells else "many more"
     noise = figure.noise if math.isfinite(figure.noise) else 0.0
-    return replace(figure, value=None, noise=noise, baseline=None, note=too_few(noise, need))
+    return replace(figure, value=None, noise=noise, baseline=None, note=_too_few(noise, need))
 
 
-def too_few(noise: float, need: str) -> str:
+def _too_few(noise: float, need: str) -> str:
     """What is said in the place of a number that the noise would hide.
 
-    >>> too_few(7.7, "about 3,100")
+    >>> _too_few(7.7, "about 3,100")
     'too few rows: noise of s.d. 7.7 would hide it; about 3,100 test rows would be enough'
     """
     size = f" of s.d. {noise:.2g}" if math.isfinite(noise) and noise > 0 else ""
     return f"too few rows: noise{size} would hide it; {need} test rows would be enough"
 
 
-def rows_needed(rows: int, noise: float, least: float = TELLS) -> str:
+def rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
     """How many rows bring noise of this size, which falls as 1 / rows, down to `least`.
 
     >>> rows_needed(20, 7.7)
@@ -158,34 +171,34 @@ def rows_needed(rows: int, noise: float, least: float = TELLS) -> str:
 # ---------------------------------------------------------------- public rows: exact
 
 
-def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
+def exact_figures(model: Model, X: Any, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y = np.asarray(y)
-    if not hasattr(model, "classes_"):
-        return exact_errors(predictions(model, X).astype(float), y.astype(float), on), []
-    classes = np.asarray(model.classes_)
+    classes = classes_of(model)
+    if classes is None:
+        return _exact_errors(predictions(model, X).astype(float), y.astype(float), on), []
     true, predicted = places(y, classes), places(predictions(model, X), classes)
     confusion = np.zeros((len(classes), len(classes)))
     np.add.at(confusion, (true, predicted), 1)
     figures = confusion_figures(confusion, classes, 0.0)
-    logs, margins = log_probabilities(model, X), margins_of(model, X)
+    logs, margins = _log_probabilities(model, X), _margins_of(model, X)
     if len(classes) == 2 and margins is not None and 0 < true.sum() < len(true):
         area = float(roc_auc_score(true, margins))
         figures.append(Figure("AUC", area, baseline=0.5, than="guessing"))
     curves: list[ShownCurve] = []
     if logs is not None:
-        loss = float(np.minimum(-logs[np.arange(len(true)), true], MOST_LOSS).mean())
+        loss = float(np.minimum(-logs[np.arange(len(true)), true], _MOST_LOSS).mean())
         figures.append(log_loss(loss, 0.0, confusion.sum(1)))
         sure, right = (logs[:, 1], true == 1) if len(classes) == 2 else (logs.max(1), true == predicted)
         groups = np.minimum(np.argsort(np.argsort(sure)) * GROUPS // max(len(sure), 1), GROUPS - 1)
         counts = np.stack([np.bincount(groups[right == is_right], minlength=GROUPS) for is_right in (False, True)])
         mean = np.bincount(groups, np.exp(sure), GROUPS) / np.maximum(counts.sum(0), 1)
-        figures.append(calibration_figure(counts.astype(float), mean, 0.0))
-        curves.append(calibration_curve(counts.astype(float), mean, 0.0, event_of(classes)))
+        figures.append(_calibration_figure(counts.astype(float), mean, 0.0))
+        curves.append(_calibration_curve(counts.astype(float), mean, 0.0, _event_of(classes)))
     return [replace(figure, on=on) for figure in figures], curves
 
 
-def exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Figure]:
+def _exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Figure]:
     """R2, root mean squared and mean absolute error of predictions, beside those of the mean of these rows."""
     errors, spread = float(np.mean((predicted - y) ** 2)), float(np.var(y))
     away = float(np.mean(np.abs(y - y.mean())))
@@ -199,7 +212,7 @@ def exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Fig
 MEAN = "always the mean"
 
 
-def predictions(model: Any, X: Any) -> np.ndarray:
+def predictions(model: Model, X: Any) -> np.ndarray:
     """What a model predicts, one value a row: one fitted to a column of targets gives a column, which is flattened."""
     predicted, rows = np.asarray(model.predict(X)), int(X.shape[0]) if hasattr(X, "shape") else len(X)
     one = predicted.shape in ((rows,), (rows, 1))
@@ -213,21 +226,21 @@ def places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return order[np.clip(np.searchsorted(classes, labels, sorter=order), 0, len(classes) - 1)]
 
 
-def margins_of(model: Any, X: Any) -> np.ndarray | None:
+def _margins_of(model: Model, X: Any) -> np.ndarray | None:
     """One score a row that grows with the second of two classes, 0 between them; None where a model has none."""
     if hasattr(model, "decision_function"):
         margins = np.asarray(model.decision_function(X), dtype=float)
         return margins if margins.ndim == 1 else None
-    logs = log_probabilities(model, X)
+    logs = _log_probabilities(model, X)
     return None if logs is None or logs.shape[1] != 2 else logs[:, 1] - logs[:, 0]
 
 
-def log_probabilities(model: Any, X: Any) -> np.ndarray | None:
-    """Logarithms of the probabilities of the classes, at least -MOST_LOSS; None where a model has none."""
+def _log_probabilities(model: Model, X: Any) -> np.ndarray | None:
+    """Logarithms of the probabilities of the classes, at least -_MOST_LOSS; None where a model has none."""
     if not hasattr(model, "predict_proba"):
         return None
     logs = np.log(np.maximum(np.asarray(model.predict_proba(X), dtype=float), 1e-300))
-    return np.maximum(np.nan_to_num(logs, nan=-MOST_LOSS), -MOST_LOSS)
+    return np.maximum(np.nan_to_num(logs, nan=-_MOST_LOSS), -_MOST_LOSS)
 
 
 # ---------------------------------------------------------------- from counts: exact, or noisy
@@ -281,20 +294,20 @@ def auc_figure(counts: np.ndarray, noise: float) -> Figure:
         return Figure("AUC", None, "", hidden, note="" if noise else "one class has no rows")
     area = float(np.clip((second @ below) / (m * p), 0, 1))
     slopes = np.concatenate([(below - area * m), (above - area * p)]) / (m * p)
-    return Figure("AUC", area, "", noise * centred_norm(slopes), 0.5, "guessing")
+    return Figure("AUC", area, "", noise * _centred_norm(slopes), 0.5, "guessing")
 
 
-def centred_norm(weights: np.ndarray) -> float:
+def _centred_norm(weights: np.ndarray) -> float:
     """The length of weights less their mean: the noise of a weighted sum of counts that were moved to a known sum."""
     return float(np.linalg.norm(weights - weights.mean()))
 
 
-def log_loss_figure(counts: np.ndarray, margin: np.ndarray, noise: float) -> Figure:
+def _log_loss_figure(counts: np.ndarray, margin: np.ndarray, noise: float) -> Figure:
     """-log of the probability of what happened, of counts (class, group of rows with about this margin)."""
-    losses = np.minimum(np.stack([np.logaddexp(0, margin), np.logaddexp(0, -margin)]), MOST_LOSS)
+    losses = np.minimum(np.stack([np.logaddexp(0, margin), np.logaddexp(0, -margin)]), _MOST_LOSS)
     n = max(float(counts.sum()), 1.0)
     value = max(float((counts * losses).sum()) / n, 0.0)
-    return log_loss(value, noise * centred_norm(losses) / n, counts.sum(1))
+    return log_loss(value, noise * _centred_norm(losses) / n, counts.sum(1))
 
 
 def log_loss(value: float, noise: float, actual: np.ndarray) -> Figure:
@@ -303,7 +316,7 @@ def log_loss(value: float, noise: float, actual: np.ndarray) -> Figure:
     return Figure("log loss", value, "", noise, float(-xlogy(shares, shares).sum()), "always the shares of the classes")
 
 
-def calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float) -> Figure:
+def _calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float) -> Figure:
     """The mean distance between what was predicted and what happened, over groups: counts are (no, yes) x groups."""
     n = max(float(counts.sum()), 1.0)
     gap = counts[1] - predicted * counts.sum(0)
@@ -316,10 +329,10 @@ def calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float) 
     return Figure("calibration error", min(value, 1.0), "", float(np.linalg.norm(deviation)) / n, note=note)
 
 
-def calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, event: str) -> ShownCurve:
+def _calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, event: str) -> ShownCurve:
     """What happened in each group beside what was predicted; groups that the noise hides are left out."""
     whole = counts.sum(0)
-    filled = whole > np.maximum(noise / TELLS, 0)
+    filled = whole > np.maximum(noise / _TELLS, 0)
     x = predicted[filled]
     y = np.clip(counts[1][filled] / whole[filled], 0, 1)
     points = tuple(map(float, x)), tuple(map(float, y))
@@ -328,14 +341,14 @@ def calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, e
     return ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
 
 
-def event_of(classes: Any) -> str:
+def _event_of(classes: Any) -> str:
     """What calibration is of: the second of two classes, or that the predicted one of more was right."""
     if len(classes) == 2:
         return str(classes[1])
     return "the class that was predicted"
 
 
-def error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[Figure]:
+def _error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[Figure]:
     """R2, root mean squared and mean absolute error from the noisy sums of `Scale.terms`."""
     part, square, place, place2, away = (float(total) / n for total in sums)
     sd = noise / n
@@ -346,9 +359,9 @@ def error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[
     if spread > 3 * noisy and square > 0:  # a variance within its own noise tells nothing, and it divides
         ratio = errors / spread
         deviation = math.hypot(sd * scale.error**2 / spread, ratio * noisy / spread)
-        figures.append(readable(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, ROUGHLY))
+        figures.append(readable(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, _ROUGHLY))
     else:
-        figures.append(readable(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, ROUGHLY))
+        figures.append(readable(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, _ROUGHLY))
     root, base = math.sqrt(errors), math.sqrt(max(spread, 0.0))
     half = sd * scale.error**2 / (2 * root) if root > 0 else math.inf
     figures.append(

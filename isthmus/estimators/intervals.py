@@ -35,21 +35,21 @@ from isthmus.problems.scaling import RowMap
 if TYPE_CHECKING:
     from isthmus.estimators.base import PrivateLinear
 
-ASSUMED = (
-    "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted",
-    "the noise in X'X and in the column scales is small beside them; intervals are those of large samples",
+_DRAWN = (
+    "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted"
 )
-LOGISTIC = "the logistic model holds, and rows are about normally distributed along its coefficients"
-SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
+LARGE = "the noise in X'X and in the column scales is small beside them; intervals are those of large samples"
+_LOGISTIC = "the logistic model holds, and rows are about normally distributed along its coefficients"
+_SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
 CLIP = "main/gradient/clip"
 """Where the state keeps the clip."""
 CLEAR = 3.0
 """By how many lengths of its noise X'X must stand out in every direction."""
-SHORTENED = 0.06
+_SHORTENED = 0.06
 """Of the mean squared length of rows, what may have been cut off."""
-FILLED = 0.7
+_FILLED = 0.7
 """Of the squared length that rows may have after their ranges were scaled, what they have on average."""
-UNCLIPPED = 3.0
+_UNCLIPPED = 3.0
 """Residuals of so many standard deviations must fit under the clip."""
 
 
@@ -78,9 +78,8 @@ class Intervals:
             f"{self.noise[i]:>10.3g}  {self.sampling[i]:>13.3g}"
             for i, name in enumerate(self.names)
         ]
-        return "\n".join(
-            [head, *lines, "It rests on these assumptions:", *(f"- {assumption}" for assumption in self.assumptions)]
-        )
+        rests_on = [f"- {assumption}" for assumption in self.assumptions]
+        return "\n".join([head, *lines, "It rests on these assumptions:", *rests_on])
 
     def __str__(self) -> str:
         return self.words()
@@ -112,29 +111,24 @@ def coefficient_intervals(model: PrivateLinear, level: float = 0.95, residual_sd
     inverse = np.linalg.inv(shape)
     assert model.choice_.noise_multiplier is not None  # private fits have one
     noise = (model.choice_.noise_multiplier * _clip(model) / n) ** 2 * _averaged(model)
-    carry, width = _carry(model, len(weights))
-    values = width * (carry @ weights)
-    values[-1] += model._target_map[0]
-    quiet, drawn = (
-        width * np.sqrt(np.diag(carry @ covariance @ carry.T))
-        for covariance in (noise * inverse @ inverse, spread * inverse / n)
-    )
+    shift, width = model._target_map
+    carry = width * _carry(model, len(weights))
+    values = carry @ weights
+    values[-1] += shift
+    covariances = noise * inverse @ inverse, spread * inverse / n
+    quiet, drawn = (np.sqrt(np.diag(carry @ covariance @ carry.T)) for covariance in covariances)
     away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
-    names = (*model._names(), "(intercept)")
-    return Intervals(names, values, values - away, values + away, quiet, drawn, level, (*assumptions, *ASSUMED))
+    names, assumptions = (*model._names(), "(intercept)"), (*assumptions, _DRAWN, LARGE)
+    return Intervals(names, values, values - away, values + away, quiet, drawn, level, assumptions)
 
 
 def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
     """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
     name = type(model).__name__
-    validate.check(
-        model.privacy_ is not None,
-        "epsilon",
-        math.inf,
-        "compute ordinary confidence intervals: this fit is not private",
-    )
+    remedy = "compute ordinary confidence intervals: this fit is not private"
+    validate.check(model.privacy_ is not None, "epsilon", math.inf, remedy)
     remedy = "compute intervals where the model was fitted: one that was read from a file has none"
-    validate.check(hasattr(model, "result_"), name, "(loaded)", remedy)
+    validate.check("result_" in vars(model), name, "(loaded)", remedy)
     result = model.result_
     bought = result.state.parts.get("prepare", {})
     plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1
@@ -143,10 +137,8 @@ def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
         for row_map in model._maps.maps
     )
     supported = "statistics" in bought and CLIP in result.state.parts and plain and affine and model.batch_size is None
-    remedy = (
-        'fit with algorithm="dp_gd", features="linear", without set or penalty, and with enough records for '
-        "the planner to buy statistics: intervals need noisy X'X of the columns themselves"
-    )
+    wanted = 'fit with algorithm="dp_gd", features="linear", without set or penalty, and with more records'
+    remedy = f"{wanted}: intervals need noisy X'X of the columns, which the planner then buys"
     validate.check(bool(supported), "algorithm", model.choice_.name, remedy)
     weights = model._weights.numpy()[:, 0]
     d = len(weights)
@@ -154,18 +146,13 @@ def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
     gram = (gram + gram.T) / 2
     n = int(model.plan_.facts.n)
     _check_shape(model, gram, n)
-    if isinstance(model._maps.maps[-1], RowMap):
-        _check_long(model, float(bought["scale"][len(bought["scale"]) // 2 :].sum()) / n)
+    square = 0.0
+    if isinstance(model._maps.maps[-1], RowMap):  # ranges so narrow that rows fill the ball of their first map
+        square = float(bought["scale"][len(bought["scale"]) // 2 :].sum()) / n
+    why = f"rows fill {square:.0%} of the squared length that these allow, so that many were shortened"
+    remedy = f"declare bounds about three times as wide as the usual entry: {why}, and intervals would not hold"
+    validate.check(square <= _FILLED, "bounds", model.bounds, remedy)
     return weights, gram, n
-
-
-def _check_long(model: PrivateLinear, square: float) -> None:
-    """Refuse ranges so narrow that rows fill the ball of their first map: many of them were shortened there."""
-    remedy = (
-        f"declare bounds about three times as wide as the usual entry: rows fill {square:.0%} of the squared "
-        "length that they may have within these, so that many were shortened, and intervals would not hold"
-    )
-    validate.check(square <= FILLED, "bounds", model.bounds, remedy)
 
 
 def _check_shape(model: PrivateLinear, gram: np.ndarray, n: int) -> None:
@@ -182,11 +169,9 @@ def _check_shape(model: PrivateLinear, gram: np.ndarray, n: int) -> None:
     # columns that were scaled to second moment 1, and the bias: what is missing of their sum was shortened away
     whole = (d - 1 + last.bias**2) / (last.limit**2 + last.bias**2)
     short = 1 - float(np.trace(gram)) / n / whole - 3 * noise * math.sqrt(d) / (n * whole)
-    remedy = (
-        f"transform columns with long tails: rows were shortened, by {short:.0%} of their squared length on "
-        "average, and intervals would not hold, because coefficients answer to shortened rows"
-    )
-    validate.check(short <= SHORTENED, "bounds", model.bounds, remedy)
+    why = f"rows were shortened, by {short:.0%} of their squared length on average, and coefficients answer to that"
+    remedy = f"transform columns with long tails: {why}, so that intervals would not hold"
+    validate.check(short <= _SHORTENED, "bounds", model.bounds, remedy)
 
 
 def _curvature(
@@ -196,12 +181,10 @@ def _curvature(
     clip = _clip(model)
     if issubclass(model._kind, Logistic):
         bound = float(model._kind.slope_bound)
-        remedy = (
-            f"fit with clip={bound:g}: this one shortens gradients of confident mistakes, which moves the coefficients"
-        )
+        remedy = f"fit with clip={bound:g}: this one shortens gradients of confident mistakes, and moves coefficients"
         validate.check(clip >= bound, "clip", clip, remedy)
         validate.check(residual_sd is None, "residual_sd", residual_sd, "leave it out: labels have no residuals")
-        return _logistic_hessian(weights, second, model.fit_intercept), 1.0, (LOGISTIC,)
+        return _logistic_hessian(weights, second, model.fit_intercept), 1.0, (_LOGISTIC,)
     squared = issubclass(model._kind, LeastSquares)
     remedy = "use the logistic or the squared loss, for which intervals are known"
     validate.check(squared, "loss", model.loss, remedy)
@@ -209,15 +192,11 @@ def _curvature(
     validate.check(residual_sd is not None, "residual_sd", None, remedy)
     assert residual_sd is not None
     validate.positive(residual_sd=residual_sd)
-    need = (
-        UNCLIPPED * residual_sd / model._target_map[1] * math.sqrt(float(np.trace(second)))
-    )  # of rows of usual length
-    remedy = (
-        f"fit with clip={need:.3g} or more: this one shortens gradients of large residuals, which moves the "
-        "coefficients"
-    )
+    relative = residual_sd / model._target_map[1]
+    need = _UNCLIPPED * relative * math.sqrt(float(np.trace(second)))  # of rows of usual length
+    remedy = f"fit with clip={need:.3g} or more: this one shortens gradients of large residuals, and moves coefficients"
     validate.check(clip >= need, "clip", clip, remedy)
-    return second, (residual_sd / model._target_map[1]) ** 2, (SQUARED,)
+    return second, relative**2, (_SQUARED,)
 
 
 def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -> np.ndarray:
@@ -234,11 +213,9 @@ def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -
     h = p * (1 - p)
     zero, one, two = (float(share @ slope / share.sum()) for slope in (h, h * (1 - 2 * p), h * (1 - 6 * p + 6 * p**2)))
     bent = zero * second + two * np.outer(along, along) + one * (np.outer(mean, along) + np.outer(along, mean))
-    return (
-        bent
-        if float(np.linalg.eigvalsh(bent)[0]) > 0.2 * zero * float(np.linalg.eigvalsh(second)[0])
-        else zero * second
-    )
+    if np.linalg.eigvalsh(bent)[0] > 0.2 * zero * np.linalg.eigvalsh(second)[0]:
+        return bent
+    return zero * second
 
 
 def _averaged(model: PrivateLinear) -> float:
@@ -260,11 +237,11 @@ def _clip(model: PrivateLinear) -> float:
     return float(model.result_.state.parts[CLIP])
 
 
-def _carry(model: PrivateLinear, d: int) -> tuple[np.ndarray, float]:
-    """The linear map from the point to coefficients and intercept, and the width of the target."""
+def _carry(model: PrivateLinear, d: int) -> np.ndarray:
+    """The linear map from the point to coefficients and intercept."""
     p = model.n_features_in_
     weight, offset = (tensor.numpy() for tensor in model._maps.affine(p))
     carry = np.zeros((p + 1, d))
     carry[np.arange(p), np.arange(p)] = weight
     carry[p] = offset
-    return carry, model._target_map[1]
+    return carry

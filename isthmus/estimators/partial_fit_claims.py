@@ -60,6 +60,6 @@ def identities(ledger: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def identity_of(ledger: Any) -> str:
+def _identity_of(ledger: Any) -> str:
     """What tells a ledger from others."""
     return ledger.identity if isinstance(ledger, Ledger) else type(ledger).__name__

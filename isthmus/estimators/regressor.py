@@ -8,21 +8,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 
-from isthmus.algorithms.purchases import SumPurchase, TargetRange, scaled_targets, target_map
+from isthmus.algorithms.purchases import TargetRange, scaled_targets, target_map
 from isthmus.base import validate
-from isthmus.estimators.base import Posed, PrivateLinear
+from isthmus.core.minimize import Result
+from isthmus.estimators import rank_group
+from isthmus.estimators.base import PrivateLinear
+from isthmus.estimators.problem import Objective, Problem
 from isthmus.estimators.stateless_steps import leak
-from isthmus.estimators.stored import storable
+from isthmus.estimators.stored import _storable
 from isthmus.objectives import Huber
-from isthmus.objectives.linear import Loss, known_losses, loss_of
+from isthmus.objectives.linear import Loss, loss_of
 from isthmus.objectives.targets import CountTargets
+from isthmus.problems.scaling import Scaled
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@storable
+@_storable
 class PrivateRegressor(RegressorMixin, PrivateLinear):
     """A linear regression trained under differential privacy.
 
@@ -51,11 +56,13 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     _LABELS = False
     _outputs = 1
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> PrivateRegressor:
+    def partial_fit(
+        self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: Any = None
+    ) -> PrivateRegressor:
         """One of `partial_calls` calls that share the budget, whether or not their records overlap; see `fit`."""
         return self._partial(X, y, sample_weight, group)
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """The prediction, in the units of y."""
         predictions = self._kind.reads().predict(torch.from_numpy(self._margins(X)[:, 0]))
         shift, width = self._target_map
@@ -72,41 +79,33 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         elif bounds is not None:
             pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
             validate.check(pair, "target_bounds", bounds, "give (low, high)")
-            low, high = float(bounds[0]), float(bounds[1])
-            ok = math.isfinite(low) and math.isfinite(high) and low < high
+            ok = -math.inf < float(bounds[0]) < float(bounds[1]) < math.inf
             validate.check(ok, "target_bounds", bounds, "give finite numbers with low below high")
-            validate.check(
-                not self._counts or low >= 0,
-                "target_bounds",
-                bounds,
-                "give a low of at least 0: counts are never negative",
-            )
+            never = self._counts and bounds[0] < 0
+            validate.check(not never, "target_bounds", bounds, "give a low of at least 0: counts are never negative")
 
-    def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[SumPurchase, ...], tuple[str, ...]]:
+    def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
         remarks: tuple[str, ...] = ()
-        common: dict[str, Any] = {"l1": self.l1, "l2": self.l2, "weights": self._checked_weights(weight, X.shape[0])}
-        if issubclass(self._kind, Huber):
-            common["delta"] = self.huber_delta
-        y = np.asarray(y, dtype=np.float64)
-        model = self._kind(X, y, **common)
+        own: dict[str, Any] = {"delta": self.huber_delta} if issubclass(self._kind, Huber) else {}
+        y, weights = np.asarray(y, dtype=np.float64), self._checked_weights(weight, X.shape[0])
+        model = self._kind(X, y, weights=weights, l1=self.l1, l2=self.l2, **own)
         bounds = self.target_bounds
         if bounds is None and isinstance(self.public, tuple):
             targets = np.asarray(self.public[1], dtype=float)
-            bounds = (float(targets.min()), float(targets.max())) if targets.min() < targets.max() else None
-            remarks = ("the public targets are public: y was clipped to their range",) if bounds else ()
+            if targets.min() < targets.max():
+                bounds = float(targets.min()), float(targets.max())
+                remarks = ("the public targets are public: y was clipped to their range",)
         if isinstance(bounds, str) or not self._private and bounds is None:
             ends = torch.tensor([y.min(), y.max()] if len(y) else [math.inf, -math.inf])
-            low, high = (float(end) for end in self._ranks.extremes(ends[0], ends[1]))
-            bounds = (low, high) if low < high else (low - 1, high + 1)
+            low, high = (float(end) for end in rank_group.extremes(self._group, ends[0], ends[1]))
+            same = float(low == high)
+            bounds = low - same, high + same
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         if bounds is None:
             return model, (TargetRange(),), remarks
         self.target_bounds_ = float(bounds[0]), float(bounds[1])
         return scaled_targets(model, *self.target_bounds_), (), remarks
-
-    def _learn_targets(self, y: Any) -> tuple[str, ...]:
-        return ()
 
     @property
     def _kind(self) -> Loss:
@@ -115,10 +114,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     @property
     def _counts(self) -> bool:
         """Whether the margin is the logarithm of the prediction."""
-        kind = known_losses(labels=False).get(self.loss, self.loss)  # type: ignore[arg-type]
-        return issubclass(getattr(kind, "reads", object), CountTargets)
+        return issubclass(self._kind.reads, CountTargets)
 
-    def _targets(self, y: Any) -> np.ndarray:
+    def _targets(self, y: np.ndarray) -> np.ndarray:
         """Public targets in the units that the problem is posed in: as given where their range is bought."""
         targets = np.asarray(y, dtype=float)
         validate.check(bool(np.isfinite(targets).all()), "public", "targets that are not finite", "give finite numbers")
@@ -128,7 +126,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
         return np.asarray((np.clip(targets, *self.target_bounds_) - shift) / width)
 
-    def _store(self, problem: Posed, result: Any) -> None:
+    def _store(self, problem: Problem, result: Result) -> None:
         if result.target is not None:
             self.target_bounds_ = result.target
         self.target_centre_ = result.centre

@@ -15,36 +15,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.special import expit
 
+from isthmus import privacy
 from isthmus.base import validate
+from isthmus.core.group import ALONE, Group, Local
 from isthmus.core.parts import Sheet
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
-from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
-from isthmus.estimators.rank_group import RankGroup
+from isthmus.estimators.figures import Bins, Figure, Model, Scale, ShownCurve
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
-from isthmus.privacy import (
-    Adjacency,
-    Clip,
-    FullBatch,
-    Gaussian,
-    Ledger,
-    PrivacyStatement,
-    SecretSource,
-    SeededSource,
-    compose,
-    joint,
-    noise_multiplier,
-)
 from isthmus.privacy.event_json import dpa
 from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.ledger import opened
@@ -56,18 +45,18 @@ FIRST = 0.2
 """The share of mu^2 for the first look."""
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all rows have."""
-SCORES = Bins(tuple(float(edge) for edge in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
+_SCORES = Bins(tuple(float(edge) for edge in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
 """Margins from -16 to 16, in cells that are finest at 0."""
-CHEAP = 0.02
+_CHEAP = 0.02
 """Noise in R2 that wider clips may cost."""
-LOSSES = Bins(tuple(float(edge) for edge in np.linspace(0, figures.MOST_LOSS, 17)))
-ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
+LOSSES = Bins(tuple(float(edge) for edge in np.linspace(0, figures._MOST_LOSS, 17)))
+_ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
 """Errors in units of half the target's range."""
 _AWAY = tuple(2.0 ** (k / 2) for k in range(1, 25))
-FINE = 512
-TARGETS = Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, FINE + 1).tolist(), *_AWAY))
+_FINE = 512
+TARGETS = Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, _FINE + 1).tolist(), *_AWAY))
 """Targets in units of half their range about its middle, and beyond it."""
-PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
+_PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
 ONE_BY_ONE = (
     "the model, which is not of this library, predicts each row by itself, to the last digit: products of matrices may "
     "round a row differently where there is one row more"
@@ -85,7 +74,7 @@ class Scores:
 
     figures: tuple[Figure, ...]
     curves: tuple[ShownCurve, ...] = ()
-    privacy: PrivacyStatement | None = None
+    privacy: privacy.PrivacyStatement | None = None
     releases: int = 0
     paid: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
@@ -105,9 +94,9 @@ class Scores:
 
 
 def private_score(
-    model: Any,
-    X: Any,
-    y: Any,
+    model: Model,
+    X: object,
+    y: ArrayLike,
     *,
     epsilon: float = 1.0,
     delta: float | None = None,
@@ -144,49 +133,41 @@ def private_score(
     >>> print(scores.privacy)
     (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
     """
-    ranks = RankGroup.of(group)
+    ranks = Group.of(group)
     with ranks.joined("score"):
         y = _checked_targets(model, y, ranks)
-        n = ranks.count(len(y))
+        n = sum(ranks.all(len(y)))
         if epsilon == math.inf:
             remedy = "gather public rows in one process, or give a finite epsilon: exact figures need all of them"
-            validate.check(not ranks.several, "epsilon", epsilon, remedy)
+            validate.check(ranks.size == 1, "epsilon", epsilon, remedy)
             exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
             return Scores(tuple(exact), tuple(curves))
-        validate.positive(epsilon=epsilon)
-        validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
+        if ranks.rank:
+            ledger = None
         if delta is None:
             delta = default_delta(n)
         warn_of_large_delta(delta, n)
-        promise = Promise(epsilon, delta, Adjacency(adjacency))
-        looks = Looks.paid_from(ledger if ranks.leads else None, promise, noise_seed=noise_seed, ranks=ranks, whole=n)
+        looks = Looks.paid_from(ledger, epsilon, delta, adjacency, noise_seed=noise_seed, ranks=ranks, whole=n)
         scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
-        foreign: tuple[str, ...] = ()
-        if not type(model).__module__.startswith("isthmus."):
-            foreign = (ONE_BY_ONE,)
-        paid = partial_fit_claims.identities(ledger if ranks.leads else None)
-        on = f"{n:,} rows"
-        if looks.taken:
-            on += f", with noise for epsilon = {epsilon:g}"
+        on = f"{n:,} rows" + f", with noise for epsilon = {epsilon:g}" * bool(looks.taken)
         named = tuple(replace(figure, on=on) for figure in scores.figures)
-        return replace(
-            scores, figures=named, privacy=looks.statement(assumptions=(PUBLIC_MODEL, APART, *foreign)), paid=paid
-        )
+        foreign = [] if type(model).__module__.startswith("isthmus.") else [ONE_BY_ONE]
+        stated = looks.statement(assumptions=[_PUBLIC_MODEL, APART, *foreign])
+        return replace(scores, figures=named, privacy=stated, paid=partial_fit_claims.identities(ledger))
 
 
-def _checked_targets(model: Any, y: Any, ranks: RankGroup) -> np.ndarray:
+def _checked_targets(model: Model, y: ArrayLike, ranks: Group) -> np.ndarray:
     """The targets, refused where they are none of the model's; a rank may have none."""
     y = np.asarray(y)
-    some = y.ndim == 1 and ranks.count(len(y)) > 0
+    some = y.ndim == 1 and sum(ranks.all(len(y))) > 0
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
-    if hasattr(model, "classes_"):
-        labelled = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
-        classes = np.asarray(model.classes_).tolist()
-        validate.require(bool(labelled), f"y holds a label that the model does not know: its labels are {classes}")
+    classes = figures.classes_of(model)
+    if classes is not None:
+        known = bool(np.isin(y, classes).all())  # whose label it is stays unsaid
+        validate.require(known, f"y holds a label that the model does not know: its labels are {classes.tolist()}")
         return y
     y = y.astype(float)
-    good = bool(np.isfinite(y).all())
-    validate.require(good, "y holds targets that are NaN or infinite: leave those rows out")
+    validate.require(bool(np.isfinite(y).all()), "y holds targets that are NaN or infinite: leave those rows out")
     return y
 
 
@@ -208,27 +189,29 @@ class Looks:
     ledger: Any
     covered: bool = False
     noise_seed: int | None = None
-    ranks: RankGroup = RankGroup()
+    ranks: Group = ALONE
     whole: int | None = None
     taken: list[Stage] = field(default_factory=list)
     _run: Any = None
 
     def __post_init__(self) -> None:
-        self.source = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
+        self.source = privacy.SecretSource() if self.noise_seed is None else privacy.SeededSource(self.noise_seed)
 
     @classmethod
-    def paid_from(cls, ledger: Any, promise: Promise, **others: Any) -> Looks:
-        """Looks that keep a promise together, charged to a ledger, its path, or to one of their own."""
-        adjacency = promise.adjacency
-        multiplier = noise_multiplier(epsilon=promise.epsilon, delta=promise.delta, adjacency=adjacency)
+    def paid_from(cls, ledger: Any, epsilon: float, delta: float, adjacency: str, **others: Any) -> Looks:
+        """Looks that cost so much together, charged to a ledger, its path, or to one of their own."""
+        validate.positive(epsilon=epsilon)
+        validate.one_of([member.value for member in privacy.Adjacency], adjacency=adjacency)
+        promise = Promise(epsilon, delta, privacy.Adjacency(adjacency))
+        multiplier = privacy.noise_multiplier(epsilon=epsilon, delta=delta, adjacency=promise.adjacency)
         if ledger is None:
-            ledger = Ledger(budget=(promise.epsilon, promise.delta), adjacency=adjacency)
-        ledger = opened(ledger, adjacency)
+            ledger = privacy.Ledger(budget=(epsilon, delta), adjacency=promise.adjacency)
+        ledger = opened(ledger, promise.adjacency)
         remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
-        validate.check(ledger.adjacency is adjacency, "adjacency", adjacency.value, remedy)
+        validate.check(ledger.adjacency is promise.adjacency, "adjacency", adjacency, remedy)
         return cls(multiplier, promise, ledger, **others)
 
-    def statement(self, assumptions: Sequence[str]) -> PrivacyStatement:
+    def statement(self, assumptions: Sequence[str]) -> privacy.PrivacyStatement:
         """What the looks that were taken cost together."""
         adjacency = self.promise.adjacency
         account = Account(self.promise.delta, adjacency, self.whole, self.noise_seed is not None, assumptions)
@@ -244,10 +227,11 @@ class Looks:
         adjacency = self.promise.adjacency
         costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
         events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
-        self.ranks.lead(lambda: self.ledger.require(compose(events.values())))  # all of it or nothing
-        opened = self.ledger.run(events, seeded=self.noise_seed is not None) if self.ranks.leads else nullcontext()
-        with opened as run:
-            self._run = run
+        self.ranks.on_leader(lambda: self.ledger.require(privacy.compose(events.values())))  # all of it or nothing
+        if self.ranks.rank:
+            yield
+            return
+        with self.ledger.run(events, seeded=self.noise_seed is not None) as self._run:
             yield
 
     def counts(self, name: str, bins: np.ndarray, width: int, share: float) -> tuple[np.ndarray, float]:
@@ -269,13 +253,13 @@ class Looks:
         """The standard deviation of the noise in each number of a look."""
         return self._gaussian(share).multiplier * length
 
-    def _gaussian(self, share: float) -> Gaussian:
-        return Gaussian(self.multiplier / math.sqrt(share))
+    def _gaussian(self, share: float) -> privacy.Gaussian:
+        return privacy.Gaussian(self.multiplier / math.sqrt(share))
 
     def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
-        release = Release("sums", clip=Clip(length), mechanism=self._gaussian(share), lift=discard)
-        stage, sheet = Stage(FullBatch(1.0), [release], name), Sheet(rows)
-        holders = self.ranks.holding(sheet)
+        release = Release("sums", clip=privacy.Clip(length), mechanism=self._gaussian(share), lift=discard)
+        stage, sheet = Stage(privacy.FullBatch(1.0), [release], name), Sheet(rows)
+        holders = Local(sheet, self.ranks)
         setting = RunContext(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
         sums = look(stage, setting, self.promise)["sums"].numpy()
         self.taken.append(stage)
@@ -290,7 +274,7 @@ def covers(event: Any, multiplier: float) -> bool:
     (parallel composition), and composed with anything else too where one is Gaussian with at least as much noise as
     the other, for its trade-off is then nowhere worse.
     """
-    whole = joint([event])
+    whole = privacy.joint([event])
     return isinstance(whole, dpa.GaussianDpEvent) and whole.noise_multiplier <= multiplier * (1 + 1e-12)
 
 
@@ -298,40 +282,44 @@ def covers(event: Any, multiplier: float) -> bool:
 
 
 def noisy_figures(
-    model: Any, X: Any, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
+    model: Model, X: object, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
 ) -> Scores:
     """The figures of private rows, each look charged before it is released."""
-    scores = _labels(model, X, y, looks) if hasattr(model, "classes_") else _numbers(model, X, y, looks, bounds)
-    return replace(scores, releases=0 if looks.covered else len(looks.taken))
+    if figures.classes_of(model) is None:
+        scores = _numbers(model, X, y, looks, bounds)
+    else:
+        scores = _labels(model, X, y, looks)
+    return replace(scores, releases=len(looks.taken) * (not looks.covered))
 
 
-def _some(model: Any, X: Any, y: np.ndarray) -> Any:
+def _some(model: Any, X: object, y: np.ndarray) -> Any:
     """The rows, or one of zeros where a rank has none: models do not predict for nobody."""
     return X if len(y) else np.zeros((1, model.n_features_in_))
 
 
-def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
-    classes, n = np.asarray(model.classes_), looks.size(y)
+def _labels(model: Model, X: object, y: np.ndarray, looks: Looks) -> Scores:
+    classes, n = figures.classes_of(model), looks.size(y)
+    assert classes is not None
     k = len(classes)
     X, own = _some(model, X, y), len(y)
     true, called = figures.places(y, classes), figures.places(figures.predictions(model, X), classes)[:own]
-    logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
+    logs, margins = figures._log_probabilities(model, X), figures._margins_of(model, X)
     logs, margins = (None if values is None else values[:own] for values in (logs, margins))
     if k > 2 or margins is None:
         margins = None if logs is None else _certainty(logs)
     blocks = 1 + (margins is not None) + (k > 2 and logs is not None)
     last = 1.0 if margins is None else 1 - FIRST
     least = looks.noise(math.sqrt(blocks), last) * math.sqrt(k - 1) / n
-    if least > figures.TELLS:  # nothing could be told: nothing is looked at, nothing is spent
+    if least > figures._TELLS:  # nothing could be told: nothing is looked at, nothing is spent
         need = figures.rows_needed(n, least)
-        return Scores((Figure("accuracy", None, noise=least, note=figures.too_few(least, need)),))
+        return Scores((Figure("accuracy", None, noise=least, note=figures._too_few(least, need)),))
     with looks.announced({FIGURES: 1.0} if margins is None else {RANGES: FIRST, FIGURES: last}):
         bins, groups = [true * k + called], _Groups.none()
         if margins is not None:
             groups = _Groups.of(margins, looks)
             # two classes: which one it is; more: whether the called one was right
             event = (true == 1) if k == 2 else (true == called)
-            bins.append(event * groups.count + groups.index[SCORES.of(margins)])
+            bins.append(event * groups.count + groups.index[_SCORES.of(margins)])
         if k > 2 and logs is not None:
             bins.append(LOSSES.of(-logs[np.arange(len(y)), true]))
         widths = k * k, 2 * groups.count, LOSSES.cells
@@ -355,9 +343,9 @@ def _derived(
         if k == 2:
             derived.append(figures.auc_figure(scores, noise))
         if sure:
-            loss = figures.log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
-            derived += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
-            curves.append(figures.calibration_curve(scores, groups.predicted, noise, figures.event_of(classes)))
+            loss = figures._log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
+            derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
+            curves.append(figures._calibration_curve(scores, groups.predicted, noise, figures._event_of(classes)))
     readable = [figures.readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
@@ -365,7 +353,7 @@ def _derived(
 def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
     """The log loss of more than two classes, from the counts of losses."""
     actual = counts[0].reshape(k, k).sum(1)
-    spread = noise * figures.centred_norm(LOSSES.middles) / n
+    spread = noise * figures._centred_norm(LOSSES.middles) / n
     return figures.log_loss(max(float(counts[2] @ LOSSES.middles) / n, 0.0), spread, actual)
 
 
@@ -373,7 +361,7 @@ def _least(figure: Figure) -> float:
     """The noise up to which a figure tells something."""
     if figure.name == "log loss":
         return figures.RELATIVE * float(figure.value or 0)
-    return figures.ROUGHLY if figure.name.startswith(("recall", "precision")) else figures.TELLS
+    return figures._ROUGHLY if figure.name.startswith(("recall", "precision")) else figures._TELLS
 
 
 def _certainty(logs: np.ndarray) -> np.ndarray:
@@ -403,9 +391,9 @@ class _Groups:
 
     @staticmethod
     def of(margins: np.ndarray, looks: Looks) -> _Groups:
-        """By the noisy numbers of rows in the cells of `SCORES`."""
+        """By the noisy numbers of rows in the cells of `_SCORES`."""
         n = looks.size(margins)
-        (counts,), noise = looks.counts(RANGES, SCORES.of(margins)[:, None], SCORES.cells, FIRST)
+        (counts,), noise = looks.counts(RANGES, _SCORES.of(margins)[:, None], _SCORES.cells, FIRST)
         # as many groups as leave each well above the noise of its cells in the second look
         most = int(np.clip(n / (20 * noise + 1), 2, 2 * figures.GROUPS))
         below = np.clip(np.maximum.accumulate(np.cumsum(_summing(counts, n))), 0, n)
@@ -413,33 +401,33 @@ class _Groups:
         index = np.unique((middle * most // n).astype(np.int64), return_inverse=True)[1].reshape(-1)
         weight = np.clip(counts, noise / 10, None)
         total = np.bincount(index, weight)
-        margin = np.bincount(index, weight * SCORES.middles) / total
-        predicted = np.bincount(index, weight * expit(SCORES.middles)) / total
+        margin = np.bincount(index, weight * _SCORES.middles) / total
+        predicted = np.bincount(index, weight * expit(_SCORES.middles)) / total
         return _Groups(len(total), index, margin, predicted)
 
 
 # ---------------------------------------------------------------- numbers
 
 
-def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
+def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
     low, high = bounds if bounds is not None else getattr(model, "target_bounds_", (math.nan, math.nan))
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
     n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2
     noise = looks.noise(math.sqrt(2), FIRST)
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
         need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
-        return Scores((Figure("R2", None, note=figures.too_few(0.0, need)),))
+        return Scores((Figure("R2", None, note=figures._too_few(0.0, need)),))
     predicted = figures.predictions(model, _some(model, X, y)).astype(float)[: len(y)]
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
             away, place = np.abs(predicted - y) / half, (y - middle) / half
-        cells = np.stack([ERRORS.of(away), TARGETS.of(place)], axis=1)
+        cells = np.stack([_ERRORS.of(away), TARGETS.of(place)], axis=1)
         counts, _ = looks.counts(RANGES, cells, TARGETS.cells, FIRST)
         mean = looks.noise(math.sqrt(5), 1 - FIRST) / n
-        scale = _scale(counts[0][: ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
+        scale = _scale(counts[0][: _ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
         terms = scale.terms(predicted, y)
         sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - FIRST)
-    return Scores(tuple(figures.error_figures(sums, n, noise, scale)))
+    return Scores(tuple(figures._error_figures(sums, n, noise, scale)))
 
 
 def _stands(noise: float, cells: int) -> float:
@@ -454,10 +442,10 @@ def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: 
     being that of the mean of a term: what lies there is rare, and may still matter.
     """
     filled = errors > max(_stands(noise, len(errors)), 0.001 * n)
-    error = float(ERRORS.high[filled].max()) * _wider(float(errors[filled].sum()) / n) if filled.any() else 1.0
+    error = float(_ERRORS.high[filled].max()) * _wider(float(errors[filled].sum()) / n) if filled.any() else 1.0
     inside, low, high, centre, spread = _extent(targets, n, noise)
     width = max(high - centre, centre - low) * _wider(inside)
-    far = math.sqrt(CHEAP * max(spread, (width / 8) ** 2) / mean)
+    far = math.sqrt(_CHEAP * max(spread, (width / 8) ** 2) / mean)
     return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
 
 
@@ -474,10 +462,10 @@ def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, flo
     """
     best = (1.0, -1.0, 1.0, 0.0, 1.0)
     most = 0.0
-    outer = (len(counts) - FINE) // 2
+    outer = (len(counts) - _FINE) // 2
     for merged in (1, 2, 4, 8, 16, 32, 64):
         starts = np.concatenate(
-            [np.arange(outer), np.arange(outer, outer + FINE, merged), outer + FINE + np.arange(outer)]
+            [np.arange(outer), np.arange(outer, outer + _FINE, merged), outer + _FINE + np.arange(outer)]
         )
         sums = np.add.reduceat(counts, starts)
         sizes = np.diff(starts, append=len(counts))

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.special import log_ndtr
 from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.model_selection import ParameterGrid
@@ -33,6 +34,7 @@ from sklearn.utils import Tags, get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from isthmus import privacy
 from isthmus.base import validate
 from isthmus.core.group import Local
 from isthmus.core.parts import Sheet
@@ -45,38 +47,13 @@ from isthmus.estimators.stateless_steps import leak
 from isthmus.gradients import Dense
 from isthmus.lifts import discard
 from isthmus.objectives.linear import CLASSES_READ
-from isthmus.privacy import (
-    Adjacency,
-    Clip,
-    FullBatch,
-    Gaussian,
-    Ledger,
-    NoisyMax,
-    PrivacyStatement,
-    SecretSource,
-    SeededSource,
-    Source,
-    epsilon_of,
-    event_json,
-    joint,
-)
+from isthmus.privacy import event_json
 from isthmus.privacy.event_json import dpa
 from isthmus.privacy.ledger import opened
 from isthmus.privacy.plan import mu_of, split
 from isthmus.privacy.statement import Account
 
-FIXED = {
-    "epsilon",
-    "delta",
-    "adjacency",
-    "n",
-    "classes",
-    "target_bounds",
-    "max_weight",
-    "ledger",
-    "checkpoint",
-    "noise_seed",
-}
+FIXED = set("epsilon delta adjacency n classes target_bounds max_weight ledger checkpoint noise_seed".split())
 """Parameters that the candidates share: the search sets them, or scores would not compare."""
 SMALLEST = 30
 """Records that a part must be expected to have."""
@@ -84,10 +61,11 @@ ROUNDING = 1 + 1e-9
 """Room for the rounding of a calibrated multiplier."""
 
 
-def _has(name: str) -> Any:
-    return lambda search: hasattr(getattr(search, "best_estimator_", search.estimator), name)
+def _has(name: str) -> Callable[[PrivateSearch], bool]:
+    return lambda search: hasattr(vars(search).get("best_estimator_", search.estimator), name)
 
 
+@dataclass(eq=False, repr=False)
 class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
     """Private choice of an estimator's parameters over a grid, then a private fit with them.
 
@@ -114,39 +92,27 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
     (True, 1.0)
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        param_grid: Any,
-        *,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        share: float = 0.2,
-        validation: float = 0.2,
-        ledger: Any = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.param_grid = param_grid
-        self.epsilon = epsilon
-        self.delta = delta
-        self.share = share
-        self.validation = validation
-        self.ledger = ledger
-        self.noise_seed = noise_seed
+    estimator: Any
+    param_grid: Any
+    _: KW_ONLY
+    epsilon: float = 1.0
+    delta: float | None = None
+    share: float = 0.2
+    validation: float = 0.2
+    ledger: Any = None
+    noise_seed: int | None = None
 
     # ------------------------------------------------------------ fit
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> PrivateSearch:
+    def fit(self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: Any = None) -> PrivateSearch:
         """Choose and fit, spending `epsilon` once."""
         remedy = (
             "choose on the rows of one rank, or on public ones, then fit on all ranks: a search runs in one process"
         )
         validate.check(not group, "group", group, remedy)
-        candidates = self._candidates()
-        rows, labels = checked(
-            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._classifies
-        )
+        candidates, classifies = self._candidates(), self._classifies
+        how = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "y_numeric": not classifies}
+        rows, labels = checked(self, X, y, **how)
         leaks = self._read_classes(labels)
         n = self.estimator.n or rows.shape[0]
         split = Split.of(n, len(candidates), self.share, self.validation, self.epsilon, self._delta(n), self._adjacency)
@@ -156,9 +122,9 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             self._check_gaussian(self._last(params, split), data, split.last)
         ledger = opened(self.ledger, self._adjacency)
         if ledger is None:
-            ledger = Ledger(adjacency=self._adjacency)
+            ledger = privacy.Ledger(adjacency=self._adjacency)
         ledger.require(split.total())
-        noise = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
+        noise = privacy.SecretSource() if self.noise_seed is None else privacy.SeededSource(self.noise_seed)
         part = split.parts(rows.shape[0], noise)
         trials = []
         for k, params in enumerate(candidates):
@@ -183,46 +149,43 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         fitting = isinstance(self.estimator, PrivateLinear)
         remedy = "give a PrivateClassifier or PrivateRegressor; put what prepares the data before the search"
         validate.check(fitting, "estimator", self.estimator, remedy)
+        own = vars(self.estimator)
         for name in ("ledger", "checkpoint", "noise_seed"):
-            value = getattr(self.estimator, name)
-            validate.check(value is None, f"estimator.{name}", value, "leave it out: the search makes several fits")
+            remedy = "leave it out: the search makes several fits"
+            validate.check(own[name] is None, f"estimator.{name}", own[name], remedy)
         candidates = list(ParameterGrid(self.param_grid))
-        validate.check(
-            len(candidates) > 1,
-            "param_grid",
-            self.param_grid,
-            "give at least two candidates: a single one needs no search",
-        )
+        remedy = "give at least two candidates: a single one needs no search"
+        validate.check(len(candidates) > 1, "param_grid", self.param_grid, remedy)
         for params in candidates:
             fixed = sorted(set(params) & FIXED)
-            validate.check(
-                not fixed, "param_grid", fixed, "set these on the search or on the estimator: all candidates share them"
-            )
+            remedy = "set these on the search or on the estimator: all candidates share them"
+            validate.check(not fixed, "param_grid", fixed, remedy)
             clone(self.estimator).set_params(**params)._check_parameters()
             published = params.get("as_published", self.estimator.as_published)
             validate.check(not published, "as_published", True, "leave it out: a search takes sound mechanisms only")
         if not self._classifies:
             bounds = self.estimator.target_bounds
             declared = bounds is not None and not isinstance(bounds, str)
-            validate.check(
-                declared, "target_bounds", bounds, "give (low, high) that is public: errors are clipped to it"
-            )
+            remedy = "give (low, high) that is public: errors are clipped to it"
+            validate.check(declared, "target_bounds", bounds, remedy)
         return candidates
 
-    def _read_classes(self, y: Any) -> tuple[str, ...]:
-        if not self._classifies:
-            return ()
-        self._classes = self.estimator.classes
-        if self._classes is not None:
-            return ()
-        self._classes = np.unique(y)
-        return (leak(*CLASSES_READ),)
+    def _read_classes(self, y: np.ndarray) -> tuple[str, ...]:
+        self._classes = None
+        if self._classifies:
+            self._classes = self.estimator.classes
+            if self._classes is None:
+                self._classes = np.unique(y)
+                return (leak(*CLASSES_READ),)
+        return ()
 
     def _estimator(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
-        estimator = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
+        settings = {**params, "epsilon": epsilon, "delta": delta}
         if self._classifies:
-            estimator.set_params(classes=self._classes)
-        return estimator.set_params(noise_seed=None if self.noise_seed is None else self.noise_seed + seed)
+            settings["classes"] = self._classes
+        if self.noise_seed is not None:
+            settings["noise_seed"] = self.noise_seed + seed
+        return clone(self.estimator).set_params(**settings)
 
     def _trial(self, params: Mapping[str, Any], split: Split, seed: int) -> Any:
         """A candidate as it is tried: on its part, whose size is known by its expectation only."""
@@ -241,15 +204,12 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
                 warnings.simplefilter("ignore")
                 estimator.set_params(ledger=_Dry(adjacency=self._adjacency)).fit(X, y, sample_weight=weight)
         except _Planned as planned:
-            cost = joint([planned.event])
+            cost = privacy.joint([planned.event])
             ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * ROUNDING >= multiplier
-            remedy = (
-                'choose algorithm="dp_gd", for instance, and leave out batch_size: candidates must look at all '
-                "records in each round"
-            )
+            remedy = 'choose algorithm="dp_gd", say, and leave out batch_size: each round must look at all records'
             validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
 
-    def _scores(self, trials: list[Any], X: Any, y: Any, weight: Any) -> Dense:
+    def _scores(self, trials: list[Any], X: Any, y: np.ndarray, weight: np.ndarray | None) -> Dense:
         """For each record of the last part and each trial a number in [0, 1]: a right answer, or 1 less the error."""
         if not len(y):
             return Dense(torch.zeros(0, len(trials), dtype=torch.float64))
@@ -262,7 +222,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             good = np.nan_to_num(1 - np.minimum(error**2, 1), nan=0.0)  # what is no number is wrong
         return Dense(torch.from_numpy((good if weight is None else good * weight).T.copy()))
 
-    def _statement(self, split: Split, trials: list[Any], leaks: tuple[str, ...]) -> PrivacyStatement:
+    def _statement(self, split: Split, trials: list[Any], leaks: tuple[str, ...]) -> privacy.PrivacyStatement:
         """The budget is quoted: it holds whichever candidate was chosen."""
         last = self.best_estimator_.privacy_
         every = [trial.privacy_ for trial in trials] + [last]
@@ -274,7 +234,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         account = Account(split.delta, self._adjacency, last.n, self.noise_seed is not None)
         account.assumptions = (*(text for promise in every for text in promise.assumptions), apart)
         account.leaks = (*leaks, *(item for promise in every for item in promise.leaks))
-        account.add(Gaussian(split.multiplier).event(), sampler=how, noise=last.noise)
+        account.add(privacy.Gaussian(split.multiplier).event(), sampler=how, noise=last.noise)
         account.add(last.event)
         statement = account.statement()
         return replace(statement, epsilon=split.epsilon if statement.private else math.inf, nominal=split.epsilon)
@@ -284,29 +244,29 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         return isinstance(self.estimator, PrivateClassifier)
 
     @property
-    def _adjacency(self) -> Adjacency:
+    def _adjacency(self) -> privacy.Adjacency:
         return self.estimator._adjacency
 
     # ------------------------------------------------------------ the fitted estimator
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """By the best estimator."""
         check_is_fitted(self)
         return self.best_estimator_.predict(X)
 
     @available_if(_has("predict_proba"))
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: object) -> np.ndarray:
         """By the best estimator."""
         check_is_fitted(self)
         return self.best_estimator_.predict_proba(X)
 
     @available_if(_has("decision_function"))
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: object) -> np.ndarray:
         """By the best estimator."""
         check_is_fitted(self)
         return self.best_estimator_.decision_function(X)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: object, y: object, sample_weight: ArrayLike | None = None) -> float:
         """Accuracy or R^2 of the best estimator; of rows that are not private."""
         check_is_fitted(self)
         return self.best_estimator_.score(X, y, sample_weight=sample_weight)
@@ -317,7 +277,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         return self.best_estimator_.classes_
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "best_estimator_")
+        return "best_estimator_" in vars(self)
 
     def __sklearn_tags__(self) -> Tags:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
@@ -332,7 +292,6 @@ class Split:
     """How the budget and the records are divided: public numbers only.
 
     multiplier, last   of the Gaussian releases that the selection and the last fit count as
-    trial, rest        epsilon of one trial, and of the last fit, both at `delta`
     records, checks    how many records a trial and the choice are expected to see
     """
 
@@ -342,37 +301,51 @@ class Split:
     checks: int
     epsilon: float
     delta: float
-    adjacency: Adjacency
+    adjacency: privacy.Adjacency
     multiplier: float
     last: float
-    trial: float
-    rest: float
 
     @staticmethod
     def of(
-        n: int, candidates: int, share: float, validation: float, epsilon: float, delta: float, adjacency: Adjacency
+        n: int,
+        candidates: int,
+        share: float,
+        validation: float,
+        epsilon: float,
+        delta: float,
+        adjacency: privacy.Adjacency,
     ) -> Split:
         """The split of a budget and of n records, a public number."""
         records, checks = round(n * (1 - validation) / candidates), round(n * validation)
-        remedy = (
-            f"try fewer candidates: {candidates} of them leave only {records} records for each and {checks} to "
-            "choose by"
-        )
-        validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
-        first, last = split(1 / mu_of(epsilon, delta, adjacency), share, 1 - share)
-        trial, rest = (epsilon_of(Gaussian(z).event(), delta, adjacency) * (1 - 1e-7) for z in (first, last))
-        return Split(candidates, validation, records, checks, epsilon, delta, adjacency, first, last, trial, rest)
+        remedy = f"try fewer: they leave {records} records for each and {checks} to choose by"
+        validate.check(min(records, checks) >= SMALLEST, "param_grid", f"{candidates} candidates", remedy)
+        multipliers = split(1 / mu_of(epsilon, delta, adjacency), share, 1 - share)
+        return Split(candidates, validation, records, checks, epsilon, delta, adjacency, *multipliers)
+
+    def _epsilon(self, multiplier: float) -> float:
+        event = privacy.Gaussian(multiplier).event()
+        return float(privacy.epsilon_of(event, self.delta, self.adjacency)) * (1 - 1e-7)
+
+    @property
+    def trial(self) -> float:
+        """Epsilon of one trial, at `delta`."""
+        return self._epsilon(self.multiplier)
+
+    @property
+    def rest(self) -> float:
+        """Epsilon of the last fit, at `delta`."""
+        return self._epsilon(self.last)
 
     @property
     def temperature(self) -> float:
         """s, such that the choice is mu-GDP with the selection's mu."""
         return BestOf(self.multiplier, self.adjacency.value).temperature
 
-    def total(self) -> Any:
+    def total(self) -> dpa.DpEvent:
         """What everything together costs, as one release."""
-        return Gaussian(1 / mu_of(self.epsilon, self.delta, self.adjacency)).event()
+        return privacy.Gaussian(1 / mu_of(self.epsilon, self.delta, self.adjacency)).event()
 
-    def parts(self, n: int, noise: Any) -> np.ndarray:
+    def parts(self, n: int, noise: privacy.Source) -> np.ndarray:
         """The part of each record: 0 .. K - 1 train, K chooses."""
         u = noise.uniform(n).numpy()
         k = np.floor((u - self.validation) / (1 - self.validation) * self.candidates).astype(int)
@@ -389,7 +362,7 @@ def range_of(mu: float) -> float:
 
 
 @dataclass(frozen=True)
-class BestOf(NoisyMax):
+class BestOf(privacy.NoisyMax):
     """The exponential mechanism on scores that a record moves all one way: counted as a Gaussian release.
 
     `multiplier` is that of the release, and sets the noise under `adjacency`; the proof is at the top of this module.
@@ -398,7 +371,7 @@ class BestOf(NoisyMax):
     epsilon: float = field(init=False)
     signed: bool = field(init=False, default=False)
     multiplier: float
-    adjacency: str = Adjacency.ADD_REMOVE.value
+    adjacency: str = privacy.Adjacency.ADD_REMOVE.value
     noise_parameter: ClassVar[str] = "multiplier"
     selects: ClassVar[bool] = False
 
@@ -409,19 +382,14 @@ class BestOf(NoisyMax):
     @property
     def temperature(self) -> float:
         """s: a candidate wins with probability proportional to exp(score / (s C))."""
-        factor = Adjacency(self.adjacency).factor
+        factor = privacy.Adjacency(self.adjacency).factor
         return factor / range_of(factor / self.multiplier)
 
-    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Any:
+    def event(self, adjacency: privacy.Adjacency = privacy.Adjacency.ADD_REMOVE) -> Any:
         """One Gaussian release, under the adjacency that its noise was set for."""
-        adjacency_set = Adjacency(self.adjacency)
-        validate.check(
-            adjacency is adjacency_set,
-            "adjacency",
-            adjacency,
-            f"give {adjacency_set.value}, for which the noise of this choice is set",
-        )
-        return Gaussian(self.multiplier).event(adjacency)
+        remedy = f"give {self.adjacency}, for which the noise of this choice is set"
+        validate.check(adjacency is privacy.Adjacency(self.adjacency), "adjacency", adjacency, remedy)
+        return privacy.Gaussian(self.multiplier).event(adjacency)
 
     def describe(self) -> str:
         """The release in words."""
@@ -429,11 +397,11 @@ class BestOf(NoisyMax):
         return f"random choice of one candidate, which costs as much as Gaussian noise of {much}"
 
 
-def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
+def choose(scores: Dense, split: Split, noise: privacy.Source, ledger: privacy.Ledger) -> int:
     """The exponential mechanism: k with probability proportional to exp(score_k / temperature), charged first."""
     mechanism = BestOf(split.multiplier, split.adjacency.value)
-    release = Release("choice", clip=Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
-    stage, sheet = Stage(FullBatch(1.0), [release], "selection"), Sheet(scores)
+    release = Release("choice", clip=privacy.Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
+    stage, sheet = Stage(privacy.FullBatch(1.0), [release], "selection"), Sheet(scores)
     promise = Promise(split.epsilon, split.delta, split.adjacency)
     with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=noise.seeded) as run:
         setting = RunContext(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
@@ -453,7 +421,7 @@ class _Planned(Exception):
         self.event = event
 
 
-class _Dry(Ledger):
+class _Dry(privacy.Ledger):
     """A ledger that stops a fit where it is planned and nothing has been looked at."""
 
     def require(self, event: Any, what: str = "run") -> None:

@@ -41,7 +41,7 @@ def _declared_words(step: Any) -> bool:
     return not isinstance(step.categories, str) and step.min_frequency is None and step.max_categories is None
 
 
-def elementwise(function: Any) -> bool:
+def _elementwise(function: Any) -> bool:
     """Whether a function is known to look at one number at a time."""
     return function is None or isinstance(function, np.ufunc)
 
@@ -51,14 +51,14 @@ def _constant(step: Any) -> bool:
     return step.strategy == "constant" and step.keep_empty_features and not step.add_indicator
 
 
-STATELESS: dict[type, Callable[[Any], bool]] = {
+_STATELESS: dict[type, Callable[[Any], bool]] = {
     **dict.fromkeys((pre.Binarizer, pre.Normalizer, pre.PolynomialFeatures), _always),
     **dict.fromkeys((FeatureHasher, HashingVectorizer, FrozenEstimator), _always),  # frozen: fitted elsewhere
     **dict.fromkeys((AdditiveChi2Sampler, PolynomialCountSketch, SkewedChi2Sampler), _always),
     **dict.fromkeys((pre.OneHotEncoder, pre.OrdinalEncoder), _declared_words),
     **dict.fromkeys((GaussianRandomProjection, SparseRandomProjection), lambda step: step.n_components != "auto"),
     TableEncoder: _always,  # it reads names and types of columns, and rows one by one
-    pre.FunctionTransformer: lambda step: elementwise(step.func),
+    pre.FunctionTransformer: lambda step: _elementwise(step.func),
     pre.SplineTransformer: lambda step: not isinstance(step.knots, str),
     RBFSampler: lambda step: not isinstance(step.gamma, str),
     SimpleImputer: _constant,
@@ -86,7 +86,7 @@ def learners(step: Any) -> Iterator[str]:
         inner = [*(part for _, part, _ in step.transformers), step.remainder]
         yield from (_name(columns) for _, _, columns in step.transformers if _chosen_by_values(columns))
     else:
-        keeps = STATELESS.get(type(step))
+        keeps = _STATELESS.get(type(step))
         if keeps is None or not keeps(step):
             yield _name(step)
         return
@@ -148,7 +148,7 @@ def _learners_around(frame: Any) -> Iterator[str]:
                 yield f"the step {name!r} ({', '.join(names)}) before the model"
     elif isinstance(around, TransformedTargetRegressor):
         names = dict.fromkeys(learners(around.transformer))
-        if names or not elementwise(around.func):
+        if names or not _elementwise(around.func):
             yield f"the transformer of the target ({', '.join(names) or 'its function'})"
     elif isinstance(around, BaseEstimator) and not _is_known(type(around)):
         yield f"{type(around).__name__} around the model"  # not known to hand the rows on as they are

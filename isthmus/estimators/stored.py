@@ -34,21 +34,13 @@ MAPS: dict[str, Any] = {kind.__name__: kind for kind in (RowMap, SmoothMap)}
 """The maps of rows that a model can have."""
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
-FITTED = (
-    "coef_",
-    "intercept_",
-    "classes_",
-    "target_bounds_",
-    "target_centre_",
-    "n_features_in_",
-    "feature_names_in_",
-    "n_iter_",
-)
-PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
+_OF_COLUMNS = ("n_features_in_", "feature_names_in_", "coef_")
+FITTED = (*_OF_COLUMNS, "intercept_", "classes_", "target_bounds_", "target_centre_", "n_iter_")
+_PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
 """What `partial_fit` remembers of earlier calls."""
 
 
-def storable(kind: Kind) -> Kind:
+def _storable(kind: Kind) -> Kind:
     """A class decorator: estimators of this class, and not of those below it, can be saved and loaded."""
     KINDS[kind.__name__] = kind
     return kind
@@ -72,7 +64,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
     kind = type(estimator).__name__
     remedy = f"give a fitted {' or '.join(KINDS)}; of a search or a Pipeline, its fitted estimator"
     validate.check(KINDS.get(kind) is type(estimator), "estimator", estimator, remedy)
-    validate.check(hasattr(estimator, "_weights"), "estimator", estimator, "fit it first")
+    validate.check("_weights" in vars(estimator), "estimator", estimator, "fit it first")
     state = estimator._partial_state
     statement = estimator.privacy_
     tree = {
@@ -82,13 +74,13 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
         "weights": estimator._weights,
         "maps": [{"kind": type(row_map).__name__, **storage.fields_of(row_map)} for row_map in estimator._maps.maps],
         "privacy": None if statement is None else statement.to_json(),
-        "partial": _attributes(estimator, PARTIAL),
+        "partial": _attributes(estimator, _PARTIAL),
         "state": None if state is None else storage.fields_of(state),
     }
     FORMAT.write(path, tree)
 
 
-def load(path: str | Path) -> Any:
+def load(path: str | Path) -> PrivateLinear:
     """The estimator that `save` wrote, able to predict, score and `partial_fit` further; damaged files are refused."""
     return FORMAT.read(path, lambda tree: _usable(_rebuilt(tree)))
 
@@ -107,7 +99,7 @@ def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, A
 
 def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
-    for part, more in (*written, ("partial", {*tree["partial"]} - {*PARTIAL})):
+    for part, more in (*written, ("partial", {*tree["partial"]} - {*_PARTIAL})):
         remedy = "give a file that this library wrote: models are stored without these entries"
         validate.check(not more, f"path: {part}", sorted(more), remedy)
     params = tree["params"] | {name: _looked_up(tree["params"][name]) for name in ("loss", "algorithm")}
@@ -125,28 +117,23 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
 def _usable(estimator: PrivateLinear) -> PrivateLinear:
     """The model, where it predicts for a row of zeros: else its parts were made up, or are of different models."""
     fitted: Mapping[str, Any] = vars(estimator)
-    columns, coefficients = fitted.get("n_features_in_", ""), fitted.get("coef_")
-    shape: tuple[int, ...] = ()
-    if isinstance(coefficients, np.ndarray):
-        shape = coefficients.shape
+    columns, classes = fitted.get("n_features_in_", ""), fitted.get("classes_")
+    shape = np.shape(fitted.get("coef_", 0.0))
     whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
-    remedy = "give a file as it was written: the coefficients belong to another number"
+    remedy = "give a file as it was written: the coefficients belong to others"
     validate.check(whole, "path: n_features_in_", columns, remedy)
-    classes = fitted.get("classes_")
     if classes is not None:  # one row of coefficients for two labels, else one for each
         flat = isinstance(classes, np.ndarray) and classes.ndim == 1
         several = flat and len(set(classes.tolist())) == len(classes) > 1
-        whole = several and shape[:-1] == (1 if len(classes) == 2 else len(classes),)
-        remedy = "give a file as it was written: the coefficients belong to other labels"
+        whole = several and shape[:-1] == ({2: 1}.get(len(classes), len(classes)),)
         validate.check(whole, "path: classes_", np.shape(classes), remedy)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this row has no names
             predicted = np.asarray(estimator.predict(np.zeros((1, columns))))
     except Exception as error:
-        raise validate.InvalidInput(
-            f"path: its parts do not fit together ({error}): give a file as it was written"
-        ) from error
+        words = f"path: its parts do not fit together ({error}): give a file as it was written"
+        raise validate.InvalidInput(words) from error
     remedy = "give a file as it was written: a model predicts one value for a row"
     validate.check(predicted.shape == (1,), "path: weights", predicted.shape, remedy)
     return estimator

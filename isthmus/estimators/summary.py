@@ -24,20 +24,19 @@ import torch
 
 from isthmus.algorithms.purchases import BINS, octaves, ranges
 from isthmus.base import validate
-from isthmus.core.pipeline import Promise
 from isthmus.estimators.figures import Bins
 from isthmus.estimators.scoring import Looks
-from isthmus.privacy import Adjacency, PrivacyStatement
-from isthmus.tables.encode import as_days, as_frame, as_numbers, check_readable, encode
+from isthmus.privacy import PrivacyStatement
+from isthmus.tables.encode import as_frame, encode, readable
 from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
 
 RANGES, COUNTS, MEANS = "summary ranges", "summary counts", "summary means"
 SHARES = {RANGES: 0.15, COUNTS: 0.6, MEANS: 0.25}
 """Of mu^2, in which costs add up; what is not needed goes to the others."""
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 DELTA = 1e-6
-MOST_BINS = 1000
+_MOST_BINS = 1000
 DECLARED = "the types, words and ranges that were declared are public, and so are the names of the columns"
 
 
@@ -135,14 +134,12 @@ def private_summary(
     >>> print(table.privacy)
     (epsilon=1, delta=1e-06)-differentially private, for adding or removing one record
     """
-    validate.positive(epsilon=epsilon)
     validate.open_unit(delta=delta)
     validate.positive_int(bins=bins)
-    validate.check(bins <= MOST_BINS, "bins", bins, f"give at most {MOST_BINS} bins")
-    validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
+    validate.check(bins <= _MOST_BINS, "bins", bins, f"give at most {_MOST_BINS} bins")
     frame = as_frame(table, "table")
     columns, left_out = _chosen(frame, _read_schema(schema))
-    looks = Looks.paid_from(ledger, Promise(epsilon, delta, Adjacency(adjacency)), noise_seed=noise_seed)
+    looks = Looks.paid_from(ledger, epsilon, delta, adjacency, noise_seed=noise_seed)
     entries = {column.name: _entries(frame, column) for column in columns}
     summary = _look(columns, entries, bins, looks)
     return replace(summary, left_out=left_out, privacy=looks.statement(assumptions=(DECLARED,)))
@@ -186,9 +183,7 @@ def _entries(frame: Any, column: Column) -> np.ndarray:
     values = frame[column.name]
     if column.type == "category":
         return np.asarray(encode(frame, Schema((column,))).argmax(1))
-    numbers = as_days(values, column.format, column.absent) if column.type == "date" else as_numbers(values, column)
-    check_readable(values, ~np.isfinite(numbers), column)
-    return np.asarray(numbers)
+    return readable(values, column)
 
 
 def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, looks: Looks) -> Summary:
@@ -295,7 +290,7 @@ class _Grid:
         below = np.clip(np.maximum.accumulate(np.cumsum(counts)), 0, None)
         below = below / max(float(below[-1]), 1e-300)
         places = np.append(self.bins.low, self.bins.high[-1])
-        return {level: float(np.interp(level, np.append(0.0, below), places)) for level in LEVELS}
+        return {level: float(np.interp(level, np.append(0.0, below), places)) for level in _LEVELS}
 
 
 def _place(column: Column, value: float) -> str:

@@ -27,8 +27,7 @@ from isthmus.base.matrix import precision, with_precision
 from isthmus.gradients import adding, fused, grids, rounding
 from isthmus.gradients._products import cheaper_ghost, from_grams, grams
 from isthmus.gradients.rounding import CHUNK_BYTES
-from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, total
-from isthmus.sketches.base import OuterForm, Sketch
+from isthmus.gradients.rows import Dense, LinearMap, Lookup, Outer, Rows, Sum, total
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -235,11 +234,8 @@ class Computed(Rows):
     def mixed(self, index: Tensor, shares: Tensor) -> Rows:
         return self.plain().mixed(index, shares)
 
-    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
         return self.plain().through(sketch, lo)
-
-    def outer_form(self) -> OuterForm | None:
-        return self.plain().outer_form()
 
 
 def as_computed(rows: Rows, bound: float | None = None) -> Rows:

@@ -13,12 +13,13 @@ divided by a power of two.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, View, is_lazy, is_sparse, row_norms
+from isthmus.base.matrix import Matrix, View, is_sparse, row_norms
 from isthmus.gradients import fused
 
 ORDS = (1, 2, math.inf)
@@ -32,6 +33,7 @@ RESERVE = 4
 weight and of the factors, the product with the row."""
 
 
+@cache
 def unit(dtype: torch.dtype) -> float:
     """The unit roundoff u: half the distance from 1 to the next number."""
     return torch.finfo(dtype).eps / 2
@@ -76,7 +78,8 @@ def times(weights: Tensor, factor: float) -> Tensor:
 
 def check_ord(ord: float) -> None:
     """Refuse norms that rows do not have."""
-    validate.one_of(ORDS, ord=ord)
+    if ord not in ORDS:
+        validate.one_of(ORDS, ord=ord)
 
 
 def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
@@ -85,8 +88,9 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
     >>> upper_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).round(decimals=9).tolist()
     [5.0, 0.0]
     """
-    check_ord(ord)
-    if is_lazy(x):
+    if ord not in ORDS:
+        check_ord(ord)
+    if isinstance(x, View):
         return _seen_upper(x, ord)
     k = x.shape[1]
     slack = 1 + 2 * gamma(k + 8, torch.float64)
@@ -182,7 +186,7 @@ class Lengths:
 
     def of(self, rows: Matrix, ord: float, where: slice | Tensor | None = None) -> Tensor:
         """Of `rows`, which are those at `where` (a range, positions, or all): never below the true norms, float64."""
-        if is_lazy(rows) and rows.measured and ord == 2:  # a view keeps its own
+        if isinstance(rows, View) and rows.measured and ord == 2:  # a view keeps its own
             return upper_norms(rows, ord)
         if ord not in self._kept:  # NaN: not known yet
             self._kept[ord] = torch.full((self.n,), torch.nan, dtype=torch.float64)

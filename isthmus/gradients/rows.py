@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,9 +29,9 @@ from isthmus.base.matrix import (
     Matrix,
     Stored,
     Total,
+    View,
     as_dtype,
     exact_products,
-    is_lazy,
     is_sparse,
     matmul,
     rmatmul,
@@ -41,8 +42,20 @@ from isthmus.base.space import Space
 from isthmus.gradients import _products, adding, fused, rounding
 from isthmus.gradients.grids import applies, integer_sum
 from isthmus.gradients.rounding import CHUNK_BYTES
-from isthmus.sketches.base import Mate, OuterForm, Sketch, TableForm, leaf_code, outer_codes
-from isthmus.sketches.kronecker import KroneckerMap
+
+
+class LinearMap(Protocol):
+    """What rows ask of a sketch (see `isthmus.sketches.base.Sketch`)."""
+
+    d: int
+    m: int
+    tight: bool
+
+    @property
+    def norm(self) -> float: ...
+    def rows(self, x: Stored, lo: int = 0) -> Tensor: ...
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor: ...
+    def pinv(self, y: Tensor) -> Tensor: ...
 
 
 class Rows(ABC):
@@ -167,21 +180,17 @@ class Rows(ABC):
         """The named pieces these rows are made of, side by side."""
         return [("w", self)]
 
-    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
         """The codes Phi[:, lo:lo+d] g_i."""
         codes = [sketch.rows(self.part(*span).dense(), lo) for span in self._spans()]
         return Dense(torch.cat([self._zeros(0, sketch.m), *codes]))
 
-    def outer_form(self) -> OuterForm | None:
-        """The factors of rows that are held as sums of outer products; None where they are not."""
-        return None
+    def plain(self) -> Rows:
+        """The same rows as sums of exact terms."""
+        return self
 
-    def table_form(self) -> TableForm | None:
-        """The places and values of rows of a table; None where they are not."""
-        return None
-
-    def inner(self, other: Mate) -> Tensor:
-        """<g_i, h_j> with m rows of the same space (or what holds their factors): n x m, never an n x d matrix.
+    def inner(self, other: Rows) -> Tensor:
+        """<g_i, h_j> with m rows of the same space: n x m, never an n x d matrix.
 
         The products are done in the wider dtype of both, float32 at least; here from blocks of dense rows.
 
@@ -197,25 +206,6 @@ class Rows(ABC):
                 for left, right in row_spans(other.n, self.d * dtype.itemsize):
                     result[lo:hi, left:right] = mine @ other.part(left, right).dense().to(dtype).T
         return result
-
-    def residual(self, codes: Rows, sketch: Sketch) -> Rows:
-        """g_i - Phi^+ c_i, what a tight sketch loses, given the codes c_i = Phi g_i."""
-        return ResidualRows(self, codes, sketch)
-
-    @staticmethod
-    def stack(items: Sequence[tuple[str, Rows]]) -> Rows:
-        """Named rows side by side."""
-        return Stack(items)
-
-    @staticmethod
-    def with_factors(a: Tensor, b: Tensor) -> Rows:
-        """Rows vec(sum_t b_t a_t') from their factors, or the products where these are smaller."""
-        return compact(Outer(a, b))
-
-    @staticmethod
-    def of(values: Tensor) -> Rows:
-        """Rows held as an n x d tensor."""
-        return Dense(values)
 
     def _spans(self) -> list[tuple[int, int]]:
         """Row ranges whose dense form stays near `CHUNK_BYTES`."""
@@ -278,7 +268,7 @@ class Dense(Rows):
     def dense(self) -> Tensor:
         return self.values.to(self.dtype)
 
-    def through(self, sketch: Sketch, lo: int = 0) -> Dense:
+    def through(self, sketch: LinearMap, lo: int = 0) -> Dense:
         return Dense(sketch.rows(self.dense(), lo))
 
     def masked(self, keep: Tensor) -> Dense:
@@ -492,14 +482,14 @@ class Stack(Rows):
             return list(self.items)
         return [(name, piece.scaled(self.factor)) for name, piece in self.items]
 
-    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
         codes = []
         for _, piece in self.leaves():
             codes.append(piece.through(sketch, lo))
             lo += piece.d
         return total(codes)
 
-    def inner(self, other: Mate) -> Tensor:
+    def inner(self, other: Rows) -> Tensor:
         """The sum over leaves of the same name."""
         theirs = dict(other.leaves())
         if {name: piece.d for name, piece in self.items} != {name: piece.d for name, piece in theirs.items()}:
@@ -548,13 +538,14 @@ class Outer(Rows):
         sizes: Callable[[float], Tensor] | None = None,
         grid: float | None = None,
     ) -> None:
-        ndims = (2,) if is_sparse(a) else (2, 3)
-        validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
-        same = b.ndim == a.ndim and tuple(b.shape[:-1]) == tuple(a.shape[:-1])
-        remedy = f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}"
-        validate.check(same, "b.shape", tuple(b.shape), remedy)
-        remedy = "give ones=False: a CSR factor carries its own column of ones"
-        validate.check(not (ones and is_sparse(a)), "ones", ones, remedy)
+        sparse = is_sparse(a)
+        if a.ndim not in (2, 3) or (sparse and a.ndim == 3):
+            validate.refuse("a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
+        if b.ndim != a.ndim or tuple(b.shape[:-1]) != tuple(a.shape[:-1]):
+            remedy = f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}"
+            validate.refuse("b.shape", tuple(b.shape), remedy)
+        if ones and sparse:
+            validate.refuse("ones", ones, "give ones=False: a CSR factor carries its own column of ones")
         self.a: Matrix = a.detach() if isinstance(a, Tensor) else a
         self.b, self.ones, self.grid = b.detach(), ones, grid
         self.n, self.p, self.q = a.shape[0], a.shape[-1] + ones, b.shape[-1]
@@ -579,7 +570,7 @@ class Outer(Rows):
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """sum_t ||a_t|| ||b_t|| where there are several terms, or one that is seen through a centring map."""
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             size = self.a.mass()
             if size is None:
                 return None
@@ -615,7 +606,7 @@ class Outer(Rows):
     def _seen_sum(self, weights: Tensor, rho: float) -> Tensor:
         """The same for sparse and mapped factors: in float64 unless they are few."""
         a = self.a
-        if is_lazy(a):  # a map has roundings of its own
+        if isinstance(a, View):  # a map has roundings of its own
             rho = max(0.0, rho - rounding.gamma(a.roundings, torch.float64))
         elif self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
             return rmatmul(a, self._wide(self.b) * self._cast(weights)[:, None]).T.reshape(-1)
@@ -638,7 +629,7 @@ class Outer(Rows):
             return torch.einsum(rule, b, a).reshape(self.n, self.d)
 
     def masked(self, keep: Tensor) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().masked(keep)
         rows = keep.view(-1, *[1] * (self.b.ndim - 1))
         b = torch.where(rows, self.b, 0.0)
@@ -648,7 +639,7 @@ class Outer(Rows):
         return Outer(torch.where(rows, self.a, 0.0), b, self.ones)
 
     def mixed(self, index: Tensor, shares: Tensor) -> Rows:
-        if is_lazy(self.a):
+        if isinstance(self.a, View):
             return super().mixed(index, shares)
         (m, k), index = index.shape, index.to(self.device)
         b = self._wide(self.b)[index] * self._cast(shares).view(m, k, *[1] * (self.b.ndim - 1))
@@ -671,27 +662,22 @@ class Outer(Rows):
             return Outer(self.a, self._wide(self.b) - other.b, self.ones, self._given)
         return super().minus(other)
 
-    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
-        if is_lazy(self.a):
+    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
+        if isinstance(self.a, View):
             return super().through(sketch, lo)
         a = self.a if is_sparse(self.a) else self._shown(self.a.to(rounding.working(self.a.dtype)))
         if self.q == 1 and self.positions == 1:
             return Outer(sketch.rows(a if is_sparse(a) else _flat(a), lo), _flat(self.b))
-        return Dense(outer_codes(sketch, a, self._wide(self.b), lo))
+        return Dense(sketch.outer(a, self._wide(self.b), lo))
 
-    def outer_form(self) -> OuterForm | None:
-        return None if is_lazy(self.a) else OuterForm(self.a, self.b, self.ones)
-
-    def inner(self, other: Mate) -> Tensor:
+    def inner(self, other: Rows) -> Tensor:
         """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
-        mate = other.outer_form()
-        if mate is None or is_lazy(self.a):
+        mate, m = outer_of(other), other.n
+        if mate is None or isinstance(self.a, View) or (mate.q, mate.p) != (self.q, self.p):
             return super().inner(other)
-        view = mate.whole_a()
-        theirs, m = mate.b[:, ..., 0].numel() // max(1, other.n), other.n
+        view, theirs = mate.whole_a(), mate.positions
         pairs = self.positions * theirs
-        like = (mate.b.shape[-1], view.shape[-1]) == (self.q, self.p)
-        if not like or (pairs > 1 and pairs * (self.p + self.q) > self.p * self.q):
+        if pairs > 1 and pairs * (self.p + self.q) > self.p * self.q:
             return super().inner(other)
         dtype = rounding.working(self.dtype, other.dtype)
         inputs, outputs = view if is_sparse(view) else _flat(view), _flat(mate.b)
@@ -713,6 +699,11 @@ class Outer(Rows):
                 upper = rounding.upper_norms(_flat(self.a) if isinstance(self.a, Tensor) else self.a, ord)
             self._known[ord] = (rounding.with_one(upper, ord) if self.ones else upper).to(self.device)
         return self._known[ord]
+
+    def whole_a(self) -> Stored:
+        """The factor a with its column of ones."""
+        assert not isinstance(self.a, View)
+        return self._shown(self.a) if isinstance(self.a, Tensor) else self.a
 
     def _shown(self, a: Tensor) -> Tensor:
         """A dense factor with its column of ones."""
@@ -742,7 +733,7 @@ class Lookup(Rows):
 
       * norms: the c_it of equal places of an example are added, in float64, by sorting them;
       * sum: one `index_add_` into the table;
-      * codes of a Kronecker sketch: sum_t (P_out e_{k_it})(P_in c_it)', again outer products.
+      * codes of a Kronecker sketch: sum_t (P_out e_{k_it})(P_in c_it)', again outer products (it sees to that).
 
     Args:
         index: (n, T) integers in [0, V).
@@ -840,28 +831,14 @@ class Lookup(Rows):
     def scaled(self, factor: float) -> Lookup:
         return self._with(self.values.to(self.dtype) * factor)
 
-    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
-        if not isinstance(sketch, KroneckerMap) or len(sketch.factors) != 1:
-            return super().through(sketch, lo)
-        (left, right) = next(iter(sketch.factors.values()))
-        if (left.shape[1], right.shape[1]) != (self.vocabulary, self.width):
-            return super().through(sketch, lo)
-        values = self.values.to(self.dtype)
-        with exact_products(self.device):
-            codes = values @ right.to(values).T
-        return Rows.with_factors(codes, (sketch.scale * left).to(values).T[self.index])
-
-    def table_form(self) -> TableForm:
-        return TableForm(self.index, self.values, self.vocabulary)
-
-    def inner(self, other: Mate) -> Tensor:
+    def inner(self, other: Rows) -> Tensor:
         """The products of what two examples hold at equal places."""
-        mate = other.table_form()
-        if mate is None or mate.vocabulary != self.vocabulary or other.d != self.d:
+        mate = other.plain()
+        if not isinstance(mate, Lookup) or mate.vocabulary != self.vocabulary or other.d != self.d:
             return super().inner(other)
         dtype = rounding.working(self.dtype, other.dtype)
         result = torch.zeros(self.n, other.n, dtype=dtype, device=self.device)
-        mine, theirs = (_by_place(k, c.to(dtype)) for k, c in ((self.index, self.values), mate[:2]))
+        mine, theirs = (_by_place(k, c.to(dtype)) for k, c in ((x.index, x.values) for x in (self, mate)))
         with exact_products(self.device):
             for place, (owners, values) in mine.items():
                 if place in theirs:
@@ -939,13 +916,8 @@ class Sum(Rows):
     def scaled(self, factor: float) -> Sum:
         return Sum([piece.scaled(factor) for piece in self.pieces])
 
-    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
-        """The sum of the codes; a sketch of this leaf alone takes the pieces as it takes leaves, factored."""
-        whole = len(sketch.space.leaves) == 1 and sketch.d == self.d
-        name = sketch.space.leaves[0].name
-        pieces: list[Rows] = [*self.pieces]
-        codes = [leaf_code(sketch, name, r) if whole else r.through(sketch, lo) for r in pieces]
-        return total([code for code in codes if code is not None])
+    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
+        return total([piece.through(sketch, lo) for piece in self.pieces])
 
     def _tied(self) -> tuple[Outer, Lookup] | None:
         """An output layer and an embedding of one table, when that is what the pieces are."""
@@ -1002,11 +974,11 @@ class ResidualRows(Rows):
     a code summed in plain order is d eps / 2; signs of rounding errors would all have to agree.)  The guard is
     at least (8 eps)^(1/2) of ||g||, 0.1 % in float32: no residual is found smaller than that.
 
-    >>> class Half(Sketch):
+    >>> class Half:
     ...     d, m, tight, norm = 2, 1, True, 1.0
     ...     def rows(self, x, lo=0):
     ...         return x[:, :1]
-    ...     def adjoint(self, y):
+    ...     def pinv(self, y):
     ...         return torch.cat([y, 0 * y])
     >>> g = Dense(torch.tensor([[3.0, 4.0]], dtype=torch.float64))
     >>> r = ResidualRows(g, g.through(Half()), Half())
@@ -1014,7 +986,7 @@ class ResidualRows(Rows):
     (tensor([4.0000], dtype=torch.float64), tensor([0., 4.], dtype=torch.float64))
     """
 
-    def __init__(self, rows: Rows, codes: Rows, sketch: Sketch) -> None:
+    def __init__(self, rows: Rows, codes: Rows, sketch: LinearMap) -> None:
         validate.check(sketch.tight, "sketch", sketch, "give a tight sketch: other ones have no cheap pseudo-inverse")
         expected = (rows.n, sketch.m)
         shape = (codes.n, codes.d)
@@ -1079,6 +1051,12 @@ def compact(rows: Rows) -> Rows:
     if not isinstance(rows, Outer) or rows.positions < 2 or rows.d > rows.positions * (rows.p + rows.q):
         return rows
     return Dense(rows.dense()) if rows.n * rows.d * rows.dtype.itemsize <= CHUNK_BYTES else rows
+
+
+def outer_of(rows: Rows) -> Outer | None:
+    """Rows that are held as sums of outer products, whose factors are stored themselves; None for others."""
+    plain = rows.plain()
+    return plain if isinstance(plain, Outer) and not isinstance(plain.a, View) else None
 
 
 def row_spans(n: int, row_bytes: int, limit: int = CHUNK_BYTES) -> list[tuple[int, int]]:

@@ -16,16 +16,16 @@ from isthmus.base.validate import InvalidInput, check, positive_int
 from isthmus.gradients.layers.layers import rule_for
 from isthmus.modules.recurrent import GRU, LSTM, RNN, Recurrent
 
-MAX_GROUPS = 32
+_MAX_GROUPS = 32
 """Groups of the norm that takes the place of a batch norm, at most."""
-MIN_FEATURES = 8
+_MIN_FEATURES = 8
 """Features to a group, at least, where a layer may see no positions to take statistics over."""
-WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-BARE = (
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+_BARE = (
     "give the bare module, and make_private(group=) for several processes: it adds clipped sums in the narrow space, "
     "where the wrapper would add raw gradients"
 )
-SHARDED = (
+_SHARDED = (
     "give the bare module, and make_private(group=): a sharded module puts other parameters in the place of its own in "
     "every pass, which would get raw gradients and reduce them over the ranks before anything is clipped"
 )
@@ -111,7 +111,7 @@ def _replacement(layer: nn.Module, num_groups: int | None) -> nn.Module | None:
     """The layer in its place, on the same Parameter objects; None where it may stay."""
     if isinstance(layer, LazyModuleMixin):
         return None
-    for kinds, make in MAKERS:
+    for kinds, make in _MAKERS:
         if isinstance(layer, kinds) and any(type(layer).forward is kind.forward for kind in kinds):
             fit = make(layer, num_groups)
             return None if fit is None else fit.train(layer.training)
@@ -128,8 +128,8 @@ def _group_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
     else:
         most = layer.num_features
         if isinstance(layer, nn.BatchNorm1d):  # a group of one number would be normalised to nothing
-            most = max(1, most // MIN_FEATURES)
-        groups = max(g for g in range(1, min(MAX_GROUPS, most) + 1) if layer.num_features % g == 0)
+            most = max(1, most // _MIN_FEATURES)
+        groups = max(g for g in range(1, min(_MAX_GROUPS, most) + 1) if layer.num_features % g == 0)
     fit = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine, device="meta")
     if layer.affine:
         fit.weight, fit.bias = layer.weight, layer.bias
@@ -165,7 +165,7 @@ def _recurrent(layer: Any, num_groups: int | None) -> nn.Module:
     return fit
 
 
-MAKERS: list[tuple[tuple[Any, ...], Callable[[Any, int | None], nn.Module | None]]] = [
+_MAKERS: list[tuple[tuple[Any, ...], Callable[[Any, int | None], nn.Module | None]]] = [
     ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _group_norm),
     ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_norm),
     ((nn.RNN, nn.LSTM, nn.GRU), _recurrent),
@@ -174,10 +174,10 @@ MAKERS: list[tuple[tuple[Any, ...], Callable[[Any, int | None], nn.Module | None
 
 def _problems(name: str, layer: nn.Module) -> Iterator[Problem]:
     """What is wrong with one layer."""
-    wrapper = next((base.__name__ for base in type(layer).__mro__ if base.__name__ in WRAPPERS), None)
+    wrapper = next((base.__name__ for base in type(layer).__mro__ if base.__name__ in _WRAPPERS), None)
     trained = any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
     if wrapper is not None:
-        yield Problem(name, f"is wrapped in {wrapper}", SHARDED if "FSDP" in wrapper or "Fully" in wrapper else BARE)
+        yield Problem(name, f"is wrapped in {wrapper}", _SHARDED if "FSDP" in wrapper or "Fully" in wrapper else _BARE)
     elif type(layer).__module__.startswith(("torch.ao.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")):
         yield Problem(
             name, f"is quantised ({type(layer).__name__})", "quantise after training, with a module of floats"

@@ -592,12 +592,12 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
         targets = "labels (reads = SignedLabels)" if labels else "numbers (reads = RealTargets)"
         validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {targets}")
         return loss
-    losses = known_losses(labels)
-    if isinstance(loss, str) and loss in losses:
-        return losses[loss]
-    half = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss and _missing(kind)]  # type: ignore[type-abstract]
-    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in half[:1])
-    validate.refuse("loss", loss, f"{why}choose one of {list(losses)}, or give a subclass of LinearModel")
+    named = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss]  # type: ignore[type-abstract]
+    for kind in named:
+        if not _missing(kind) and labels in (None, kind.labelled()):
+            return kind
+    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in named if _missing(kind))
+    validate.refuse("loss", loss, f"{why}choose one of {list(known_losses(labels))}, or give a subclass of LinearModel")
 
 
 def name_of(loss: str | Loss) -> str:

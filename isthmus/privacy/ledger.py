@@ -492,8 +492,8 @@ class RunLedger:
         name = str(getattr(stage, "name", stage))
         with self._lock:
             self._require_open()
-            remedy = f"name a stage that this run announced, which are {sorted(self._announced)}"
-            check(name in self._announced, "stage", name, remedy)
+            if name not in self._announced:
+                refuse("stage", name, f"name a stage that this run announced, which are {sorted(self._announced)}")
             event, rounds = self._announced[name]["event"], self._announced[name]["rounds"]
             if self.limit is not None and max(int(t), self._used[name]) >= self.limit.rounds:
                 held = self.ledger.event()
@@ -534,7 +534,8 @@ class RunLedger:
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
             refuse("process", os.getpid(), f"begin a new run in this process: this one belongs to process {self._pid}")
-        check(not self._closed, "run", self.id, "begin a new run: this one is closed")
+        if self._closed:
+            refuse("run", self.id, "begin a new run: this one is closed")
 
     def __enter__(self) -> RunLedger:
         return self

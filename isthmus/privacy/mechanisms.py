@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
@@ -111,12 +112,14 @@ class Mechanism(ABC):
 
 def check_bounded(mechanism: Mechanism, bounded: ClippedSum) -> None:
     """Refuse a value without a bound, or with one in a norm that a mechanism does not take, whoever wrote it."""
-    name, positive = type(mechanism).__name__, math.isfinite(bounded.bound) and bounded.bound > 0
-    validate.check(positive, "bound", bounded.bound, f"give a clipped sum: {name} adds noise to nothing else")
-    remedy = f"clip in one of the norms {mechanism.ords}, which {name} takes"
-    validate.check(bounded.ord in mechanism.ords, "ord", bounded.ord, remedy)
+    name = type(mechanism).__name__
+    if not 0 < bounded.bound < math.inf:
+        validate.refuse("bound", bounded.bound, f"give a clipped sum: {name} adds noise to nothing else")
+    if bounded.ord not in mechanism.ords:
+        validate.refuse("ord", bounded.ord, f"clip in one of the norms {mechanism.ords}, which {name} takes")
 
 
+@cache
 def named(kind: str) -> type[Mechanism]:
     """The class that a `Charge` means by a short name.
 

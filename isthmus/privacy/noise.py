@@ -367,11 +367,13 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: noise scale=1e-170 is not allowed: change the clip bound, or the units of ...
     """
-    infos = [torch.finfo(kind) for kind in (dtype, torch.float64) if kind.is_floating_point]
-    least, most = max(info.tiny for info in infos), min(info.max for info in infos) / 64
-    short = str(dtype).removeprefix("torch.")
-    remedy = f"change the clip bound, or the units of the data: {short} numbers hold noise of {least:.3g} to {most:.3g}"
-    validate.check(least <= scale <= most, name, scale, remedy)
+    drawn = own = torch.finfo(torch.float64)
+    if dtype.is_floating_point:
+        own = torch.finfo(dtype)
+    least, most = max(own.tiny, drawn.tiny), min(own.max, drawn.max) / 64
+    if not least <= scale <= most:
+        short = f"{str(dtype).removeprefix('torch.')} numbers hold noise of {least:.3g} to {most:.3g}"
+        validate.refuse(name, scale, f"change the clip bound, or the units of the data: {short}")
 
 
 def pieces(out: Tensor) -> tuple[Tensor, ...]:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
+from isthmus.core.group import Group
 from isthmus.core.pipeline import Promise
 from isthmus.estimators.figures import Figure, exact_figures
-from isthmus.estimators.rank_group import RankGroup
 from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
 from isthmus.privacy.plan import mu_of
@@ -103,14 +103,15 @@ def measure(
     y: np.ndarray,
     delta: float,
     ledger: Ledger | None,
-    crew: RankGroup,
+    crew: Group,
     rows: int,
 ) -> Measured:
     """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
     if settings.measure_epsilon is None or not settings.private:
         exact, curves = exact_figures(fitted, x, y, _where(settings, rows))
         return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
-    multiplier, covered = crew.lead(lambda: list(_noise(settings, delta, ledger)))  # type: ignore[arg-type]
+    noise: list[Any] = crew.on_leader(lambda: [*_noise(settings, delta, ledger)])  # type: ignore[arg-type]
+    multiplier, covered = noise
     if multiplier is None:
         name = "accuracy" if hasattr(fitted, "classes_") else "R2"
         return Measured((Figure(name, None, _where(settings, rows), note=_LITTLE),))

@@ -20,7 +20,7 @@ import torch
 
 from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
-from isthmus.estimators.rank_group import RankGroup
+from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.entries import Signs
@@ -28,7 +28,6 @@ from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, r
 from isthmus.tables.infer import Guess, check_decimal, infer
 from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
 
-ALONE = RankGroup()
 _MOST_CLASSES = 100
 FEW = 10
 """Labels of fewer rows are never read off private data."""
@@ -91,7 +90,7 @@ class PreparedRows:
 
 
 def prepare(
-    settings: Settings, declared: Schema, *, salt: str, settled: bool = False, crew: RankGroup = ALONE
+    settings: Settings, declared: Schema, *, salt: str, settled: bool = False, crew: Group = ALONE
 ) -> PreparedRows:
     """Read and encode the data, on ranks this rank's part of it.
 
@@ -103,7 +102,7 @@ def prepare(
         validate.check(settings.target is not None, "target", None, needed)
         check_names(names, declared, settings.target)
     public = None if settings.public is None else _filled("public", settings.public, settings)
-    table, first = _filled("data", settings.data, settings).part(*crew.place)
+    table, first = _filled("data", settings.data, settings).part(crew.rank, crew.size)
     leaks, notes, schema = list(table.notes), [], replace(declared, columns=())
     known = "the number of columns"
     if table.frame is not None:
@@ -119,18 +118,18 @@ def prepare(
     schema, leaks = replace(schema, target=target), leaks + more
     remedy = "continue with the table that the run began with: its schema does not cover this one"
     validate.check(not (settled and leaks), "schema", leaks, remedy)
-    if crew.several:
+    if crew.size > 1:
         _check_agreed(crew, schema, leaks)
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
     _check_words(schema, x, crew)
-    there = crew.count(len(y)) > 0
+    there = sum(crew.all(len(y))) > 0
     validate.check(there, "target", target.name, "check the name of the target column: no row has a target")
     test = None
     if settings.test is not None:
         rows, hidden = _filled("test", settings.test, settings, part="test"), settings.measure_epsilon is not None
         if hidden:  # public ones are measured whole
-            rows = rows.part(*crew.place)[0]
+            rows = rows.part(crew.rank, crew.size)[0]
         test = rows_of(rows, schema, "test", all_have=fixed and hidden)
     if settings.test_fraction is not None:
         (x, y), test = split(x, y, settings.test_fraction, salt, first, crew)
@@ -142,15 +141,15 @@ def prepare(
     ready = PreparedRows(table.name, schema, x, y, features, bounds, test=test, leaks=tuple(leaks), notes=tuple(notes))
     if public is not None:
         ready = replace(ready, public=_public_rows(public, schema))
-    if crew.several:  # every rank has the whole of a public test file
+    if crew.size > 1:  # every rank has the whole of a public test file
         tested = ready.test_rows
         if tested is not None and (settings.test is None or settings.measure_epsilon is not None):
-            tested = crew.count(tested)
-        ready = replace(ready, whole=(crew.count(ready.n), tested))
+            tested = sum(crew.all(tested))
+        ready = replace(ready, whole=(sum(crew.all(ready.n)), tested))
     return ready
 
 
-def _check_agreed(crew: RankGroup, schema: Schema, leaks: list[str]) -> None:
+def _check_agreed(crew: Group, schema: Schema, leaks: list[str]) -> None:
     """Refuse guesses where every rank sees other rows: its guess would be its own."""
     remedy = "begin one with --dry-run --write-schema, and declare the target: ranks guess nothing from their rows"
     validate.check(not leaks, "schema", leaks, remedy)
@@ -242,7 +241,7 @@ def _notes_of(schema: Schema) -> list[str]:
     return notes
 
 
-def _check_words(schema: Schema, x: Any, crew: RankGroup) -> None:
+def _check_words(schema: Schema, x: Any, crew: Group) -> None:
     """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
     at, occurring = 0, {}
     for column in schema.columns:
@@ -385,7 +384,7 @@ def _public_rows(public: Table, schema: Schema) -> Any:
 
 
 def split(
-    x: Any, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: RankGroup = ALONE
+    x: Any, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: Group = ALONE
 ) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
     """Training and test rows by one coin for each place, drawn by a secret salt: coins that look at no record.
 
@@ -398,7 +397,7 @@ def split(
     places = range(first, first + len(y))
     digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in places)
     held_out = np.fromiter((int.from_bytes(digest, "big") < bound for digest in digests), dtype=bool, count=len(y))
-    sizes = crew.count(int((~held_out).sum())), crew.count(int(held_out.sum()))
+    sizes = sum(crew.all(int((~held_out).sum()))), sum(crew.all(int(held_out.sum())))
     validate.check(min(sizes) > 0, "test_fraction", fraction, "give another share: no row is left on one side")
     return (_side(x, ~held_out), y[~held_out]), (_side(x, held_out), y[held_out])
 

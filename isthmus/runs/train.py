@@ -27,11 +27,12 @@ from typing import Any
 from isthmus import estimators
 from isthmus.base import secret, validate
 from isthmus.base.atomic import CannotWrite
+from isthmus.core.group import ALONE, Group
 from isthmus.core.wire import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.figures import Figure
-from isthmus.estimators.rank_group import RankGroup
+from isthmus.estimators.rank_group import shared_file
 from isthmus.objectives.linear import loss_for
 from isthmus.planner import Plan, plan
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
@@ -43,7 +44,7 @@ from isthmus.runs.budget import open_shared
 from isthmus.runs.config import Settings, read_constraint
 from isthmus.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.runs.measure import Measured
-from isthmus.runs.prepare import ALONE, PreparedRows, prepare
+from isthmus.runs.prepare import PreparedRows, prepare
 from isthmus.tables.schema import Schema
 
 Say = Callable[[str], None]
@@ -60,14 +61,14 @@ class Interrupted(RuntimeError):
 
 
 @contextmanager
-def together() -> Iterator[RankGroup]:
+def together() -> Iterator[Group]:
     """The ranks that torchrun started, for as long as a command lasts; an error on one of them is one on all."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "RANK" not in os.environ:
         yield ALONE
         return
     with joined("env://", int(os.environ["RANK"]), size):
-        crew = RankGroup.of(True)
+        crew = Group.of(True)
         with crew.joined("fit"):
             yield crew
 
@@ -76,25 +77,25 @@ def together() -> Iterator[RankGroup]:
 
 
 def start(
-    settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: RankGroup = ALONE
+    settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: Group = ALONE
 ) -> Outcome | None:
     """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
-    bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
+    bare = crew.size > 1 and settings.test_fraction is not None and settings.measure_epsilon is None
     remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
     validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
     shared = _shared(settings, crew)
-    salt = str(crew.lead(lambda: secret.token_hex(16)))
+    salt = str(crew.on_leader(lambda: secret.token_hex(16)))
     problem = prepare(settings, declared, salt=salt, crew=crew)
     work = _Work(_settled(settings, problem), problem, crew, shared)
-    if not crew.leads:
+    if crew.rank:
         return work.carry(warn, progress)
     for note in problem.notes:
         say(f"note: {note}")
     leaks = [f"{leak}." for leak in problem.leaks if settings.private]
     path = Path(settings.out or next_folder(problem.name))
     stored = {"seed": secret.randbits(31), "settings": work.settings.to_dict(), "label": path.name, "leaks": leaks}
-    if crew.several:
-        stored["ranks"] = crew.place[1]
+    if crew.size > 1:
+        stored["ranks"] = crew.size
     if settings.test_fraction is None:
         salt = ""
     run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), secret=salt)
@@ -112,10 +113,10 @@ def start(
         raise
 
 
-def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: RankGroup = ALONE) -> Outcome | None:
+def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: Group = ALONE) -> Outcome | None:
     """Go on with a run that was stopped; one that is done is left as it is."""
-    run = RunFolder.open(path) if crew.leads else None
-    stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
+    run = RunFolder.open(path) if crew.rank == 0 else None
+    stored: dict[str, Any] = crew.on_leader(lambda: _stored(run, crew))  # type: ignore[arg-type]
     settings = Settings.from_dict(json.loads(stored["settings"]))
     if stored["done"]:
         if run is None:
@@ -134,16 +135,16 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
     return _Work(settings, problem, crew, shared, run).carry(warn, progress)
 
 
-def _shared(settings: Settings, crew: RankGroup = ALONE) -> Ledger | None:
+def _shared(settings: Settings, crew: Group = ALONE) -> Ledger | None:
     """The budget that is shared with other runs, where there is one."""
-    if settings.budget is None or not crew.leads:
+    if settings.budget is None or crew.rank:
         return None
     return open_shared(settings.budget)
 
 
-def _stored(run: RunFolder, crew: RankGroup) -> dict[str, str | bool]:
+def _stored(run: RunFolder, crew: Group) -> dict[str, Any]:
     """What ranks need of a run folder that rank 0 can read."""
-    begun, now, done = run.settings.get("ranks", 1), crew.place[1], run.has(files.RUN)
+    begun, now, done = run.settings.get("ranks", 1), crew.size, run.has(files.RUN)
     settings, salt = run.settings["settings"], ""
     remedy = f"continue with {begun}, by which the run was begun, so that every rank has its own rows again"
     validate.check(done or begun == now, "ranks", now, remedy)
@@ -199,7 +200,7 @@ class _Work:
 
     settings: Settings
     problem: PreparedRows
-    crew: RankGroup = ALONE
+    crew: Group = ALONE
     shared: Ledger | None = None
     run: RunFolder | None = None
 
@@ -239,9 +240,9 @@ class _Work:
     def trained(self, ledger: Ledger | None, progress: bool) -> _Fitted:
         """The fitted estimator; already trained, the one in the folder."""
         run, crew = self.run, self.crew
-        if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
+        if crew.on_leader(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
             with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
-                path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
+                path = shared_file(crew, (Path(folder) if run is None else run.path) / files.MODEL)
                 if run is not None:
                     return files.load_model(run).estimator
                 return estimators.load(path)  # type: ignore[arg-type]
@@ -256,7 +257,7 @@ class _Work:
                     remedy = "restore it, or remove it to train from the start (what was spent stays spent)"
                     raise FolderDamaged(f"{checkpoint} was cut or altered: {remedy}") from None
         estimator = self.estimator(**own)
-        estimator.fit(self.problem.x, self.problem.y, group=crew.group)
+        estimator.fit(self.problem.x, self.problem.y, group=crew)
         if run is not None:
             run.write(files.PLAN, estimator.plan_.to_json().encode())
             run.write_sealed(files.TRAINED, self.facts_of(estimator))
@@ -288,12 +289,12 @@ class _Work:
     def measured(self, fitted: _Fitted, ledger: Ledger | None) -> Measured:
         """The figures of the test rows; already measured, those in the folder."""
         run, problem, settings, measured = self.run, self.problem, self.settings, Measured()
-        if self.crew.lead(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
+        if self.crew.on_leader(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
             if run is not None:
                 measured = Measured.from_dict(run.read_sealed(files.METRICS))
             return measured
         together = settings.measure_epsilon is not None and settings.private
-        if problem.test is not None and (self.crew.leads or together):  # rank 0 has the rows of exact figures whole
+        if problem.test is not None and (self.crew.rank == 0 or together):  # rank 0 has the rows of exact figures whole
             rows = problem.test_rows or 0
             measured = measure.measure(settings, fitted, *problem.test, self.delta, ledger, self.crew, rows)
         if run is not None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from isthmus.base.validate import non_negative, positive, positive_int, refuse, shape
@@ -59,10 +58,6 @@ class _Adapter(ConvexSet):
         assert self.minimiser is not None  # else it was refused
         return self._call(self.minimiser, g, "lmo")
 
-    def _support(self, g: Tensor) -> Tensor:
-        rows = g.reshape(-1, g.shape[-1])
-        return torch.stack([row @ self._lmo(-row) for row in rows]).reshape(g.shape[:-1])
-
     def _diameter(self, d: int) -> float:
         return self.bound or 0.0
 
@@ -82,6 +77,7 @@ class FromProjection(_Adapter):
     Membership follows from the projection.  The linear minimiser and support function need `lmo` (a callable
     g -> argmin <g, s>; an object's own `.lmo(u, x)` is used when it has one); the diameter needs `bound`.
 
+    >>> import torch
     >>> ball = FromProjection(lambda x: x.clamp(-1, 1))
     >>> ball.project(torch.tensor([3.0, 0.5]))
     tensor([1.0000, 0.5000])
@@ -110,9 +106,10 @@ class FromLMO(_Adapter):
     The support function follows; the projection is found by Wolfe's nearest-point method to an optimality gap of
     `tol` max(1, ||x||) max(1, ||Px||), so ||p - Px||^2 is at most that; the diameter needs `bound`.
 
+    >>> import torch
     >>> def corner(g):
     ...     return -torch.sign(g)
-    >>> FromLMO(corner).support(torch.tensor([1.0, -2.0]))
+    >>> FromLMO(corner).support([1.0, -2.0])
     3.0
     >>> FromLMO(corner).project(torch.tensor([3.0, 0.5], dtype=torch.float64)).numpy().round(6)
     array([1. , 0.5])

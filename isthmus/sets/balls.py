@@ -14,16 +14,16 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.sets.base import Ball, ConvexSet, VertexForm, inside, of_length, own
 from isthmus.sets.projections import (
-    Linearised,
-    clamped,
+    Derivative,
     norm,
     pnorm,
     project_unit_lp,
+    same,
     shortened,
     shrink,
     smooth,
     threshold,
-    thresholded,
+    unthresholded,
 )
 from isthmus.sets.widths import Width, chi_mean, exactly, max_abs_normal
 
@@ -52,9 +52,10 @@ class L1Ball(Ball):
     def _project(self, x: Tensor) -> Tensor:
         return self._solve(x, None)[0]
 
-    def linearised(self, z: Array) -> Linearised:
-        """Coordinates above the threshold move, less their mean (both with their signs)."""
-        return thresholded(z, self.radius, signed=True)
+    def _derivative(self, z: Array, w: Array) -> Derivative:
+        if np.array_equal(z, w):
+            return same
+        return unthresholded(w)
 
     def _lmo(self, g: Tensor) -> Tensor:
         s, i = torch.zeros_like(g), g.abs().argmax()
@@ -63,9 +64,6 @@ class L1Ball(Ball):
 
     def _norm(self, x: Tensor) -> float:
         return float(x.abs().sum(dtype=torch.float64))
-
-    def _support(self, g: Tensor) -> Tensor:
-        return self.radius * g.abs().amax(-1)
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_abs_normal(d))
@@ -112,13 +110,9 @@ class L2Ball(ConvexSet):
             return x
         return self._middle(x) + offset / excess
 
-    def linearised(self, z: Array) -> Linearised:
-        """Outside, moves along the ball, shortened."""
-        if self.center is None:
-            return shortened(z, self.radius)
-        middle: Array = self.center.cpu().numpy()
-        w, derivative = shortened(z - middle, self.radius)
-        return w + middle, derivative
+    def _derivative(self, z: Array, w: Array) -> Derivative:
+        middle: Array = self._middle(torch.from_numpy(z)).numpy()
+        return shortened(z - middle, w - middle)
 
     def _lmo(self, g: Tensor) -> Tensor:
         return self._middle(g) + of_length(g, -self.radius)
@@ -139,12 +133,6 @@ class L2Ball(ConvexSet):
         if norm(x64 - center) <= self.radius + slack:
             return min(low, 1.0), max(high, 1.0)
         return low, high
-
-    def _support(self, g: Tensor) -> Tensor:
-        ball: Tensor = self.radius * torch.linalg.vector_norm(g, dim=-1)
-        if self.center is not None:
-            ball = ball + g @ self.center.to(g)
-        return ball
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius
@@ -168,18 +156,14 @@ class LInfBall(Ball):
     def _project(self, x: Tensor) -> Tensor:
         return x.clamp(-self.radius, self.radius)
 
-    def linearised(self, z: Array) -> Linearised:
-        """Coordinates strictly inside move, the others do not."""
-        return clamped(z, -self.radius, self.radius)
+    def _derivative(self, z: Array, w: Array) -> Derivative:
+        return lambda x: x * (z == w)
 
     def _lmo(self, g: Tensor) -> Tensor:
         return -self.radius * g.sign()
 
     def _norm(self, x: Tensor) -> float:
         return float(x.abs().max())
-
-    def _support(self, g: Tensor) -> Tensor:
-        return self.radius * g.abs().sum(-1)
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius * math.sqrt(d)
@@ -226,19 +210,13 @@ class LpBall(Ball):
         y = project_unit_lp(x.abs().double() / shrink / self.radius, self.p) * self.radius
         return inside(y, self._gauge(y)).to(x).copysign(x)
 
-    def linearised(self, z: Array) -> Linearised:
-        """By the curvature (p - 1) |w|^(p - 2) of the ball."""
+    def _derivative(self, z: Array, w: Array) -> Derivative:
         if self._simple is not None:
-            return self._simple.linearised(z)
-        w = self.project(torch.from_numpy(z)).numpy()
+            return self._simple._derivative(z, w)
         top = float(np.abs(w).max() or 1.0)
         scaled = np.abs(w) / top
-        return smooth(
-            z,
-            w,
-            np.sign(w) * scaled ** (self.p - 1),
-            (self.p - 1) * np.maximum(scaled, 1e-150) ** (self.p - 2) / top,
-        )
+        curvature = (self.p - 1) * np.maximum(scaled, 1e-150) ** (self.p - 2) / top
+        return smooth(z, w, np.sign(w) * scaled ** (self.p - 1), curvature)
 
     def _lmo(self, g: Tensor) -> Tensor:
         if self._simple is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from isthmus.base import storage
 from isthmus.base.matrix import Array
 from isthmus.base.validate import as_tensor, check, finite, non_negative, positive, positive_int
-from isthmus.sets.projections import Linearised, by_difference, norm
+from isthmus.sets.projections import Derivative, norm
 from isthmus.sets.widths import Width, monte_carlo
 
 Point = TypeVar("Point", Tensor, np.ndarray)
@@ -26,9 +26,9 @@ _NEED_BOUNDED = frozenset({"lmo", "support", "diameter", "gaussian_width"})
 _FORMULAS = {
     "lmo": ("_lmo",),
     "gauge": ("_gauge", "_scales"),
-    "support": ("_support",),
+    "support": ("_support", "_lmo"),
     "diameter": ("_diameter",),
-    "gaussian_width": ("_width", "_support"),
+    "gaussian_width": ("_width", "_support", "_lmo"),
     "vertex_form": ("_vertex_form",),
 }
 """The formulas that give an operation, any one of them; the others follow from the projection, which every set has."""
@@ -81,9 +81,9 @@ class ConvexSet(ABC):
     reads (an array is returned).  Matrix sets also take and return their matrix shape.  NaN, infinity and wrong
     shapes are refused.  Results are new tensors outside the autograd graph; scalars are Python floats.
 
-    A subclass writes the formulas `_project`, `_lmo`, `_gauge`, `_support`, `_diameter` and, where a closed form
-    exists, `_width`; a polytope with few vertices also `_vertex_form`.  `_support` works on the last dimension so that
-    rows can be evaluated together.  What a set `can` do follows from the formulas its class writes.
+    A subclass writes the formulas `_project`, `_lmo`, `_gauge`, `_diameter` and, where a closed form exists, `_width`,
+    `_support` and `_derivative`; a polytope with few vertices also `_vertex_form`.  `_support` works on the last
+    dimension so that rows can be evaluated together.  What a set `can` do follows from the formulas its class writes.
     """
 
     convex: bool = True
@@ -200,12 +200,14 @@ class ConvexSet(ABC):
         self.require("vertex_form")
         return self._vertex_form()
 
-    def linearised(self, z: Array) -> Linearised:
+    def linearised(self, z: Array) -> tuple[Array, Derivative]:
         """(Pz, J) for a float64 vector: the projection and its derivative x -> J x, for second-order solvers.
 
-        Here from one more projection for each x; a set with a formula overrides it.
+        J is one element of the projection's generalised Jacobian, symmetric with 0 <= J <= I; a set without a formula
+        for it (`_derivative`) takes one more projection for each x.
         """
-        return by_difference(lambda x: self.project(torch.from_numpy(x)).numpy(), z)
+        w = self.project(torch.from_numpy(z)).numpy()
+        return w, self._derivative(z, w)
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
@@ -231,7 +233,22 @@ class ConvexSet(ABC):
         return self._gauge(x), math.inf
 
     def _support(self, g: Tensor) -> Tensor:
-        raise NotImplementedError
+        """max <g, s> for each row: from a minimiser, where there is no formula."""
+        rows = g.reshape(-1, g.shape[-1])
+        return torch.stack([row @ self._lmo(-row) for row in rows]).reshape(g.shape[:-1])
+
+    def _derivative(self, z: Array, w: Array) -> Derivative:
+        """J at z, whose projection is w: exact on affine pieces, first order elsewhere."""
+        size = 1e-5 * max(float(np.linalg.norm(z)), float(np.linalg.norm(w)))
+
+        def derivative(x: Array) -> Array:
+            length = float(np.linalg.norm(x))
+            if length == 0 or size == 0:
+                return x
+            h = size / length
+            return (self.project(torch.from_numpy(z + h * x)).numpy() - w) / h
+
+        return derivative
 
     def _diameter(self, d: int) -> float:
         raise NotImplementedError
@@ -256,20 +273,9 @@ class ConvexSet(ABC):
 
     def _size(self, d: Size) -> int:
         if d is None:
-            check(
-                self.dim is not None,
-                "d",
-                None,
-                f"give the dimension d: a {type(self).__name__} exists in every dimension",
-            )
-            return self.dim or 0
-        if isinstance(d, int):
-            positive_int(d=d)
-            size = d
-        else:
-            for side in d:
-                positive_int(d=side)
-            size = math.prod(d)
+            d = self.dim
+            check(d is not None, "d", None, f"give the dimension d: a {type(self).__name__} exists in every dimension")
+        size = size_of("d", d)
         check(self.dim in (None, size), "d", d, f"give {self.dim}, which is the dimension of the set")
         return size
 
@@ -315,6 +321,14 @@ class Ball(ConvexSet):
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius
+
+
+def size_of(name: str, shape: Size) -> int:
+    """How many numbers a dimension or a shape stands for."""
+    sides = np.atleast_1d(np.asarray(shape, dtype=object)).tolist()
+    for side in sides:
+        positive_int(**{name: side})
+    return math.prod(sides)
 
 
 def of_length(x: Tensor, length: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.sets.base import Ball, ConvexSet, inside, of_length, own, tolerance
-from isthmus.sets.projections import Linearised, norm, pnorm, shortened, smooth
+from isthmus.sets.projections import Derivative, norm, pnorm, shortened, smooth
 from isthmus.sets.widths import Width, chi_mean, exactly, weighted_norm
 
 
@@ -79,17 +79,12 @@ class Subspace(ConvexSet):
             y = inside(y, norm(y) / self.radius)
         return y.to(x.dtype)
 
-    def linearised(self, z: Array) -> Linearised:
-        """The derivative of the ball, on the span."""
-        axes: Array = self.basis.cpu().numpy()
-
+    def _derivative(self, z: Array, w: Array) -> Derivative:
         def span(x: Array) -> Array:
-            return (axes @ x) @ axes
+            return self._flatten(torch.from_numpy(x)).numpy()
 
-        if self.radius is None:
-            return span(z), span
-        w, derivative = shortened(span(z), self.radius)
-        return w, lambda x: derivative(span(x))
+        within = shortened(span(z), w)
+        return lambda x: within(span(x))
 
     def _lmo(self, g: Tensor) -> Tensor:
         y = self._flatten(g)
@@ -101,10 +96,6 @@ class Subspace(ConvexSet):
         if self.radius is None:
             return 0.0
         return norm(x) / self.radius
-
-    def _support(self, g: Tensor) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(g @ self.basis.to(g).T, dim=-1)
-        return (self.radius or 0.0) * lengths
 
     def _diameter(self, d: int) -> float:
         return 2 * (self.radius or 0.0)
@@ -149,9 +140,7 @@ class Ellipsoid(Ball):
         y = halves * secular(halves, x.double())
         return inside(y, self._gauge(y)).to(x.dtype)
 
-    def linearised(self, z: Array) -> Linearised:
-        """By the constant curvature 1 / axes^2 of the ellipsoid."""
-        w = self.project(torch.from_numpy(z)).numpy()
+    def _derivative(self, z: Array, w: Array) -> Derivative:
         weight: Array = 1 / self.axes.cpu().numpy() ** 2
         return smooth(z, w, weight * w, weight)
 
@@ -161,9 +150,6 @@ class Ellipsoid(Ball):
 
     def _norm(self, x: Tensor) -> float:
         return float(pnorm(x.double() / self.axes.to(x.device), 2.0))
-
-    def _support(self, g: Tensor) -> Tensor:
-        return self.radius * pnorm(g * self.axes.to(g), 2)
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius * float(self.axes.max())

@@ -14,7 +14,7 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import at_most, check, positive_int
 from isthmus.sets.balls import L1Ball
 from isthmus.sets.base import Ball, inside
-from isthmus.sets.projections import Linearised, norm, same, sorted_threshold
+from isthmus.sets.projections import Derivative, norm, same
 
 SMALL = 32
 """Matrices with a side below this are decomposed: Lanczos saves nothing there."""
@@ -70,14 +70,13 @@ class NuclearBall(_MatrixSet):
         y = ((u * L1Ball(self.radius)._project(s)) @ vh).flatten()
         return inside(y, self._gauge(y)).to(x.dtype)
 
-    def linearised(self, z: Array) -> Linearised:
+    def _derivative(self, z: Array, w: Array) -> Derivative:
         """Soft thresholding of singular values, with the derivative of a spectral map in the singular basis."""
         u, s, vt = np.linalg.svd(z.reshape(self.shape), full_matrices=False)
         if s.sum() <= self.radius:
-            return z, same
-        tau = sorted_threshold(s, self.radius)
-        above = s > tau
-        f = np.where(above, s - tau, 0.0)
+            return same
+        f = np.einsum("ik,ij,kj->k", u, w.reshape(self.shape), vt)
+        above = f > 1e-14 * s[0]
         tiny = np.finfo(float).tiny
         plus = (f[:, None] + f) / np.maximum(s[:, None] + s, tiny)
         gap = s[:, None] - s
@@ -95,7 +94,7 @@ class NuclearBall(_MatrixSet):
             whole: Array = u @ (mixed @ vt + outside) + ((right - u @ core) * side) @ vt
             return whole.reshape(-1)
 
-        return ((u * f) @ vt).reshape(-1), derivative
+        return derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
         u, s, vh = self._svd(g)

@@ -13,7 +13,7 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.sets.base import ConvexSet, VertexForm, own, tolerance
-from isthmus.sets.projections import Linearised, clamped, nearest, norm, pnorm, shrink, threshold, thresholded
+from isthmus.sets.projections import Derivative, nearest, norm, pnorm, shrink, threshold, unthresholded
 from isthmus.sets.widths import Width, exactly, max_normal
 
 
@@ -55,9 +55,8 @@ class Box(ConvexSet):
     def _project(self, x: Tensor) -> Tensor:
         return x.clamp(*self._bounds(x))
 
-    def linearised(self, z: Array) -> Linearised:
-        """Coordinates strictly inside move, the others do not."""
-        return clamped(z, self.lo.numpy(), self.hi.numpy())
+    def _derivative(self, z: Array, w: Array) -> Derivative:
+        return lambda x: x * (z == w)
 
     def _lmo(self, g: Tensor) -> Tensor:
         lo, hi = self._bounds(g)
@@ -72,10 +71,6 @@ class Box(ConvexSet):
         low = torch.where(bound > 0, ratio, torch.zeros_like(ratio)).max()
         high = torch.where(bound < 0, ratio, torch.full_like(ratio, math.inf)).min()
         return max(0.0, float(low)), float(high)
-
-    def _support(self, g: Tensor) -> Tensor:
-        lo, hi = self._bounds(g)
-        return g.clamp(min=0) @ hi + g.clamp(max=0) @ lo
 
     def _diameter(self, d: int) -> float:
         return norm((self.hi - self.lo).expand(d))
@@ -110,9 +105,8 @@ class Simplex(ConvexSet):
     def _project(self, x: Tensor) -> Tensor:
         return self._solve(x, None)[0]
 
-    def linearised(self, z: Array) -> Linearised:
-        """Coordinates above the threshold move, less their mean."""
-        return thresholded(z, self.radius, signed=False)
+    def _derivative(self, z: Array, w: Array) -> Derivative:
+        return unthresholded(w)
 
     def _lmo(self, g: Tensor) -> Tensor:
         s = torch.zeros_like(g)
@@ -124,9 +118,6 @@ class Simplex(ConvexSet):
             return math.inf, math.inf
         t = float(x.sum(dtype=torch.float64)) / self.radius
         return t, t
-
-    def _support(self, g: Tensor) -> Tensor:
-        return self.radius * g.amax(-1)
 
     def _diameter(self, d: int) -> float:
         if d == 1:

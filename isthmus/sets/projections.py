@@ -1,7 +1,7 @@
 """The computations behind the projections of several sets.
 
-In NumPy, with their directional derivative, what a Newton solver asks of a set: each gives `(P_C z, J)`, `J(x)` being
-the derivative of the projection at z along x: one element of its generalised Jacobian, symmetric with 0 <= J <= I.
+In NumPy their directional derivatives, what a Newton solver asks of a set: `J(x)` is that of the projection at z along
+x.
 
 In torch, the projection onto {y >= 0, sum y = radius} in expected linear time, without a sort (Michelot 1986, Condat
 2016).  It is y = max(u - tau, 0) with tau the root of f(tau) = sum max(u - tau, 0) - radius.  f is convex and
@@ -27,8 +27,6 @@ from isthmus.base.matrix import Array
 
 Derivative = Callable[[Array], Array]
 
-Linearised = tuple[Array, Derivative]
-
 
 def norm(x: Tensor) -> float:
     """||x||_2 in float64: float32 squares keep their digits; float64 ones are scaled where they would overflow."""
@@ -48,63 +46,32 @@ def same(x: Array) -> Array:
     return x
 
 
-def by_difference(project: Derivative, z: Array) -> Linearised:
-    """J x from one more projection: exact on affine pieces, first order elsewhere."""
-    w = project(z)
-    size = 1e-5 * max(float(np.linalg.norm(z)), float(np.linalg.norm(w)))
-
-    def derivative(x: Array) -> Array:
-        length = float(np.linalg.norm(x))
-        if length == 0 or size == 0:
-            return x
-        h = size / length
-        return (project(z + h * x) - w) / h
-
-    return w, derivative
+def unthresholded(w: Array) -> Derivative:
+    """The derivative of a threshold with the image w: its coordinates move, less their mean (with their signs)."""
+    signs = np.sign(w)
+    mean = signs / np.count_nonzero(w)
+    return lambda x: np.abs(signs) * x - signs * (mean @ x)
 
 
-def clamped(z: Array, low: Array | float, high: Array | float) -> Linearised:
-    """The projection on a box."""
-    inside = (z > low) & (z < high)
-    return np.clip(z, low, high), lambda x: x * inside
-
-
-def shortened(z: Array, radius: float) -> Linearised:
-    """The projection on a Euclidean ball about 0."""
+def shortened(z: Array, w: Array) -> Derivative:
+    """The derivative of the projection on a Euclidean ball about 0, with the image w of z."""
     length = float(np.linalg.norm(z))
-    if length <= radius:
-        return z, same
-    unit, ratio = z / length, radius / length
-    return radius * unit, lambda x: ratio * (x - unit * (unit @ x))
+    if length <= float(np.linalg.norm(w)):
+        return same
+    unit, ratio = z / length, float(np.linalg.norm(w)) / length
+    return lambda x: ratio * (x - unit * (unit @ x))
 
 
-def thresholded(z: Array, radius: float, signed: bool) -> Linearised:
-    """The projection on {sum |w| <= radius} (signed) or {w >= 0, sum w = radius}."""
-    size = np.abs(z) if signed else z
-    if signed and size.sum() <= radius:
-        return z, same
-    level = sorted_threshold(size, radius)
-    free = size > level
-    free[int(size.argmax())] = True
-    signs: Array = np.where(z < 0, -1.0, 1.0) * free if signed else free.astype(np.float64)
-    mean = signs / np.count_nonzero(free)
-    w: Array = signs * np.maximum(size - level, 0.0)
-    total = float(np.abs(w).sum())
-    if total > radius or (not signed and total > 0):
-        w *= radius / total
-    return w, lambda x: free * x - signs * (mean @ x)
-
-
-def smooth(z: Array, w: Array, normal: Array, curvature: Array) -> Linearised:
-    """A ball {g <= 1} with separable smooth g: z - w = c n(w), J = D - D n n' D / n'Dn with D = 1/(1 + c g'')."""
+def smooth(z: Array, w: Array, normal: Array, curvature: Array) -> Derivative:
+    """That of a ball {g <= 1} with separable smooth g: z - w = c n(w), J = D - D n n'D / n'Dn, D = 1/(1 + c g'')."""
     length = float(normal @ normal)
     if length == 0 or float((z - w) @ normal) <= 0:
-        return w, same
+        return same
     c = float((z - w) @ normal) / length
     damp = 1 / (1 + c * curvature)
     bent = damp * normal
     total = float(normal @ bent)
-    return w, lambda x: damp * x - bent * ((bent @ x) / total)
+    return lambda x: damp * x - bent * ((bent @ x) / total)
 
 
 def sorted_threshold(u: Array, radius: float) -> float:

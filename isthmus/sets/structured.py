@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import Array
-from isthmus.base.validate import check, positive_int, refuse
+from isthmus.base.validate import check, refuse
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import Ball, ConvexSet, inside, of_length
-from isthmus.sets.projections import Linearised, same, sorted_threshold
+from isthmus.sets.base import Ball, ConvexSet, inside, of_length, size_of
+from isthmus.sets.projections import Derivative, same
 from isthmus.sets.widths import Width, exactly, max_chi
 
 
@@ -63,29 +63,27 @@ class GroupBall(Ball):
         y = x.double() * self._spread(shares.clamp(max=1.0))
         return inside(y, self._gauge(y)).to(x.dtype)
 
-    def linearised(self, z: Array) -> Linearised:
+    def _derivative(self, z: Array, w: Array) -> Derivative:
         """Thresholded group norms: each group keeps its direction."""
+        if np.array_equal(z, w):
+            return same
         ids = self.groups.cpu().numpy()
 
         def totals(x: Array) -> Array:
             return np.bincount(ids, x).astype(np.float64, copy=False)
 
-        norms = np.sqrt(totals(z * z))
-        if norms.sum() <= self.radius:
-            return z, same
-        tau = sorted_threshold(norms, self.radius)
-        above = norms > tau
-        safe = np.where(above, norms, 1.0)
-        shrink: Array = np.where(above, 1 - tau / safe, 0.0)[ids]
-        unit: Array = z * np.where(above, 1 / safe, 0.0)[ids]
+        norms, left = np.sqrt(totals(z * z)), np.sqrt(totals(w * w))
+        safe = np.where(left > 0, norms, np.inf)
+        shrink: Array = (left / safe)[ids]
+        unit: Array = z / safe[ids]
 
         def derivative(x: Array) -> Array:
             along = totals(unit * x)
-            level = float(along.sum()) / np.count_nonzero(above)
+            level = float(along.sum()) / np.count_nonzero(left)
             moved: Array = shrink * x + unit * ((1 - shrink) * along[ids] - level)
             return moved
 
-        return shrink * z, derivative
+        return derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
         norms = self._norms(g.double())
@@ -94,9 +92,6 @@ class GroupBall(Ball):
 
     def _norm(self, x: Tensor) -> float:
         return float(self._norms(x.double()).sum())
-
-    def _support(self, g: Tensor) -> Tensor:
-        return self.radius * self._norms(g).amax(-1)
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_chi(torch.bincount(self.groups)))
@@ -152,15 +147,16 @@ class Product(ConvexSet):
     def _project(self, x: Tensor) -> Tensor:
         return torch.cat([part._project(block) for part, block in self._blocks(x)])
 
-    def linearised(self, z: Array) -> Linearised:
-        """Block by block."""
+    def _derivative(self, z: Array, w: Array) -> Derivative:
         cuts = np.cumsum(self.sizes)[:-1]
-        pieces = [part.linearised(block) for part, block in zip(self.sets, np.split(z, cuts), strict=True)]
+        slopes = [
+            part._derivative(*x) for part, *x in zip(self.sets, np.split(z, cuts), np.split(w, cuts), strict=True)
+        ]
 
         def derivative(x: Array) -> Array:
-            return np.concatenate([slope(block) for (_, slope), block in zip(pieces, np.split(x, cuts), strict=True)])
+            return np.concatenate([slope(block) for slope, block in zip(slopes, np.split(x, cuts), strict=True)])
 
-        return np.concatenate([w for w, _ in pieces]), derivative
+        return derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
         return torch.cat([part._lmo(block) for part, block in self._blocks(g)])
@@ -214,14 +210,7 @@ def _index(value: object) -> int:
 
 def _block_size(part: ConvexSet, size: int | Sequence[int]) -> int:
     check(isinstance(part, ConvexSet), "parts", part, "give pairs (ConvexSet, size)")
-    sides = [size] if isinstance(size, int) else list(size)
-    for side in sides:
-        positive_int(size=side)
-    total = math.prod(sides)
-    check(
-        part.dim in (None, total),
-        "size",
-        size,
-        f"give {part.dim}, which is the dimension of this {type(part).__name__}",
-    )
+    total = size_of("size", size)
+    remedy = f"give {part.dim}, which is the dimension of this {type(part).__name__}"
+    check(part.dim in (None, total), "size", size, remedy)
     return total

@@ -19,7 +19,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
-from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch import Tensor
 from isthmus.base import randomness, storage, validate
 from isthmus.base.matrix import Stored, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
+from isthmus.gradients.rows import Rows
 
 Size = int | float | Callable[[int], int]
 """A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
@@ -37,77 +38,6 @@ CACHE_BYTES = 1 << 28
 """A sketch keeps a working copy of its matrix for its round only below this size."""
 
 
-class OuterForm(NamedTuple):
-    """Rows vec(sum_t b_t a_t') by their factors: a (n, p), dense or CSR, or (n, T, p); b (n, q) or (n, T, q).
-
-    `ones` says that a has one more column than it shows, of ones (the input of a layer's bias).
-    """
-
-    a: Stored
-    b: Tensor
-    ones: bool = False
-
-    @property
-    def single(self) -> bool:
-        """Whether every row has one term."""
-        return self.b.ndim == 2 or self.b.shape[1] == 1
-
-    def whole_a(self) -> Stored:
-        """The factor a with its column of ones."""
-        a = self.a
-        if self.ones and isinstance(a, Tensor):
-            return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
-        return a
-
-
-class TableForm(NamedTuple):
-    """Rows vec(sum_t e_{k_t} c_t') of a V x D table: places k (n, T), values c (n, T, D), and V."""
-
-    places: Tensor
-    values: Tensor
-    vocabulary: int
-
-
-class Mate(Protocol):
-    """What rows ask of others, or of their factors, to multiply with them."""
-
-    n: int
-    d: int
-    dtype: torch.dtype
-
-    def part(self, lo: int, hi: int) -> Mate: ...
-    def dense(self) -> Tensor: ...
-    def leaves(self) -> Sequence[tuple[str, Mate]]: ...
-    def outer_form(self) -> OuterForm | None: ...
-    def table_form(self) -> TableForm | None: ...
-
-
-class CodeRows(Protocol):
-    """What a sketch asks of rows: a family that is closed under these (see `isthmus.gradients.Rows`)."""
-
-    n: int
-    d: int
-    dtype: torch.dtype
-    device: torch.device
-
-    def leaves(self) -> Sequence[tuple[str, Self]]: ...
-    def through(self, sketch: Sketch, lo: int) -> Self: ...
-    def sum(self) -> Tensor: ...
-    def norms(self, ord: float = 2) -> Tensor: ...
-    def part(self, lo: int, hi: int) -> Self: ...
-    def dense(self) -> Tensor: ...
-    def scaled(self, factor: float) -> Self: ...
-    def plus(self, others: Sequence[Self]) -> Self: ...
-    def inner(self, other: Mate) -> Tensor: ...
-    def residual(self, codes: Self, sketch: Sketch) -> Self: ...
-    def stack(self, items: Sequence[tuple[str, Self]]) -> Self: ...
-    def with_factors(self, a: Tensor, b: Tensor) -> Self: ...
-    def of(self, values: Tensor) -> Self: ...
-    def outer_form(self) -> OuterForm | None: ...
-    def table_form(self) -> TableForm | None: ...
-
-
-R = TypeVar("R", bound=CodeRows)
 T = TypeVar("T")
 S = TypeVar("S", bound="Sketch")
 
@@ -143,7 +73,7 @@ class Context(Protocol):
 
     @property
     def w(self) -> Tensor: ...
-    def rows(self, data: object) -> CodeRows: ...
+    def rows(self, data: object) -> Rows: ...
     def bind(self, encoder: Encoder) -> Sketch: ...
 
 
@@ -207,6 +137,10 @@ class Sketch(ABC):
     def adjoint(self, y: Tensor) -> Tensor:
         """Phi' y."""
 
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+        """Codes of the rows vec(sum_t b_t a_t') at columns lo and on, a: (n, [T,] p), b: (n, [T,] q)."""
+        return outer_in_chunks(self, a, b, lo)
+
     def forward(self, v: Tensor) -> Tensor:
         """Phi v."""
         check_vector(self, v, "v", self.d)
@@ -227,7 +161,7 @@ class Sketch(ABC):
         validate.one_of((1, 2, math.inf), ord=ord)
         return as_applied(round_up(self._matrix_gain(ord), 64 + max(self.d, self.m)), self.m, self.d)
 
-    def encode(self, rows: R) -> R:
+    def encode(self, rows: Rows) -> Rows:
         """The codes Phi g_i of all rows, factored where they can be; rows without leaves count as one whole."""
         pieces = rows.leaves()
         if len(pieces) == 1 and rows.d == self.d:
@@ -239,10 +173,6 @@ class Sketch(ABC):
     def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """The m x d matrix, for tests and for small problems."""
         return torch.stack([self.adjoint(row) for row in torch.eye(self.m, dtype=dtype)])
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"{type(self).__name__}: {self.m} numbers for {self.d} parameters, norm {self.norm:.4g}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -291,29 +221,29 @@ class CodesLeaves(Sketch):
     """A map with codes of its own for single leaves, which need not add up in one code space."""
 
     @abstractmethod
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The piece of the code that one leaf gives (called inside a backward pass); None when it gives nothing."""
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """One code from the pieces of all leaves, None left out: here they share one code space and add up."""
         return add_codes(pieces)
 
 
-def leaf_code(sketch: Sketch, name: str, rows: R) -> R | None:
+def leaf_code(sketch: Sketch, name: str, rows: Rows) -> Rows | None:
     """The piece of the code that one leaf gives; None when it gives nothing."""
     if isinstance(sketch, CodesLeaves):
         return sketch.leaf(name, rows)
     return rows.through(sketch, sketch.space[name].start)
 
 
-def join_codes(sketch: Sketch, pieces: Mapping[str, R | None]) -> R:
+def join_codes(sketch: Sketch, pieces: Mapping[str, Rows | None]) -> Rows:
     """One code from the pieces of all leaves, None left out."""
     if isinstance(sketch, CodesLeaves):
         return sketch.join(pieces)
     return add_codes(pieces)
 
 
-def add_codes(pieces: Mapping[str, R | None]) -> R:
+def add_codes(pieces: Mapping[str, Rows | None]) -> Rows:
     """The pieces of leaves that share one code space, None left out."""
     first, *rest = (piece for piece in pieces.values() if piece is not None)
     if not rest:
@@ -327,13 +257,6 @@ class CodesOuter(Sketch):
     @abstractmethod
     def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of the rows vec(sum_t b_t a_t'), a: (n, T, p) or (n, p), b: (n, T, q) or (n, q)."""
-
-
-def outer_codes(sketch: Sketch, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
-    """Codes of the rows vec(sum_t b_t a_t') at columns lo and on, a: (n, T, p) or (n, p), b: (n, T, q) or (n, q)."""
-    if isinstance(sketch, CodesOuter):
-        return sketch.outer(a, b, lo)
-    return outer_in_chunks(sketch, a, b, lo)
 
 
 def outer_in_chunks(sketch: Sketch, a: Stored, b: Tensor, lo: int) -> Tensor:
@@ -527,7 +450,7 @@ class Encoder(ABC):
         return ord
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Random(Encoder):
     """An encoder that is drawn from `(seed, t)` alone; one map serves `refresh` rounds in a row."""
 

@@ -16,30 +16,12 @@ from torch import Tensor
 from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
-from isthmus.sketches.base import (
-    CodesLeaves,
-    Context,
-    Encoder,
-    LiftsLeaves,
-    Movable,
-    R,
-    Random,
-    Sketch,
-    State,
-    add_codes,
-    adjoint_columns,
-    as_applied,
-    check_block,
-    check_vector,
-    coverage_of_leaves,
-    leaf_code,
-    pinv_leaf,
-    round_up,
-)
+from isthmus.gradients.rows import ResidualRows, Rows, Stack
+from isthmus.sketches import base
 
 
 @dataclass(frozen=True)
-class Identity(Random):
+class Identity(base.Random):
     """Phi = I: m = d, norm 1, coverage 1; rows pass through as they are.
 
     >>> Identity().draw(3).forward(torch.tensor([1.0, 2.0, 3.0])).tolist()
@@ -48,12 +30,12 @@ class Identity(Random):
 
     keeps_layers = True
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The identity on a space."""
         return IdentityMap(space)
 
 
-class IdentityMap(CodesLeaves, LiftsLeaves, Movable):
+class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
     """The identity of a space."""
 
     tight = True
@@ -66,62 +48,58 @@ class IdentityMap(CodesLeaves, LiftsLeaves, Movable):
         """None at all."""
         return ()
 
-    def placed(self, tensors: Sequence[Tensor]) -> Sketch:
+    def placed(self, tensors: Sequence[Tensor]) -> base.Sketch:
         """The map itself."""
         return self
 
     def forward(self, v: Tensor) -> Tensor:
         """v."""
-        check_vector(self, v, "v", self.d)
+        base.check_vector(self, v, "v", self.d)
         return v
 
     def adjoint(self, y: Tensor) -> Tensor:
         """y."""
-        check_vector(self, y, "y", self.d)
+        base.check_vector(self, y, "y", self.d)
         return y
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """A view of y."""
-        check_vector(self, y, "y", self.d)
+        base.check_vector(self, y, "y", self.d)
         return y[self.space.slice(name)]
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The block itself, in its place among d columns."""
-        hi = check_block(self, x, lo)
+        hi = base.check_block(self, x, lo)
         return torch.nn.functional.pad(to_dense(x), (lo, self.d - hi))
 
     def gain(self, ord: float) -> float:
         """1 for every norm."""
         return 1.0
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The rows of the leaf."""
         return rows
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The leaves side by side."""
         return stack(pieces)
 
-    def encode(self, rows: R) -> R:
+    def encode(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
 
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"the whole gradient, {self.d} numbers"
 
-
-def stack(pieces: Mapping[str, R | None]) -> R:
+def stack(pieces: Mapping[str, Rows | None]) -> Rows:
     """Pieces that own one slice of the code each, in order; None is left out."""
     items = [(name, piece) for name, piece in pieces.items() if piece is not None]
     first = items[0][1]
     if len(items) == 1:
         return first
-    return first.stack(items)
+    return Stack(items)
 
 
 @dataclass(frozen=True, eq=False)
-class Residual(Encoder):
+class Residual(base.Encoder):
     """v -> v - Phi^+ Phi v, what a tight sketch loses: the projector on the complement of its row space (m = d).
 
     It shares the round's map with other uses of the same `encoder` object, because the context binds it once.
@@ -133,31 +111,31 @@ class Residual(Encoder):
     3.0
     """
 
-    encoder: Encoder
+    encoder: base.Encoder
 
     @property
     def public(self) -> bool:
         """That of the inner encoder."""
         return self.encoder.public
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """The residual of the map that the context binds for the inner encoder."""
         return ResidualMap(context.bind(self.encoder)), None
 
-    def token(self, context: Context) -> Hashable:
+    def token(self, context: base.Context) -> Hashable:
         """That of the inner encoder."""
         return self.encoder.token(context)
 
 
-class ResidualMap(CodesLeaves, LiftsLeaves):
+class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
     """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
 
     leafwise = False
 
-    def __init__(self, inner: Sketch):
+    def __init__(self, inner: base.Sketch):
         validate.check(inner.tight, "encoder", inner, "give a tight sketch, which the residual needs")
         self.inner, self.space, self.d, self.m = inner, inner.space, inner.d, inner.d
-        self.norm = round_up(1.0, 1 << 12)
+        self.norm = base.round_up(1.0, 1 << 12)
 
     def forward(self, v: Tensor) -> Tensor:
         """v - Phi^+ Phi v."""
@@ -174,11 +152,11 @@ class ResidualMap(CodesLeaves, LiftsLeaves):
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
         code = self._memo.latest("code", y, lambda: self.inner.forward(y))
-        return y[self.space.slice(name)] - pinv_leaf(self.inner, name, code)
+        return y[self.space.slice(name)] - base.pinv_leaf(self.inner, name, code)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
-        check_block(self, x, lo)
+        base.check_block(self, x, lo)
         whole = IdentityMap(self.space).rows(to_dense(x), lo)
         codes = self.inner.rows(x, lo)
         for i in range(len(whole)):
@@ -188,32 +166,28 @@ class ResidualMap(CodesLeaves, LiftsLeaves):
     def gain(self, ord: float) -> float:
         """At most 1 + ||Phi||_1 ||Phi||_inf / norm^2 for the norms 1 and inf."""
         if ord == 2:
-            return as_applied(self.norm, self.d, self.d)
+            return base.as_applied(self.norm, self.d, self.d)
         validate.one_of((1, float("inf")), ord=ord)
-        whole = round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
-        return as_applied(whole, self.d, self.d)
+        whole = base.round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
+        return base.as_applied(whole, self.d, self.d)
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The rows themselves: the residual needs all leaves."""
         return rows
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The residual of all leaves."""
         return self.encode(stack(pieces))
 
-    def encode(self, rows: R, codes: R | None = None) -> R:
+    def encode(self, rows: Rows, codes: Rows | None = None) -> Rows:
         """Residual rows; `codes` are those of the inner sketch where the caller has them."""
         if codes is None:
             codes = self.inner.encode(rows)
-        return rows.residual(codes, self.inner)
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"what is lost by the first of two maps ({self.inner.describe()}), {self.d} numbers"
+        return ResidualRows(rows, codes, self.inner)
 
 
 @dataclass(frozen=True)
-class PerLeaf(Random):
+class PerLeaf(base.Random):
     """A sketch of its own for each leaf, side by side: Phi = blockdiag(Phi_l), with m_l a share of each leaf.
 
     Tight families keep one common scale, Phi Phi' = (d/m) I with m = sum m_l.
@@ -226,9 +200,9 @@ class PerLeaf(Random):
 
     keeps_layers = True
 
-    encoder: Random
+    encoder: base.Random
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""
         leaves = {
             x.name: self.encoder.build(Space.of({"w": x.shape}), randomness.key(key, x.name), t) for x in space.leaves
@@ -236,10 +210,12 @@ class PerLeaf(Random):
         return PerLeafMap(space, leaves)
 
 
-class BlockMap(CodesLeaves, LiftsLeaves):
+class BlockMap(base.CodesLeaves, base.LiftsLeaves):
     """A map of its own for each leaf, times a factor; their codes lie side by side, or `together` in one code space."""
 
-    def __init__(self, space: Space, blocks: Mapping[str, Sketch], scales: Mapping[str, float], together: bool = False):
+    def __init__(
+        self, space: Space, blocks: Mapping[str, base.Sketch], scales: Mapping[str, float], together: bool = False
+    ):
         self.space, self.d, self.blocks, self.scales, self.together = space, space.d, dict(blocks), scales, together
         self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
         self.m = self.code_space.d
@@ -252,74 +228,61 @@ class BlockMap(CodesLeaves, LiftsLeaves):
             return slice(0, self.m)
         return self.code_space.slice(name)
 
-    def forward(self, v: Tensor) -> Tensor:
-        """The codes of all leaves, in their places."""
-        check_vector(self, v, "v", self.d)
-        code = v.new_zeros(self.m)
-        for name, block in self.blocks.items():
-            code[self.place(name)] += self.scales[name] * block.forward(v[self.space.slice(name)])
-        return code
-
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         return self.blocks[name].adjoint(self.scales[name] * y[self.place(name)])
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """Some columns of one leaf."""
         block = self.blocks[name]
-        return adjoint_columns(block, block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
+        return base.adjoint_columns(block, block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
-        hi = check_block(self, x, lo)
+        hi = base.check_block(self, x, lo)
         code = code_room(x, self.m)
         for leaf, left, right in self.space.overlaps(lo, hi):
             part = self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
             code[:, self.place(leaf.name)] += self.scales[leaf.name] * part
         return code
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The code of one leaf, from its own map."""
         block = self.blocks[name]
-        piece = leaf_code(block, block.space.leaves[0].name, rows)
+        piece = base.leaf_code(block, block.space.leaves[0].name, rows)
         if piece is None or self.scales[name] == 1.0:
             return piece
         return piece.scaled(self.scales[name])
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The codes of the leaves side by side, or added up."""
         if self.together:
-            return add_codes(pieces)
+            return base.add_codes(pieces)
         return stack({name: pieces[name] for name in self.blocks})
 
 
 class PerLeafMap(BlockMap):
     """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
 
-    def __init__(self, space: Space, blocks: Mapping[str, Sketch]):
+    def __init__(self, space: Space, blocks: Mapping[str, base.Sketch]):
         scales = dict.fromkeys(blocks, 1.0)
         self.tight = all(block.tight for block in blocks.values())
         if self.tight:
             common = math.sqrt(space.d / sum(block.m for block in blocks.values()))
             scales = {name: common / block.norm for name, block in blocks.items()}
         super().__init__(space, blocks, scales)
-        self.norm = round_up(max(scales[name] * block.norm for name, block in blocks.items()))
-        self.coverage = coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
+        self.norm = base.round_up(max(scales[name] * block.norm for name, block in blocks.items()))
+        self.coverage = base.coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
 
     def gain(self, ord: float) -> float:
         """The largest of the blocks': leaves do not mix."""
-        whole = round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
-        return as_applied(whole, 1, 1)  # the scale of a block is one more factor
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        kind = type(next(iter(self.blocks.values()))).__name__
-        return f"a {kind} for each of {len(self.blocks)} leaves, {self.m} numbers for {self.d} parameters"
+        whole = base.round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
+        return base.as_applied(whole, 1, 1)  # the scale of a block is one more factor
 
 
 @dataclass(frozen=True, eq=False)
-class Progressive(Encoder):
+class Progressive(base.Encoder):
     """A schedule over training: `(until, encoder)` is used while `epoch < until`, the last one for ever after.
 
     >>> from isthmus.sketches import CountSketch, Identity
@@ -328,7 +291,7 @@ class Progressive(Encoder):
     ['CountSketch', 'Identity', 'Identity']
     """
 
-    schedule: Sequence[tuple[float, Encoder]]
+    schedule: Sequence[tuple[float, base.Encoder]]
 
     def __post_init__(self) -> None:
         validate.check(len(self.schedule) > 0, "schedule", self.schedule, "give at least one pair (until, encoder)")
@@ -358,20 +321,20 @@ class Progressive(Encoder):
         """Whether any part is."""
         return any(encoder.public for _, encoder in self.schedule)
 
-    def at(self, epoch: int) -> Encoder:
+    def at(self, epoch: int) -> base.Encoder:
         """The encoder of an epoch."""
         return self.schedule[self._index(epoch)][1]
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """Bind the encoder of the context's epoch; the state of an earlier one is dropped."""
         index = self._index(context.epoch)
-        memory: State = None
+        memory: base.State = None
         if state and state["index"] == index:
-            memory = cast(State, state["inner"])
+            memory = cast(base.State, state["inner"])
         sketch, inner = self.schedule[index][1].bind(context, memory)
         return sketch, {"index": index, "inner": inner}
 
-    def token(self, context: Context) -> Hashable:
+    def token(self, context: base.Context) -> Hashable:
         """That of the epoch's encoder: a map that serves many rounds is kept here too."""
         index = self._index(context.epoch)
         inner = self.schedule[index][1].token(context)

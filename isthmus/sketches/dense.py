@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -82,73 +81,48 @@ def random_rows(rank: int, size: int, key: int) -> Tensor:
 def frames(shapes: Sequence[tuple[int, int, int]], key: int, device: torch.device | None = None) -> list[Tensor]:
     """For each (rank, size, count) as many such matrices, independent of one another: a tensor (count, rank, size).
 
-    All signs are drawn together and all matrices of one shape are whitened together: some ten launches a shape on a
+    All signs are drawn together and all matrices of one shape are whitened together: some thirty launches a shape on a
     device, where they are float32 (elsewhere float64).  Signs are the same on every machine, whitened up to rounding.
 
     >>> [tuple(x.shape) for x in frames([(2, 300, 3), (2, 2, 1)], key=1)]
     [(3, 2, 300), (1, 2, 2)]
     """
-    where = device or torch.device("cpu")
-    long = [shape for shape in shapes if _long(*shape[:2])]
-    ends = [0, *accumulate(rank * size * count for rank, size, count in long)]
-    drawn = torch.empty(0)
-    if long:
-        drawn = randomness.sign_range(key, 0, ends[-1], where)
-    signs = [
-        drawn[lo:hi].view(count, rank, size) for (lo, hi), (rank, size, count) in zip(pairwise(ends), long, strict=True)
-    ]
-    whitened, frames_made = iter(_whitened(signs)), []
-    dtype = torch.float64 if device is None else torch.float32
+    where, dtype = torch.device("cpu"), torch.float64
+    if device is not None:
+        where, dtype = device, torch.float32
+    lengths = [math.prod(shape) for shape in shapes if _long(*shape[:2])]
+    drawn = iter(randomness.sign_range(key, 0, sum(lengths), where).split(lengths)) if lengths else iter(())
+    made = []
     for number, (rank, size, count) in enumerate(shapes):
         if _long(rank, size):
-            frames_made.append(next(whitened))
+            made.append(_whitened_signs(next(drawn).view(count, rank, size)).to(dtype))
         else:
             normals = randomness.generator(key, number).standard_normal((count, size, rank))
-            frames_made.append(_householder(torch.from_numpy(normals)).mT.to(where, dtype))
-    return frames_made
+            made.append(_householder(torch.from_numpy(normals)).mT.to(where, dtype))
+    return made
 
 
 def _long(rank: int, size: int) -> bool:
     return size >= SIGNS_FROM and SLIM * rank <= size
 
 
-def _whitened(signs: Sequence[Tensor]) -> list[Tensor]:
+def _whitened_signs(signs: Tensor) -> Tensor:
     """Orthonormal rows with the span of rows of signs, at least `SLIM` times as long as they are many.
 
     Their Gram matrices, size times the identity up to some sqrt(rank / size), are exact in float32 below 2^24 columns
     and never near singular (a pivot below a fifth has a probability below 2^-100).  On a device the inverse root comes
-    from products alone, those of all matrices of one rank together.
+    from products alone.
     """
-    rows = [x.to(torch.float32) for x in signs]
-    if not rows:
-        return []
-    with exact_products(rows[0].device):
-        grams = [(x @ x.mT).double() for x in rows]
-        if rows[0].is_cuda:
-            roots = _roots([gram / x.shape[-1] for x, gram in zip(rows, grams, strict=True)])
-            return [root.float() @ (x * x.shape[-1] ** -0.5) for x, root in zip(rows, roots, strict=True)]
-        whitened = []
-        for x, gram in zip(rows, grams, strict=True):
-            factor: Tensor = torch.linalg.cholesky(gram)
-            inverse: Tensor = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
-            whitened.append(inverse @ x.double())
-        return whitened
-
-
-def _roots(grams: Sequence[Tensor]) -> list[Tensor]:
-    """The inverse roots of matrices, those of one size together.
-
-    >>> [x.flatten().tolist() for x in _roots([torch.ones(2, 1, 1).double(), torch.eye(2).double()[None]])]
-    [[1.0, 1.0], [1.0, 0.0, 0.0, 1.0]]
-    """
-    roots: dict[int, Tensor] = {}
-    for size in {gram.shape[-1]: None for gram in grams}:
-        alike = [number for number, gram in enumerate(grams) if gram.shape[-1] == size]
-        parts = _inverse_root(torch.cat([grams[number] for number in alike])).split(
-            [len(grams[number]) for number in alike]
-        )
-        roots.update(zip(alike, parts, strict=True))
-    return [roots[number] for number in range(len(grams))]
+    rows, size = signs.to(torch.float32), signs.shape[-1]
+    with exact_products(rows.device):
+        gram = (rows @ rows.mT).double()
+        if rows.is_cuda:
+            on_device: Tensor = _inverse_root(gram / size).float() @ (rows * size**-0.5)
+            return on_device
+        factor: Tensor = torch.linalg.cholesky(gram)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
+        whitened: Tensor = inverse @ rows.double()
+    return whitened
 
 
 def _inverse_root(y: Tensor, steps: int = 9) -> Tensor:
@@ -204,6 +178,15 @@ class _DenseSketch(Random):
         super().__post_init__()
         validate.one_of(("tight", "jl"), scaling=self.scaling)
 
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        return DenseMap(space, resolve(self.m, space.d, t), key, self.scaling == "tight", self.entries)
+
+    @staticmethod
+    @abstractmethod
+    def entries(key: int, attempt: int, m: int, lo: int, hi: int) -> Tensor:
+        """Raw entries of columns lo..hi-1, transposed: (hi - lo) x m, float64."""
+
 
 @dataclass(frozen=True)
 class GaussianSketch(_DenseSketch):
@@ -218,9 +201,12 @@ class GaussianSketch(_DenseSketch):
     True
     """
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
-        """The map of a key."""
-        return GaussianMap(space, resolve(self.m, space.d, t), key, self.scaling == "tight")
+    @staticmethod
+    def entries(key: int, attempt: int, m: int, lo: int, hi: int) -> Tensor:
+        """N(0, 1) from one NumPy Philox stream for each `WIDTH` columns."""
+        streams = [randomness.generator(key, attempt, i) for i in range(lo // WIDTH, (hi - 1) // WIDTH + 1)]
+        blocks = [stream.standard_normal((WIDTH, m)) for stream in streams]
+        return torch.from_numpy(np.concatenate(blocks))[lo % WIDTH :][: hi - lo]
 
 
 @dataclass(frozen=True)
@@ -234,22 +220,19 @@ class RademacherSketch(_DenseSketch):
     [0.5]
     """
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
-        """The map of a key."""
-        return RademacherMap(space, resolve(self.m, space.d, t), key, self.scaling == "tight")
+    @staticmethod
+    def entries(key: int, attempt: int, m: int, lo: int, hi: int) -> Tensor:
+        """Hashed signs of the places j m + i."""
+        return randomness.sign_range(randomness.key(key, attempt), lo * m, hi * m).view(-1, m).to(torch.float64)
 
 
 class DenseMap(LiftsRanges):
     """A drawn dense map: `entries` gives raw columns, `dense` the scaled or whitened ones."""
 
-    def __init__(self, space: Space, m: int, key: int, tight: bool):
+    def __init__(self, space: Space, m: int, key: int, tight: bool, entries: Callable[..., Tensor]):
         self.space, self.d, self.m, self.tight = space, space.d, m, tight
         self.coverage = m / self.d
-        self._key, self._attempt = key, 0
-
-    @abstractmethod
-    def entries(self, lo: int, hi: int) -> Tensor:
-        """Raw entries of columns lo..hi-1, transposed: (hi - lo) x m, float64."""
+        self._key, self._attempt, self._entries = key, 0, entries
 
     def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """The m x d matrix, in the order in which it is drawn."""
@@ -280,13 +263,11 @@ class DenseMap(LiftsRanges):
         norm and sqrt(||Phi||_1 ||Phi||_inf)."""
         if self.tight:
             return round_up(math.sqrt(self.d / self.m), 1 << 12)
+        blocks = (self._block(lo, hi) for lo, hi in self._chunks())
         if self.m <= EIGEN_LIMIT:
-            return largest_singular(sum((b @ b.T for b in self._blocks()), torch.zeros(())), self.d)
-        frobenius = math.sqrt(sum(float(b.square().sum()) for b in self._blocks()))
+            return largest_singular(sum((b @ b.T for b in blocks), torch.zeros(())), self.d)
+        frobenius = math.sqrt(sum(float(b.square().sum()) for b in blocks))
         return min(round_up(frobenius, 64 + self.d), math.sqrt(self.gain(1) * self.gain(math.inf)))
-
-    def _blocks(self) -> Iterator[Tensor]:
-        return (self._block(lo, hi) for lo, hi in self._chunks())
 
     def _parts(self, lo: int, hi: int) -> list[tuple[int, int]]:
         if self._keeps:
@@ -305,12 +286,12 @@ class DenseMap(LiftsRanges):
 
     def _columns(self, lo: int, hi: int) -> Tensor:
         if not self.tight:
-            return self.entries(lo, hi) / math.sqrt(self.m)
-        factors = self._factors
-        return self._whitened(self.entries(lo, hi), factors) * math.sqrt(self.d / self.m)
+            return self._whitened(lo, hi, ()) / math.sqrt(self.m)
+        return self._whitened(lo, hi, self._factors) * math.sqrt(self.d / self.m)
 
-    @staticmethod
-    def _whitened(part: Tensor, factors: list[Tensor]) -> Tensor:
+    def _whitened(self, lo: int, hi: int, factors: Sequence[Tensor]) -> Tensor:
+        """Drawn columns, transposed, less some triangular factors."""
+        part = self._entries(self._key, self._attempt, self.m, lo, hi)
         for factor in factors:
             part = torch.linalg.solve_triangular(factor.T, part, upper=True, left=False)
         return part
@@ -321,48 +302,17 @@ class DenseMap(LiftsRanges):
         while True:
             factors: list[Tensor] = []
             for _ in range(2):
-                factor = self._cholesky(factors)
-                if factor is None:
-                    break
-                factors.append(factor)
+                gram = torch.zeros(self.m, self.m, dtype=torch.float64)
+                for lo, hi in self._chunks():
+                    part = self._whitened(lo, hi, factors)
+                    gram += part.T @ part
+                factor, failed = torch.linalg.cholesky_ex(gram)
+                pivots = factor.diagonal().square()
+                if int(failed) == 0 and float(pivots.min()) > SMALLEST_PIVOT * float(gram.diagonal().max()):
+                    factors.append(factor)
             if len(factors) == 2:
                 return factors
             self._attempt += 1
-
-    def _cholesky(self, factors: list[Tensor]) -> Tensor | None:
-        gram = torch.zeros(self.m, self.m, dtype=torch.float64)
-        for lo, hi in self._chunks():
-            part = self._whitened(self.entries(lo, hi), factors)
-            gram += part.T @ part
-        factor: Tensor
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        pivots = factor.diagonal().square()
-        usable = int(failed) == 0 and float(pivots.min()) > SMALLEST_PIVOT * float(gram.diagonal().max())
-        if not usable:
-            return None
-        return factor
-
-
-class GaussianMap(DenseMap):
-    """A drawn Gaussian map."""
-
-    def entries(self, lo: int, hi: int) -> Tensor:
-        """N(0, 1) from one NumPy Philox stream for each `WIDTH` columns."""
-        first = lo // WIDTH
-        blocks = [self._stream(i).standard_normal((WIDTH, self.m)) for i in range(first, (hi - 1) // WIDTH + 1)]
-        return torch.from_numpy(np.concatenate(blocks))[lo - first * WIDTH : hi - first * WIDTH]
-
-    def _stream(self, i: int) -> np.random.Generator:
-        return randomness.generator(self._key, self._attempt, i)
-
-
-class RademacherMap(DenseMap):
-    """A drawn sign map."""
-
-    def entries(self, lo: int, hi: int) -> Tensor:
-        """Hashed signs of the places j m + i."""
-        key = randomness.key(self._key, self._attempt)
-        return randomness.sign_range(key, lo * self.m, hi * self.m).view(-1, self.m).to(torch.float64)
 
 
 def largest_singular(gram: Tensor, d: int) -> float:

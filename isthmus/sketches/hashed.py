@@ -25,21 +25,6 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, dtype_of, is_sparse
 from isthmus.base.space import Space
 from isthmus.sketches import base
-from isthmus.sketches.base import (
-    CodesOuter,
-    Context,
-    LiftsRanges,
-    Random,
-    Size,
-    Sketch,
-    State,
-    check_block,
-    check_vector,
-    coverage_of_leaves,
-    outer_in_chunks,
-    resolve,
-    round_up,
-)
 from isthmus.sketches.bijections import SHORT, Buckets, Permutation, bucket_rows, check_dimension, next_prime
 from isthmus.sketches.dense import EIGEN_LIMIT, largest_singular
 from isthmus.sketches.kronecker import matrix_shape
@@ -54,7 +39,7 @@ BLOCK = 1 << 20
 """Entries of dense rows that are signed and scattered at once."""
 
 
-class HashedMap(LiftsRanges):
+class HashedMap(base.LiftsRanges):
     """Phi with `s` non-zeros +-scale[h_r(j)] in column j, r < s."""
 
     def __init__(self, space: Space, m: int, s: int, scale: Tensor):
@@ -67,7 +52,7 @@ class HashedMap(LiftsRanges):
 
     def forward(self, v: Tensor) -> Tensor:
         """Phi v by one signed scatter-add of v."""
-        check_vector(self, v, "v", self.d)
+        base.check_vector(self, v, "v", self.d)
         code, signed = v.new_zeros(self.m), v.new_empty(0)
         for lo, hi, bucket, sign in self.tables(0, self.d, v):
             if signed.shape != sign.shape:
@@ -78,7 +63,7 @@ class HashedMap(LiftsRanges):
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         """By one signed gather from y."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         scaled, out = self._memo.latest("scaled", y, lambda: y * self.scales(y)), y.new_empty(stop - start)
         for lo, hi, bucket, sign in self.tables(start, stop, y):
             part = out[lo - start : hi - start]
@@ -94,7 +79,7 @@ class HashedMap(LiftsRanges):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows: CSR through a sparse product, dense by scatter-add in blocks that stay in cache."""
-        hi = check_block(self, x, lo)
+        hi = base.check_block(self, x, lo)
         if is_sparse(x):
             return self._sparse_rows(x, lo, hi)
         code = x.new_zeros(x.shape[0], self.m)
@@ -169,7 +154,7 @@ AHEAD = 8
 
 
 @dataclass(frozen=True)
-class CountSketch(Random):
+class CountSketch(base.Random):
     """(Phi v)_b = scale_b sum_{h(j) = b} sigma_j v_j, with random signs sigma and a bucket h(j) for each j.
 
     `scaling="tight"`: h(j) = pi(j) mod m with a keyed bijection pi of [0, d), so the bucket sizes n_b are floor
@@ -185,21 +170,21 @@ class CountSketch(Random):
     True
     """
 
-    m: Size
+    m: base.Size
     scaling: str = "tight"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.one_of(("tight", "jl"), scaling=self.scaling)
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""
-        m = resolve(self.m, space.d, t)
+        m = base.resolve(self.m, space.d, t)
         if self.scaling == "tight":
             return BalancedMap(space, m, key)
         return SparseMap(space, m, 1, key)
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """Draw the map of the context's round; tables of short maps are made for the next rounds, too."""
         seed, t = context.seed, context.t
         key = self._key(seed, t)
@@ -267,7 +252,7 @@ class BalancedMap(HashedMap):
         """Phi v; a short map adds the entries of sign -1 into buckets of their own and subtracts those."""
         if not self._keeps:
             return super().forward(v)
-        check_vector(self, v, "v", self.d)
+        base.check_vector(self, v, "v", self.d)
         both = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets(v.device), v)
         code = both[: self.m] - both[self.m :]
         if self.d % self.m == 0:  # all buckets are equally long, and every scale is 1
@@ -278,7 +263,7 @@ class BalancedMap(HashedMap):
         """Phi' y in columns start..stop-1; a short map reads from y and -y."""
         if not self._keeps:
             return super()._adjoint(y, start, stop)
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         signed = self._memo.latest("signed", y, lambda: (y * self._both_scales(y)).view(-1))
         places = self._signed_buckets(y.device)
         if stop - start < self.d:
@@ -314,7 +299,7 @@ class BalancedMap(HashedMap):
 
 
 @dataclass(frozen=True)
-class SparseJL(Random):
+class SparseJL(base.Random):
     """s non-zeros +-1/sqrt(s) a column: one in each of s blocks of rows, at an independent uniform place.
 
     When s does not divide m the blocks have B_r = floor or ceil of m/s rows.  E||Phi v||^2 = ||v||^2 with variance
@@ -332,7 +317,7 @@ class SparseJL(Random):
     37
     """
 
-    m: Size
+    m: base.Size
     s: int | str | None = None
     beta: float = 0.5
 
@@ -354,9 +339,9 @@ class SparseJL(Random):
             return min(m, math.ceil(math.sqrt(m * log_d)))
         return min(m, math.ceil(log_d / self.beta**2))
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""
-        m = resolve(self.m, space.d, t)
+        m = base.resolve(self.m, space.d, t)
         return SparseMap(space, m, self.sparsity(m, space.d), key)
 
 
@@ -380,7 +365,7 @@ class SparseMap(HashedMap):
     def norm(self) -> float:
         """s = 1: sqrt of the largest row count, exactly.  Else the certified largest singular value, or for many
         rows sqrt(||Phi||_1 ||Phi||_inf) = sqrt(largest row count)."""
-        coarse = round_up(math.sqrt(int(self.row_counts().max())))
+        coarse = base.round_up(math.sqrt(int(self.row_counts().max())))
         if self.s == 1 or self.m > EIGEN_LIMIT:
             return coarse
         gram = torch.zeros(self.m, self.m, dtype=torch.float64)
@@ -395,7 +380,7 @@ Shapes = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class TensorSketch(Random):
+class TensorSketch(base.Random):
     """A count-sketch whose bucket of entry (i, j) is h_out(i) + h_in(j) mod m, its sign s_out(i) s_in(j).
 
     The code of an outer product is then a circular convolution of two short count-sketches (Pagh 2013):
@@ -418,17 +403,16 @@ class TensorSketch(Random):
     >>> phi = sketch.dense()
     >>> bool(torch.allclose(phi @ phi.T, 18 / 5 * torch.eye(5, dtype=phi.dtype)))
     True
-    >>> from isthmus.sketches.base import outer_codes
     >>> a, b = torch.ones(1, 4), torch.tensor([[1.0, 2.0, 3.0]])
-    >>> bool(torch.allclose(outer_codes(sketch, a, b), sketch.rows((b.T @ a).reshape(1, 12)), atol=1e-5))
+    >>> bool(torch.allclose(sketch.outer(a, b), sketch.rows((b.T @ a).reshape(1, 12)), atol=1e-5))
     True
     """
 
-    m: Size
+    m: base.Size
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""
-        return TensorMap(space, resolve(self.m, space.d, t), key)
+        return TensorMap(space, base.resolve(self.m, space.d, t), key)
 
 
 @dataclass(frozen=True)
@@ -475,7 +459,7 @@ def _counts(q: int, p: int, m: int, start: int, stride: int) -> Tensor:
     return edges.cumsum(0) + (last >= m).sum() + q * (p // m)
 
 
-class TensorMap(HashedMap, CodesOuter):
+class TensorMap(HashedMap, base.CodesOuter):
     """A drawn tensor sketch."""
 
     tight = True
@@ -496,7 +480,7 @@ class TensorMap(HashedMap, CodesOuter):
     @cached_property
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """E[Phi^+ Phi]: the mean of 1/n_b over the entries of each leaf."""
-        return coverage_of_leaves(self.space, self.layout.shares)
+        return base.coverage_of_leaves(self.space, self.layout.shares)
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Buckets and signs of columns lo..hi-1, from those of the two sides."""
@@ -513,7 +497,7 @@ class TensorMap(HashedMap, CodesOuter):
     def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of the rows vec(sum_t b_t a_t') of a whole leaf, a few rows at a time: one inverse transform a row."""
         if self._shapes.get(lo) != (b.shape[-1], a.shape[-1]):
-            return outer_in_chunks(self, a, b, lo)
+            return base.outer_in_chunks(self, a, b, lo)
         positions = 1 if b.ndim == 2 else b.shape[1]
         step = max(1, base.CHUNK_BYTES // (4 * b.element_size() * positions * self.m))
         codes = [b.new_zeros(0, self.m)]
@@ -547,7 +531,3 @@ class TensorMap(HashedMap, CodesOuter):
     def row_counts(self) -> Tensor:
         """How many non-zeros each row has: the shapes and m settle it."""
         return self.layout.counts
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"a tensor sketch of {len(self._shapes)} leaves: {self.m} numbers for {self.d} parameters"

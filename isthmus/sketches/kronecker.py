@@ -12,24 +12,10 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Stored, code_room, columns, is_sparse, matmul
+from isthmus.base.matrix import Stored, View, code_room, columns, exact_products, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
-from isthmus.sketches.base import (
-    CodesLeaves,
-    Context,
-    LiftsInPlace,
-    Movable,
-    OuterForm,
-    R,
-    Random,
-    Sketch,
-    State,
-    check_block,
-    check_vector,
-    coverage_of_leaves,
-    pinv_columns,
-    round_up,
-)
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, compact, outer_of, total
+from isthmus.sketches import base
 from isthmus.sketches.compose import stack
 from isthmus.sketches.dense import frames
 
@@ -40,7 +26,7 @@ Ranks = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, eq=False)
-class Kronecker(Random):
+class Kronecker(base.Random):
     """Phi = sqrt(d/m) blockdiag(P_out (x) P_in): G -> P_out G P_in' for each leaf G of shape (q, p).
 
     P_out (rank_out x q) and P_in (rank_in x p) have orthonormal random rows (uniformly distributed, or spanned by sign
@@ -63,7 +49,7 @@ class Kronecker(Random):
         super().__post_init__()
         check_ranks(self.rank_in, self.rank_out, self.ranks)
 
-    def build(self, space: Space, key: int, t: int, device: torch.device | None = None) -> Sketch:
+    def build(self, space: Space, key: int, t: int, device: torch.device | None = None) -> base.Sketch:
         """The map of a key; its factors of one shape are drawn together, on the device where they are used."""
         places: dict[tuple[int, int, int], list[str]] = {}
         for leaf in space.leaves:
@@ -80,13 +66,13 @@ class Kronecker(Random):
                 sides.append(Side(names, side, eye.expand(len(names), -1, -1)))
         return RandomKroneckerMap(space, sides)
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """Draw the map of the context's round, where its parameters are."""
         t = context.t
         return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, context.device), None
 
 
-class KroneckerMap(CodesLeaves, LiftsInPlace):
+class KroneckerMap(base.CodesLeaves, base.LiftsInPlace):
     """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
 
     tight = True
@@ -96,7 +82,7 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
         self.code_space = Space.of({name: (len(left), len(right)) for name, (left, right) in factors.items()})
         self.m = self.code_space.d
         eps = max(torch.finfo(f.dtype).eps for pair in self.factors.values() for f in pair)
-        self.norm = round_up(scale) * (1 + 64 * eps)
+        self.norm = base.round_up(scale) * (1 + 64 * eps)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """P_out' Y P_in for the code Y of one leaf."""
@@ -104,14 +90,14 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """P_out' Y P_in[:, lo:hi]: the weight of a layer comes as a matrix of its own, without its bias."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         return self._left(name, y) @ self.sides(name, y)[1][:, lo:hi]
 
     def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
         """out += (alpha / norm^2) P_out' Y P_in[:, lo:hi] in one product: the leaf itself is never formed."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         if out.dtype != y.dtype:
-            out.add_(pinv_columns(self, name, y, lo, hi), alpha=alpha)
+            out.add_(base.pinv_columns(self, name, y, lo, hi), alpha=alpha)
             return
         out.addmm_(self._left(name, y), self.sides(name, y)[1][:, lo:hi], alpha=alpha / self.norm**2)
 
@@ -133,7 +119,7 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""
-        hi = check_block(self, x, lo)
+        hi = base.check_block(self, x, lo)
         if len(self.factors) == 1 and hi - lo == self.d and isinstance(x, Tensor):
             return self._leaf_rows(self.space.leaves[0], x, x)
         code = code_room(x, self.m)
@@ -147,24 +133,35 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
         inner = matmul(part.reshape((part.shape[0] * q, p)), right.T).view(-1, q, len(right))
         return (left @ inner).reshape(len(inner), len(left) * len(right))
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The code of one leaf: again an outer product where the rows are one."""
-        form = rows.outer_form()
+        plain = rows.plain()
+        if isinstance(plain, Sum):
+            return total([self._own(name, piece) for piece in plain.pieces])
+        return self._own(name, rows)
+
+    def _own(self, name: str, rows: Rows) -> Rows:
+        form = outer_of(rows)
+        if isinstance(rows, Lookup):  # a place k is the vector e_k
+            left, right = self.sides(name, rows.values.to(rows.dtype))
+            with exact_products(rows.device):
+                inputs = rows.values.to(rows.dtype) @ right.T
+            return compact(Outer(inputs, left.T[rows.index]))
         if form is None:
             return rows.through(self._single(name), 0)
         left, right = self.sides(name, form.b)
         outputs, inputs = form.b @ left.T, _inputs(form, right)
         if outputs.ndim == 2 or outputs.shape[1] * (len(left) + len(right)) < len(left) * len(right):
-            return rows.with_factors(inputs, outputs)
+            return compact(Outer(inputs, outputs))
         wide = torch.promote_types(outputs.dtype, torch.float32)  # the code is what this product gives
-        return rows.of(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
+        return Dense(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
 
     def _single(self, name: str) -> KroneckerMap:
         """The block of one leaf as a map of its own."""
         space = Space.of({name: self.space[name].shape})
         return self._memo.keep(("one", name), lambda: KroneckerMap(space, {name: self.factors[name]}, self.scale))
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The codes of the leaves side by side."""
         return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves if leaf.name in pieces})
 
@@ -173,12 +170,6 @@ class KroneckerMap(CodesLeaves, LiftsInPlace):
         dim = 0 if ord == 1 else 1
         sides = ([f.double().abs().sum(dim).max() for f in pair] for pair in self.factors.values())
         return self.scale * max(float(left * right) for left, right in sides)
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        widest = max(self.code_space.leaves, key=lambda leaf: leaf.size).shape
-        size = f"{self.m} numbers for {self.d} parameters"
-        return f"Kronecker codes of {len(self.factors)} leaves, at most {widest[0]} x {widest[1]} each: {size}"
 
 
 class Side(NamedTuple):
@@ -189,7 +180,7 @@ class Side(NamedTuple):
     whole: Tensor
 
 
-class RandomKroneckerMap(KroneckerMap, Movable):
+class RandomKroneckerMap(KroneckerMap, base.Movable):
     """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
 
     def __init__(self, space: Space, drawn: Sequence[Side]) -> None:
@@ -216,7 +207,7 @@ class RandomKroneckerMap(KroneckerMap, Movable):
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """rank_out rank_in / (q p) for the coordinates of each leaf."""
         codes = zip(self.code_space.leaves, self.space.leaves, strict=True)
-        return coverage_of_leaves(self.space, [code.size / leaf.size for code, leaf in codes])
+        return base.coverage_of_leaves(self.space, [code.size / leaf.size for code, leaf in codes])
 
 
 def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -233,14 +224,15 @@ def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.nn.functional.pad(factor.to(device, dtype), (0, -size % ALIGN))[..., :size]
 
 
-def _inputs(form: OuterForm, right: Tensor) -> Tensor:
+def _inputs(form: Outer, right: Tensor) -> Tensor:
     """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
-    last = None
+    last, factor = None, form.a
+    assert not isinstance(factor, View)
     if form.ones:
         last, right = right[:, -1], right[:, :-1]
-    if not is_sparse(form.a):
-        return torch.nn.functional.linear(form.a.to(right.dtype), right, last)
-    a = matmul(form.a, right.T)
+    if not is_sparse(factor):
+        return torch.nn.functional.linear(factor.to(right.dtype), right, last)
+    a = matmul(factor, right.T)
     if last is None:
         return a
     return a + last

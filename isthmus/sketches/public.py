@@ -12,10 +12,8 @@ in blocks of columns, so that no n x d matrix is ever built.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -23,129 +21,58 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
-from isthmus.base import randomness, validate
-from isthmus.base.matrix import (
-    Stored,
-    as_dtype,
-    code_room,
-    device_of,
-    dtype_of,
-    exact_products,
-    is_sparse,
-    matmul,
-    rmatmul,
-    row_norms,
-    to_dense,
-)
+from isthmus.base import matrix, randomness, validate
 from isthmus.base.space import Leaf, Space
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, outer_of
 from isthmus.sketches import base
-from isthmus.sketches.base import (
-    CodeRows,
-    CodesLeaves,
-    CodesOuter,
-    Context,
-    Encoder,
-    LiftsLeaves,
-    LiftsRanges,
-    OuterForm,
-    R,
-    Sketch,
-    State,
-    TableForm,
-    Tree,
-    check_block,
-    check_vector,
-    outer_in_chunks,
-    round_up,
-    state_entry,
-)
 from isthmus.sketches.compose import BlockMap, IdentityMap
 from isthmus.sketches.dense import orthonormal
 from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
 
 
-class _Factors(ABC):
-    """Public rows of one leaf by their factors; `inner` of rows takes them as it takes rows."""
-
-    n: int
-    d: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @abstractmethod
-    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """sum_j c_j g_j in a dtype."""
-
-    @abstractmethod
-    def part(self, lo: int, hi: int) -> Self:
-        """Some of the rows."""
-
-    def leaves(self) -> Sequence[tuple[str, Self]]:
-        """One whole."""
-        return [("w", self)]
-
-    def outer_form(self) -> OuterForm | None:
-        """The factors of outer products."""
-        return None
-
-    def table_form(self) -> TableForm | None:
-        """The places of a table and what is there."""
-        return None
-
-    def dense(self) -> Tensor:
-        """The n x d matrix."""
-        return torch.stack([self.sum(c) for c in torch.eye(self.n, dtype=self.dtype, device=self.device)])
-
-
-class OuterFactors(_Factors):
+class OuterFactors(Outer):
     """Public rows g_j = vec(b_j a_j') of one leaf: a (n, p), dense or CSR, with its column of ones; b (n, q).
 
-    >>> OuterFactors(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).sum(torch.tensor([2.0]))
+    >>> OuterFactors(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).sum_in(torch.tensor([2.0]))
     tensor([ 6., 12.,  8., 16.])
     """
 
-    def __init__(self, a: Stored, b: Tensor) -> None:
-        self.a, self.b, self.dtype, self.device = a, b, b.dtype, b.device
-        self.n, self.p, self.q = len(b), int(a.shape[1]), b.shape[1]
-        self.d = self.p * self.q
-        self.numbers = b.numel() + (a.nnz if is_sparse(a) else a.numel())
-
-    def outer_form(self) -> OuterForm:
-        """The factors."""
-        return OuterForm(self.a, self.b)
+    def __init__(self, a: matrix.Stored, b: Tensor) -> None:
+        super().__init__(a, b)
+        self.stored, self.numbers = a, b.numel() + (a.nnz if matrix.is_sparse(a) else a.numel())
 
     def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> OuterFactors:
         """The factors in a dtype, on a device (a CSR factor stays where it is)."""
-        a = as_dtype(self.a, dtype) if is_sparse(self.a) else self.a.to(device, dtype, copy=copy)
+        a = (
+            matrix.as_dtype(self.stored, dtype)
+            if matrix.is_sparse(self.stored)
+            else self.stored.to(device, dtype, copy=copy)
+        )
         return OuterFactors(a, self.b.to(device, dtype, copy=copy))
 
-    def tensors(self) -> dict[str, Tree]:
+    def tensors(self) -> dict[str, base.Tree]:
         """Plain tensors and numbers, for a state."""
-        if not is_sparse(self.a):
-            return {"a": self.a, "b": self.b}
-        parts = {"data": self.a.data, "indices": self.a.indices, "indptr": self.a.indptr}
+        if not matrix.is_sparse(self.stored):
+            return {"a": self.stored, "b": self.b}
+        parts = {"data": self.stored.data, "indices": self.stored.indices, "indptr": self.stored.indptr}
         return {**{key: torch.from_numpy(part) for key, part in parts.items()}, "p": self.p, "b": self.b}
 
-    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def sum_in(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """sum_j c_j g_j in a dtype, some rows of the leaf's matrix at a time."""
         out = torch.empty(self.q, self.p, dtype=dtype or self.dtype, device=self.device)
         step = max(1, base.CHUNK_BYTES // (8 * self.p))
         for lo in range(0, self.q, step):
-            out[lo : lo + step] = rmatmul(self.a, self.b[:, lo : lo + step] * c[:, None]).T
+            out[lo : lo + step] = matrix.rmatmul(self.stored, self.b[:, lo : lo + step] * c[:, None]).T
         return out.view(-1)
 
     def products(self, x: Tensor) -> Tensor:
         """<x_i, g_j> = b_j' X_i a_j for dense rows x (r, q p)."""
-        half = matmul(self.a, x.to(self.dtype).reshape(-1, self.p).T)
+        half = matrix.matmul(self.stored, x.to(self.dtype).reshape(-1, self.p).T)
         return (half.view(self.n, -1, self.q) * self.b[:, None, :]).sum(2).T
-
-    def part(self, lo: int, hi: int) -> OuterFactors:
-        """Some of the rows."""
-        return OuterFactors(self.a[lo:hi], self.b[lo:hi])
 
     def sizes(self) -> Tensor:
         """||a_j|| ||b_j||, of factors in float64."""
-        return row_norms(self.a).to(self.device) * row_norms(self.b)
+        return matrix.row_norms(self.stored).to(self.device) * matrix.row_norms(self.b)
 
     @property
     def roundings(self) -> int:
@@ -153,29 +80,23 @@ class OuterFactors(_Factors):
         return self.p + self.q + 8
 
 
-class TableFactors(_Factors):
+class TableFactors(Lookup):
     """Public rows g_j = vec(sum_t e_{k_jt} c_jt') of a V x D table: index (n, T) and values (n, T, D)."""
 
     def __init__(self, index: Tensor, values: Tensor, vocabulary: int) -> None:
-        self.index, self.values, self.vocabulary = index, values, vocabulary
-        self.n, self.positions, self.width = values.shape
-        self.d, self.dtype, self.device = vocabulary * self.width, values.dtype, values.device
+        super().__init__(index, values, vocabulary)
         self.numbers = values.numel() + index.numel()
-
-    def table_form(self) -> TableForm:
-        """The places and what is there."""
-        return TableForm(self.index, self.values, self.vocabulary)
 
     def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> TableFactors:
         """The factors in a dtype, on a device."""
         index, values = self.index.to(device, copy=copy), self.values.to(device, dtype, copy=copy)
         return TableFactors(index, values, self.vocabulary)
 
-    def tensors(self) -> dict[str, Tree]:
+    def tensors(self) -> dict[str, base.Tree]:
         """Plain tensors and numbers, for a state."""
         return {"index": self.index, "values": self.values, "vocabulary": self.vocabulary}
 
-    def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def sum_in(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """sum_j c_j g_j in a dtype: places that public rows share are added in the dtype of the factors."""
         places, slots = self.index.unique(return_inverse=True)
         total = torch.zeros(len(places), self.width, dtype=self.dtype, device=self.device)
@@ -188,10 +109,6 @@ class TableFactors(_Factors):
         """<x_i, g_j> = sum_t <X_i[k_jt], c_jt> for dense rows x (r, V D)."""
         read = x.reshape(-1, self.vocabulary, self.width)[:, self.index].to(self.dtype)
         return (read * self.values).sum((2, 3))
-
-    def part(self, lo: int, hi: int) -> TableFactors:
-        """Some of the rows."""
-        return TableFactors(self.index[lo:hi], self.values[lo:hi], self.vocabulary)
 
     def sizes(self) -> Tensor:
         """sum_t ||c_jt||, of factors in float64: values of equal places may cancel."""
@@ -207,91 +124,71 @@ class TableFactors(_Factors):
 Factors = OuterFactors | TableFactors
 
 
-def factors_of(tensors: Mapping[str, Tree]) -> Factors:
+def factors_of(tensors: Mapping[str, base.Tree]) -> Factors:
     """The factors that a state holds as `tensors()`."""
 
     def tensor(key: str) -> Tensor:
-        return state_entry(tensors, key, Tensor)
+        return base.state_entry(tensors, key, Tensor)
 
     if "values" in tensors:
-        return TableFactors(tensor("index"), tensor("values"), state_entry(tensors, "vocabulary", int))
+        return TableFactors(tensor("index"), tensor("values"), base.state_entry(tensors, "vocabulary", int))
     if "a" in tensors:
         return OuterFactors(tensor("a"), tensor("b"))
     data, indices, indptr = (tensor(key).cpu().numpy() for key in ("data", "indices", "indptr"))
-    shape = len(indptr) - 1, state_entry(tensors, "p", int)
+    shape = len(indptr) - 1, base.state_entry(tensors, "p", int)
     return OuterFactors(sp.csr_array((data, indices, indptr), shape=shape), tensor("b"))
 
 
-def map_of(space: Space, state: Mapping[str, Tree]) -> Sketch:
+def map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
     """The map that `learned` describes."""
     if "basis" in state:
-        norm = state_entry(state, "norm", float) if "norm" in state else None
-        return SubspaceMap(space, state_entry(state, "basis", Tensor), norm)
-    norm = state_entry(state, "norm", float)
-    weights, leaves = state_entry(state, "weights", Tensor), state_entry(state, "leaves", dict)
-    blocks: dict[str, Sketch] = {}
+        norm = base.state_entry(state, "norm", float) if "norm" in state else None
+        return SubspaceMap(space, base.state_entry(state, "basis", Tensor), norm)
+    norm = base.state_entry(state, "norm", float)
+    weights, leaves = base.state_entry(state, "weights", Tensor), base.state_entry(state, "leaves", dict)
+    blocks: dict[str, base.Sketch] = {}
     for leaf in space.leaves:
         own, stored = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
         if "basis" in stored:
-            blocks[leaf.name] = SubspaceMap(own, state_entry(stored, "basis", Tensor), norm)
+            blocks[leaf.name] = SubspaceMap(own, base.state_entry(stored, "basis", Tensor), norm)
         else:
             blocks[leaf.name] = FactoredMap(own, factors_of(stored), weights, norm)
     return JoinedMap(space, blocks, norm)
 
 
-class PublicMap(Sketch):
-    """What the maps on public directions share; tight with norm 1."""
-
-    tight = True
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"the top {self.m} directions of public gradients, of {self.d} parameters"
-
-    def captured(self, rows: CodeRows) -> float:
-        """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
-        inside, whole = (float(r.norms(2).double().square().sum()) for r in (self.encode(rows), rows))
-        if whole == 0:
-            return 1.0
-        return inside / whole
-
-
-class SubspaceMap(PublicMap, CodesOuter, LiftsRanges):
+class SubspaceMap(base.CodesOuter, base.LiftsRanges):
     """Phi = V' for a basis V (d x k) with orthonormal columns.
 
     `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
     """
 
+    tight = True
+
     def __init__(self, space: Space, basis: Tensor, norm: float | None = None):
         self.space, self.d, self.m, self.basis = space, space.d, basis.shape[1], basis
         if norm is None:
-            norm = round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps)
+            norm = base.round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps)
         self.norm = norm
 
-    def forward(self, v: Tensor) -> Tensor:
-        """V' v."""
-        check_vector(self, v, "v", self.d)
-        return self._basis(v.device, v.dtype).T @ v
-
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         return self._basis(y.device, y.dtype)[start:stop] @ y
 
-    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+    def rows(self, x: matrix.Stored, lo: int = 0) -> Tensor:
         """X V[lo:hi]."""
-        hi = check_block(self, x, lo)
-        device = device_of(x)
-        return matmul(x, self._basis(device, dtype_of(x))[lo:hi])
+        hi = base.check_block(self, x, lo)
+        device = matrix.device_of(x)
+        return matrix.matmul(x, self._basis(device, matrix.dtype_of(x))[lo:hi])
 
-    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
+    def outer(self, a: matrix.Stored, b: Tensor, lo: int = 0) -> Tensor:
         """sum_{ij} b_i a_j V_ij, without a copy of V: the shorter side stays to the end, in chunks of rows.
 
         With T > 1 positions the q x p products come first: 2 n q p (T + k) operations, against 2 n q p T k.
         """
         if isinstance(a, Tensor) and a.ndim == 3 and a.shape[1] == 1:
             a, b = a[:, 0], b[:, 0]
-        if is_sparse(a) or a.ndim == 3:
-            return outer_in_chunks(self, a, b, lo)
+        if matrix.is_sparse(a) or a.ndim == 3:
+            return base.outer_in_chunks(self, a, b, lo)
         (n, p), q, k = a.shape, b.shape[1], self.m
         flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
         step = max(1, base.CHUNK_BYTES // (8 * min(p, q) * k))
@@ -313,7 +210,7 @@ class SubspaceMap(PublicMap, CodesOuter, LiftsRanges):
         return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
 
 
-class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
+class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
     """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
 
     A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.
@@ -323,14 +220,16 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
     tensor([0.6000, 0.8000, 0.0000, 0.0000])
     """
 
-    def __init__(self, space: Space, factors: Factors, weights: Tensor, norm: float = round_up(1.0)):
+    tight = True
+
+    def __init__(self, space: Space, factors: Factors, weights: Tensor, norm: float = base.round_up(1.0)):
         self.space, self.d, self.m = space, space.d, weights.shape[1]
         self.factors, self.weights, self.norm = factors, weights, norm
 
     def adjoint(self, y: Tensor) -> Tensor:
         """G'(U y)."""
-        check_vector(self, y, "y", self.m)
-        return self._wide(y.device).sum(self._weights(y.device) @ y.double(), y.dtype)
+        base.check_vector(self, y, "y", self.m)
+        return self._wide(y.device).sum_in(self._weights(y.device) @ y.double(), y.dtype)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """The same: there is one leaf."""
@@ -341,23 +240,23 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
         wide = self._wide(y.device)
         if isinstance(wide, TableFactors):
             return super().adjoint_columns(name, y, lo, hi)
-        some = OuterFactors(wide.a[:, lo:hi], wide.b)
-        return some.sum(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
+        some = OuterFactors(wide.stored[:, lo:hi], wide.b)
+        return some.sum_in(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
 
-    def rows(self, x: Stored, lo: int = 0) -> Tensor:
+    def rows(self, x: matrix.Stored, lo: int = 0) -> Tensor:
         """(X G') U, some rows of X at a time."""
-        hi, codes = check_block(self, x, lo), code_room(x, self.m)
+        hi, codes = base.check_block(self, x, lo), matrix.code_room(x, self.m)
         wide, weights = self._wide(codes.device), self._weights(codes.device)
         step = max(1, base.CHUNK_BYTES // (16 * max(self.d, wide.numbers)))
         for start in range(0, x.shape[0], step):
-            whole = torch.nn.functional.pad(to_dense(x[start : start + step]), (lo, self.d - hi))
+            whole = torch.nn.functional.pad(matrix.to_dense(x[start : start + step]), (lo, self.d - hi))
             codes[start : start + step] = (wide.products(whole) @ weights).to(codes.dtype)
         return codes
 
-    def leaf(self, name: str, rows: R) -> R:
+    def leaf(self, name: str, rows: Rows) -> Rows:
         """The codes of rows from their inner products with the public ones."""
         codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
-        return rows.with_factors(codes, torch.ones_like(codes[:, :1]))
+        return Outer(codes, torch.ones_like(codes[:, :1]))
 
     def _weights(self, device: torch.device) -> Tensor:
         return self._memo.tensor("weights", lambda: self.weights, device, torch.float64)
@@ -367,16 +266,18 @@ class FactoredMap(PublicMap, CodesLeaves, LiftsLeaves):
         return self._memo.keep(("factors", device), lambda: self.factors.to(device, torch.float64))
 
 
-class JoinedMap(BlockMap, PublicMap):
+class JoinedMap(BlockMap):
     """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
 
-    def __init__(self, space: Space, blocks: Mapping[str, Sketch], norm: float):
+    tight = True
+
+    def __init__(self, space: Space, blocks: Mapping[str, base.Sketch], norm: float):
         super().__init__(space, blocks, dict.fromkeys(blocks, 1.0), together=True)
         self.norm = norm
 
 
 @dataclass(frozen=True, eq=False)
-class PublicSubspace(Encoder):
+class PublicSubspace(base.Encoder):
     """Phi = V_k': the top-k eigenvectors of the second moment sum_i g_i g_i' of per-example public gradients.
 
     V_k comes from the n x n Gram matrix of the public gradients at the current point, anew every `refresh` rounds;
@@ -420,19 +321,19 @@ class PublicSubspace(Encoder):
         validate.one_of(("after", "before"), clip=self.clip)
         validate.one_of(METHODS, method=self.method)
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """The map of the round and its basis, kept until the next refresh."""
         validate.at_most(context.space.d, "the dimension d", k=self.k)
         if context.epoch < self.start_epoch:
             return IdentityMap(context.space), None
-        if state is None or context.t - state_entry(state, "t", int) >= self.refresh:
+        if state is None or context.t - base.state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             state = {**learned(context.space, rows, self.k, context.w.dtype, self.method), "t": context.t}
         return map_of(context.space, state), state
 
 
 @dataclass(frozen=True, eq=False)
-class KroneckerSubspace(Encoder):
+class KroneckerSubspace(base.Encoder):
     """Phi = blockdiag(P_out (x) P_in) with the top public eigenvectors on each side of every layer.
 
     For the public gradients G_i of a leaf, the rows of P_in are the top eigenvectors of sum_i G_i' G_i and those of
@@ -463,16 +364,16 @@ class KroneckerSubspace(Encoder):
         check_ranks(self.rank_in, self.rank_out, self.ranks)
         validate.positive_int(refresh=self.refresh)
 
-    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+    def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """The map of the round and its factors, kept until the next refresh."""
-        if state is None or context.t - state_entry(state, "t", int) >= self.refresh:
+        if state is None or context.t - base.state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             pieces = leaf_pieces(context.space, rows)
             factors = {leaf.name: self._factors(context, leaf, pieces[leaf.name]) for leaf in context.space.leaves}
             state = {"factors": factors, "t": context.t}
-        return KroneckerMap(context.space, state_entry(state, "factors", dict)), state
+        return KroneckerMap(context.space, base.state_entry(state, "factors", dict)), state
 
-    def _factors(self, context: Context, leaf: Leaf, rows: CodeRows) -> tuple[Tensor, Tensor]:
+    def _factors(self, context: base.Context, leaf: Leaf, rows: Rows) -> tuple[Tensor, Tensor]:
         ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
         sides = side_directions(rows, matrix_shape(leaf), ranks)
@@ -483,7 +384,7 @@ class KroneckerSubspace(Encoder):
         return left, right
 
 
-def _public_rows(context: Context, data: object, loss: object) -> CodeRows:
+def _public_rows(context: base.Context, data: object, loss: object) -> Rows:
     if loss is not None:
         data = data, loss
     rows = context.rows(data)
@@ -511,8 +412,8 @@ BUILT = 4096
 
 
 def learned(
-    space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
-) -> dict[str, Tree]:
+    space: Space, rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
+) -> dict[str, base.Tree]:
     """The top directions V = G'U of public rows as tensors and numbers, with a certified bound `norm` of ||V||_2.
 
     Either `basis` (d x k), or `weights` U (n x k) and `leaves`: the factors of the public rows of a leaf where they are
@@ -537,7 +438,7 @@ def learned(
     inside = sum((_symmetric(pieces[name].inner(factors)) for name, factors in wide.items()), torch.zeros(()))
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in held), inside)
     weights = _weights(whole.diagonal(), whole, k, method, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
-    leaves: dict[str, Mapping[str, Tree]] = {}
+    leaves: dict[str, Mapping[str, base.Tree]] = {}
     moment, error = weights.T @ inside @ weights, 0.0
     for name, piece in pieces.items():
         if name in held:
@@ -551,7 +452,7 @@ def learned(
     return {"weights": weights, "leaves": leaves, "norm": _certified(moment, error, dtype)}
 
 
-def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram") -> Tensor:
+def top_directions(rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram") -> Tensor:
     """d x min(k, rank) orthonormal: the top eigenvectors of sum_i g_i g_i', through the n x n Gram matrix.
 
     With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
@@ -565,14 +466,14 @@ def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, m
     return _directions(rows, k, dtype, method)[0]
 
 
-def side_directions(rows: CodeRows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
-    form = rows.outer_form()
-    if form is not None and form.single:
+    form = outer_of(rows)
+    if form is not None and form.positions == 1:
         a, b = _factors(form)
         b_norm = b.norm(dim=1, keepdim=True)
-        weighted: Stored
-        if is_sparse(a):
+        weighted: matrix.Stored
+        if matrix.is_sparse(a):
             squares, weighted = torch.as_tensor(a.multiply(a).sum(1)), a.multiply(b_norm.numpy()).tocsr()
         else:
             squares, weighted = a.square().sum(1), a * b_norm
@@ -598,7 +499,7 @@ def completed(columns: Tensor, rank: int, key: int) -> Tensor:
     return torch.cat([columns, extra], 1)
 
 
-def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows]:
+def leaf_pieces(space: Space, rows: Rows) -> Mapping[str, Rows]:
     """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
     leaves = rows.leaves()
     if len(leaves) > 1 or rows.d != space.d:
@@ -606,21 +507,21 @@ def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows]:
     if len(space.leaves) == 1:
         return {space.leaves[0].name: rows}
     whole = rows.dense()
-    return {leaf.name: rows.of(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
+    return {leaf.name: Dense(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
 
 
-def top_right(x: Stored, rank: int) -> Tensor:
+def top_right(x: matrix.Stored, rank: int) -> Tensor:
     """The top right singular vectors of x as columns (at most `rank`), from its smaller Gram matrix."""
     if x.shape[0] >= x.shape[1]:
         return _top(_square(x.T), rank)[1]
     values, top = _top(_square(x), rank)
-    return orthonormal(rmatmul(x, top) / values.sqrt())
+    return orthonormal(matrix.rmatmul(x, top) / values.sqrt())
 
 
-def _square(x: Stored) -> Tensor:
+def _square(x: matrix.Stored) -> Tensor:
     """x x', dense."""
-    if is_sparse(x):
-        return to_dense(x @ x.T)
+    if matrix.is_sparse(x):
+        return matrix.to_dense(x @ x.T)
     return x @ x.T
 
 
@@ -631,7 +532,7 @@ def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return values[keep], vectors[:, keep]
 
 
-def _side_top(rows: CodeRows, shape: tuple[int, int], side: int, rank: int) -> Tensor:
+def _side_top(rows: Rows, shape: tuple[int, int], side: int, rank: int) -> Tensor:
     """The top directions of one side of dense gradients, read a chunk of rows at a time.
 
     The unfolding has n q (or n p) rows of the side's length: its second moment is summed up when that is the smaller
@@ -652,7 +553,7 @@ def _unfold(cube: Tensor, side: int) -> Tensor:
     return cube.reshape(-1, cube.shape[2])
 
 
-def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
+def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
     """The basis, orthonormal to rounding, and its `_moment`; in place, so that d x k numbers are kept once."""
     pieces = [piece for _, piece in rows.leaves()]
     gram: Tensor | _Products = _Products(pieces)
@@ -674,7 +575,7 @@ def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tupl
 class _Products:
     """K = G G' of leaves side by side, by products G (G'c) alone."""
 
-    def __init__(self, pieces: Sequence[CodeRows]) -> None:
+    def __init__(self, pieces: Sequence[Rows]) -> None:
         self.pieces = pieces
 
     def diagonal(self) -> Tensor:
@@ -719,7 +620,7 @@ def _whitened(x: Tensor, moment: Tensor) -> Tensor:
     return solved
 
 
-def _filled(pieces: Sequence[CodeRows], weights: Tensor, dtype: torch.dtype) -> Tensor:
+def _filled(pieces: Sequence[Rows], weights: Tensor, dtype: torch.dtype) -> Tensor:
     """G' weights of leaves one under the other, straight in a dtype."""
     basis, start = torch.empty(sum(x.d for x in pieces), weights.shape[1], dtype=dtype, device=weights.device), 0
     for piece in pieces:
@@ -758,7 +659,7 @@ def _product_error(sizes: Tensor, weights: Tensor, roundings: int) -> float:
     return (roundings + 2 * n + 8) * 2.0**-52 * n * float(torch.linalg.matrix_norm(sizes[:, None] * weights, 2)) ** 2
 
 
-def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
+def _named(space: Space, rows: Rows) -> dict[str, Rows]:
     """The public rows of every leaf of the space, or nothing where they come as one whole for several."""
     leaves = rows.leaves()
     if len(leaves) == 1 and len(space.leaves) == 1:
@@ -768,17 +669,17 @@ def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
     return dict(leaves)
 
 
-def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
+def _worth_holding(rows: Rows, k: int) -> Factors | None:
     """The factors of a leaf, copied, where they are worth it."""
     if rows.d < FACTORED_FROM:
         return None
     factors: Factors | None = None
-    form, table = rows.outer_form(), rows.table_form()
-    if form is not None and form.single:
+    form, table = outer_of(rows), rows.plain()
+    if form is not None and form.positions == 1:
         a = form.whole_a()
-        factors = OuterFactors(a if is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
-    elif table is not None:
-        factors = TableFactors(*table)
+        factors = OuterFactors(a if matrix.is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
+    elif isinstance(table, Lookup):
+        factors = TableFactors(table.index, table.values, table.vocabulary)
     if factors is None or WORTH * factors.numbers > rows.d * k:
         return None
     return factors.to(factors.device, factors.dtype, copy=True)
@@ -788,56 +689,56 @@ def _symmetric(x: Tensor) -> Tensor:
     return (x + x.T) / 2
 
 
-def _gram(rows: CodeRows) -> Tensor:
+def _gram(rows: Rows) -> Tensor:
     """<g_i, g_j> in float64; an outer product with one term needs its factors only."""
-    form = rows.outer_form()
-    if form is not None and form.single:
+    form = outer_of(rows)
+    if form is not None and form.positions == 1:
         a, b = _factors(form)
         return _square(a) * (b @ b.T)
     return sum((part @ part.T for part in _blocks(rows)), torch.zeros(()))
 
 
-def _combined(rows: CodeRows, weights: Tensor) -> Iterator[Tensor]:
+def _combined(rows: Rows, weights: Tensor) -> Iterator[Tensor]:
     """G' weights (d x k), some rows of it at a time."""
-    form = rows.outer_form()
-    if form is not None and is_sparse(form.a):
+    form = outer_of(rows)
+    if form is not None and matrix.is_sparse(form.a):
         a, b = _factors(form, weights.dtype)
-        yield from (rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
+        yield from (matrix.rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
     else:
         yield from (part.T @ weights for part in _blocks(rows, weights.dtype))
 
 
-def _blocks(rows: CodeRows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
+def _blocks(rows: Rows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
     """The n x d matrix of dense rows, some columns at a time; outer products build those columns only.
 
     Sums of several products are rounded to the dtype of the rows, in the same way at every call: the Gram matrix and
     the directions belong to the same numbers.
     """
-    form = rows.outer_form()
+    form = outer_of(rows)
     if form is None:
         whole = rows.dense()
         step = max(1, base.CHUNK_BYTES // (16 * max(1, rows.n)))
         yield from (whole[:, lo : lo + step].to(dtype) for lo in range(0, rows.d, step))
         return
     kind = rows.dtype
-    if form.single:
+    if form.positions == 1:
         kind = dtype
     a, b = _factors(form, kind)
     step = max(1, base.CHUNK_BYTES // (24 * max(1, rows.n) * a.shape[-1]))
     equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
     for lo in range(0, b.shape[-1], step):
-        with exact_products(b.device):
-            part = torch.einsum(equation, b[..., lo : lo + step], to_dense(a))
+        with matrix.exact_products(b.device):
+            part = torch.einsum(equation, b[..., lo : lo + step], matrix.to_dense(a))
         yield part.reshape(rows.n, -1).to(dtype)
 
 
-def _factors(form: OuterForm, dtype: torch.dtype = torch.float64) -> tuple[Stored, Tensor]:
+def _factors(form: Outer, dtype: torch.dtype = torch.float64) -> tuple[matrix.Stored, Tensor]:
     """The factors of outer products in a dtype, a column of ones shown; those of a single term as n x p and n x q."""
     b, a, n = form.b.to(dtype), form.whole_a(), len(form.b)
-    if is_sparse(a):
-        return as_dtype(a, dtype), b.reshape(n, -1)
+    if matrix.is_sparse(a):
+        return matrix.as_dtype(a, dtype), b.reshape(n, -1)
     a = a.to(dtype)
-    if form.single:
+    if form.positions == 1:
         return a.reshape(n, -1), b.reshape(n, -1)
     return a, b
 

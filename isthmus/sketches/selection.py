@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,26 +15,13 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import Stored, code_room, is_sparse, to_dense
 from isthmus.base.space import Space
+from isthmus.gradients.rows import Rows
 from isthmus.sketches import base
-from isthmus.sketches.base import (
-    CodesLeaves,
-    CodesOuter,
-    LiftsLeaves,
-    R,
-    Random,
-    Size,
-    Sketch,
-    as_applied,
-    check_block,
-    check_vector,
-    resolve,
-    round_up,
-)
 from isthmus.sketches.bijections import Permutation
 from isthmus.sketches.compose import stack
 
 
-class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
+class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
     """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I.
 
     Codes are chosen coordinates: the others are missing, so that a lift divides by the coverage.
@@ -47,23 +34,18 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
         self.index, self.scale, self.coverage = index.cpu(), scale, coverage
         self.norm = scale
         if scale != 1.0:
-            self.norm = round_up(scale, 4)
-
-    def forward(self, v: Tensor) -> Tensor:
-        """scale * v[index]."""
-        check_vector(self, v, "v", self.d)
-        return v[self._at(v.device)] * self.scale
+            self.norm = base.round_up(scale, 4)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """y * scale in its places, zero elsewhere."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         out = y.new_zeros(self.d)
         out[self._at(y.device)] = y * self.scale
         return out
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf, from the part of the code that it owns."""
-        check_vector(self, y, "y", self.m)
+        base.check_vector(self, y, "y", self.m)
         places = self._owned(name)
         if places.start == places.stop:
             return y.new_zeros(self.space[name].size)
@@ -71,7 +53,7 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The chosen columns of the block."""
-        places, local = self._inside(lo, check_block(self, x, lo))
+        places, local = self._inside(lo, base.check_block(self, x, lo))
         code = code_room(x, self.m)
         if is_sparse(x):
             read = to_dense(x[:, local.numpy()])
@@ -95,7 +77,7 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
             code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
         return code
 
-    def leaf(self, name: str, rows: R) -> R | None:
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
         """A leaf owns a part of the code: a whole one the scaled rows themselves, one outside the subset None."""
         places = self._owned(name)
         if places.start == places.stop:
@@ -106,7 +88,7 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
             return rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
 
-    def join(self, pieces: Mapping[str, R | None]) -> R:
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
         return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
 
@@ -118,10 +100,6 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
             share = share.to(like)[at]
         out[at] = 1 / share
         return out
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"{self.m} of {self.d} coordinates, times {self.scale:.4g}"
 
     def _at(self, device: torch.device) -> slice | Tensor:
         """The index, as a slice where it is one: a slice is read without a gather."""
@@ -162,27 +140,27 @@ class SelectionMap(CodesLeaves, CodesOuter, LiftsLeaves):
         validate.one_of((1, 2, math.inf), ord=ord)
         if self.scale == 1.0:
             return self.norm
-        return as_applied(self.norm, 1, 1)
+        return base.as_applied(self.norm, 1, 1)
 
 
 @dataclass(frozen=True)
-class Coordinates(Random):
+class Coordinates(base.Random):
     """m random coordinates times sqrt(d/m): Phi Phi' = (d/m) I and E[Phi' Phi] = I.
 
     >>> sorted(Coordinates(4).draw(4).forward(torch.arange(4.0)).tolist())
     [0.0, 1.0, 2.0, 3.0]
     """
 
-    m: Size
+    m: base.Size
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""
-        m = resolve(self.m, space.d, t)
+        m = base.resolve(self.m, space.d, t)
         return SelectionMap(space, Permutation(key, space.d).first(m), math.sqrt(space.d / m), m / space.d)
 
 
 @dataclass(frozen=True, eq=False)
-class Nice(Random):
+class Nice(base.Random):
     """x -> x[U] / C_U for a uniformly random tau-subset U: the tau-nice sampling.
 
     `bounds` are per-coordinate bounds c_j and C_U = sqrt(sum_{j in U} c_j^2), so that a gradient with
@@ -200,7 +178,7 @@ class Nice(Random):
         super().__post_init__()
         validate.positive_int(tau=self.tau)
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The subset of a key."""
         validate.at_most(space.d, "the dimension d", tau=self.tau)
         chosen = Permutation(key, space.d).first(self.tau)
@@ -211,7 +189,7 @@ class Nice(Random):
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks(Random):
+class Blocks(base.Random):
     """x -> x[S] / C_S for one of several subsets S of [0, d), drawn with probability p_S.
 
     `blocks` is a number of (nearly) equal blocks, or a list of index tensors, slices, leaf names and lists of leaf
@@ -227,7 +205,6 @@ class Blocks(Random):
     blocks: int | Sequence[object]
     bounds: object = None
     probs: object = None
-    _known: dict[Space, _Partition] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,97 +225,69 @@ class Blocks(Random):
             return int(self.blocks)
         return len(self.blocks)
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
+    def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The block of a key."""
-        if space not in self._known:
-            self._known[space] = _Partition.of(space, self)
-        partition = self._known[space]
-        drawn = partition.pick(key / 2.0**64)
+        partition, uniform = _partition(self, space), key / 2.0**64
+        drawn = int(uniform * self.count)
+        if partition.cumulative is not None:
+            drawn = int(torch.searchsorted(partition.cumulative, uniform, right=True))
+        drawn = min(drawn, self.count - 1)
         bound = 1.0
         if self.bounds is not None:
             bound = float(_positive("bounds", self.bounds, self.count)[drawn])
         return SelectionMap(space, partition.block(drawn), 1 / bound, partition.coverage)
 
 
-@dataclass(frozen=True, eq=False)
-class _Partition:
-    """Blocks resolved in a space; equal blocks are ranges and hold no arrays."""
+class _Partition(NamedTuple):
+    """Blocks of a space: the i-th, the sums of their probabilities where these differ, and how often each is drawn."""
 
-    d: int
-    count: int
-    blocks: list[Tensor] | None
+    block: Callable[[int], Tensor]
     cumulative: Tensor | None
     coverage: float | Tensor
 
-    @staticmethod
-    def of(space: Space, recipe: Blocks) -> _Partition:
-        count = recipe.count
-        equal = isinstance(recipe.blocks, (int, np.integer))
-        if equal:
-            validate.at_most(space.d, "the dimension d", blocks=count)
-        blocks = None if equal else _resolve(space, recipe.blocks)  # type: ignore[arg-type]
-        apart = blocks is None or sum(map(len, blocks)) == space.d
-        if recipe.probs is None and apart:
-            return _Partition(space.d, count, blocks, None, 1 / count)
-        probs = torch.ones(count).double() if recipe.probs is None else _positive("probs", recipe.probs, count)
-        probs = probs / probs.sum()
-        partition = _Partition(space.d, count, blocks, probs.cumsum(0), 1.0)
-        coverage = torch.zeros(space.d, dtype=torch.float64)
-        for i in range(count):
-            coverage[partition.block(i)] += probs[i]
-        return _Partition(space.d, count, blocks, partition.cumulative, coverage)
 
-    def block(self, i: int) -> Tensor:
-        if self.blocks is not None:
-            return self.blocks[i]
-        return torch.arange(i * self.d // self.count, (i + 1) * self.d // self.count)
+@lru_cache(maxsize=8)
+def _partition(recipe: Blocks, space: Space) -> _Partition:
+    d, count, apart = space.d, recipe.count, True
+    if isinstance(recipe.blocks, (int, np.integer)):
+        validate.at_most(d, "the dimension d", blocks=count)
 
-    def pick(self, uniform: float) -> int:
-        if self.cumulative is None:
-            return min(int(uniform * self.count), self.count - 1)
-        return min(int(torch.searchsorted(self.cumulative, uniform, right=True)), self.count - 1)
+        def block(i: int) -> Tensor:
+            return torch.arange(i * d // count, (i + 1) * d // count)
+    else:
+        blocks = [_indices(space, given) for given in recipe.blocks]
+        whole = torch.cat(blocks)
 
+        def block(i: int) -> Tensor:
+            return blocks[i]
 
-def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
-    """Sorted index tensors that cover [0, d)."""
-    resolved = []
-    for block in blocks:
-        names = block
-        if isinstance(block, str):
-            names = [block]
-        if isinstance(block, slice):
-            resolved.append(torch.arange(space.d)[block])
-        elif _are_names(names):
-            ranges = [torch.arange(where.start, where.stop) for where in map(space.slice, names)]
-            resolved.append(torch.cat(ranges).sort().values)
-        else:
-            resolved.append(torch.as_tensor(block, dtype=torch.int64).reshape(-1).sort().values)
-        validate.check(len(resolved[-1]) > 0, "blocks", block, "give blocks that are not empty")
-    whole = torch.cat(resolved)
-    validate.check(
-        int(whole.min()) >= 0 and int(whole.max()) < space.d, "blocks", blocks, f"give indices from 0 to {space.d - 1}"
-    )
-    twice = any(len(block.unique()) < len(block) for block in resolved)
-    validate.check(not twice, "blocks", blocks, "name each coordinate at most once in a block")
-    times = torch.bincount(whole, minlength=space.d)
-    validate.check(
-        int(times.min()) >= 1,
-        "blocks",
-        blocks,
-        f"give blocks for all coordinates: {int((times == 0).sum())} are in none",
-    )
-    return resolved
+        apart = len(whole) == d
+        covers = all(map(len, blocks)) and torch.equal(whole.unique(), torch.arange(d))
+        once = all(len(part.unique()) == len(part) for part in blocks)
+        remedy = f"give blocks of the indices 0 to {d - 1}: none empty, each index once in a block and in one at least"
+        validate.check(covers and once, "blocks", recipe.blocks, remedy)
+    if recipe.probs is None and apart:
+        return _Partition(block, None, 1 / count)
+    probs = torch.ones(count).double()
+    if recipe.probs is not None:
+        probs = _positive("probs", recipe.probs, count)
+    coverage = torch.zeros(d, dtype=torch.float64)
+    for i, share in enumerate(probs / probs.sum()):
+        coverage[block(i)] += share
+    return _Partition(block, (probs / probs.sum()).cumsum(0), coverage)
 
 
-def _are_names(block: object) -> TypeGuard[Sequence[str]]:
-    """Whether a block is a list of leaf names; a list that holds names and other things is refused."""
-    if not isinstance(block, (list, tuple)):
-        return False
-    names = [isinstance(entry, str) for entry in block]
-    validate.check(
-        all(names) or not any(names), "blocks", block, "give a block as names of leaves or as indices, not as both"
-    )
-    return any(names)
+def _indices(space: Space, block: object) -> Tensor:
+    """The sorted indices of a block: a slice, the name of a leaf, a list of names, or indices."""
+    if isinstance(block, slice):
+        return torch.arange(space.d)[block]
+    if isinstance(block, str):
+        block = [block]
+    if isinstance(block, (list, tuple)) and any(isinstance(entry, str) for entry in block):
+        named = all(isinstance(entry, str) for entry in block)
+        validate.check(named, "blocks", block, "give a block as names of leaves or as indices, not as both")
+        block = torch.cat([torch.arange(where.start, where.stop) for where in map(space.slice, block)])
+    return torch.as_tensor(block, dtype=torch.int64).reshape(-1).sort().values
 
 
 def _positive(name: str, values: object, count: int) -> Tensor:

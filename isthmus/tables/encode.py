@@ -13,6 +13,7 @@ looked at here, never an entry; polars is not imported, for whoever has a polars
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import re
@@ -25,24 +26,17 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.entries import DAY, Signs, day, number
+from isthmus.tables.entries import _DAY, Signs, day, number
 from isthmus.tables.schema import Column, Schema, Target
 
-BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), 1.0) | dict.fromkeys(("false", "no", "f", "n", "0"), 0.0)
-
+_BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), 1.0) | dict.fromkeys(("false", "no", "f", "n", "0"), 0.0)
 ABSENT = frozenset(
-    {"", "?", "-", "--", "na", "n/a", "nan", "null", "none", "<na>"}
-    | {"#n/a", "#na", "#n/a n/a", "-1.#ind", "1.#ind", "-1.#qnan", "1.#qnan", "-nan"}
+    "? - -- na n/a nan null none <na> #n/a #na -1.#ind 1.#ind -1.#qnan 1.#qnan -nan".split() + ["", "#n/a n/a"]
 )
 """Entries that count as missing, in lower case, unless they are declared words of their column."""
-
-MOST_BYTES = 1 << 33
-
-EXACT = 1 << 53
+_MOST_BYTES = 1 << 33
+_EXACT = 1 << 53
 """Whole numbers up to this are float64 numbers."""
-
-_PLAIN = (str, int, float)
-
 _NUMBERS = (int, float, Decimal, np.number, np.bool_)
 
 
@@ -57,18 +51,18 @@ def encode(frame: Any, schema: Schema) -> np.ndarray:
            [50.,  0.,  0.,  0.,  1.]])
     """
     frame = as_frame(frame, "data")
-    missing = [c.name for c in schema.columns if c.features and c.name not in frame.columns]
+    columns = [column for column in schema.columns if column.features]
+    missing = [column.name for column in columns if column.name not in frame.columns]
     have = ", ".join(map(repr, list(frame.columns)[:20]))
     validate.check(not missing, "columns", missing, f"name columns of the table, which has {have}")
     size = 8 * len(frame) * len(schema.features)
     remedy = "hash into fewer buckets, drop columns, or give sparse rows as npz: the encoded table exceeds the memory"
-    validate.check(size <= MOST_BYTES, "encoded bytes", size, remedy)
+    validate.check(size <= _MOST_BYTES, "encoded bytes", size, remedy)
     out = np.zeros((len(frame), len(schema.features)))
     at = 0
-    for column in schema.columns:
+    for column in columns:
         width = len(column.features)
-        if width:
-            _fill(out[:, at : at + width], frame[column.name], column)
+        _fill(out[:, at : at + width], frame[column.name], column)
         at += width
     return out
 
@@ -88,28 +82,23 @@ def bounds_of(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
 def _fill(out: np.ndarray, values: Any, column: Column) -> None:
     """Write one column's features."""
     if column.type in ("number", "bool", "date"):
-        numbers = as_days(values, column.format, column.absent) if column.type == "date" else as_numbers(values, column)
-        absent = ~np.isfinite(numbers)
-        check_readable(values, absent, column)
-        numbers = np.where(absent, column.filled, numbers)
-        bounds = (0.0, 1.0) if column.type == "bool" else column.bounds
-        numbers = numbers if bounds is None else np.clip(numbers, *bounds)
-        out[:, 0] = numbers
+        numbers = readable(values, column)
+        absent = np.isnan(numbers)
+        limits = (0.0, 1.0) if column.type == "bool" else column.bounds or (-np.inf, np.inf)
+        out[:, 0] = np.clip(np.where(absent, column.filled, numbers), *limits)
         if column.missing == "indicator":
             out[:, 1] = absent
         return
     distinct, codes = _distinct(values)
     place = {word: k for k, word in enumerate(column.categories)}
-    last = out.shape[1] - 1
-    labels = _labels(distinct, column.categories)
-    hot = np.empty(len(distinct), dtype=np.int64)
-    for k, (word, label) in enumerate(zip(distinct, labels, strict=True)):
+    hot = np.full(len(distinct), len(place))
+    for k, (word, label) in enumerate(zip(distinct, _labels(distinct, column.categories), strict=True)):
         if label is not None:
             hot[k] = place[label]
         elif _is_absent(word, column.absent):
-            hot[k] = last
-        else:
-            hot[k] = bucket(column.name, _whole(word), column.buckets) if column.type == "hash" else len(place)
+            hot[k] = out.shape[1] - 1
+        elif column.type == "hash":
+            hot[k] = bucket(column.name, _whole(word), column.buckets)
     out[np.arange(len(out)), hot[codes]] = 1.0
 
 
@@ -122,7 +111,7 @@ def _whole(word: str) -> str:
     return word[:-2] if re.fullmatch(r"[+-]?\d+\.0", word) else word
 
 
-REMEDIES = {
+_REMEDIES = {
     "number": "other signs than the decimal sign {decimal!r} and well-formed thousands, or with other marks: give the "
     "signs (--decimal CHAR, or decimal and thousands of the column in the schema), write plain numbers, or declare the "
     'column as "category", "hash" or "drop"',
@@ -132,30 +121,31 @@ REMEDIES = {
 }
 
 
-def check_readable(values: Any, absent: np.ndarray, column: Column) -> None:
-    """Refuse a column that cannot be what it was declared to be, before anything is released.
+def readable(values: Any, column: Column) -> np.ndarray:
+    """A column as numbers (dates: days since 1970), NaN where nothing is; refused where it is not what was declared.
 
     An entry with digits that is not read, such as 1,5 where the decimal sign is a point, is no missing one: as missing
     it would be filled by a constant without a word.
     """
-    typed = "M" if column.type == "date" else "iufbM"
-    if not absent.any() or dtype_kind(values) in typed:
-        return
+    dates = column.type == "date"
+    numbers = as_days(values, column.format, column.absent) if dates else as_numbers(values, column)
+    absent = np.isnan(numbers)
+    if not absent.any() or dtype_kind(values) in ("M" if dates else "iufbM"):
+        return numbers
     entries, codes = _entries(values)
-    own = (date,) if column.type == "date" else _NUMBERS  # such an entry is missing only where it was declared to be
+    own = (date,) if dates else _NUMBERS  # such an entry is missing only where it was declared to be
     text = np.array([not isinstance(entry, own) for entry in entries], dtype=bool)
-    distinct = [_word(entry) for entry in entries]
-    nothing = np.array([_is_absent(word, column.absent) for word in distinct], dtype=bool)
-    digits = np.array([any(sign.isdigit() for sign in word) for word in distinct], dtype=bool)
+    words = [_word(entry) for entry in entries]
+    nothing = np.array([_is_absent(word, column.absent) for word in words], dtype=bool)
+    digits = np.array([any(sign.isdigit() for sign in word) for word in words], dtype=bool)
     where, strange = f"columns.{column.name}", absent & ~nothing[codes] & text[codes]
-    written = REMEDIES[column.type].format(
-        name=column.name, decimal=column.decimal, format=column.format or "ISO (2024-12-31)"
-    )
-    validate.check(
-        not bool((strange & digits[codes]).any()), where, column.type, f"some of its entries are written with {written}"
-    )
+    form = column.format or "ISO (2024-12-31)"
+    written = _REMEDIES[column.type].format(name=column.name, decimal=column.decimal, format=form)
+    unread = bool((strange & digits[codes]).any())
+    validate.check(not unread, where, column.type, f"some of its entries are written with {written}")
     remedy = f'declare it as "category", "hash" or "drop": more than half of its entries are no {column.type}'
     validate.check(int(strange.sum()) <= (~nothing[codes]).sum() / 2, where, column.type, remedy)
+    return numbers
 
 
 def bucket(column: str, word: str, buckets: int) -> int:
@@ -201,7 +191,9 @@ def _entries(values: Any) -> tuple[list[Any], np.ndarray]:
     def code(entry: Any) -> int:
         if entry is None or (isinstance(entry, float) and entry != entry):
             return 0
-        at = place.setdefault((type(entry), entry if isinstance(entry, _PLAIN) else str(entry)), len(entries))
+        at = place.setdefault(
+            (type(entry), entry if isinstance(entry, (str, int, float)) else str(entry)), len(entries)
+        )
         if at == len(entries):
             entries.append(entry)
         return at
@@ -227,7 +219,7 @@ def _word(value: Any) -> str:
         return "" if value is None else str(bool(value)).lower()
     if isinstance(value, (complex, np.complexfloating)) and value.imag == 0:
         value = value.real  # what all numbers of a column become as soon as one of them is complex
-    if isinstance(value, (int, np.integer)) and abs(int(value)) > EXACT:
+    if isinstance(value, (int, np.integer)) and abs(int(value)) > _EXACT:
         value = _float(value)
     if isinstance(value, (float, np.floating)):
         return "" if not np.isfinite(value) else str(int(value)) if value == int(value) else repr(float(value))
@@ -274,7 +266,7 @@ def _number(entry: Any, column: Column) -> float:
     word = _word(entry)
     if column.absent and _is_absent(word, column.absent):
         return np.nan
-    truth = BOOLEANS.get(word.lower()) if column.type == "bool" else None
+    truth = _BOOLEANS.get(word.lower()) if column.type == "bool" else None
     return number(word, column.decimal, column.thousands) if truth is None else truth
 
 
@@ -285,7 +277,7 @@ def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.nda
         distinct, codes = _entries(values)
         return np.array([_day(entry, form, absent, gone) for entry in distinct], dtype=np.float64)[codes]
     plain = values.to_numpy(dtype="datetime64[us]") if hasattr(values, "to_numpy") else values.astype("datetime64[us]")
-    days = np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / DAY)
+    days = np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / _DAY)
     return np.where(np.isin(days, gone), np.nan, days)
 
 
@@ -321,9 +313,8 @@ def encode_target(values: Any, target: Target, separator: str | None = None) -> 
         present = ~absent[codes]
         return np.array([label or "" for label in labels])[codes][present], present
     column = target_column(target, separator)
-    numbers = as_numbers(values, column)
-    present = np.isfinite(numbers)
-    check_readable(values, ~present, column)
+    numbers = readable(values, column)
+    present = ~np.isnan(numbers)
     return numbers[present], present
 
 
@@ -350,9 +341,6 @@ def _plain(word: str) -> str:
     """One way to write a number or a truth value."""
     value = number(word, thousands="")
     return _word(value) if np.isfinite(value) else word.lower() if word.lower() in ("true", "false") else word
-
-
-KINDS = "a pandas or polars DataFrame, or a dict of columns"
 
 
 @dataclass(frozen=True)
@@ -396,63 +384,57 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
     """
     if isinstance(table, NamedColumns):
         return table
-    if is_polars(table):
-        validate.check(
-            hasattr(table, "get_columns"), what, type(table).__name__, "give a DataFrame, which its collect() returns"
-        )
+    columns: Mapping[str, Any] = {}
+    if _is_polars(table) and not hasattr(table, "get_columns"):
+        validate.refuse(what, type(table).__name__, "give a DataFrame, which its collect() returns")
+    elif _is_polars(table):
         columns = {series.name: series for series in table.get_columns()}
     elif isinstance(table, Mapping):
         columns = {str(name): values if hasattr(values, "dtype") else _array(values) for name, values in table.items()}
-    else:
-        like_pandas = hasattr(table, "iloc") and hasattr(table, "columns")
-        validate.check(like_pandas, what, type(table).__name__, f"give {KINDS}")
+    elif is_frame(table):
         names = [str(name) for name in table.columns]
         validate.check(len(set(names)) == len(names), what, names, "rename one of two columns that have the same name")
         columns = {name: table.iloc[:, k] for k, name in enumerate(names)}
+    else:
+        validate.refuse(what, type(table).__name__, "give a pandas or polars DataFrame, or a dict of columns")
     rows = {len(series) for series in columns.values()}
     validate.check(len(rows) < 2, what, sorted(rows), "give columns of one length")
-    return NamedColumns(columns, rows.pop() if rows else 0)
+    return NamedColumns(columns, max(rows, default=0))
 
 
 def is_frame(table: Any) -> bool:
     """Whether it is a frame of pandas or polars (a dict may also be a sparse matrix)."""
-    return is_polars(table) or (hasattr(table, "iloc") and table.ndim == 2)
+    return _is_polars(table) or (hasattr(table, "iloc") and table.ndim == 2)
 
 
-def is_polars(table: Any) -> bool:
+def _is_polars(table: Any) -> bool:
     """Whether it belongs to polars."""
     return type(table).__module__.partition(".")[0] == "polars"
 
 
-def _array(values: Any) -> np.ndarray:
+def _array(values: Iterable[object]) -> np.ndarray:
     """A list as numbers where all entries are numbers, else as it is."""
     entries = list(values)
-    numbers = all(isinstance(entry, (int, float)) and not isinstance(entry, bool) for entry in entries)
-    try:
-        return np.fromiter(entries, dtype=np.float64 if numbers else object, count=len(entries))
-    except OverflowError:  # a whole number that float64 does not reach
-        return np.fromiter(entries, dtype=object, count=len(entries))
+    if all(isinstance(entry, (int, float)) and not isinstance(entry, bool) for entry in entries):
+        with contextlib.suppress(OverflowError):  # a whole number that float64 does not reach
+            return np.array(entries, dtype=np.float64)
+    return np.fromiter(entries, dtype=object, count=len(entries))
 
 
 def _kind(series: Any) -> str:
-    dtype = series.dtype
-    if is_polars(series):
-        if dtype.is_numeric():
-            return "number"
-        if str(dtype).startswith(("Date", "Datetime")):
-            return "date"
-        return {"Boolean": "bool", "Enum": "words"}.get(str(dtype).partition("(")[0], "")
+    dtype, text = series.dtype, str(series.dtype)
+    if dtype_kind(series) == "M" or text.lower().startswith("date"):  # of polars, numpy, pandas and pyarrow
+        return "date"
+    if _is_polars(series):
+        return "number" if dtype.is_numeric() else {"Boolean": "bool", "Enum": "words"}.get(text.partition("(")[0], "")
     if hasattr(dtype, "categories"):
         return "words"
-    kind = getattr(dtype, "kind", "O")
-    if kind == "M" or str(dtype).startswith(("date32", "date64")):
-        return "date"
-    return "number" if kind in "iuf" else "bool" if kind == "b" else ""
+    return dict.fromkeys("iuf", "number").get(dtype_kind(series), "bool" if dtype_kind(series) == "b" else "")
 
 
 def _as_held(series: Any) -> Any:
     """A polars series as numpy holds it; all else as it is."""
-    if not is_polars(series):
+    if not _is_polars(series):
         return series.astype(object) if hasattr(series.dtype, "categories") else series
     kind = _kind(series)
     if kind == "number":

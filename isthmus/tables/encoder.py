@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from isthmus.base import validate
@@ -71,11 +72,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     def to_toml(self) -> str:
         """The schema as the command line reads it (--schema): of a fitted encoder, for every column."""
-        if hasattr(self, "schema_"):
-            return str(self.schema_.to_toml(versioned=True))
-        return Schema(tuple(self._declared().values())).to_toml(versioned=True)
+        schema: Schema | None = vars(self).get("schema_")
+        return (schema or Schema(tuple(self._declared().values()))).to_toml(versioned=True)
 
-    def fit(self, X: Any, y: Any = None) -> TableEncoder:
+    def fit(self, X: object, y: object = None) -> TableEncoder:
         """Settle the rules for the columns of X by their names and types; no entry is read."""
         validate.one_of(("type", "refuse", "drop"), undeclared=self.undeclared)
         frame = as_frame(X)
@@ -85,26 +85,22 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         validate.check(not unknown, "columns", unknown, remedy)
         columns = {name: declared.get(name) or self._by_type(frame, name) for name in frame.columns}
         open_ones = [name for name, column in columns.items() if column is None]
-        validate.check(not open_ones, "columns", open_ones, f"{_what_to_declare(frame, open_ones)}: {UNKNOWN}")
+        validate.check(not open_ones, "columns", open_ones, f"{_what_to_declare(frame, open_ones)}: {_UNKNOWN}")
         schema = Schema(tuple(column for column in columns.values() if column is not None))
-        validate.check(
-            bool(schema.features),
-            "columns",
-            schema.names,
-            "declare at least one column as a number, words, a date or bool: none is left to learn from",
-        )
+        remedy = "declare at least one column as a number, words, a date or bool: none is left to learn from"
+        validate.check(bool(schema.features), "columns", schema.names, remedy)
         self.schema_, self.bounds_ = schema, bounds_of(schema)
         self.fields_ = schema.fields
         self.feature_names_in_ = np.array(frame.columns, dtype=object)
         self.n_features_in_ = len(frame.columns)
         return self
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X: object) -> np.ndarray:
         """The rows as float64 numbers; entries that are not what was declared are refused, unless they are missing."""
         check_is_fitted(self, "schema_")
         return encode(as_frame(X), self.schema_)
 
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+    def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
         """The names of the encoded columns."""
         check_is_fitted(self, "schema_")
         return np.array(self.schema_.features, dtype=object)
@@ -115,10 +111,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         validate.check(isinstance(declared, Mapping), "columns", declared, "give a dict from names to declarations")
         columns = {}
         for name, value in declared.items():
-            kind = value.get("type") if isinstance(value, Mapping) else value
-            if kind == "category" and not (isinstance(value, Mapping) and "categories" in value):
-                declaration = value if isinstance(value, Mapping) else {"type": "category"}
-                value = {**declaration, "categories": _words_of(frame, str(name))}
+            if value == "category":
+                value = {"type": value}
+            if isinstance(value, Mapping) and value.get("type") == "category" and "categories" not in value:
+                value = {**value, "categories": _words_of(frame, str(name))}
             columns[str(name)] = read_column(str(name), value)
         return columns
 
@@ -129,14 +125,14 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         typed = self.undeclared == "type" and kind in ("number", "bool") and not identifies(name)
         return Column(name, kind) if typed else None
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.string, tags.input_tags.allow_nan, tags.input_tags.categorical = True, True, True
         tags.input_tags.two_d_array = False
         return tags
 
 
-UNKNOWN = "their types do not say how they become numbers, and their entries are private"
+_UNKNOWN = "their types do not say how they become numbers, and their entries are private"
 """Why columns are not taken as they are."""
 
 
@@ -163,19 +159,19 @@ def _what_to_declare(frame: NamedColumns, names: list[str]) -> str:
     return f"declare what is public of them, TableEncoder({{...}}) with {'; '.join(lines)}"
 
 
-def check_numbers_only(X: Any) -> None:
+def check_numbers_only(X: object) -> None:
     """Refuse a frame with columns that are no numbers, with the encoder that makes numbers of them."""
     frame = as_frame(X)
     names = []
     for name in frame.columns:
         kind = frame.kind(name)
         try:
-            if kind not in ("number", "bool", "date"):  # numbers by each entry
+            if kind in ("", "words"):  # numbers by each entry
                 np.asarray(frame[name], dtype=np.float64)
         except (TypeError, ValueError):
-            names.append(name)
+            kind = "date"
         if kind == "date":
             names.append(name)
     before = "and put it before this estimator, make_pipeline(TableEncoder(...), ...)"
-    remedy = f"{_what_to_declare(frame, names)}, {before}: {UNKNOWN}"
+    remedy = f"{_what_to_declare(frame, names)}, {before}: {_UNKNOWN}"
     validate.check(not names, "X", f"columns {names}", remedy)

@@ -99,18 +99,18 @@ def _pattern(decimal: str, thousands: str | None) -> re.Pattern[str]:
     return re.compile(rf"(?P<sign>[+-]?){begun}(?P<whole>{grouped}|[0-9]*){tail}")
 
 
-def grouping(word: str, decimal: str, thousands: str | None) -> str:
+def _grouping(word: str, decimal: str, thousands: str | None) -> str:
     """The sign between the thousands of a number in text, "" where it has none."""
     bare = word.strip(_MONEY + " ").lstrip("+-").lstrip(_MONEY + " ")
     match = _pattern(decimal, thousands).fullmatch(bare)
     return "" if match is None else match.group("group") or ""
 
 
-EPOCH = date(1970, 1, 1).toordinal()
+_EPOCH = date(1970, 1, 1).toordinal()
 
 START = datetime(1970, 1, 1)
 
-DAY = 86_400e6
+_DAY = 86_400e6
 """Microseconds."""
 
 FORMATS = tuple(
@@ -144,7 +144,7 @@ def day(word: str, form: str = "") -> float:
     if read_date is None:
         return np.nan
     since = read_date.replace(tzinfo=None) - START - (read_date.utcoffset() or timedelta())
-    return (since // timedelta(microseconds=1)) / DAY  # one division, as of a column of dates
+    return (since // timedelta(microseconds=1)) / _DAY  # one division, as of a column of dates
 
 
 def _read(word: str, form: str) -> datetime | None:
@@ -160,7 +160,7 @@ def _read(word: str, form: str) -> datetime | None:
         return None
 
 
-def formats_of(words: Iterable[str]) -> list[str]:
+def _formats_of(words: Iterable[str]) -> list[str]:
     """The formats that read every one of these public words; "" is ISO."""
     entries = list(words)
     return [form for form in ("", *FORMATS) if all(np.isfinite(day(word, form)) for word in entries)]
@@ -180,4 +180,4 @@ def check_format(where: str, form: object) -> str:
 
 def from_days(days: float) -> date:
     """The date of a number of days since 1970."""
-    return date.fromordinal(EPOCH + int(days))
+    return date.fromordinal(_EPOCH + int(days))

@@ -18,14 +18,16 @@ import gzip
 import io
 import os
 import re
+import sys
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
@@ -40,13 +42,16 @@ from isthmus.base.streamed import ChosenRows, DerivedRows, Streamed, kept_on_dis
 from isthmus.tables.encode import encode
 from isthmus.tables.schema import Schema
 
-TEXT = (".csv", ".tsv", ".tab")
-
-SPARSE = (".svm", ".libsvm", ".svmlight", ".txt")
-
-KINDS = "csv, tsv (also .gz, .bz2), parquet (also a folder of it), npz, or libsvm (.svm, .libsvm, .txt)"
-
-SEPARATORS = ",;\t|"
+_KINDS = {
+    "text": (".csv", ".tsv", ".tab"),
+    "libsvm": (".svm", ".libsvm", ".svmlight", ".txt"),
+    "parquet": (".parquet", ".pq"),
+    "npz": (".npz",),
+}
+_LARGE = 1 << 28
+"""Parquet files of so many bytes are read in slices."""
+_BLOCK = 1 << 16
+"""So many lines of text become a frame at a time: lists of words take more memory."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,9 @@ class Table:
         if parts == 1:
             return self, 0
         first, last = (self.n * k // parts for k in (number, number + 1))
-        if isinstance(self.frame, ParquetFrame):
+        if self.frame is not None:
             place = np.arange(self.n)
             return replace(self, frame=self.frame[(first <= place) & (place < last)]), first
-        if self.frame is not None:
-            return replace(self, frame=self.frame.iloc[first:last]), first
         return replace(self, x=self.x[first:last], y=None if self.y is None else self.y[first:last]), first
 
 
@@ -109,16 +112,17 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: data='people.xls' is not allowed: give a file of csv, tsv (also .gz, .bz2), ...
     """
-    file, reading = Path(path), Reading() if reading is None else reading
+    file, reading = Path(path), reading or Reading()
     kind = _kind(file)
-    validate.check(bool(kind), "data", str(path), f"give a file of {KINDS}; save other formats as csv first")
+    kinds = "csv, tsv (also .gz, .bz2), parquet (also a folder of it), npz or libsvm; save other formats as csv first"
+    validate.check(bool(kind), "data", str(path), f"give a file of {kinds}")
     validate.present(os.path.isfile(file) or kind == "parquet" and os.path.isdir(file), path)
     name = file.name.split(".")[0] or file.name
     if kind == "text":
-        separator = separator_of(file, reading)
-        return Table(name, _read_text(file, reading, separator), separator=separator)
+        names, separator = _header(file, reading)
+        return Table(name, _read_text(file, reading, names, separator), separator=separator)
     if kind == "parquet":
-        in_slices = os.path.isdir(file) or file.stat().st_size >= LARGE
+        in_slices = os.path.isdir(file) or file.stat().st_size >= _LARGE
         return Table(name, ParquetFrame(file) if in_slices else _read_parquet(file))
     if kind == "npz":
         return _read_npz(file, name, part)
@@ -127,14 +131,15 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
 
 def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | None:
     """The column names of a file, from its header alone; None for files without names."""
-    file, reading = Path(path), Reading() if reading is None else reading
+    file = Path(path)
     kind = _kind(file)
     if kind == "text":
-        return _names(file, reading)
+        validate.present(os.path.isfile(file), file)
+        return _header(file, reading or Reading())[0]
     if kind == "parquet" and os.path.exists(file):
-        import_pandas(str(file), parquet=True)
+        _import_pandas(file, parquet=True)
         try:
-            return stripped_names(column_names(parquet_dataset(file, "data").schema), file)
+            return _stripped_names(column_names(parquet_dataset(file, "data").schema), file)
         except UnicodeDecodeError as error:
             validate.unreadable(file, f"a name of its columns is not UTF-8 text ({error}); rename that column")
     return None
@@ -158,33 +163,26 @@ def has_part(path: str | Path, part: str) -> bool:
         return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
 
 
-def types_of(path: str | Path, reading: Reading | None = None) -> dict[str, str]:
+def types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
-    file = Path(path)
-    names = columns_of(file, reading) if _kind(file) == "parquet" else None
+    file, names = Path(path), None
+    if _kind(file) == "parquet":
+        names = columns_of(file)
     if names is None:
         return {}
     from pyarrow import types
 
-    by_column, schema = {}, parquet_dataset(file, "data").schema
+    kinds, schema = {}, parquet_dataset(file, "data").schema
     for name, stored in zip(names, column_names(schema), strict=True):
-        field = schema.field(stored)
-        number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
-        if number or types.is_boolean(field.type):
-            by_column[name] = "number" if number else "bool"
-    return by_column
+        kind = schema.field(stored).type
+        if types.is_boolean(kind):
+            kinds[name] = "bool"
+        elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+            kinds[name] = "number"
+    return kinds
 
 
-def separator_of(path: str | Path, reading: Reading | None = None) -> str | None:
-    """The separator of a text file, from its header line alone (a quoted name is no part of it); None for others."""
-    file, reading = Path(path), Reading() if reading is None else reading
-    if _kind(file) != "text":
-        return None
-    bare = re.sub(r'"[^"]*"', "", _header(file, reading))
-    return reading.separator or max(SEPARATORS, key=bare.count)
-
-
-def import_pandas(path: str, parquet: bool = False) -> Any:
+def _import_pandas(path: str | Path, parquet: bool = False) -> Any:
     """pandas (and for parquet pyarrow), or words that say what to install."""
     try:
         import pandas
@@ -192,10 +190,8 @@ def import_pandas(path: str, parquet: bool = False) -> Any:
         if parquet:
             import pyarrow  # noqa: F401
     except ImportError as error:
-        missing = getattr(error, "name", None) or "pandas"
-        validate.unreadable(
-            path, f"{missing} is needed for it; {validate.extra('table')} (npz and libsvm files need no extra)"
-        )
+        needed = f"{error.name or 'pandas'} is needed for it; {validate.extra('table')}"
+        validate.unreadable(path, f"{needed} (npz and libsvm files need no extra)")
     return pandas
 
 
@@ -211,15 +207,14 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
     """Columns of equal length as csv (by the standard library), parquet or npz."""
     file = Path(path)
     suffix = file.suffix.lower()
-    validate.check(
-        suffix in (".csv", ".tsv", ".npz", ".parquet"), "output", str(path), "end it in .csv, .tsv, .npz or .parquet"
-    )
+    known = suffix in (".csv", ".tsv", ".npz", ".parquet")
+    validate.check(known, "output", str(path), "end it in .csv, .tsv, .npz or .parquet")
     with atomic_write(file) as partial:
         if suffix == ".npz":
             with partial.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **columns)
         elif suffix == ".parquet":
-            import_pandas(str(path), parquet=True).DataFrame(columns).to_parquet(partial, index=False)
+            _import_pandas(path, parquet=True).DataFrame(columns).to_parquet(partial, index=False)
         else:
             with partial.open("w", encoding="utf-8", newline="") as out:
                 writer = csv.writer(out, delimiter="\t" if suffix == ".tsv" else ",")
@@ -236,21 +231,16 @@ def _kind(file: Path) -> str:
         is_folder = file.is_dir()
     except OSError as error:  # a name that is too long for any file
         validate.refuse("data", str(file), f"give the path of a file: none can have this name ({error.strerror})")
-    plain = name.removesuffix(".gz").removesuffix(".bz2")
-    if plain.endswith(TEXT):
-        return "text"
-    if name.endswith((".parquet", ".pq")) or is_folder:
+    if is_folder:
         return "parquet"
-    if name.endswith(".npz"):
-        return "npz"
-    return "libsvm" if plain.endswith(SPARSE) else ""
+    plain = name.removesuffix(".gz").removesuffix(".bz2")
+    ends = {"text": plain, "libsvm": plain, "parquet": name, "npz": name}
+    return next((kind for kind, end in ends.items() if end.endswith(_KINDS[kind])), "")
 
 
-def _open(file: Path) -> Any:
-    suffix = file.suffix.lower()
-    if suffix == ".gz":
-        return gzip.open(file, "rb")
-    return bz2.open(file, "rb") if suffix == ".bz2" else file.open("rb")
+def _open(file: Path) -> BinaryIO:
+    opener = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix.lower(), open)
+    return opener(file, "rb")  # type: ignore[operator]
 
 
 @contextmanager
@@ -262,13 +252,19 @@ def _unpacked(file: Path) -> Iterator[None]:
         validate.unreadable(file, f"it was cut or altered, or its name ends wrongly ({error})")
 
 
-def _header(file: Path, reading: Reading) -> str:
-    """The first line, decoded; a byte-order mark is no part of it."""
+def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
+    """The names in the first line, each of them once, and the separator between them; no other line is looked at."""
+    _import_pandas(file)
     try:
         with _unpacked(file), _open(file) as stream:
-            return _first_line(stream, codecs.getincrementaldecoder(_codec(reading))()).rstrip("\r\n")
+            line = _first_line(stream, codecs.getincrementaldecoder(_codec(reading))()).rstrip("\r\n")
     except (UnicodeError, LookupError):
         _bad_encoding(file, reading)
+    if not line.strip():
+        validate.unreadable(file, "its first line is empty, and must hold the names of the columns")
+    separator = reading.separator or max(",;\t|", key=re.sub(r'"[^"]*"', "", line).count)  # outside of quoted names
+    names = next(_rows([line], file, separator), [""])
+    return _stripped_names(names, file), separator
 
 
 def _first_line(stream: Any, decoder: codecs.IncrementalDecoder) -> str:
@@ -299,86 +295,47 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
     validate.unreadable(file, f"it is not {reading.encoding} text; give its encoding, {such}")
 
 
-def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
-    pandas = import_pandas(str(file))
-    names = _named_once(file, reading, separator)
-    assert separator is not None
-    _check_quotes(file, separator, reading)
+def _read_text(file: Path, reading: Reading, names: list[str], separator: str) -> Any:
+    """All entries as they are written, missing where nothing is written ("NA" may be a declared word)."""
+    pandas = _import_pandas(file)
+    blocks = [pandas.DataFrame(columns=names, dtype="string")]
     try:
-        frame = pandas.read_csv(
-            file,
-            sep=separator,
-            encoding=_codec(reading),
-            skipinitialspace=True,
-            dtype=str,
-            keep_default_na=False,  # "NA" may be a declared word
-            na_values=[""],
-        )
+        with _unpacked(file), _open(file) as stream:
+            lines = io.TextIOWrapper(stream, encoding=_codec(reading), newline="")
+            rows = _rows(lines, file, separator, len(names))
+            next(rows)
+            while part := [row + [None] * (len(names) - len(row)) for row in islice(rows, _BLOCK)]:
+                blocks.append(pandas.DataFrame(part, columns=names, dtype="string"))
     except UnicodeError:
         _bad_encoding(file, reading)
-    except pandas.errors.ParserError as error:
-        _bad_line(file, str(error).split("C error:")[-1].strip())
-    if not isinstance(frame.index, pandas.RangeIndex):  # it took the first column for names of the rows
-        _bad_line(file, f"Expected {len(names)} fields in line 2, saw more")
-    frame.columns = stripped_names(frame.columns, file)
-    return frame
+    return pandas.concat(blocks, ignore_index=True)
 
 
-def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str]:
-    """The names in the header line, each of them once; no other line is looked at."""
-    header = _header(file, reading)
-    if not header.strip():
-        validate.unreadable(file, "its first line is empty, and must hold the names of the columns")
+def _rows(lines: Iterable[str], file: Path, separator: str, width: int = sys.maxsize) -> Iterator[list[str | None]]:
+    """The lines that hold something; one that is too long, or has a quote that does not close, would move others."""
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
-        column_names = next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))
+        for row in reader:
+            if len(row) > width:
+                _bad_line(file, f"Expected {width} fields in line {reader.line_num}, saw {len(row)}")
+            if row not in ([], [""]):
+                yield [entry or None for entry in row]
     except csv.Error as error:
-        _bad_line(file, f"{error} in line 1")
-    return stripped_names(column_names, file)
-
-
-def _names(file: Path, reading: Reading) -> list[str]:
-    """The names in the header line, as the reader of the rows will have them."""
-    validate.present(os.path.isfile(file), file)
-    pandas, header, separator = import_pandas(str(file)), _header(file, reading), separator_of(file, reading)
-    _named_once(file, reading, separator)
-    if header.count('"') % 2:
-        validate.unreadable(file, "the names of its columns must stand on one line")
-    try:
-        header_frame = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
-    except pandas.errors.ParserError as error:
-        _bad_line(file, f"{error}")
-    return stripped_names(header_frame.columns, file)
+        _bad_line(file, f"{error} in line {reader.line_num}")
 
 
 def _bad_line(file: Path, where: str) -> NoReturn:
     validate.unreadable(file, f"a line does not fit the header ({where}); check --separator and the quotes around text")
 
 
-def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
-    """Refuse quotes that do not close where their field ends: their row would swallow those after it."""
-    with _unpacked(file), _open(file) as stream:
-        if not any(b'"' in block for block in iter(lambda: stream.read(1 << 20), b"")):
-            return
-    with _unpacked(file), _open(file) as stream:
-        lines = io.TextIOWrapper(stream, encoding=_codec(reading), newline="")
-        reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
-        try:
-            for _ in reader:
-                pass
-        except UnicodeError:
-            _bad_encoding(file, reading)
-        except csv.Error as error:
-            _bad_line(file, f"{error} in line {reader.line_num}")
-
-
 def _read_parquet(file: Path) -> Any:
-    import_pandas(str(file), parquet=True)
+    _import_pandas(file, parquet=True)
     import pyarrow
 
     try:
         data = parquet_dataset(file, "data")  # what pandas wrote into the footer may rename columns or hide them
         frame = data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True)
-        frame.columns = stripped_names(frame.columns, file)
+        frame.columns = _stripped_names(frame.columns, file)
         return frame
     except validate.InvalidInput:
         raise
@@ -437,17 +394,13 @@ def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
     return Table(name, x=x, y=y, notes=(note,))
 
 
-LARGE = 1 << 28
-"""Parquet files of so many bytes are read in slices."""
-
-
-def stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:
+def _stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:
     """The names without the blanks around them, each of them once; one that is all blanks is named by its place.
 
-    >>> stripped_names(["age", " city ", ""], Path("people.csv"))
+    >>> _stripped_names(["age", " city ", ""], Path("people.csv"))
     ['age', 'city', 'Unnamed: 2']
     """
-    names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(column_names)]
+    names = [str(name or "").strip() or f"Unnamed: {place}" for place, name in enumerate(column_names)]
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         validate.unreadable(file, f"the column names {twice} occur twice; rename these columns")
@@ -463,7 +416,7 @@ class ParquetFrame:
     def __init__(self, path: Path, table: ArrowTable | None = None, rows_kept: np.ndarray | None = None) -> None:
         self.path, self.rows_kept = path, rows_kept
         self.table = ArrowTable(parquet_dataset(path, "data")) if table is None else table
-        self._names = dict(zip(stripped_names(self.table.names, path), self.table.names, strict=True))
+        self._names = dict(zip(_stripped_names(self.table.names, path), self.table.names, strict=True))
 
     @property
     def columns(self) -> list[str]:

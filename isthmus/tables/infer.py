@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -28,35 +28,28 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, check_readable, dtype_kind
-from isthmus.tables.entries import LOOKS, OTHER, Signs, formats_of, grouping
+from isthmus.tables.encode import _BOOLEANS, ABSENT, as_days, as_numbers, as_words, dtype_kind, readable
+from isthmus.tables.entries import LOOKS, OTHER, Signs, _formats_of, _grouping
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
-from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, check_names, toml_value
+from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
 
-LOOK = 2000
+_LOOK = 2000
 """How many rows are looked at for dates, numbers in text and the like."""
-
-MOSTLY = 0.95
-
+_MOSTLY = 0.95
 OWN, ENOUGH = 0.9, 20
 """Words that are different in so large a share of at least so many rows tell rows apart, and nothing else."""
-
-MOST_WORDS = 100
+_MOST_WORDS = 100
 """A public column with more words than this is hashed all the same."""
-
-_ID = re.compile(
-    r"(^|[_\-. ])(id|uuid|guid|key|index|nr|no|number)$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$", re.I
-)
-
+_ROW = r"(^|[_\-. ])({0})$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$"
+_ID = re.compile(_ROW.format("id|uuid|guid|key|index|nr|no|number"), re.I)
+_OWN_NAME = re.compile(_ROW.format("id|uuid|guid").replace("|index", ""), re.I)
 _PERSON = re.compile(
     r"(^|[_\-. ])(e-?mails?|e_mail|mail|telephone|phone|mobile|fax|ssn|iban|passport|surname|"
     r"(first|last|full|family|user)[_\-. ]?name)([_\-. ]?(address|number|no|nr))?$",
     re.I,
 )
-
 _CODE = re.compile(r"0\d+")
-
-_OWN_NAME = re.compile(r"(^|[_\-. ])(id|uuid|guid)$|^(id|uuid|guid)([_\-. ]|$)|^unnamed: \d+$", re.I)
+_ALL_THE_SAME = "to learn from its words all the same: --hash {!r}=16"
 
 
 def identifies(name: str) -> bool:
@@ -79,61 +72,54 @@ class Guess:
 def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None = None) -> Guess:
     """How to encode a column that was not declared; dates of private rows are refused with what to do."""
     if _PERSON.search(name.strip()):
-        why = f"its name says that it identifies a person; to learn from its words all the same: --hash {name!r}=16"
+        why = f"its name says that it identifies a person; {_ALL_THE_SAME.format(name)}"
         return Guess(Column(name, "drop", source="name"), why)
-    kind = _kind(name, values, Signs() if signs is None else signs)
-    source = "public" if public else "data"
+    kind = _kind(name, values, signs or Signs())
     if kind.column.type == "date":
         return _date(name, values, public)
-    column = replace(kind.column, source=source)
-    if public and column.type in ("number", "bool") and not np.isfinite(as_numbers(values, column)).all():
+    if not public:
+        return replace(kind, column=replace(kind.column, source="data"))
+    column = replace(kind.column, source="public")
+    if column.type in ("number", "bool") and not np.isfinite(as_numbers(values, column)).all():
         column = replace(column, missing="indicator")  # of private rows one empty cell would add a column
-    return replace(kind, column=_filled_in(column, values) if public else column)
+    return replace(kind, column=_filled_in(column, values))
 
 
 def _kind(name: str, values: Any, signs: Signs) -> Guess:
     """The type alone."""
-    dtype = values.dtype
-    kind = dtype_kind(values)
-    present = values.dropna()
+    kind, present = dtype_kind(values), values.dropna()
     if kind == "O":
-        present = present[
-            ~present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT).astype(bool)
-        ]
+        nothing = present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT)
+        present = present[~nothing.astype(bool)]
     if not len(present):
         return Guess(Column(name, "drop"), "it is empty")
-    if kind == "b" or str(dtype) == "boolean":
+    if kind == "b":
         return Guess(Column(name, "bool"))
-    if kind == "M" or "date" in str(dtype):
+    if kind == "M" or "date" in str(values.dtype):
         return Guess(Column(name, "date"))
-    if kind in "iuf" and not _is_id(name, present):
-        return Guess(Column(name, "number"))
     if _is_id(name, present):
         return Guess(Column(name, "drop"), "it looks like an identifier: every row has its own")
-    return _kind_of_text(name, present, signs)
-
-
-def _kind_of_text(name: str, present: Any, signs: Signs) -> Guess:
+    if kind in "iuf":
+        return Guess(Column(name, "number"))
     plain = present.map(lambda value: isinstance(value, (str, int, float, bool, Decimal, date)))
     if not bool(plain.all()):
         return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
-    words = [str(value).strip() for value in present.iloc[:LOOK]]
-    truths = _share(words, lambda word: word.lower() in BOOLEANS) >= MOSTLY
-    if truths and _share(words, lambda word: word in ("0", "1")) < MOSTLY:
+    words = [str(value).strip() for value in present.iloc[:_LOOK]]
+    digits = _share(words, lambda word: word in ("0", "1"))
+    if _share(words, lambda word: word.lower() in _BOOLEANS) >= _MOSTLY > digits:
         return Guess(Column(name, "bool"))
-    if _share(words, lambda word: bool(LOOKS.fullmatch(word))) >= MOSTLY:
+    if _share(words, lambda word: bool(LOOKS.fullmatch(word))) >= _MOSTLY:
         return Guess(Column(name, "date"))
-    codes = _share(words, lambda word: bool(_CODE.fullmatch(word)))
-    column = None if codes >= 1 - MOSTLY else _number_in_text(name, words, signs)
-    if column is not None:
-        return Guess(column, f"numbers with {column.thousands!r} between thousands" if column.thousands else "")
-    why = "numbers that begin with 0 are codes, such as those of places" if codes >= 1 - MOSTLY else ""
+    why = ""
+    if _share(words, lambda word: bool(_CODE.fullmatch(word))) >= 1 - _MOSTLY:
+        why = "numbers that begin with 0 are codes, such as those of places"
+    elif (column := _number_in_text(name, words, signs)) is not None:
+        return Guess(column, f"numbers with {column.thousands!r} between thousands" * bool(column.thousands))
     different = len(set(words)) / len(words)
     if np.mean([len(word) for word in words]) > 40 and different > 0.5:
         return Guess(Column(name, "drop"), "it is free text: turn it into numbers first (bags of words as npz, say)")
     if len(words) >= ENOUGH and different >= OWN:
-        own = f"nearly every row has a word of its own; to learn from its words all the same: --hash {name!r}=16"
-        return Guess(Column(name, "drop"), own)
+        return Guess(Column(name, "drop"), f"nearly every row has a word of its own; {_ALL_THE_SAME.format(name)}")
     return Guess(Column(name, "hash"), why)
 
 
@@ -142,9 +128,9 @@ def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
     column = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
     readable = np.isfinite(as_numbers(words, column))
     check_decimal(name, words, signs)
-    if np.mean(readable) < MOSTLY:
+    if np.mean(readable) < _MOSTLY:
         return None
-    groupings = Counter(grouping(word, signs.decimal, signs.thousands) for word in words)
+    groupings = Counter(_grouping(word, signs.decimal, signs.thousands) for word in words)
     groupings.pop("", None)
     return replace(column, thousands=groupings.most_common(1)[0][0] if groupings else None)
 
@@ -162,7 +148,7 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
         f"give --decimal , where the comma in entries of the column {name!r} is the decimal sign, --decimal . where it "
         "is between thousands; declare the column where it holds no numbers"
     )
-    other_sign = np.mean(readable | also) >= MOSTLY and bool((also & ~readable).any())
+    other_sign = np.mean(readable | also) >= _MOSTLY and bool((also & ~readable).any())
     validate.check(not other_sign, "decimal", "(not declared)", remedy)
 
 
@@ -177,14 +163,13 @@ def _date(name: str, values: Any, public: bool) -> Guess:
         if not iso:
             remedy += f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
         validate.refuse(f"columns.{name}", "dates", remedy)
-    fitting = [""] if iso else formats_of(set(written))
+    fitting = [""] if iso else _formats_of(set(written))
     reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
     remedy = f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
     validate.check(len(fitting) == 1, f"columns.{name}", "dates", remedy)
-    days = as_days(values, fitting[0])
     column = Column(name, "date", format=fitting[0], source="public")
-    check_readable(values, ~np.isfinite(days), column)
-    days = days[np.isfinite(days)]
+    days = readable(values, column)
+    days = days[~np.isnan(days)]
     missing = "indicator" if len(days) < len(values) else "fill"
     bounds = (float(days.min()), float(max(days.max(), days.min() + 1)))
     return Guess(replace(column, bounds=bounds, missing=missing))
@@ -193,18 +178,21 @@ def _date(name: str, values: Any, public: bool) -> Guess:
 def _filled_in(column: Column, values: Any) -> Column:
     """Words and ranges of public rows."""
     if column.type == "hash":
-        words, missing = as_words(values)
-        distinct = sorted(set(words[~missing]))
-        return replace(column, type="category", categories=tuple(distinct)) if len(distinct) <= MOST_WORDS else column
-    if column.type != "number":
-        return column
-    numbers = as_numbers(values, column)
-    check_readable(values, ~np.isfinite(numbers), column)
-    numbers = numbers[np.isfinite(numbers)]
-    if not len(numbers):
-        return column
-    low, high = float(numbers.min()), float(numbers.max())
-    return replace(column, bounds=(low, high if high > low else low + 1.0))
+        distinct = _distinct_words(values)
+        if len(distinct) <= _MOST_WORDS:
+            return replace(column, type="category", categories=distinct)
+    if column.type == "number":
+        numbers = readable(values, column)
+        numbers = numbers[~np.isnan(numbers)]
+        if len(numbers):
+            low, high = float(numbers.min()), float(numbers.max())
+            return replace(column, bounds=(low, high + (low == high)))
+    return column
+
+
+def _distinct_words(values: Any) -> tuple[str, ...]:
+    words, missing = as_words(values)
+    return tuple(sorted(set(words[~missing])))
 
 
 def _is_id(name: str, present: Any) -> bool:
@@ -215,7 +203,7 @@ def _is_id(name: str, present: Any) -> bool:
     return not bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
 
 
-def _share(words: list[str], test: Any) -> float:
+def _share(words: list[str], test: Callable[[str], bool]) -> float:
     return float(np.mean([test(word) for word in words]))
 
 
@@ -246,15 +234,14 @@ def draft(
         validate.present(os.path.isfile(path), path)
         validate.unreadable(path, "it has no named columns; a schema is for csv, tsv and parquet files")
     check_names(names, declared, None if target is None else target.name)
-    own = sample is not None and Path(sample).resolve() == Path(path).resolve()
-    remedy = "give a file of rows that are public: the rows of this one are the private ones"
-    validate.check(not own, "sample", str(sample), remedy)
     public = None
     if sample is not None:
+        remedy = "give a file of rows that are public: the rows of this one are the private ones"
+        validate.check(Path(sample).resolve() != Path(path).resolve(), "sample", str(sample), remedy)
         public = read(sample, reading=reading)
         usable = public.frame is not None and public.n > 0
         validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")
-    types, columns = types_of(path, reading), {}
+    types, columns = types_of(path), {}
     why: dict[str, str] = {}
     for name in names:
         if target is not None and name == target.name:
@@ -264,9 +251,8 @@ def draft(
             column = Column(name, "id", source="name")
         elif column is None and name in types:
             column = Column(name, types[name])
-        columns[name] = None if column is None else column.settled(bounds, decimal)
-    target = target if target is None or public is None else _target_told(target, public)
-    return _written(Path(path), columns, why, target, sampled=public is not None)
+        columns[name] = column and column.settled(bounds, decimal)
+    return _written(Path(path), columns, why, _with_labels(target, public), sampled=public is not None)
 
 
 def _from_public(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
@@ -278,17 +264,19 @@ def _from_public(name: str, public: Table | None, decimal: str | None, why: dict
     except validate.InvalidInput as error:
         why[name] = str(error).partition(" is not allowed: ")[2]
         return None
-    why |= {name: guess.why} if guess.why else {}
-    return Column(name, "id") if guess.column.type == "drop" and identifies(name) else guess.column
+    if guess.why:
+        why[name] = guess.why
+    if guess.column.type == "drop" and identifies(name):
+        return Column(name, "id")
+    return guess.column
 
 
-def _target_told(target: Target, public: Table) -> Target:
-    """With the labels of public rows, where it is a classification."""
-    if target.task != "classification" or target.classes or target.name not in public.frame.columns:
+def _with_labels(target: Target | None, public: Table | None) -> Target | None:
+    """The target with the labels of public rows, where it is a classification."""
+    if target is None or public is None or target.task != "classification" or target.classes:
         return target
-    words, absent = as_words(public.frame[target.name])
-    labels = tuple(sorted(set(words[~absent])))
-    return replace(target, classes=labels) if 2 <= len(labels) <= MOST_WORDS else target
+    labels = _distinct_words(public.frame[target.name]) if target.name in public.frame.columns else ()
+    return replace(target, classes=labels) if 2 <= len(labels) <= _MOST_WORDS else target
 
 
 # ---------------------------------------------------------------- the text
@@ -297,42 +285,41 @@ def _target_told(target: Target, public: Table) -> Target:
 def _written(
     path: Path, columns: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
 ) -> Draft:
-    open_ones = [name for name, column in columns.items() if column is None]
-    lines, missing = _target_lines(target)
-    if open_ones:
-        lines += ["[columns]", f"# {FORMS}"]
-        width = max(len(toml_value(name)) for name in open_ones)
-        for name in open_ones:
-            reason = f"  # {why[name]}" if name in why else ""
-            lines.append(f"{toml_value(name):{width}} = {toml_value(OPEN)}{reason}")
-        lines.append("")
+    target_lines, missing = _target_lines(target)
+    names = [name for name, column in columns.items() if column is None]
+    missing += names
+    sources = " and the options"
+    if sampled:
+        sources = ", the options and the public sample, whose words and ranges you may widen"
+    lines = [
+        f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
+        f"# from its header{sources}.",
+    ]
+    if missing:
+        lines.append(f'# Fill in each "{_OPEN}" with what is publicly known; never look it up in the private rows.')
+    lines += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", "", *target_lines]
+    if names:
+        width = max(len(_toml_value(name)) for name in names)
+        reasons = {name: f"  # {reason}" for name, reason in why.items()}
+        open_ones = [f"{_toml_value(name):{width}} = {_toml_value(_OPEN)}{reasons.get(name, '')}" for name in names]
+        lines += ["[columns]", f"# {_FORMS}", *open_ones, ""]
     for name, column in columns.items():
         if column is not None:
-            note = [f"# {why[name]}"] if name in why else []
-            lines += [*note, Schema((column,)).to_toml()]
-    source = " and the options"
-    if sampled:
-        source = ", the options and the public sample, whose words and ranges you may widen"
-    header = [
-        f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
-        f"# from its header{source}.",
-    ]
-    if open_ones or missing:
-        header.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')
-    header += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", ""]
-    return Draft("\n".join([*header, *lines]).rstrip() + "\n", (*missing, *open_ones))
+            lines += [f"# {reason}" for at, reason in why.items() if at == name]
+            lines.append(Schema((column,)).to_toml())
+    return Draft("\n".join(lines).rstrip() + "\n", tuple(missing))
 
 
 def _target_lines(target: Target | None) -> tuple[list[str], list[str]]:
     """The table [target], and what is open in it."""
     if target is None:
-        return ["[target]", f'name = "{OPEN}"', f'task = "{OPEN}"  # classification or regression', ""], ["target"]
+        return ["[target]", f'name = "{_OPEN}"', f'task = "{_OPEN}"  # classification or regression', ""], ["target"]
     lines, missing = Schema(target=target).to_toml().rstrip().splitlines(), []
     if target.task is None:
-        lines.append(f'task = "{OPEN}"  # "classification", with classes = ["no", "yes"]; or "regression"')
+        lines.append(f'task = "{_OPEN}"  # "classification", with classes = ["no", "yes"]; or "regression"')
         missing = ["target.task"]
     elif target.task == "classification" and not target.classes:
-        lines.append(f'classes = "{OPEN}"  # all labels, such as ["no", "yes"]')
+        lines.append(f'classes = "{_OPEN}"  # all labels, such as ["no", "yes"]')
         missing = ["target.classes"]
     elif target.task == "regression" and target.bounds is None:
         lines.append("# bounds = [0, 100]  # the public range; without it, the range is bought from the budget")

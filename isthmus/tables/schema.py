@@ -23,39 +23,47 @@ Everything here counts as public: whoever writes it down must not take it from t
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.tables.entries import EPOCH, OTHER, Signs, check_format, from_days
+from isthmus.tables.entries import _EPOCH, OTHER, Signs, check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
-TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
-FORMS = (
+_TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
+_FORMS = (
     'a range [low, high] or "number"; words ["a", "b"] or "hash"; dates [2010-01-01, 2024-12-31]; "bool", "id", "drop"'
 )
 """How a column is declared, for those who are asked to."""
-OPEN = "?"
+_OPEN = "?"
 """What stands where a declaration is still to be written."""
 TASKS = ("classification", "regression")
 SOURCES = ("declared", "public", "name", "data")
 BUCKETS = 16
-_ALLOWED = {
-    "number": {"bounds", "missing", "absent", "fill", "thousands", "decimal"},
-    "bool": {"missing", "absent"},
-    "category": {"categories", "absent"},
-    "hash": {"buckets", "absent"},
-    "date": {"bounds", "missing", "absent", "format"},
-    "id": set(),
-    "drop": set(),
+_OWN_KEYS = {
+    "number": ("bounds", "missing", "absent", "fill", "thousands", "decimal"),
+    "bool": ("missing", "absent"),
+    "category": ("categories", "absent"),
+    "hash": ("buckets", "absent"),
+    "date": ("bounds", "missing", "absent", "format"),
+    "id": (),
+    "drop": (),
+}
+"""What can be declared of a column of each type."""
+_TREATMENT = {
+    "bool": "0 or 1",
+    "hash": "words hashed into {0.buckets} fixed buckets; none is learned",
+    "id": "carried along by predictions, never a feature",
+    "drop": "left out",
 }
 
 
@@ -91,9 +99,8 @@ class Column:
     @property
     def features(self) -> list[str]:
         """The names of the columns it becomes."""
-        flag = [f"{self.name} (missing)"] if self.missing == "indicator" else []
         if self.type in ("number", "bool", "date"):
-            return [self.name, *flag]
+            return [self.name, f"{self.name} (missing)"][: 1 + (self.missing == "indicator")]
         if self.type == "category":
             return [f"{self.name}={category}" for category in (*self.categories, "(other)", "(missing)")]
         if self.type == "hash":
@@ -105,43 +112,36 @@ class Column:
         """What stands where a number is missing: `fill`, else the middle of the range, else 0."""
         if self.fill is not None:
             return self.fill
-        if self.type == "bool":
-            return 0.5
-        return 0.0 if self.bounds is None else (self.bounds[0] + self.bounds[1]) / 2
+        low, high = (0.0, 1.0) if self.type == "bool" else self.bounds or (0.0, 0.0)
+        return (low + high) / 2
 
     def settled(self, bounds: tuple[float, float] | None, decimal: str | None) -> Column:
         """A number with the range and the decimal sign that were declared for all, where it has none of its own."""
         if self.type != "number":
             return self
         column = replace(self, bounds=self.bounds or bounds)
-        own = decimal is None or self.decimal != "." or self.thousands is not None
-        return column if own else replace(column, decimal=str(decimal), thousands=OTHER.get(str(decimal)))
+        if decimal is None or self.decimal != "." or self.thousands is not None:
+            return column
+        return replace(column, decimal=decimal, thousands=OTHER.get(decimal))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Its long form, as `read_column` takes it; where it came from is no part of it."""
-        values = {
-            member.name: getattr(self, member.name) for member in fields(self) if member.name not in ("name", "source")
-        }
-        own = {"type", *_ALLOWED[self.type]} - {name for name in ("format", "absent") if not values[name]}
-        return {key: value for key, value in values.items() if key in own and value is not None}
+        own = {name: vars(self)[name] for name in ("type", *_OWN_KEYS[self.type])}
+        empty = {"format": "", "absent": ()}  # in which nothing is said
+        return {name: value for name, value in own.items() if value is not None and value != empty.get(name)}
 
     def words(self) -> str:
         """One line for a reader."""
-        if self.type == "number":
-            rest = "range bought privately" if self.bounds is None else f"from {self.bounds[0]:g} to {self.bounds[1]:g}"
-        elif self.type == "date" and self.bounds is not None:
-            rest = " to ".join(from_days(bound).isoformat() for bound in self.bounds)
-            rest += f", written as {self.format}" if self.format else ""
-        else:
-            rest = {
-                "category": f"{len(self.categories)} words and (other)",
-                "hash": f"words hashed into {self.buckets} fixed buckets; none is learned",
-                "bool": "0 or 1",
-                "id": "carried along by predictions, never a feature",
-                "drop": "left out",
-            }[self.type]
-        missing = {"indicator": "; missing is filled and marked"}.get(self.missing, "")
-        return f"{self.type}, {rest}{missing} ({self.source})"
+        treatment = _TREATMENT.get(self.type, "range bought privately").format(self)
+        if self.type == "category":
+            treatment = f"{len(self.categories)} words and (other)"
+        elif self.bounds is not None and self.type == "number":
+            treatment = "from {:g} to {:g}".format(*self.bounds)
+        elif self.bounds is not None and self.type == "date":
+            treatment = " to ".join(from_days(bound).isoformat() for bound in self.bounds)
+            treatment += f", written as {self.format}" * bool(self.format)
+        missing = "; missing is filled and marked" * (self.missing == "indicator")
+        return f"{self.type}, {treatment}{missing} ({self.source})"
 
 
 @dataclass(frozen=True)
@@ -213,17 +213,14 @@ class Schema:
 
         A decimal sign that is declared for the file stands above what the columns say.
         """
-        if decimal is not None:
-            thousands = OTHER.get(decimal)
-            all_read = (
-                replace(c, decimal=decimal, thousands=thousands) if c.type == "number" else c for c in self.columns
-            )
-            return replace(self, columns=tuple(all_read))
         signs = Signs.of(None, separator)
-        plain = (c.type == "number" and c.decimal == signs.decimal and c.thousands is None for c in self.columns)
-        columns = (
-            replace(c, thousands=signs.thousands) if own else c for c, own in zip(self.columns, plain, strict=True)
-        )
+        columns = []
+        for column in self.columns:
+            if column.type == "number" and decimal is not None:
+                column = replace(column, decimal=decimal, thousands=OTHER.get(decimal))
+            elif column.type == "number" and column.decimal == signs.decimal and column.thousands is None:
+                column = replace(column, thousands=signs.thousands)
+            columns.append(column)
         return replace(self, columns=tuple(columns))
 
     @staticmethod
@@ -246,17 +243,15 @@ class Schema:
         return Schema.from_toml(text, str(path))
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Schema:
+    def from_dict(data: Mapping[str, object]) -> Schema:
         """The schema of the tables [target] and [columns]; `version`, where it stands before them, is checked."""
         known_keys("schema", data, ("version", "target", "columns"))
         validate.known_format("schema: version", data.get("version", VERSION), [VERSION])
-        columns = data.get("columns", {})
-        validate.check(isinstance(columns, Mapping), "columns", columns, "give a table [columns]")
-        target = data.get("target")
-        return Schema(
-            tuple(read_column(name, value) for name, value in columns.items()),
-            None if target is None else read_target(target),
-        )
+        columns, target = data.get("columns", {}), data.get("target")
+        if not isinstance(columns, Mapping):
+            validate.refuse("columns", columns, "give a table [columns]")
+        read = tuple(read_column(name, value) for name, value in columns.items())
+        return Schema(read, None if target is None else read_target(target))
 
     def to_toml(self, versioned: bool = False) -> str:
         """The schema as a text that `from_toml` reads; with the version of its rules first, for a file."""
@@ -264,14 +259,14 @@ class Schema:
         if self.target is not None:
             lines += ["[target]", *_pairs(self.target), ""]
         for column in self.columns:
-            lines += [f"[columns.{_quoted(column.name)}]", *_pairs(column), ""]
+            lines += [f"[columns.{_toml_value(column.name)}]", *_pairs(column), ""]
         return "\n".join(lines)
 
 
 # ---------------------------------------------------------------- reading
 
 
-def known_keys(where: str, data: Mapping[str, Any], allowed: Iterable[str]) -> None:
+def known_keys(where: str, data: Mapping[str, object], allowed: Iterable[str]) -> None:
     """Refuse keys that mean nothing, with the nearest that does."""
     names = list(allowed)
     validate.check(isinstance(data, Mapping), where, data, f"give a table with {names[:3]} and the like")
@@ -282,164 +277,167 @@ def known_keys(where: str, data: Mapping[str, Any], allowed: Iterable[str]) -> N
             validate.refuse(f"{where}.{key}", data[key], hint)
 
 
-def read_target(data: Any) -> Target:
+def read_target(data: object) -> Target:
     """The table [target]."""
-    validate.check(isinstance(data, Mapping), "target", data, 'give a table [target] with name = "..."')
-    known_keys("target", data, [member.name for member in fields(Target)])
+    if not isinstance(data, Mapping):
+        validate.refuse("target", data, 'give a table [target] with name = "..."')
+    known_keys("target", data, _TARGET)
     name = data.get("name")
     validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
-    if data.get("task") is not None:
-        validate.one_of(TASKS, **{"target.task": data["task"]})
-    classes = data.get("classes")
-    bounds = data.get("bounds")
-    return Target(
-        str(name),
-        data.get("task"),
-        None if classes is None else read_words("target.classes", classes),
-        None if bounds is None else read_bounds("target.bounds", bounds),
-        None if data.get("decimal") is None else read_sign("target.decimal", data["decimal"]),
-    )
+    return Target(**_declared("target", _TARGET, data))
 
 
-def read_column(name: str, value: Any) -> Column:
+def read_column(name: str, value: object) -> Column:
     """A column in its short form (a type, a range, a list of words) or its long one (a table)."""
     where = f"columns.{name}"
     if isinstance(value, str):
-        validate.check(value != OPEN, where, value, f"declare how it becomes numbers, as one of {FORMS}")
-        validate.check(value in TYPES, where, value, f"give a type of {list(TYPES)}, a range or a list of words")
+        validate.check(value != _OPEN, where, value, f"declare how it becomes numbers, as one of {_FORMS}")
+        validate.check(value in _TYPES, where, value, f"give a type of {list(_TYPES)}, a range or a list of words")
         value = {"type": value}
     elif isinstance(value, (list, tuple)):
-        words = all(isinstance(item, str) for item in value)
-        dates = len(value) == 2 and all(isinstance(item, (date, datetime)) for item in value)
-        kind = "category" if words else "date" if dates else "number"
-        value = {"type": kind, "categories" if words else "bounds": value}
-    validate.check(isinstance(value, Mapping), where, value, "give a type, a range, a list of words or a table")
-    return _long_form(name, where, value)
-
-
-def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
+        if all(isinstance(item, str) for item in value):
+            value = {"categories": value}
+        elif len(value) == 2 and all(isinstance(item, date) for item in value):
+            value = {"type": "date", "bounds": value}
+        else:
+            value = {"bounds": value}
+    if not isinstance(value, Mapping):
+        validate.refuse(where, value, "give a type, a range, a list of words or a table")
     guess = "category" if "categories" in value else "hash" if "buckets" in value else "number"
     kind = value.get("type", guess)
-    validate.one_of(TYPES, **{f"{where}.type": kind})
-    known_keys(where, value, {"type", "source", *_ALLOWED[kind]})
-    validate.one_of(SOURCES, **{f"{where}.source": value.get("source", "declared")})
-    fields_given: dict[str, Any] = {"name": name, "type": kind, "source": value.get("source", "declared")}
-    if "bounds" in value:
-        fields_given["bounds"] = read_bounds(f"{where}.bounds", value["bounds"], days=kind == "date")
+    validate.one_of(_TYPES, **{f"{where}.type": kind})
+    known_keys(where, value, ("type", "source", *_OWN_KEYS[kind]))
+    needed = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
+    validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
     if kind == "category":
-        fields_given["categories"] = read_words(f"{where}.categories", value.get("categories", ()))
-    if kind == "date" and "bounds" not in fields_given:
-        remedy = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
-        validate.refuse(f"{where}.bounds", None, remedy)
-    if "buckets" in value:
-        validate.positive_int(**{f"{where}.buckets": value["buckets"]})
-        fields_given["buckets"] = value["buckets"]
-    if "missing" in value:
-        validate.one_of(("fill", "indicator"), **{f"{where}.missing": value["missing"]})
-        fields_given["missing"] = value["missing"]
-    if value.get("absent"):
-        fields_given["absent"] = read_words(f"{where}.absent", value["absent"])
-    if "fill" in value:
-        fields_given["fill"] = _number(f"{where}.fill", value["fill"])
-    for sign in ("thousands", "decimal"):
-        if value.get(sign) is not None:
-            fields_given[sign] = read_sign(f"{where}.{sign}", value[sign])
+        value = {**value, "categories": value.get("categories") or ()}
+    readers = {**_COLUMN, "bounds": {"date": _read_days}.get(kind, read_bounds)}
+    column = Column(name, **{"type": kind, **_declared(where, readers, value)})
     same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
-    validate.check(
-        fields_given.get("thousands") != fields_given.get("decimal", "."),
-        f"{where}.thousands",
-        value.get("thousands"),
-        same,
-    )
-    if value.get("format"):
-        fields_given["format"] = check_format(f"{where}.format", value["format"])
-    return Column(**fields_given)
+    validate.check(column.thousands != column.decimal, f"{where}.thousands", column.thousands, same)
+    return column
 
 
-def read_sign(where: str, value: Any) -> str:
+def _declared(where: str, readers: Mapping[str, _Reader], data: Mapping[str, object]) -> dict[str, Any]:
+    """What a table declares, each entry read by the reader of its key; None stands for what is not declared."""
+    return {key: readers[key](f"{where}.{key}", entry) for key, entry in data.items() if entry is not None}
+
+
+_Reader = Callable[[str, object], object]
+
+
+def read_sign(where: str, value: object) -> str:
     """One character; none at all for thousands that are not grouped."""
-    ok = isinstance(value, str) and (len(value) == 1 or (value == "" and where.endswith("thousands")))
-    validate.check(ok, where, value, "give one character")
+    length = len(value) if isinstance(value, str) else -1
+    validate.check(length == 1 or (length == 0 and where.endswith("thousands")), where, value, "give one character")
     return str(value)
 
 
-def read_words(where: str, value: Any) -> tuple[str, ...]:
+def read_words(where: str, value: object) -> tuple[str, ...]:
     """Distinct words; numbers are taken as they are written."""
-    ok = (
-        isinstance(value, (list, tuple))
-        and len(value) > 0
-        and not any(isinstance(item, (dict, list)) for item in value)
-    )
-    validate.check(ok, where, value, 'give a list of words such as ["no", "yes"]')
+    if not isinstance(value, (list, tuple)) or not value or any(isinstance(item, (dict, list)) for item in value):
+        validate.refuse(where, value, 'give a list of words such as ["no", "yes"]')
     words = tuple(str(item).strip() for item in value)
     validate.check(len(set(words)) == len(words), where, value, "give each word once")
     return words
 
 
-def read_bounds(where: str, value: Any, days: bool = False) -> tuple[float, float]:
-    """A range low < high; of dates, in days since 1970."""
+def read_bounds(
+    where: str, value: object, read_end: Callable[[str, object], float] | None = None
+) -> tuple[float, float]:
+    """A range low < high of numbers, or of what `read_end` reads."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         validate.refuse(where, value, "give a range [low, high]")
-    low, high = (_days(where, item) if days else _number(where, item) for item in value)
+    low, high = ((read_end or _read_number)(where, item) for item in value)
     validate.check(low < high, where, value, "give low < high")
     return low, high
 
 
-def _number(where: str, value: Any) -> float:
+def _read_days(where: str, value: object) -> tuple[float, float]:
+    return read_bounds(where, value, _read_day)
+
+
+def _read_number(where: str, value: object) -> float:
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
-    validate.check(math.isfinite(number) and not isinstance(value, bool), where, value, "give a finite number")
+    validate.check(math.isfinite(number), where, value, "give a finite number")
     return number
 
 
-def _days(where: str, value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        there = date.min.toordinal() - EPOCH <= value <= date.max.toordinal() - EPOCH
-        validate.check(there, where, value, "give days since 1970 that are dates, or dates such as 2024-12-31")
-        return float(value)
+def _read_day(where: str, value: object) -> float:
+    """A date in days since 1970, as such a number or as ISO has it."""
     try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            from_days(value)
+            return float(value)
         day = value if isinstance(value, date) else date.fromisoformat(str(value)[:10])
-    except ValueError:
+    except (ValueError, OverflowError):
         validate.refuse(where, value, "give dates such as 2024-12-31")
-    return float(date(day.year, day.month, day.day).toordinal() - EPOCH)
+    return float(day.toordinal() - _EPOCH)
+
+
+def _read_count(where: str, value: object) -> object:
+    validate.positive_int(**{where: value})  # type: ignore[arg-type]
+    return value
+
+
+def _among(choices: tuple[str, ...]) -> _Reader:
+    def read(where: str, value: object) -> object:
+        validate.one_of(choices, **{where: value})
+        return value
+
+    return read
+
+
+def _unless_empty(read: _Reader, empty: object) -> _Reader:
+    return lambda where, value: read(where, value) if value else empty
+
+
+_TARGET: Mapping[str, _Reader] = {
+    "name": lambda where, value: value,
+    "task": _among(TASKS),
+    "classes": read_words,
+    "bounds": read_bounds,
+    "decimal": read_sign,
+}
+_COLUMN: Mapping[str, _Reader] = {
+    "type": _among(_TYPES),
+    "source": _among(SOURCES),
+    "bounds": read_bounds,
+    "categories": read_words,
+    "buckets": _read_count,
+    "missing": _among(("fill", "indicator")),
+    "absent": _unless_empty(read_words, ()),
+    "fill": _read_number,
+    "thousands": read_sign,
+    "decimal": read_sign,
+    "format": _unless_empty(check_format, ""),
+}
 
 
 # ---------------------------------------------------------------- writing
 
 
-def _pairs(item: Any) -> list[str]:
+def _pairs(item: Column | Target) -> list[str]:
     """`key = value` of everything that is not left at its default."""
     lines = []
     for member in fields(item):
-        value = getattr(item, member.name)
-        plain = value == member.default and member.name != "type"
-        if value is None or plain or (member.name == "name" and isinstance(item, Column)):
+        value = vars(item)[member.name]
+        if value is None or (value == member.default and member.name != "type"):
             continue
-        if member.name == "bounds" and getattr(item, "type", "") == "date" and all(day == int(day) for day in value):
+        if isinstance(item, Column) and member.name == "name":
+            continue
+        if member.name == "bounds" and vars(item).get("type") == "date" and all(day == int(day) for day in value):
             value = tuple(from_days(day).isoformat() for day in value)
-        lines.append(f"{member.name} = {toml_value(value)}")
+        lines.append(f"{member.name} = {_toml_value(value)}")
     return lines
 
 
-def toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    if isinstance(value, int):
-        return str(value)
-    return "inf" if value == math.inf else repr(float(value))
-
-
-def _quoted(text: str) -> str:
-    """A basic string of TOML; control characters by their number."""
-    plain = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    return '"' + "".join(plain.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}") for c in text) + '"'
+def _toml_value(value: object) -> str:
+    """A text, number, truth value or list as TOML writes it, which is as JSON does but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def check_names(names: list[str], declared: Schema, target: str | None) -> None:

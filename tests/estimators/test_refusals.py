@@ -14,69 +14,54 @@ from sklearn.model_selection import cross_val_predict
 from isthmus import InvalidInput, L1Ball, PrivacyBudgetWarning, PrivateClassifier, PrivateRegressor, PrivateSearch
 from isthmus.privacy import Ledger
 
-BOTH: list[tuple[dict[str, Any], str]] = [
-    ({"epsilon": 0}, "epsilon"),
-    ({"epsilon": -1.0}, "epsilon"),
-    ({"epsilon": math.nan}, "epsilon"),
-    ({"epsilon": "1"}, "epsilon"),
-    ({"epsilon": -math.inf}, "epsilon"),
-    ({"delta": 0.0}, "delta"),
-    ({"delta": 1.0}, "delta"),
-    ({"loss": "cubic"}, "loss"),
-    ({"algorithm": "adam"}, "algorithm"),
-    ({"algorithm": "gd"}, "algorithm"),
-    ({"l1": -1.0}, "l1"),
-    ({"l2": math.inf}, "l2"),
-    ({"clip": 0.0}, "clip"),
-    ({"step": -1.0}, "step"),
-    ({"max_iter": 0}, "max_iter"),
-    ({"max_iter": 2.5}, "max_iter"),
-    ({"batch_size": 0}, "batch_size"),
-    ({"n": 0}, "n=0"),
-    ({"n": "many"}, "n='many'"),
-    ({"scale": "robust"}, "scale"),
+WRONG: dict[str, list[Any]] = {
+    "epsilon": [0, -1.0, math.nan, "1", -math.inf],
+    "delta": [0.0, 1.0],
+    "loss": ["cubic"],
+    "algorithm": ["adam", "gd"],
+    "l1": [-1.0],
+    "l2": [math.inf],
+    "clip": [0.0],
+    "step": [-1.0],
+    "max_iter": [0, 2.5],
+    "batch_size": [0],
+    "n": [0, "many"],
+    "scale": ["robust"],
+    "bounds": [3.0, (1, 1), (2, 1), (-math.inf, 1), ([0, 0], [1, 1]), "public", (0, 1, 2)],
+    "data_norm": [0.0, "auto"],
+    "max_weight": [0.0],
+    "partial_calls": [0],
+    "adjacency": ["both"],
+    "public": [np.ones((5, 3)), [[math.nan] * 4]],
+}
+TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"scale": "public"}, "public=X"),
     ({"scale": "moments", "fit_intercept": False}, "fit_intercept"),
-    ({"bounds": 3.0}, "bounds"),
-    ({"bounds": (1, 1)}, "bounds"),
-    ({"bounds": (2, 1)}, "bounds"),
-    ({"bounds": (-math.inf, 1)}, "bounds"),
-    ({"bounds": ([0, 0], [1, 1])}, "bounds"),
-    ({"bounds": "public"}, "bounds"),
-    ({"bounds": (0, 1, 2)}, "bounds"),
-    ({"data_norm": 0.0}, "data_norm"),
-    ({"data_norm": "auto"}, "data_norm"),
-    ({"max_weight": 0.0}, "max_weight"),
-    ({"partial_calls": 0}, "partial_calls"),
-    ({"adjacency": "both"}, "adjacency"),
-    ({"public": np.ones((5, 3))}, "public"),
-    ({"public": [[math.nan] * 4]}, "public"),
     ({"as_published": True, "algorithm": "auto"}, "as_published"),
     ({"scale": "moments", "step": None, "constraint": L1Ball(1.0)}, "only algorithm=.dp_gd. buys scales"),
     ({"scale": "moments", "step": None, "algorithm": "dp_cd"}, "only algorithm=.dp_gd. buys scales"),
 ]
-OF_CLASSIFIERS: list[tuple[dict[str, Any], str]] = [
-    ({"classes": [0]}, "classes"),
-    ({"classes": [0, 2]}, "classes"),
-    ({"class_weight": "heavy"}, "class_weight"),
-    ({"class_weight": {0: -1.0}}, "class_weight"),
-    ({"class_weight": {0: 0.0, 1: 0.0}}, "class_weight"),
-    ({"class_weight": [1, 2]}, "class_weight"),
-    ({"loss": "squared"}, "loss"),
-]
-OF_REGRESSORS: list[tuple[dict[str, Any], str]] = [
-    ({"target_bounds": (1, 1)}, "target_bounds"),
-    ({"target_bounds": (0, math.inf)}, "target_bounds"),
-    ({"target_bounds": 3.0}, "target_bounds"),
-    ({"target_bounds": "y"}, "target_bounds"),
-    ({"target_bounds": (-1, 5), "loss": "poisson"}, "target_bounds"),
-    ({"huber_delta": 0.0}, "huber_delta"),
-    ({"loss": "logistic"}, "loss"),
-]
+OF_CLASSIFIERS: dict[str, list[Any]] = {
+    "classes": [[0], [0, 2]],
+    "class_weight": ["heavy", {0: -1.0}, {0: 0.0, 1: 0.0}, [1, 2]],
+    "loss": ["squared"],
+}
+OF_REGRESSORS: dict[str, list[Any]] = {
+    "target_bounds": [(1, 1), (0, math.inf), 3.0, "y"],
+    "huber_delta": [0.0],
+    "loss": ["logistic"],
+}
+BOTH = (classifier, regressor)
 CASES = [
-    *((made, *case) for made in (classifier, regressor) for case in BOTH),
-    *((classifier, *case) for case in OF_CLASSIFIERS),
-    *((regressor, *case) for case in OF_REGRESSORS),
+    *((made, *case) for made in BOTH for case in TOGETHER),
+    (regressor, {"target_bounds": (-1, 5), "loss": "poisson"}, "target_bounds"),
+    *(
+        (made, {name: value}, f"{name}=" if name == "n" else name)
+        for makers, table in ((BOTH, WRONG), ((classifier,), OF_CLASSIFIERS), ((regressor,), OF_REGRESSORS))
+        for made in makers
+        for name, values in table.items()
+        for value in values
+    ),
 ]
 
 
@@ -109,7 +94,7 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
-@pytest.mark.parametrize("made", [classifier, regressor])
+@pytest.mark.parametrize("made", BOTH)
 def test_rows_that_are_none(made: Any, name: str) -> None:
     X, word = BAD_ROWS[name]
     ledger = Ledger()
@@ -190,7 +175,7 @@ def test_one_class_must_be_declared_with_the_other() -> None:
         classifier(classes=None).fit(X, X[:, 0])
 
 
-@pytest.mark.parametrize("made", [classifier, regressor])
+@pytest.mark.parametrize("made", BOTH)
 def test_targets_that_are_none(made: Any) -> None:
     X, y = labelled()
     for wrong, word in ((y[:-1], "inconsistent"), (np.where(y > 0, math.nan, 0.0), "NaN")):
@@ -204,7 +189,7 @@ def test_counts_are_not_negative() -> None:
         regressor(loss="poisson", target_bounds=(0, 15)).fit(X, y - 100)
 
 
-@pytest.mark.parametrize("made", [classifier, regressor])
+@pytest.mark.parametrize("made", BOTH)
 def test_ranges_of_sparse_rows(made: Any) -> None:
     X, y = sparse_rows()
     for bounds in ((0, 1), "data", (math.nan, 1)):
@@ -212,7 +197,7 @@ def test_ranges_of_sparse_rows(made: Any) -> None:
             made(bounds=bounds).fit(X, y)
 
 
-@pytest.mark.parametrize("made", [classifier, regressor])
+@pytest.mark.parametrize("made", BOTH)
 def test_weights_that_are_none(made: Any) -> None:
     X, y = labelled()
     for weight, word in (

@@ -116,7 +116,7 @@ def test_no_record_tells_more_by_the_choice_than_by_the_gaussian_release(
     adjacency: Adjacency, multiplier: float
 ) -> None:
     """Every way in which one record can move three scores, from several tables, in both directions."""
-    split = Split(3, 0.2, 100, 100, 1.0, 1e-5, adjacency, multiplier, 1.0, 1.0, 1.0)
+    split = Split(3, 0.2, 100, 100, 1.0, 1e-5, adjacency, multiplier, 1.0)
     moves = product((0.0, 0.5, 1.0), repeat=3) if adjacency is ADD else product((-1.0, 0.0, 1.0), repeat=3)
     levels = np.linspace(0, 4 * adjacency.factor / multiplier, 9)
     allowed = [delta_of(Gaussian(multiplier).event(), float(e), adjacency) for e in levels]

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from isthmus import private_summary
 from isthmus.base.validate import InvalidInput
 from isthmus.cli import main
+from isthmus.core.pipeline import Promise
 from isthmus.estimators import summary
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import Ledger, noise_multiplier
@@ -107,7 +108,7 @@ def test_a_row_moves_what_is_released_by_its_bound_whatever_it_holds() -> None:
     frame = summary.as_frame(table)
     columns, _ = summary._chosen(frame, summary._read_schema(SCHEMA))
     entries = {column.name: summary._entries(frame, column) for column in columns}
-    looks = Seen(noise_multiplier(epsilon=1.0, delta=1e-6), summary.Promise(1.0, 1e-6), Ledger())
+    looks = Seen(noise_multiplier(epsilon=1.0, delta=1e-6), Promise(1.0, 1e-6), Ledger())
     summary._look(columns, entries, 20, looks)
     assert len(looks.rows) == 3
     for rows, length in looks.rows:

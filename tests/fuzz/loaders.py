@@ -23,7 +23,7 @@ def _table(name: str, data: bytes, reading: Reading | None = None) -> Table:
     """The table in a file of this name: its parts agree."""
     with a_file(name, data) as path:
         names = columns_of(path, reading)
-        types_of(path, reading)
+        types_of(path)
         table = read(path, reading=reading)
         if table.frame is not None:
             check(

@@ -7,7 +7,7 @@ import scipy.sparse as sp
 import torch
 from reference import DenseSketch, orthonormal, outer_rows, wide
 
-from isthmus.gradients import Computed, Dense, Glm, Lazy, Lookup, Outer, Stack, Sum
+from isthmus.gradients import Computed, Dense, Glm, Lazy, Lookup, Outer, ResidualRows, Stack, Sum
 
 P, Q, T = 9, 4, 3
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -104,7 +104,7 @@ def residual(n, dtype):
     number = torch.float64 if dtype == torch.float64 else torch.float32
     basis = orthonormal(5, P * Q, torch.Generator().manual_seed(3))
     sketch = DenseSketch(basis.to(number))
-    return rows.residual(rows.through(sketch), sketch), truth - truth @ basis.T @ basis
+    return ResidualRows(rows, rows.through(sketch), sketch), truth - truth @ basis.T @ basis
 
 
 def means(rows, size):

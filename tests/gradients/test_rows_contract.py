@@ -11,7 +11,7 @@ from row_cases import DERIVED, DTYPES, EXACT, csr, draw
 
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients import Dense, Rows, Stack
+from isthmus.gradients import Dense, Outer, Rows, Stack
 
 ORDS = [1, 2, math.inf]
 KINDS = EXACT + DERIVED
@@ -110,8 +110,8 @@ def test_csr_is_never_densified(monkeypatch):
             if name in vars(kind):
                 monkeypatch.setattr(kind, name, refuse)
     r = torch.ones(8, 2, dtype=torch.float64)
-    rows = Rows.with_factors(X, r)
-    other = Rows.with_factors(X.copy(), 2 * r)
+    rows = Outer(X, r)
+    other = Outer(X.copy(), 2 * r)
     for kind in (rows, rows.minus(other), rows.regrouped(torch.arange(8) // 3), rows.scaled(2.0), rows.part(1, 4)):
         for ord in ORDS:
             kind.norms(ord)

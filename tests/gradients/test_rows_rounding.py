@@ -226,4 +226,4 @@ def test_residual_needs_a_tight_sketch(draws):
     sketch = DenseSketch(torch.randn(2, 5, generator=draws, dtype=torch.float64))
     rows = Dense(torch.ones(1, 5, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="tight"):
-        rows.residual(rows.through(sketch), sketch)
+        ResidualRows(rows, rows.through(sketch), sketch)

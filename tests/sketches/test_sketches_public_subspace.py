@@ -25,7 +25,7 @@ from isthmus.parts import Shuffle
 from isthmus.privacy import Clip
 from isthmus.sketches import PublicSubspace, Residual, base
 from isthmus.sketches import public as learning
-from isthmus.sketches.base import adjoint_leaf, outer_codes, pinv_leaf
+from isthmus.sketches.base import adjoint_leaf, pinv_leaf
 from isthmus.sketches.public import (
     FactoredMap,
     JoinedMap,
@@ -189,9 +189,10 @@ def test_a_factored_map_is_the_top_of_the_svd(dtype):
     _, singular, right = torch.linalg.svd(whole, full_matrices=False)
     torch.testing.assert_close(V @ V.T, right[:3].T @ right[:3], rtol=0, atol=10 * exact)
     share = float(singular[:3].square().sum() / singular.square().sum())
-    assert sketch.captured(public) == pytest.approx(share, rel=SMALL[dtype])
+    inside = sketch.encode(public).norms().double().square().sum() / singular.square().sum()
+    assert float(inside) == pytest.approx(share, rel=1e-5)
     assert float(torch.linalg.svdvals(V)[0]) <= sketch.norm <= 1 + 10 * exact
-    assert sketch.tight and sketch.coverage == 1.0 and "top 3 directions" in sketch.describe()
+    assert sketch.tight and sketch.coverage == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -231,7 +232,7 @@ def test_outer_products_inside_and_across_leaves(lo, q, p, positions):
     middle = () if positions is None else (positions,)
     a, b = normal(N, *middle, p), normal(N, *middle, q, seed=1)
     want = Outer(a, b).dense() @ sketch.dense()[:, lo : lo + q * p].T
-    torch.testing.assert_close(outer_codes(sketch, a, b, lo), want)
+    torch.testing.assert_close(sketch.outer(a, b, lo), want)
 
 
 def test_private_rows_of_other_kinds_than_the_public_ones():

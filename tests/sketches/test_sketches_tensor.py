@@ -8,7 +8,6 @@ import torch
 
 from isthmus.base.space import Space
 from isthmus.sketches import CountSketch, TensorSketch, base
-from isthmus.sketches.base import outer_codes
 from isthmus.sketches.hashed import _counts, _layout
 
 SPACE = Space.of({"hidden": (5, 8), "bias": (7,), "tall": (9, 1), "out": (1, 6)})
@@ -62,18 +61,18 @@ def test_fourier_codes_equal_the_dense_product(m, positions, dtype, chunk, monke
         a, b = normal(6, *middle, p), normal(6, *middle, q, seed=1)
         product = torch.einsum("ntq,ntp->nqp", b.view(6, -1, q), a.view(6, -1, p)).reshape(6, -1)
         want = (product @ phi[:, leaf.start : leaf.start + leaf.size].T).to(dtype)
-        torch.testing.assert_close(outer_codes(sketch, a.to(dtype), b.to(dtype), leaf.start), want, **TOLERANCE[dtype])
-        assert outer_codes(sketch, a[:0], b[:0], leaf.start).shape == (0, m)
+        torch.testing.assert_close(sketch.outer(a.to(dtype), b.to(dtype), leaf.start), want, **TOLERANCE[dtype])
+        assert sketch.outer(a[:0], b[:0], leaf.start).shape == (0, m)
         if positions is None:
             sparse = sp.csr_array(a.to(dtype).numpy())
-            torch.testing.assert_close(outer_codes(sketch, sparse, b.to(dtype), leaf.start), want, **TOLERANCE[dtype])
+            torch.testing.assert_close(sketch.outer(sparse, b.to(dtype), leaf.start), want, **TOLERANCE[dtype])
 
 
 def test_factors_of_mixed_precision():
     sketch = TensorSketch(9).draw(SPACE)
     a, b = normal(6, 8).to(torch.bfloat16), normal(6, 5, seed=1).float()
     want = sketch.rows(torch.einsum("nq,np->nqp", b, a.float()).reshape(6, 40))
-    torch.testing.assert_close(outer_codes(sketch, a, b), want, **TOLERANCE[torch.float32])
+    torch.testing.assert_close(sketch.outer(a, b), want, **TOLERANCE[torch.float32])
 
 
 def test_the_products_of_a_layer_are_never_built(monkeypatch):
@@ -84,7 +83,7 @@ def test_the_products_of_a_layer_are_never_built(monkeypatch):
 
     monkeypatch.setattr(torch, "einsum", built)
     a, b = normal(2, 4000), normal(2, 3000, seed=1)
-    code = outer_codes(sketch, a, b)
+    code = sketch.outer(a, b)
     monkeypatch.undo()
     want = sketch.rows(torch.einsum("nq,np->nqp", b, a).reshape(2, -1))
     torch.testing.assert_close(code, want, rtol=1e-9, atol=1e-9 * float(want.abs().max()))
@@ -97,7 +96,7 @@ def test_rank_one_gradients_keep_their_length_as_well_as_any(shape):
     space, a, b = Space.of({"w": shape}), normal(1, p), normal(1, q, seed=1)
     length = float(a.square().sum() * b.square().sum())
     codes = {
-        kind: torch.stack([outer_codes(kind(16).draw(space, t=t), a, b).square().sum() / length for t in range(600)])
+        kind: torch.stack([kind(16).draw(space, t=t).outer(a, b).square().sum() / length for t in range(600)])
         for kind in (TensorSketch, CountSketch)
     }
     error = float(codes[TensorSketch].std()) / 600**0.5

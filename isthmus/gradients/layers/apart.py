@@ -43,17 +43,17 @@ FEW = 3
 """Examples of any trial of a large module, whose passes take much memory."""
 AGAIN = 128
 """One batch in this many, at random, is tried out again."""
-SELDOM = 1024
+_SELDOM = 1024
 """The same for a large module, of which a trial takes as long as ten steps."""
-NUMBERS = 1 << 20
+_NUMBERS = 1 << 20
 """Numbers of a gradient that are compared in a trial: of some layers, drawn anew, where a module has more."""
 SHAPES = 4
 """So many shapes of arguments are tried out when they are first seen; the others wait for chance."""
 
 Values = tuple[float | None, ...]
 """What examples are replaced by: NaN, huge numbers of either sign, or (None) other examples."""
-OTHERS: Values = (None,)
-EXTREMES: Values = (float("nan"), 1.0, -1.0, None)
+_OTHERS: Values = (None,)
+_EXTREMES: Values = (float("nan"), 1.0, -1.0, None)
 
 Run = Callable[[nn.Module, Args, Kwargs], Any]
 """What is run: the module on its arguments, and the loss of that where it is known."""
@@ -80,15 +80,15 @@ def look(
     known = layers.known
     if n is None or n < 2:
         if n == 1 and not known.trusted:
-            _learn(layers, Batch.of(args, kwargs, n, layers.batch_dim), run or _call)
+            _learn(layers, _Batch.of(args, kwargs, n, layers.batch_dim), run or _call)
         return None  # nobody to meet
-    batch = Batch.of(args, kwargs, n, layers.batch_dim)
+    batch = _Batch.of(args, kwargs, n, layers.batch_dim)
     shape = way, batch.shape()
     tried = sum(bool(way) == bool(other) for other, _ in known.trusted)
     # pieces of examples are seen where they were seen in a trial of the same shapes only
     first = shape not in known.trusted and (tried < SHAPES or bool(known.pieces))
     before, large = known.trusted.get(shape, frozenset()), layers.large
-    if not first and secret.randbelow(SELDOM if large else AGAIN):
+    if not first and secret.randbelow(_SELDOM if large else AGAIN):
         return before
     known.pieces.clear()
     most = LATER
@@ -107,7 +107,7 @@ def look(
     return known.trusted[shape]
 
 
-def _learn(layers: Layers, batch: Batch, run: Run) -> None:
+def _learn(layers: Layers, batch: _Batch, run: Run) -> None:
     """What a trial finds out of the module's own code, where a first batch has one example: from two copies of it."""
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         try:
@@ -120,7 +120,7 @@ def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
     """Whether a shape of arguments is to be tried out: the first few when they are new, later ones by chance."""
     first = shape not in before and len(before) < SHAPES
     before.update({shape} if first else ())
-    return first or not secret.randbelow(SELDOM if layers.large else AGAIN)
+    return first or not secret.randbelow(_SELDOM if layers.large else AGAIN)
 
 
 def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwargs], n: int, place: int) -> bool:
@@ -166,7 +166,7 @@ def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     return module(*args, **kwargs)
 
 
-def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> bool:
+def _try_out(trial: _Trial, batch: _Batch, count: int, thorough: bool) -> bool:
     """Few examples where the module takes them, else all; on an accelerator extremes only in a copy on the host.
 
     Whether it could be tried out at all.
@@ -176,15 +176,15 @@ def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> bool:
     """
     large = trial.layers.large
     if not trial.remote:
-        return _try_part(trial, batch, count, EXTREMES)
-    if not thorough or (large and _try_part(trial.on_host(), batch, 2, EXTREMES[:1], alone=False)):
-        return _try_part(trial, batch, count, OTHERS)
-    if not large and _try_part(trial.on_host(), batch, count, EXTREMES):
+        return _try_part(trial, batch, count, _EXTREMES)
+    if not thorough or (large and _try_part(trial.on_host(), batch, 2, _EXTREMES[:1], alone=False)):
+        return _try_part(trial, batch, count, _OTHERS)
+    if not large and _try_part(trial.on_host(), batch, count, _EXTREMES):
         return True
-    return _try_part(trial, batch, count, OTHERS)
+    return _try_part(trial, batch, count, _OTHERS)
 
 
-def _try_part(trial: _Trial, batch: Batch, count: int, values: Values, alone: bool = True) -> bool:
+def _try_part(trial: _Trial, batch: _Batch, count: int, values: Values, alone: bool = True) -> bool:
     """Whether the module could be tried out on some of a batch's examples, or on all."""
     whole = replace(batch, only_first=True)
     few = whole if batch.n < 4 else batch.take(_drawn(batch.n)[: min(count, batch.n - 1)].sort().values)
@@ -203,12 +203,12 @@ def _try_part(trial: _Trial, batch: Batch, count: int, values: Values, alone: bo
 
 
 def _some(leaves: list[tuple[str, int]]) -> list[str]:
-    """The names of leaves that hold some `NUMBERS` together, at least one, in their order; drawn in secret."""
+    """The names of leaves that hold some `_NUMBERS` together, at least one, in their order; drawn in secret."""
     chosen: set[str] = set()
     total = 0
     for place in _drawn(len(leaves)).tolist():
         name, size = leaves[place]
-        if not chosen or total + size <= NUMBERS:
+        if not chosen or total + size <= _NUMBERS:
             chosen.add(name)
             total += size
     return [name for name, _ in leaves if name in chosen]
@@ -220,7 +220,7 @@ def _drawn(n: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class _Batch:
     """The arguments of a module, and where each tensor among them keeps its examples."""
 
     leaves: Leaves
@@ -231,7 +231,7 @@ class Batch:
     """Whether only the first tensor with examples is altered: another may have n entries by chance."""
 
     @classmethod
-    def of(cls, args: Args, kwargs: Kwargs, n: int, dim: int) -> Batch:
+    def of(cls, args: Args, kwargs: Kwargs, n: int, dim: int) -> _Batch:
         """Tensors with n entries where the module keeps its examples, or in front."""
         leaves, spec = tree_flatten((args, kwargs))
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -251,13 +251,13 @@ class Batch:
         args, kwargs = tree_unflatten(leaves, self.spec)
         return args, kwargs
 
-    def take(self, index: Tensor) -> Batch:
+    def take(self, index: Tensor) -> _Batch:
         """Some of the examples."""
         pairs = zip(self.leaves, self.cuts, strict=True)
         leaves = [x if cut is None else x.index_select(cut, index.to(x.device)) for x, cut in pairs]
         return replace(self, leaves=leaves, n=len(index))
 
-    def to(self, device: str, dtype: torch.dtype | None = None) -> Batch:
+    def to(self, device: str, dtype: torch.dtype | None = None) -> _Batch:
         """On another device, or in another precision."""
 
         def moved(x: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ class Batch:
 
         return replace(self, leaves=tree_map_only(Tensor, moved, self.leaves))
 
-    def altered(self, rows: Tensor, value: float | None) -> Batch:
+    def altered(self, rows: Tensor, value: float | None) -> _Batch:
         """Floats of some examples set to a value; None: those examples replaced by others of the batch."""
         first = next((i for i, cut in enumerate(self.cuts) if cut is not None), None)
         # an integer beside tensors that are not cut may say where in those an example begins
@@ -315,7 +315,7 @@ class _Trial:
         """The same with a copy of the module on the CPU."""
         return _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).cpu())
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: _Batch) -> None:
         """The pass that all others must equal; the first of all finds parameters that are read outside their layers."""
         for last in (False, False, True):
             before = self._learnt()
@@ -323,7 +323,7 @@ class _Trial:
             if before == self._learnt():
                 return
 
-    def examine(self, batch: Batch, values: Values, alone: bool) -> None:
+    def examine(self, batch: _Batch, values: Values, alone: bool) -> None:
         """Refuse examples that meet when others are exchanged or, if `alone`, that give something else alone."""
         parameter = next(self.module.parameters())
         what = self._found(batch, values, alone, 1e-3 if parameter.device.type == "cpu" else 1e-2)
@@ -350,7 +350,7 @@ class _Trial:
             "layers, and keep tensors that all examples share in buffers, not among the arguments"
         )
 
-    def _found(self, batch: Batch, values: Values, alone: bool, slack: float) -> str | None:
+    def _found(self, batch: _Batch, values: Values, alone: bool, slack: float) -> str | None:
         """How examples meet, if they do."""
         where = self._exchanged(batch, values)
         if where is not None:
@@ -358,7 +358,7 @@ class _Trial:
         wrong = self._wrong(batch, slack) if alone else None
         return wrong and f"{wrong} of an example among copies of itself is another than in the batch"
 
-    def told_apart(self, batch: Batch, look: Callable[[], None]) -> None:
+    def told_apart(self, batch: _Batch, look: Callable[[], None]) -> None:
         """A look at a batch; where it refuses, another once a batch of another size has told what holds no examples.
 
         A table that all examples share may have as many rows as there are examples: of one fewer it has not.
@@ -380,7 +380,7 @@ class _Trial:
         """How much is known of the module's own code."""
         return len(self.layers.known.read), len(self.layers.known.shared_places)
 
-    def _exchanged(self, batch: Batch, values: Values) -> str | None:
+    def _exchanged(self, batch: _Batch, values: Values) -> str | None:
         """Half of the examples replaced, then the other half: where whatever stays does not give what it gave."""
         for value in values:
             order = _drawn(batch.n)
@@ -396,7 +396,7 @@ class _Trial:
         return None
 
     def _pass(
-        self, batch: Batch, rows: Tensor | None = None, value: float | None = None, learning: bool = False
+        self, batch: _Batch, rows: Tensor | None = None, value: float | None = None, learning: bool = False
     ) -> Seen:
         """Forward and backward once, with some examples exchanged."""
         probe = self._probe()
@@ -415,7 +415,7 @@ class _Trial:
             passed.given.append(("the module's output", kept))
         return passed
 
-    def _wrong(self, batch: Batch, slack: float) -> str | None:
+    def _wrong(self, batch: _Batch, slack: float) -> str | None:
         """What, output or gradient, is not that of the example alone; None where one of two examples is right."""
         answer, wrong = self._rows(batch), None
         if answer is None:
@@ -437,7 +437,7 @@ class _Trial:
                 return None
         return wrong
 
-    def _rows(self, batch: Batch) -> tuple[list[Tensor], list[int], Tensor] | None:
+    def _rows(self, batch: _Batch) -> tuple[list[Tensor], list[int], Tensor] | None:
         """Outputs of a batch and the rows of its first two examples; None where there are draws, or no such outputs."""
         probe = self._probe()
         size = {leaf.name: leaf.size for leaf in probe.space.leaves}
@@ -460,7 +460,7 @@ class _Trial:
             torch.autograd.backward(outputs, pulls)
         return [x.detach() for x in outputs], [cut for cut in cuts if cut is not None], torch.cat([*total.values()], 1)
 
-    def _plain(self, batch: Batch, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
+    def _plain(self, batch: _Batch, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
         """Outputs and gradient of one example beside copies of itself (not as many as the batch has), without taps."""
         probe = self._probe()
         _quiet(probe.module)
@@ -479,14 +479,14 @@ class _Trial:
         gradients = dict(zip(map(id, parameters), pulled, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
-    def _probe(self) -> RecordingLayers:
-        probe = RecordingLayers(
+    def _probe(self) -> _RecordingLayers:
+        probe = _RecordingLayers(
             twin_of(self.module, self.trained), batch_first=self.layers.batch_dim == 0, known=self.layers.known
         )
         probe.attach()
         return probe
 
-    def _run(self, probe: RecordingLayers, batch: Batch) -> Any:
+    def _run(self, probe: _RecordingLayers, batch: _Batch) -> Any:
         self.dice.rewind()
         return self.run(probe.module, *batch.arguments())
 
@@ -546,7 +546,7 @@ def _same(x: Tensor, y: Tensor, rows: Tensor) -> bool:
     return near_enough(x.index_select(0, rows), y.index_select(0, rows), slack)
 
 
-class RecordingLayers(Layers):
+class _RecordingLayers(Layers):
     """Taps that record what passes through them, with some examples exchanged for a value."""
 
     record: Seen | None = None

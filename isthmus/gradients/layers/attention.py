@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.rows import Dense, Rows
 
-PARTS = ("q", "k", "v")
-EXTRAS = ("bias_k", "bias_v")
+_PARTS = ("q", "k", "v")
+_EXTRAS = ("bias_k", "bias_v")
 
 
-class Projected(NamedTuple):
+class _Projected(NamedTuple):
     """The projections of one input: which of q, k, v, and the input, examples in front (None for bias_k, bias_v)."""
 
     parts: tuple[str, ...]
     a: Tensor | None
 
 
-class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
+class AttentionRule(LayerRule[nn.MultiheadAttention, _Projected]):
     """softmax(Q K' / sqrt(h)) V with Q = W_q x_q + c_q and so on: each projection is a linear layer of its own.
 
     Leaves `in_proj.q`, `in_proj.k` and `in_proj.v` lie over the rows of `in_proj_weight` and `in_proj_bias`, or over
@@ -63,7 +63,7 @@ class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
         leaves: dict[str, LeafBinding] = {}
         owned = layer._parameters
         packed, bias = layer.in_proj_weight is not None, owned["in_proj_bias"]
-        for index, part in enumerate(PARTS):
+        for index, part in enumerate(_PARTS):
             rows = slice(index * layer.embed_dim, (index + 1) * layer.embed_dim)
             weight = owned["in_proj_weight" if packed else f"{part}_proj_weight"]
             over = rows if packed else None
@@ -73,7 +73,7 @@ class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
                 leaves[name] = LeafBinding(weight, bias if joined else None, rows=over)
             if bias is not None and trainable(bias) and not joined:
                 leaves[f"in_proj.{part}.bias"] = LeafBinding(bias, rows=rows)
-        for name in EXTRAS:
+        for name in _EXTRAS:
             extra = owned.get(name)
             if extra is not None and trainable(extra):
                 leaves[name] = LeafBinding(extra)
@@ -83,16 +83,16 @@ class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
         """Replace the forward of this one object."""
         return _replaced_forward(site, layers)
 
-    def keep(self, layer: nn.MultiheadAttention, args: Args, kwargs: Kwargs) -> Projected:
+    def keep(self, layer: nn.MultiheadAttention, args: Args, kwargs: Kwargs) -> _Projected:
         """The projections and their input, as `_Pass` names them."""
-        return Projected(*args)
+        return _Projected(*args)
 
     def dim(self, layer: nn.MultiheadAttention, output: Tensor) -> int:
         """As the layer itself was told."""
         return 0 if layer.batch_first else 1
 
     def rows(
-        self, layer: nn.MultiheadAttention, factors: Projected, b: Tensor, wanted: Mapping[str, LeafBinding]
+        self, layer: nn.MultiheadAttention, factors: _Projected, b: Tensor, wanted: Mapping[str, LeafBinding]
     ) -> dict[str, Rows]:
         """Outer products of the input and the gradient of each projection."""
         if factors.a is None:
@@ -184,7 +184,7 @@ class _Pass:
         q, k, v = (self._heads(x) for x in self._projections(query, key, value))
         mask = None if fast else _mask(q, key_padding_mask, attn_mask)
         if layer.bias_k is not None:
-            k, v = (torch.cat([x, self._extra(name, x)], 2) for name, x in zip(EXTRAS, (k, v), strict=True))
+            k, v = (torch.cat([x, self._extra(name, x)], 2) for name, x in zip(_EXTRAS, (k, v), strict=True))
         if layer.add_zero_attn:
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
         if mask is not None:  # open at the positions that the layer itself adds
@@ -205,7 +205,7 @@ class _Pass:
             groups = [("qkv", query)] if query is key else [("q", query), ("kv", key)]
         projections: list[Tensor] = []
         for parts, x in groups:
-            rows = slice(PARTS.index(parts[0]) * layer.embed_dim, (PARTS.index(parts[-1]) + 1) * layer.embed_dim)
+            rows = slice(_PARTS.index(parts[0]) * layer.embed_dim, (_PARTS.index(parts[-1]) + 1) * layer.embed_dim)
             weight = layer.in_proj_weight[rows] if stacked else getattr(layer, f"{parts}_proj_weight")
             z = F.linear(x, weight, None if layer.in_proj_bias is None else layer.in_proj_bias[rows])
             if any(suffix.startswith(f"in_proj.{part}") for suffix in self.site.wanted for part in parts):

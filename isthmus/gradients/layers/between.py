@@ -31,12 +31,12 @@ from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.twin import Dice
 
-CHANGES = ("__setitem__", "__set__", "register_hook")
+_CHANGES = ("__setitem__", "__set__", "register_hook")
 """Operations that return no tensor and matter all the same."""
 
 
 @dataclass(frozen=True)
-class Place:
+class _Place:
     """Stands for a tensor, of an earlier step or from elsewhere, in what is written down."""
 
     number: int
@@ -55,7 +55,7 @@ class Step:
     """The random generators as they were before, where it has drawn from them."""
 
 
-class Way:
+class _Way:
     """What was done with a batch so far."""
 
     def __init__(self, token: object) -> None:
@@ -82,13 +82,13 @@ class Way:
         if not isinstance(x, Tensor):
             return x
         if isinstance(x, Followed) and x.way is self:
-            return Place(x.place)
+            return _Place(x.place)
         known = self.returned.get(id(x))
         if known is not None and known[0]() is x:
-            return Place(known[1])
+            return _Place(known[1])
         place = next((place for place, other in self.given.items() if other is x), 0) or self.place()
         self.given[place] = x
-        return Place(place)
+        return _Place(place)
 
     def follow(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Do an operation and write it down."""
@@ -100,7 +100,7 @@ class Way:
             drew = dice.drew()
         results: list[int] = []
         wrapped = _wrapped(result, lambda x: self.mark(x, results))
-        if results or func.__name__ in CHANGES:
+        if results or func.__name__ in _CHANGES:
             self.steps.append(Step(func, references, spec, results, dice if drew else None))
         return wrapped
 
@@ -129,12 +129,12 @@ class Way:
         """What the parts return that no later step uses, of other examples; `module` may be a copy."""
         known: dict[int, Tensor] = {}
         answer: list[Tensor] = []
-        used = {x.number for step in self.tried for x in step.leaves if isinstance(x, Place)}
+        used = {x.number for step in self.tried for x in step.leaves if isinstance(x, _Place)}
         for (place, before), x in zip(self.given.items(), given, strict=True):
             known[place] = x.requires_grad_() if before.requires_grad and before.is_leaf else x
         for step in self.tried:
             args, kwargs = tree_unflatten(
-                [known[x.number] if isinstance(x, Place) else x for x in step.leaves], step.spec
+                [known[x.number] if isinstance(x, _Place) else x for x in step.leaves], step.spec
             )
             found: list[Tensor] = []
             if isinstance(step.what, str):
@@ -151,7 +151,7 @@ class Way:
 class Followed(Tensor):
     """A tensor that a part has returned, or that was computed from one."""
 
-    way: Way
+    way: _Way
     place: int
 
     @classmethod
@@ -170,7 +170,7 @@ class Between:
     """Follows a loop from part to part, for `look`."""
 
     def __init__(self, layers: Layers) -> None:
-        self.layers, self.way = layers, Way(None)
+        self.layers, self.way = layers, _Way(None)
         self.way.close()
         self._call: tuple[str, list[Any], TreeSpec] | None = None
 
@@ -184,10 +184,10 @@ class Between:
         if self.layers.listens() and self.layers.batch:
             if self.way.token is not self.layers.now.token:
                 self.forget()
-                self.way = Way(self.layers.now.token)
+                self.way = _Way(self.layers.now.token)
             references = [self.way.reference(x) for x in leaves]
             for x, reference in zip(leaves, references, strict=True):
-                if name and isinstance(reference, Place) and reference.number in self.way.given and self._of_module(x):
+                if name and isinstance(reference, _Place) and reference.number in self.way.given and self._of_module(x):
                     raise validate.InvalidInput(
                         f"the part {name!r} of the module is given a tensor that was computed from what the module "
                         "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "

@@ -17,7 +17,7 @@ from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
 from isthmus.gradients.rows import Dense, Outer, Rows, Stack, row_spans
 
-PRODUCT_BYTES = 1 << 24
+_PRODUCT_BYTES = 1 << 24
 """Sums of products that are larger than their factors are kept instead of them only below this size."""
 
 
@@ -64,7 +64,7 @@ def weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
     p, q, work = layer.weight[0].numel(), layer.out_channels // groups, rounding.working(b.dtype)
     b = b.unflatten(1, (groups, q))
     spans = row_spans(n, groups * places * p * work.itemsize)
-    if places * groups > 1 and prefer_products(n * groups, places, p + ones, q, work.itemsize):
+    if places * groups > 1 and _prefer_products(n * groups, places, p + ones, q, work.itemsize):
         return Dense(_products(layer, x, b, spans, ones))
     a = x.new_empty(n, groups, places, p)
     for lo, hi in spans:
@@ -75,16 +75,16 @@ def weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
     return Outer(a[:, 0, 0], b[:, 0, 0], ones) if places == 1 else Outer(a[:, 0], b[:, 0], ones)
 
 
-def prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) -> bool:
-    """Whether q x p sums are smaller than their factors; below `PRODUCT_BYTES` they may be twice as large.
+def _prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) -> bool:
+    """Whether q x p sums are smaller than their factors; below `_PRODUCT_BYTES` they may be twice as large.
 
     They are computed once, where factors are multiplied again for norms, sums and codes.
 
-    >>> prefer_products(250, 25, 257, 32, 4), prefer_products(250, 4, 257, 64, 4)
+    >>> _prefer_products(250, 25, 257, 32, 4), _prefer_products(250, 4, 257, 64, 4)
     (True, False)
     """
     factors, products = places * (p + q), p * q
-    return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= PRODUCT_BYTES)
+    return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= _PRODUCT_BYTES)
 
 
 def patches(layer: _ConvNd, x: Tensor) -> Tensor:

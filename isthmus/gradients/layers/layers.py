@@ -69,14 +69,14 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any, 
     return OperationRule(dim)
 
 
-LARGE = 1 << 24
+_LARGE = 1 << 24
 """A module with more parameters is tried out on its own device, but for one extreme."""
-Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], None]
+_Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], None]
 """Takes the name of a layer, what makes its rows of a gradient, the gradient, and what else is read for it."""
 
 
 @dataclass(eq=False)
-class Known:
+class _Known:
     """What passes and trials have found out of a module's own code."""
 
     trusted: dict[tuple[tuple[str, ...], Hashable], Set[tuple[str, int]]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Pass:
     """Whether gradients of less than 32 bits are taken (see `TorchDriver`)."""
     arrived: Callable[[], None] = lambda: None
     """Called when a gradient comes, before anything is made of it."""
-    later: Later | None = None
+    later: _Later | None = None
     """Who keeps gradients that arrive until the backward pass has ended; None: rows are made at once."""
 
 
@@ -129,9 +129,9 @@ class Layers:
     [('0', (3, 5)), ('2', (2, 3))]
     """
 
-    def __init__(self, module: nn.Module, *, batch_first: bool = True, known: Known | None = None) -> None:
+    def __init__(self, module: nn.Module, *, batch_first: bool = True, known: _Known | None = None) -> None:
         self.module, self.batch_dim = module, 0 if batch_first else 1
-        self.known, self.now = known or Known(), Pass()
+        self.known, self.now = known or _Known(), Pass()
         trained = {
             id(parameter) for parameter in module.parameters() if parameter.requires_grad and not _watched(parameter)
         }
@@ -140,8 +140,8 @@ class Layers:
         )
         self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
         self.check_apart()
-        self.large = sum(parameter.numel() for parameter in module.parameters()) > LARGE
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in trained, self.batch_dim)
+        self.large = sum(parameter.numel() for parameter in module.parameters()) > _LARGE
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
         self.anchor = torch.zeros((), device=first.device, requires_grad=True)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from isthmus.base import validate
-from isthmus.gradients import fused, rounding
+from isthmus.gradients import rounding
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
 from isthmus.gradients.rows import Dense, Rows, row_spans
@@ -21,7 +21,7 @@ from isthmus.gradients.rows import Dense, Rows, row_spans
 L = TypeVar("L", bound=nn.Module)
 
 
-class NormalisationRule(LayerRule[L, Tensor], Generic[L]):
+class _NormalisationRule(LayerRule[L, Tensor], Generic[L]):
     """z_c = scale_c x^_c + shift_c at every place: the leaf [scale | shift] has the row (sum b x^, sum b).
 
     The normalised input x^ is computed again from the input, a chunk of examples at a time, in float32 or better.
@@ -65,23 +65,10 @@ class NormalisationRule(LayerRule[L, Tensor], Generic[L]):
         """(n, C): the sums over places."""
 
 
-class LayerNormRule(NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
+class LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
     """The last dimensions are normalised together and hold the channels; all between are places."""
 
     kinds = (nn.LayerNorm, nn.RMSNorm)
-
-    def rows(
-        self, layer: nn.LayerNorm | nn.RMSNorm, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]
-    ) -> dict[str, Rows]:
-        """On a device in one kernel, where scale and shift are one leaf."""
-        out, work = self.examples(layer, b), rounding.working(factors.dtype, b.dtype)
-        whole = list(wanted) == [""] and wanted[""].bias is not None
-        if whole and out.numel() and isinstance(layer, nn.LayerNorm) and fused.can_sum(b.device, work):
-            shape = (len(out), -1, math.prod(layer.normalized_shape))
-            sums = fused.norm_sums(factors.reshape(shape), out.reshape(shape), layer.eps)
-            if sums is not None:
-                return {"": Dense(sums)}
-        return super().rows(layer, factors, b, wanted)
 
     def examples(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> Tensor:
         """Examples in front."""
@@ -105,7 +92,7 @@ class LayerNormRule(NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
         return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
 
 
-class GroupNormRule(NormalisationRule[nn.GroupNorm | _InstanceNorm]):
+class GroupNormRule(_NormalisationRule[nn.GroupNorm | _InstanceNorm]):
     """Statistics are those of groups of channels of one example, of single channels in an instance norm.
 
     Examples are always in front; channels come second, places after them.

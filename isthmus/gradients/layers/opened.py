@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,11 @@ from isthmus.gradients.rows import Rows
 if TYPE_CHECKING:
     from isthmus.gradients.layers.layers import Layers
 
-HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
+_HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 """Modules that only hold: whoever holds them computes."""
-CHECKED = 4
+_CHECKED = 4
 """So many shapes of calls are compared with the output of single examples."""
-REMEDY = (
+_REMEDY = (
     "own the parameter in a small module that is given the examples and does only what needs it, or freeze it "
     "(requires_grad_(False))"
 )
@@ -96,10 +97,10 @@ class _Single:
 
         signature = tuple(_shape_of(x, cut) for x, cut in zip(leaves, cuts, strict=True))
         held = self._settled.get(signature)
-        if held is None and len(self._settled) >= CHECKED:
+        if held is None and len(self._settled) >= _CHECKED:
             held = next(iter(self._settled.values()))
         dice = Dice(site.parameters[0].device) if held is None else None
-        with unchanged(site.name, leaves), self._explained(leaves[_first(cuts)]):
+        with _unchanged(site.name, leaves), self._explained(site.parameters[0]):
             pieces, shape = one_by_one(plain, leaves, spec, cuts, n)
         for value in own.values():  # what is returned of them meets whole batches
             value.history.leaves[0].single = False
@@ -124,8 +125,7 @@ class _Single:
 
     def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
-        held = [x for x in leaves if is_plain(x) and x.ndim]
-        n = self.layers.batch
+        held, n = [x for x in leaves if is_plain(x) and x.ndim], self.layers.batch
         if n is None:
             n = next((x.shape[self._dim(x)] for x in held), 0)
         cuts = self._cuts(leaves, n)
@@ -164,7 +164,7 @@ class _Single:
     def _compared(self, leaves: Leaves, spec: TreeSpec, alone: Leaves, drew: bool) -> list[str]:
         """Refuse outputs of single examples that are not those of the batch; what each of them holds."""
         whole, name = self._together(leaves, spec), self.site.name
-        refuse_unless(len(whole) == len(alone), name, "returns other things for an example alone")
+        _refuse_unless(len(whole) == len(alone), name, "returns other things for an example alone")
         held = []
         for x, y in zip(alone, whole, strict=True):
             kind = ALONE
@@ -174,7 +174,7 @@ class _Single:
             if isinstance(x, Tensor) and x.shape != y.shape:
                 kind = BARRED
             elif isinstance(x, Tensor) and x.is_floating_point() and not drew:
-                refuse_unless(
+                _refuse_unless(
                     near_enough(y, x.detach()),
                     name,
                     "gives other numbers for an example alone than in the batch (random numbers, examples that meet, "
@@ -198,7 +198,7 @@ class _Single:
 
         def refuse(b: Tensor) -> list[tuple[Site, dict[str, Rows]]]:
             why = "returns no tensor with one entry for every example, from which its gradient could be computed"
-            raise validate.InvalidInput(f"layer {self.site.name!r} owns trainable parameters and {why}: {REMEDY}")
+            raise validate.InvalidInput(f"layer {self.site.name!r} owns trainable parameters and {why}: {_REMEDY}")
 
         floats = isinstance(x, Tensor) and x.is_floating_point()
         return self.layers.tap(self.site, x, 0, [], refuse) if floats else x
@@ -214,7 +214,7 @@ class _Single:
             raise validate.InvalidInput(
                 f"layer {self.site.name!r} owns trainable parameters ({', '.join(self.site.wanted)}) and cannot be run "
                 "one example at a time (control flow or shapes that depend on data, random numbers, gradient "
-                f"checkpointing, or an operation that torch.func.vmap does not know): {REMEDY}. torch said: {reason}"
+                f"checkpointing, or an operation that torch.func.vmap does not know): {_REMEDY}. torch said: {reason}"
             ) from error
 
 
@@ -229,8 +229,6 @@ class _Host:
 
     def __init__(self, layer: nn.Module, layers: Layers, sites: list[Site]) -> None:
         self.layer, self.layers, self.plain, self.sites = layer, layers, layer.forward, sites
-        self.single: _Single | None = None
-        self.name = ""
 
     def install(self) -> list[Handle]:
         """Replace the forward of this one object."""
@@ -257,18 +255,21 @@ class _Host:
         if not self.sites and not self.layers.known.read:
             return self.plain(*args, **kwargs)
         own = next((site for site in self.sites if site.layer is self.layer), None)
-        if own is not None and len(self.sites) == 1 and not self._has_tapped_children():
-            self.single = self.single or _Single(own, self.layers, self.plain)
-            answer = self.single.run(args, kwargs)
-            if answer is not None:
-                return tree_unflatten(*answer)
+        answer = None if self.single is None else self.single.run(args, kwargs)
+        if answer is not None:
+            return tree_unflatten(*answer)
         leaves = tree_flatten((args, kwargs))[0]
-        with self._shared(leaves), unchanged(own.name, leaves) if own else nullcontext():
+        with self._shared(leaves), _unchanged(own.name, leaves) if own else nullcontext():
             return self.plain(*args, **kwargs)
 
-    def _has_tapped_children(self) -> bool:
+    @cached_property
+    def single(self) -> _Single | None:
+        """The layer one example at a time, where it has no children with taps, which must see the whole batch."""
         below = {id(child) for child in self.layer.modules() if child is not self.layer}
-        return any(id(site.layer) in below for site in self.layers.sites)
+        tapped = any(id(site.layer) in below for site in self.layers.sites)
+        if tapped or len(self.sites) != 1 or self.sites[0].layer is not self.layer:
+            return None
+        return _Single(self.sites[0], self.layers, self.plain)
 
     @contextmanager
     def _shared(self, leaves: Leaves) -> Iterator[None]:
@@ -286,13 +287,13 @@ class _Host:
 
 def _owner(site: Site, layers: Layers) -> nn.Module:
     """The layer itself, or the nearest module above one that only holds parameters."""
-    if not isinstance(site.layer, HOLDERS):
+    if not isinstance(site.layer, _HOLDERS):
         return site.layer
     path = site.name
     while path:
         path = path.rpartition(".")[0]
         layer = layers.module.get_submodule(path)
-        if not isinstance(layer, HOLDERS):
+        if not isinstance(layer, _HOLDERS):
             return layer
     validate.refuse(
         "module",
@@ -301,25 +302,21 @@ def _owner(site: Site, layers: Layers) -> nn.Module:
     )
 
 
-def _first(cuts: list[int | None]) -> int:
-    return next(i for i, cut in enumerate(cuts) if cut is not None)
-
-
 def _shape_of(x: object, cut: int | None) -> Hashable:
     """The shape of one example's part, so that batches of many sizes count as one kind of call."""
     return (cut, *(size for i, size in enumerate(x.shape) if i != cut)) if isinstance(x, Tensor) else None
 
 
-def refuse_unless(ok: bool, name: str, why: str) -> None:
+def _refuse_unless(ok: bool, name: str, why: str) -> None:
     """Refuse a layer, by its name, unless something holds of it."""
     if not ok:
-        raise validate.InvalidInput(f"layer {name!r} owns trainable parameters and {why}: {REMEDY}")
+        raise validate.InvalidInput(f"layer {name!r} owns trainable parameters and {why}: {_REMEDY}")
 
 
 @contextmanager
-def unchanged(name: str, leaves: Leaves) -> Iterator[None]:
+def _unchanged(name: str, leaves: Leaves) -> Iterator[None]:
     """Refuse a layer that changes what it is given."""
     versions = [x._version for x in leaves if isinstance(x, Tensor)]
     yield
     same = versions == [x._version for x in leaves if isinstance(x, Tensor)]
-    refuse_unless(same, name, "changes its arguments in place; write it out of place")
+    _refuse_unless(same, name, "changes its arguments in place; write it out of place")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeGuard
@@ -30,13 +30,13 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vjp, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.gradients import rounding
 from isthmus.gradients.layers.convolution import weight_rows
 from isthmus.gradients.layers.embedding import table_rows
 from isthmus.gradients.layers.folding import folded, pieces_of
-from isthmus.gradients.layers.rules import Site, as_multiplied, positions
+from isthmus.gradients.layers.rules import Args, Kwargs, Site, as_multiplied, positions
 from isthmus.gradients.layers.shared import (
     HANDLERS,
     READ,
@@ -52,17 +52,19 @@ from isthmus.gradients.layers.shared import (
 )
 from isthmus.gradients.rows import Dense, Lazy, Outer, Rows
 
+Function = Callable[..., Any]
+"""An operation of torch."""
 Leaves = list[Any]
 """The pieces of arguments or outputs: tensors and anything else."""
-ORDERED = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"}
+_ORDERED = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"}
 """Operations that leave the numbers of a value in their order."""
-ALIKE = {"contiguous", "clone", "to", "float", "double", "half", "bfloat16", "type", "type_as", "alias", "cuda", "cpu"}
+_ALIKE = {"contiguous", "clone", "to", "float", "double", "half", "bfloat16", "type", "type_as", "alias", "cuda", "cpu"}
 """Operations that leave shape and order as they are."""
-SPREADS = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
+_SPREADS = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
 """Operations that repeat a value."""
-LIKE = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
+_LIKE = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
 """Operations that take only shape or kind of another tensor."""
-PAIRED = set(
+_PAIRED = set(
     "add radd iadd sub rsub isub subtract mul rmul imul multiply div rdiv truediv rtruediv itruediv true_divide divide "
     "pow rpow ipow float_power maximum minimum fmax fmin where lerp addcmul addcdiv atan2 hypot logaddexp bmm xlogy "
     "scaled_dot_product_attention eq ne lt le gt ge masked_fill prelu cat concat concatenate stack einsum setitem "
@@ -71,64 +73,104 @@ PAIRED = set(
 """Operations known to do with examples alone what they do with a batch; others are compared."""
 TABLES = ("embedding", "getitem", "index_select")
 """Operations that read a table."""
-ASIDE: Any = (Tensor.T, Tensor.mT)
-TURNS = {*(turn.__get__ for turn in ASIDE), torch.t, Tensor.t}
+_ASIDE: Any = (Tensor.T, Tensor.mT)
+TURNS = {*(turn.__get__ for turn in _ASIDE), torch.t, Tensor.t}
 """Operations that lay a matrix on its side."""
 
 
-def operate(func: Any, args: Any, kwargs: Any) -> Any:
+@dataclass(frozen=True, eq=False)
+class _Operation:
+    """One call of an operation on shared values."""
+
+    func: Function
+    name: str
+    leaves: Leaves
+    spec: TreeSpec
+    """The arguments, and how they are laid out."""
+
+    @property
+    def values(self) -> list[Shared]:
+        """The shared values among the arguments."""
+        return [x for x in self.leaves if isinstance(x, Shared)]
+
+    def of(self, leaves: Leaves) -> Any:
+        """The same of other arguments."""
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return self.func(*args, **kwargs)
+
+    def plain(self) -> Any:
+        """The same of numbers alone."""
+        return self.of([bare(x) if isinstance(x, Shared) else x for x in self.leaves])
+
+    def untouched(self) -> Any:
+        """The same, not looked at."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.of(self.leaves)
+
+    def changes(self) -> bool:
+        """Whether it changes its first argument."""
+        name: str = self.func.__name__
+        changes = name.endswith("_") and not name.startswith("__") and name != "requires_grad_"
+        return changes or self.name in ("setitem", "iadd", "imul", "isub", "itruediv", "ipow")
+
+    def check_unchanged(self) -> None:
+        """Refuse to change a shared value."""
+        if isinstance(self.leaves[0], Shared) and self.changes():
+            raise Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
+
+
+def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """What every operation on shared values does."""
-    name = getattr(func, "__name__", "").strip("_")
-    if not torch.is_grad_enabled() or (name == "get" and func not in TURNS):
-        return _untouched(func, args, kwargs)
-    leaves, spec = tree_flatten((args, kwargs))
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
-    values = [x for x in tensors if isinstance(x, Shared)]
+    op = _Operation(func, getattr(func, "__name__", "").strip("_"), *tree_flatten((args, kwargs)))
+    if not torch.is_grad_enabled() or (op.name == "get" and func not in TURNS):
+        return op.untouched()
+    tensors = [x for x in op.leaves if isinstance(x, Tensor)]
     if any(is_batchedtensor(x) for x in tensors):
-        return _single(func, name, leaves, spec, values)
-    if name in LIKE and not isinstance(args[0], Shared):
-        return _of_numbers(func, args, kwargs)
-    leaf = values[0].history.leaves[0]
+        return _single(op)
+    if op.name in _LIKE and not isinstance(args[0], Shared):
+        return op.plain()
+    value = op.values[0]
+    leaf = value.history.leaves[0]
     n = leaf.layers.batch if leaf.layers.batch is not None else leaf.n
     if leaf.single:
-        return _without_examples(func, name, args, kwargs, values)
+        return _without_examples(op)
     if n is None:
-        return _untouched(func, args, kwargs)
+        return op.untouched()
     leaf.operations += 1
-    plain = [(i, x) for i, x in enumerate(tensors) if not isinstance(x, Shared)]
-    asking = [x for _, x in plain if x.requires_grad]
-    examples = asking or [x for i, x in plain if _holds(x, values[0], name, n, i)]
-    if name in LIKE or not examples:
-        result = _without_examples(func, name, args, kwargs, values)
-        return _spread(name, values[0], result, n) if name in SPREADS and len(values) == 1 else result
+    others = [(i, x) for i, x in enumerate(tensors) if not isinstance(x, Shared)]
+    asking = [x for _, x in others if x.requires_grad]
+    examples = asking or [x for i, x in others if _one_for_each(value, i, _size(op, x), n, x)]
+    if op.name in _LIKE or not examples:
+        result = _without_examples(op)
+        return _spread(op, result, n) if op.name in _SPREADS and len(op.values) == 1 else result
     if not n:
-        return _of_none(_of_numbers(func, args, kwargs), values)
+        return _of_none(op.plain(), op.values)
     try:
-        return _apart(func, name, leaves, spec, values[0], n, examples)
+        return _apart(op, n, examples)
     except Unseen:
         if asking:
             raise
-        return _without_examples(func, name, args, kwargs, values)  # perhaps none holds examples: those come later
+        return _without_examples(op)  # perhaps none holds examples: those come later
 
 
-def _holds(x: Tensor, value: Shared, name: str, n: int, place: int) -> bool:
-    """Whether a tensor that asks for no gradient holds examples."""
-    layers = value.history.leaves[0].layers
-    size = x.shape[_where(value, x, name)] if x.ndim else 0
-    # places 0, 1, 2, ... are positions, not one place for each example
-    counted = x.ndim == 1 and not x.is_floating_point() and torch.equal(x, torch.arange(len(x), device=x.device))
-    return _one_for_each(value, place, size, n) and not counted and not layers.fixed(x)
+def _one_for_each(value: Shared, place: object, size: int, n: int, x: Tensor | None = None) -> bool:
+    """Whether something in an operation has one entry for each example: never another number of them before.
 
-
-def _one_for_each(value: Shared, place: object, size: int, n: int) -> bool:
-    """Whether something has one entry for each example: never in this operation another number of them."""
+    A tensor x that asks for no gradient may be a buffer, or positions 0, 1, 2, ... rather than a place for each.
+    """
     leaf = value.history.leaves[0]
-    key = (leaf.site.name, leaf.operations, place)
+    known, key = leaf.layers.known, (leaf.site.name, leaf.operations, place)
     if size != n:
-        leaf.layers.known.shared_places.add(key)
-    elif n > 1:
-        leaf.layers.known.example_places.add(key)
-    return key not in leaf.layers.known.shared_places
+        known.shared_places.add(key)
+    elif key not in known.example_places:
+        fixed = x is not None and (leaf.layers.fixed(x) or _counts(x))
+        (known.shared_places if fixed else known.example_places).add(key)
+    return key not in known.shared_places
+
+
+def _counts(x: Tensor) -> bool:
+    whole = x.ndim == 1 and not x.is_floating_point()
+    return whole and torch.equal(x, torch.arange(len(x), device=x.device))
 
 
 def _dim(value: Shared, ndim: int) -> int:
@@ -136,103 +178,95 @@ def _dim(value: Shared, ndim: int) -> int:
     return 0 if ndim < 3 else value.history.leaves[0].layers.batch_dim
 
 
-def _where(value: Shared, x: Tensor, name: str) -> int:
+def _where(op: _Operation, x: Tensor) -> int:
     """Where an argument of an operation keeps its examples: places in a table have a dimension less than the output."""
-    return _dim(value, x.ndim + (name in TABLES))
+    return _dim(op.values[0], x.ndim + (op.name in TABLES))
+
+
+def _size(op: _Operation, x: Tensor) -> int:
+    """How many entries an argument has where its examples would be."""
+    return x.shape[_where(op, x)] if x.ndim else -1
 
 
 # ------------------------------------------------------------ without examples
 
 
-def _untouched(func: Any, args: Any, kwargs: Any) -> Any:
-    with torch._C.DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
-
-
-def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = tree_map_only(Shared, bare, (args, kwargs))
-    return func(*args, **kwargs)
-
-
-def _without_examples(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
+def _without_examples(op: _Operation) -> Any:
     """An operation without examples: what it gives is shared too."""
-    if isinstance(args[0], Shared) and _in_place(func, name):
-        raise Unseen(values[0], f"is changed in place by {name!r}")
-    return _marked(_untouched(func, args, kwargs), func, name, args, kwargs, values)
+    op.check_unchanged()
+    return _marked(op.untouched(), op)
 
 
-def _in_place(func: Any, name: str) -> bool:
-    changes = func.__name__.endswith("_") and not func.__name__.startswith("__") and name != "requires_grad"
-    return changes or name in ("setitem", "iadd", "imul", "isub", "itruediv", "ipow")
-
-
-def _marked(x: Any, func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
+def _marked(x: Any, op: _Operation) -> Any:
     """Results of an operation as shared values (no inner function: one that calls itself would keep its tensors)."""
     if isinstance(x, (tuple, list)):
-        parts = [_marked(y, func, name, args, kwargs, values) for y in x]
-        return type(x)(parts)  # torch's own tuples too
+        return type(x)([_marked(y, op) for y in x])  # torch's own tuples too
     if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, Shared):
         return x
-    leaves = tuple(dict.fromkeys(leaf for value in values for leaf in value.history.leaves))
-    if len(values) > 1:
-        return mark(x, Trace(leaves))
-    trace = _followed(func, name, args, kwargs, values[0], x) or Trace(leaves)
-    if name in PAIRED and x.ndim:
-        dim, lead = _lead(values[0], x.ndim)
-        if lead == 1 < x.shape[dim]:
-            trace = replace(trace, repeat=partial(_repeated, func, args, kwargs, values[0], x.ndim))
+    values = op.values
+    trace = Trace(tuple(dict.fromkeys(leaf for value in values for leaf in value.history.leaves)))
+    if len(values) == 1:
+        trace = _followed(op, x) or trace
+        dim, lead = _lead(values[0], x.ndim) if x.ndim else (0, 0)
+        if op.name in _PAIRED and lead == 1 < x.shape[dim]:
+            trace = replace(trace, repeat=partial(_repeated, op, x.ndim))
     return mark(x, trace)
 
 
-def _repeated(func: Any, args: Any, kwargs: Any, value: Shared, ndim: int, n: int, k: int) -> Any:
+def _repeated(op: _Operation, ndim: int, n: int, k: int) -> Any:
     """What a constant with k entries for every example made of a value, of copies of that value."""
+    (value,) = op.values
     dim, source = _dim(value, ndim), value.source
     once = mark(source.reshape([1] * (ndim - source.ndim) + list(source.shape)), value.history)
     copies = _side_by_side(once, n, dim).repeat_interleave(k, dim)
-    args, kwargs = tree_map_only(Shared, lambda _: copies, (args, kwargs))
-    return func(*args, **kwargs)
+    return op.of([copies if isinstance(x, Shared) else x for x in op.leaves])
 
 
-def _followed(func: Any, name: str, args: Any, kwargs: Any, value: Shared, result: Tensor) -> Trace | None:
+def _followed(op: _Operation, result: Tensor) -> Trace | None:
     """The trace of a result whose numbers stand to those of the parameter as `Trace` can say."""
-    trace = value.history
+    (value,) = op.values
+    trace, source = value.history, value.source
     if trace.form is None:
         return None
-    (leaf,) = trace.leaves
-    if trace.form == SAME and value.shape == leaf.value.shape:
-        index, padding = _places(func, name, args, kwargs)
+    (args, kwargs), (leaf,) = tree_unflatten(op.leaves, op.spec), trace.leaves
+    whole = trace.form == SAME and source.shape == leaf.value.shape
+    if whole:
+        index, padding = _places(op.func, args, kwargs)
         if index is not None and not isinstance(index, Shared) and index.ndim:
             return Trace(trace.leaves, READ, index.flatten(), padding)
-    if result.numel() != value.numel():
+    if result.numel() != source.numel():
         return None
-    turned = func in TURNS or (name in ("transpose", "swapaxes", "swapdims") and args[1] % 2 != args[2] % 2)
-    if turned and value.ndim == 2 and trace.form == TURNED:
-        return Trace(trace.leaves, SAME)
-    if turned and value.ndim == 2 and trace.form == SAME and value.shape == leaf.value.shape:
-        return Trace(trace.leaves, TURNED)
-    ordered = name in ORDERED or name in SPREADS
-    return trace if name in ALIKE or (ordered and trace.form != TURNED) else None
+    swapped = op.name in ("transpose", "swapaxes", "swapdims") and args[1] % 2 != args[2] % 2
+    if source.ndim == 2 and (swapped or op.func in TURNS):
+        if trace.form == TURNED:
+            return Trace(trace.leaves, SAME)
+        return Trace(trace.leaves, TURNED) if whole else None
+    ordered = op.name in _ORDERED or op.name in _SPREADS
+    return trace if op.name in _ALIKE or (ordered and trace.form != TURNED) else None
 
 
-def _spread(name: str, value: Shared, result: Shared, n: int) -> Any:
+def _spread(op: _Operation, result: Shared, n: int) -> Any:
     """What is repeated once for every example is from now on a copy for each, with a tap; all else stays shared."""
+    (value,) = op.values
     trace, source, whole = value.history, value.source, result.source
     dim, lead = _lead(value, whole.ndim)
     times, left = divmod(whole.shape[dim], max(lead, 1))
     leaf = trace.leaves[0]
     if not n and not times:
         return _of_none(whole.detach(), [value])
-    if left or (times == 1 and (leaf.site.name, leaf.operations, name) not in leaf.layers.known.example_places):
+    if left or (times == 1 and (leaf.site.name, leaf.operations, op.name) not in leaf.layers.known.example_places):
         return result
     if lead == 1:
         first = whole.narrow(dim, 0, 1)
         kept = first.numel() == source.numel() and trace.form != TURNED
         once = mark(first, trace if kept else Trace(trace.leaves))
-    elif name in ("repeat", "tile") and whole.ndim == source.ndim and whole.shape[1:] == source.shape[1:] and not dim:
+    elif (
+        op.name in ("repeat", "tile") and whole.ndim == source.ndim and whole.shape[1:] == source.shape[1:] and not dim
+    ):
         once = value
     else:
         return result
-    return _side_by_side(once, n, dim) if _one_for_each(value, name, times, n) else result
+    return _side_by_side(once, n, dim) if _one_for_each(value, op.name, times, n) else result
 
 
 def _lead(value: Shared, ndim: int) -> tuple[int, int]:
@@ -250,42 +284,42 @@ def _side_by_side(once: Shared, n: int, dim: int) -> Tensor:
 # ------------------------------------------------------------ with examples
 
 
-def _apart(func: Any, name: str, leaves: Leaves, spec: TreeSpec, value: Shared, n: int, examples: list[Tensor]) -> Any:
+def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
     """An operation done one example at a time."""
-    counts = {x.shape[_where(value, x, name)] if x.ndim else -1 for x in examples}
-    if len(counts) != 1:
-        raise Unseen(value, f"meets tensors with different numbers of examples in {name!r}")
-    (count,) = counts
+    value, name, counts = op.values[0], op.name, {_size(op, x) for x in examples}
+    (count,) = counts if len(counts) == 1 else (-1,)
     layers, k = value.history.leaves[0].layers, pieces_of(count, n) or 1
     if count != n * k:
-        raise Unseen(value, f"is used with examples in {name!r}")
+        raise Unseen(value, f"meets tensors without one entry for each of the examples in {name!r}")
     if k > 1:
         layers.note_pieces(value.history.leaves[0].site, k)
-    if isinstance(leaves[0], Shared) and _in_place(func, name):
-        raise Unseen(value, f"is changed in place by {name!r}")
-    widest = max(x.ndim for x in examples)
+    op.check_unchanged()
+    if op.changes() and name not in _PAIRED:
+        raise Unseen(value, f"is written into examples by {name!r}")
+    leaves, widest = list(op.leaves), max(x.ndim for x in examples)
     for place, x in enumerate(leaves):
         if isinstance(x, Shared) and x.history.repeat is not None and _lead(x, widest)[1] == count:
             leaves[place] = x.history.repeat(n, k)
             examples = [*examples, leaves[place]]
     ids = {id(x) for x in examples}
-    cuts: list[int | None] = []
-    for x in leaves:
-        cut = None
-        if isinstance(x, Tensor) and not isinstance(x, Shared) and x.ndim:
-            dim = _where(value, x, name)
-            beside = name in PAIRED and x.ndim == widest and x.shape[dim] == count
-            cut = dim if id(x) in ids or beside else None
-        cuts.append(cut)
+    cuts: list[int | None] = [None] * len(leaves)
+    for place, x in enumerate(leaves):
+        beside = is_plain(x) and name in _PAIRED and x.ndim == widest and _size(op, x) == count
+        if beside or id(x) in ids:
+            cuts[place] = _where(op, x)
     try:
         with plain_steps(examples[0]):
-            pieces, shape = one_by_one(func, leaves, spec, cuts, n)
+            pieces, shape = one_by_one(op.func, leaves, op.spec, cuts, n)
     except (RuntimeError, IndexError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
         raise Unseen(value, f"cannot be used one example at a time in {name!r} ({reason})") from error
-    outputs = [x if x is None else _joined(x, value, k, name) for x in pieces]
-    if name not in PAIRED and name not in FACTORED:
-        _compare(func, name, leaves, spec, value, outputs)
+    outputs = [_joined(x, value, k, name) for x in pieces]
+    if name not in _PAIRED and name not in FACTORED:
+        with torch.no_grad():
+            whole = tree_flatten(replace(op, leaves=leaves).plain())[0]
+        pairs = [(x, y) for x, y in zip(outputs, whole, strict=True) if is_plain(x)]
+        if not all(x.shape == y.shape and near_enough(x, y) for x, y in pairs):
+            raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
     return tree_unflatten(outputs, shape)
 
 
@@ -297,18 +331,6 @@ def _joined(x: Any, value: Shared, k: int, name: str) -> Any:
     if x.ndim < 2 or x.shape[1 + dim] != k:
         raise Unseen(value, f"is put beside other examples by {name!r}, or shared by all where each has its own")
     return x.movedim(0, dim).flatten(dim, dim + 1)
-
-
-def _compare(func: Any, name: str, leaves: Leaves, spec: TreeSpec, value: Shared, outputs: Leaves) -> None:
-    """Refuse an operation that gives a batch other numbers than its examples alone."""
-    same = not _in_place(func, name)
-    if same:
-        with torch.no_grad():
-            whole = tree_flatten(_of_numbers(func, *tree_unflatten(leaves, spec)))[0]
-        pairs = [(x, y) for x, y in zip(outputs, whole, strict=True) if is_plain(x)]
-        same = all(x.shape == y.shape and near_enough(x, y) for x, y in pairs)
-    if not same:
-        raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
 
 
 def _of_none(out: Any, values: list[Shared]) -> Any:
@@ -380,34 +402,28 @@ def near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
 
 # ------------------------------------------------------------ one example at a time
 
-Below = Callable[[int, list[Tensor]], Tensor]
+_Below = Callable[[int, list[Tensor]], Tensor]
 """What is computed of n examples, from tensors that have them in front."""
 
 
-def _single(func: Any, name: str, leaves: Leaves, spec: TreeSpec, values: list[Shared]) -> Any:
+def _single(op: _Operation) -> Any:
     """An operation on shared values and single examples."""
-    args, kwargs = tree_unflatten(leaves, spec)
-    answer = FACTORED[name](func, args, kwargs) if name in FACTORED else None
-    if answer is not None:
-        return answer
-    if isinstance(leaves[0], Shared) and _in_place(func, name):
-        raise Unseen(values[0], f"is changed in place by {name!r}")
-    batched = [x for x in leaves if isinstance(x, Tensor) and is_batchedtensor(x)]
-
-    def below(n: int, whole: list[Tensor]) -> Tensor:
-        return _copies(value, n)
-
-    def in_chunks(n: int, whole: list[Tensor]) -> Tensor:
-        return _in_chunks(func, leaves, spec, values, n, whole)
-
+    args, kwargs = tree_unflatten(op.leaves, op.spec)
+    if op.name in FACTORED and not op.changes():
+        answer = FACTORED[op.name](op.func, args, kwargs)
+        if answer is not None:
+            return answer
+    op.check_unchanged()
+    batched = [x for x in op.leaves if isinstance(x, Tensor) and is_batchedtensor(x)]
     n = functorch.get_unwrapped(batched[0]).shape[functorch.maybe_get_bdim(batched[0])]
-    if n * sum(value.numel() * value.element_size() for value in values) > rounding.CHUNK_BYTES:
-        return _lower(in_chunks, *batched)
-    filled = []
-    for value in leaves:
-        filled.append(_lower(below, batched[0]) if isinstance(value, Shared) else value)
-    args, kwargs = tree_unflatten(filled, spec)
-    return func(*args, **kwargs)
+    if n * sum(x.source.numel() * x.source.element_size() for x in op.values) > rounding.CHUNK_BYTES:
+        return _lower(partial(_in_chunks, op), *batched)
+    copies = [_lower(partial(_copy_of, x), batched[0]) if isinstance(x, Shared) else x for x in op.leaves]
+    return op.of(copies)
+
+
+def _copy_of(value: Shared, n: int, _: list[Tensor]) -> Tensor:
+    return _copies(value, n)
 
 
 def _copies(value: Shared, n: int) -> Tensor:
@@ -419,17 +435,16 @@ def _copies(value: Shared, n: int) -> Tensor:
     return _tap([value], bare(value).expand(n, *value.shape), [], rows)
 
 
-def _in_chunks(func: Any, leaves: Leaves, spec: TreeSpec, values: list[Shared], n: int, whole: list[Tensor]) -> Tensor:
+def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
     """An operation whose values are too large for a copy for each example: rows from the gradient of its output."""
-    places = [i for i, x in enumerate(leaves) if isinstance(x, Shared)]
-    places += [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and is_batchedtensor(x)]
-    kept, fixed = [x.detach() for x in whole], list(leaves)
+    places = [i for i, x in enumerate(op.leaves) if isinstance(x, Shared)]
+    places += [i for i, x in enumerate(op.leaves) if isinstance(x, Tensor) and is_batchedtensor(x)]
+    values, kept, fixed = op.values, [x.detach() for x in whole], list(op.leaves)
 
     def call(*given: Tensor) -> Tensor:
         for place, x in zip(places, given, strict=True):
             fixed[place] = x
-        args, kwargs = tree_unflatten(fixed, spec)
-        answer: Tensor = func(*args, **kwargs)
+        answer: Tensor = op.of(fixed)
         return answer
 
     def rows(b: Tensor) -> Found:
@@ -450,7 +465,7 @@ def _in_chunks(func: Any, leaves: Leaves, spec: TreeSpec, values: list[Shared], 
     return _tap(values, out, whole, rows)
 
 
-def _lower(below: Below, *tensors: Tensor) -> Tensor:
+def _lower(below: _Below, *tensors: Tensor) -> Tensor:
     """What is computed of the whole batch, below vmap, as a tensor of single examples."""
     level = next(functorch.maybe_get_level(x) for x in tensors if is_batchedtensor(x))
     pairs = [functorch._unwrap_batched(x, level) for x in tensors]
@@ -482,21 +497,21 @@ def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: Ca
 # ------------------------------------------------------------ products, tables and convolutions
 
 
-def _named(names: str, args: Any, kwargs: Any) -> dict[str, Any]:
+def _named(names: str, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """Arguments by name, None where one is missing."""
     listed = names.split()
     return {**dict.fromkeys(listed), **dict(zip(listed, args, strict=False)), **kwargs}
 
 
-def _linear(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+def _linear(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     named = _named("input weight bias", args, kwargs)
     x, weight, bias = named["input"], named["weight"], named["bias"]
     if isinstance(weight, Shared) and weight.ndim == 2 and is_batchedtensor(x):
         return _product(x, weight, bias, turned=False)
-    return F.linear(x, weight) + bias if isinstance(bias, Shared) and not isinstance(weight, Shared) else None
+    return None
 
 
-def _addmm(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+def _addmm(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     named = _named("input mat1 mat2", args, kwargs)
     if named.get("beta", 1) != 1 or named.get("alpha", 1) != 1:
         return None
@@ -506,7 +521,7 @@ def _addmm(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     return total
 
 
-def _matmul(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+def _matmul(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     if len(args) != 2:
         return None
     left, right = args if func.__name__ != "__rmatmul__" else reversed(args)
@@ -542,7 +557,7 @@ def _product(x: Tensor, weight: Shared, bias: Tensor | None, turned: bool) -> Te
     return out if bias is None or own is not None else out + bias
 
 
-def _einsum(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+def _einsum(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     """An einsum of two tensors that is a product with a shared matrix; None where it is another."""
     equation, *operands = args
     if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
@@ -561,9 +576,9 @@ def _einsum(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     return product.permute([[*rest, q].index(c) for c in output])
 
 
-def _places(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Tensor | None, int | None]:
+def _places(func: Function, args: Args, kwargs: Kwargs) -> tuple[Tensor | None, int | None]:
     """The places at which the first argument, a table, is read, and the one that gets no gradient."""
-    index, padding = None, None
+    name, index, padding = func.__name__.strip("_"), None, None
     if func is F.embedding:
         named = _named("input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", args, kwargs)
         table = named["weight"]
@@ -572,7 +587,7 @@ def _places(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Tensor | None
                 raise Unseen(table, f"is read by an embedding with {setting}")
         padding = None if named["padding_idx"] is None else named["padding_idx"] % len(table)
         index = named["input"]
-    elif name == "getitem":
+    elif name == "getitem" and len(args) > 1:
         index = args[1]
     elif name == "index_select" and len(args) > 2 and args[1] % args[0].ndim == 0:
         index = args[2]
@@ -580,12 +595,12 @@ def _places(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Tensor | None
     return (index if whole else None), padding
 
 
-def _read(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+def _read(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     """z = W[k]: the places and the gradients there."""
     table = kwargs.get("weight", args[1] if len(args) > 1 else None) if func is F.embedding else args[0]
     if not isinstance(table, Shared):
         return None
-    index, padding = _places(func, func.__name__.strip("_"), args, kwargs)
+    index, padding = _places(func, args, kwargs)
     if index is None or not is_batchedtensor(index):
         return None
 
@@ -602,14 +617,10 @@ def _read(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     return _lower(below, index)
 
 
-def _convolution(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+def _convolution(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     """A linear layer over patches; the bias has the sum over places."""
     named = _named("input weight bias stride padding dilation groups", args, kwargs)
     x, weight, bias = named["input"], named["weight"], named["bias"]
-    if not isinstance(weight, Shared) and isinstance(bias, Shared):
-        rest = {key: value for key, value in kwargs.items() if key not in ("input", "weight", "bias")}
-        shifted: Tensor = func(x, weight, None, *args[3:], **rest) + bias.reshape(-1, *[1] * (x.ndim - 2))
-        return shifted
     if not isinstance(weight, Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
         return None
     defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -639,13 +650,13 @@ def _convolution(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     return out if bias is None or own is not None else out + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _filled(func: Any, args: Any, kwargs: Any) -> Tensor:
+def _filled(func: Function, args: Args, kwargs: Kwargs) -> Tensor:
     """vmap knows no `masked_fill` with a value for each example."""
     x, mask, value = args
     return torch.where(mask, value, x)
 
 
-FACTORED: dict[str, Callable[[Any, Any, Any], Tensor | None]] = {
+FACTORED: dict[str, Callable[[Function, Args, Kwargs], Tensor | None]] = {
     "linear": _linear,
     "addmm": _addmm,
     "einsum": _einsum,
@@ -656,4 +667,4 @@ FACTORED |= dict.fromkeys(TABLES, _read)
 FACTORED |= dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution)
 """Operations whose rows have factors, by name; None where the arguments are not those of a product."""
 
-HANDLERS.append(operate)
+HANDLERS.append(_operate)

@@ -112,7 +112,7 @@ def hiding(wanted: bool = True, by_place: bool = True) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateRecords:
+class _PrivateRecords:
     """What is known while something is computed from private records.
 
     secret  whether random draws come from hidden generators (a run whose noise has a seed keeps the user's)
@@ -125,10 +125,10 @@ class PrivateRecords:
     idle: dict[int, list[str]] = field(default_factory=dict)
 
 
-_PRESENT: ContextVar[PrivateRecords | None] = ContextVar("private records", default=None)
+_PRESENT: ContextVar[_PrivateRecords | None] = ContextVar("private records", default=None)
 
 
-def present() -> PrivateRecords | None:
+def present() -> _PrivateRecords | None:
     """The private records that something is computed from now, if any.
 
     >>> present()
@@ -144,7 +144,7 @@ def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
     """Stands around whatever is computed from one batch of private records."""
     places = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     back = hide(torch.device("cuda", place) for place in places) if secret and not hidden() else None
-    token = _PRESENT.set(PrivateRecords(secret, cut))
+    token = _PRESENT.set(_PrivateRecords(secret, cut))
     try:
         yield
     finally:
@@ -153,9 +153,9 @@ def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
             back()
 
 
-SEEDS = 1 << 32
+_SEEDS = 1 << 32
 """Smaller seeds are somebody's choice: torch.seed() takes one of 53 bits from the operating system."""
-DEFAULT = torch.Generator().initial_seed()
+_DEFAULT = torch.Generator().initial_seed()
 """The seed that torch's generator has in every process."""
 
 
@@ -167,7 +167,7 @@ def public_state() -> bytes:
     b''
     """
     seed = torch.default_generator.initial_seed()
-    if hidden() or not (seed == DEFAULT or seed < SEEDS):
+    if hidden() or not (seed == _DEFAULT or seed < _SEEDS):
         return b""
     return torch.default_generator.get_state().numpy().tobytes()
 
@@ -200,7 +200,7 @@ def _secret_state(like: Tensor) -> Tensor:
 # ---------------------------------------------------------------- what a module holds
 
 
-Held = dict[str, tuple[Tensor, int, int, Tensor | None]]
+_Held = dict[str, tuple[Tensor, int, int, Tensor | None]]
 """Tensors by name: how often they had been changed in place, where their memory was, and perhaps their numbers."""
 LOOKS = 3
 """Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
@@ -238,9 +238,9 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.device, torch.dtype
 """Types of attributes that hold no tensor."""
 
 
-def held(present: Things, copies: bool = False) -> Held:
+def held(present: Things, copies: bool = False) -> _Held:
     """The tensors of a module as they are now; `copies` keeps the numbers of all but its parameters."""
-    result: Held = {}
+    result: _Held = {}
     for name, x in present.items():
         if isinstance(x, Tensor):
             numbers = x.detach().clone() if copies and not isinstance(x, nn.Parameter) else None
@@ -248,7 +248,7 @@ def held(present: Things, copies: bool = False) -> Held:
     return result
 
 
-def moved(present: Things, before: Held) -> list[str]:
+def moved(present: Things, before: _Held) -> list[str]:
     """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
     return [name for name, x in present.items() if isinstance(x, Tensor) and not _same(x, before.get(name))]
 
@@ -274,7 +274,7 @@ def _version(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def check_silent(present: Things, watched: Set[int] = frozenset()) -> None:
+def _check_silent(present: Things, watched: Set[int] = frozenset()) -> None:
     """Refuse tensors that backward() would write a raw gradient to; a watch on the others refuses it then."""
     asking = {name: x for name, x in present.items() if isinstance(x, Tensor) and x.requires_grad and x.is_leaf}
     raw = [name for name, x in asking.items() if id(x) not in watched]
@@ -309,7 +309,7 @@ class Guard:
         """The names of tensors that private passes have changed."""
         self._outer: nn.Module | None = None
         self._depth, self._looks = 0, 0
-        self._before: Held = {}
+        self._before: _Held = {}
         self._back: Callable[[], None] | None = None
 
     def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Any]:
@@ -347,13 +347,13 @@ class Guard:
     def check(self) -> Things:
         """Refuse a module that would get raw gradients, or draw masks that others may know."""
         present = things(self.module)
-        check_silent(present, self.watched)
+        _check_silent(present, self.watched)
         if self.secret:
             check_public_draws(present)
         return present
 
     @contextmanager
-    def around(self, private: PrivateRecords | None) -> Iterator[None]:
+    def around(self, private: _PrivateRecords | None) -> Iterator[None]:
         """Stands around what a function does with the module, where the records are private."""
         if private is None:
             yield
@@ -397,7 +397,7 @@ class Guard:
                 "leave the generator alone, it is secret during a private pass"
             )
         present = things(self.module)
-        check_silent(present, self.watched)
+        _check_silent(present, self.watched)
         self._warn(moved(present, before))
         return present
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HANDLERS: list[Callable[..., Any]] = []
 """What is called for every operation on a `Shared` tensor: added by `operations`, which imports this file."""
-Found: TypeAlias = "list[tuple[SharedLeaf, Rows]]"
+Found: TypeAlias = "list[tuple[_SharedLeaf, Rows]]"
 """Rows by parameter."""
 
 
@@ -46,7 +46,7 @@ class Shared(Tensor):
 
 
 @dataclass(eq=False)
-class SharedLeaf:
+class _SharedLeaf:
     """A parameter as one pass sees it."""
 
     site: Site
@@ -97,7 +97,7 @@ class Trace:
     `padding` gets no gradient).  None is anything else, of any number of parameters.
     """
 
-    leaves: tuple[SharedLeaf, ...]
+    leaves: tuple[_SharedLeaf, ...]
     form: str | None = None
     index: Tensor | None = None
     padding: int | None = None
@@ -126,11 +126,11 @@ def open_leaves(
             mine = parameter is not None and any(parameter is p for p in binding.parameters)
             if mine and binding.rows is None and (only is None or id(parameter) in only):
                 assert parameter is not None
-                opened[attribute] = _open(SharedLeaf(site, suffix, attribute, layers, parameter.detach(), n, single))
+                opened[attribute] = _open(_SharedLeaf(site, suffix, attribute, layers, parameter.detach(), n, single))
     return opened
 
 
-def _open(leaf: SharedLeaf) -> Shared:
+def _open(leaf: _SharedLeaf) -> Shared:
     """A parameter as a shared tensor; a gradient that reaches it round the taps is refused."""
 
     gate, name = leaf.gate, leaf.name  # and not the leaf, which holds the tensor that holds the hook
@@ -201,7 +201,7 @@ def _dense(rows: Rows) -> Rows:
     return Lazy(lambda lo, hi: rows.part(lo, hi).dense(), rows.n, rows.d, dtype=rows.dtype, device=rows.device)
 
 
-def _back(value: Shared, leaf: SharedLeaf, rows: Rows) -> Rows:
+def _back(value: Shared, leaf: _SharedLeaf, rows: Rows) -> Rows:
     """Rows of one parameter through whatever was computed of it, by autograd, a chunk of examples at a time."""
     plain, own = value.source, leaf.value
 

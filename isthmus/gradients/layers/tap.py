@@ -18,7 +18,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 
-Push = Callable[[Tensor], None]
+_Push = Callable[[Tensor], None]
 
 
 def trains(node: Any) -> bool:
@@ -26,7 +26,7 @@ def trains(node: Any) -> bool:
     return bool(torch._C._will_engine_execute_node(node.next_functions[1][0]))
 
 
-class GradientTap(torch.autograd.Function):
+class _GradientTap(torch.autograd.Function):
     """Makes a tensor need a gradient although no weight does, and shows that gradient to `push`.
 
     The memory is handed on as a tensor of its own, not as a view, so that activations may still be computed in place
@@ -34,7 +34,7 @@ class GradientTap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, push: Push) -> Tensor:
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, push: _Push) -> Tensor:
         """The output's memory."""
         ctx.push, ctx.anchor = push, anchor
         return output.detach()
@@ -71,7 +71,7 @@ class _Slope(torch.autograd.Function):
         return gradients[0], None
 
 
-def tap(output: Tensor, anchor: Tensor, push: Push) -> Tensor:
+def tap(output: Tensor, anchor: Tensor, push: _Push) -> Tensor:
     """The output, with `push` called once with its gradient.
 
     >>> x, gradients = torch.ones(2), []
@@ -79,5 +79,5 @@ def tap(output: Tensor, anchor: Tensor, push: Push) -> Tensor:
     >>> gradients
     [tensor([1., 1.])]
     """
-    tapped: Tensor = GradientTap.apply(output, anchor, push)  # type: ignore[no-untyped-call]
+    tapped: Tensor = _GradientTap.apply(output, anchor, push)  # type: ignore[no-untyped-call]
     return tapped

@@ -1,0 +1,302 @@
+"""From checked rows and targets to a problem that can be planned: maps of rows, purchases, what is assumed.
+
+Rows are mapped to norm at most 1 by arguments, by public data, or by a release that is paid for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from isthmus.algorithms.filling import CONSTANTS
+from isthmus.algorithms.purchases import SMALL, Ranges, SumPurchase, ranged
+from isthmus.base import validate
+from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
+from isthmus.base.streamed import dense_parts
+from isthmus.core.group import ALONE, Group
+from isthmus.estimators import rank_group
+from isthmus.estimators.stateless_steps import leak, learned_before
+from isthmus.gradients.rounding import upper_norms
+from isthmus.objectives.linear import LinearModel
+from isthmus.privacy.leaks import Leak
+from isthmus.privacy.plan import mu_of
+from isthmus.problems.scaling import RowMap, RowMaps, Scaled
+
+if TYPE_CHECKING:
+    from isthmus.estimators.base import PrivateLinear
+
+DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
+"""The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
+DECLARED = "what was declared about the data (its columns, classes, bounds, norms, ranges) is public knowledge"
+PUBLIC = "the rows given as public are public, and none of the private records is among them"
+_PUBLIC_ROWS = 1000
+"""More public rows than this are sampled."""
+Objective = tuple[LinearModel, tuple[SumPurchase, ...], tuple[str, ...]]
+"""An objective, what is bought for it, and on what it rests."""
+Start = tuple[Scaled, np.ndarray, Tensor | None]
+"""Rows, targets and weights that a start is fitted to."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem, ready to be planned: its objective, what is bought first, what is assumed, what was read off.
+
+    facts     what the planner is told; `public` among them are the public rows as algorithms learn from them
+    labelled  the labelled public rows that a start is fitted to
+    """
+
+    objective: LinearModel
+    maps: RowMaps
+    buys: tuple[SumPurchase, ...]
+    facts: dict[str, object]
+    assumptions: tuple[str, ...] = ()
+    leaks: tuple[str, ...] = ()
+    labelled: Start | None = None
+
+    @property
+    def n(self) -> int:
+        """The public number of records."""
+        return int(self.facts["n"])  # type: ignore[call-overload]
+
+
+@dataclass
+class _Inputs:
+    """Public maps of rows, what has to be bought first, and what was read off the rows."""
+
+    maps: list[RowMap] = field(default_factory=list)
+    buys: tuple[SumPurchase, ...] = ()
+    leaks: list[str] = field(default_factory=list)
+
+
+def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | None) -> Problem:
+    """Objective, maps and purchases of a fit; what is private in X is not looked at, except where a warning says so."""
+    private, several = model._private, model._group.size > 1
+    learned: tuple[str, ...] = ()
+    if private or several:
+        learned = learned_before()
+    remedy = "put steps that learn nothing before the model: each rank's steps would learn from its own rows alone"
+    validate.check(not learned or not several, "group", [*map(str, learned)], remedy)
+    guessed = model._learn_targets(y)
+    public, targets = _public_rows(model, X.shape[1])
+    chosen = _scale(model, X, public)
+    bought = _bought_scale(model, X, chosen)
+    intercept = model.fit_intercept and chosen != "public" and bought not in ("moments", "shapes")
+    inputs = _inputs(model, X, public, intercept, bought == "shapes" or private and _many(model, *X.shape))
+    seen = None
+    if public is not None:
+        seen = RowMaps(inputs.maps)(public)
+        if chosen == "public":
+            extra = _standardised(seen)
+            inputs.maps.append(extra)
+            seen = extra(seen)
+    view = RowMaps(inputs.maps)(Scaled.of(X))
+    if any(isinstance(item, Ranges) and item.bias for item in inputs.buys):  # a column that the bought map will fill
+        view = view.with_constant()
+    objective, buys, remarks = model._objective(view, y, weight)
+    assumed = [*inputs.leaks]
+    if private:
+        assumed += [DECLARED, *learned, *guessed]
+    if public is not None:
+        assumed.append(PUBLIC)
+    assumed += remarks
+    buys = (*inputs.buys, *buys)
+    facts = {**_public_facts(model, X), "d": view.shape[1]}
+    facts |= {"scale": "none", "before": sum(item.share for item in buys), "public": None}
+    if private and chosen != "public":
+        facts["scale"] = chosen
+    labelled = None
+    if seen is not None:
+        same = seen.shape[1] == view.shape[1]
+        if same:
+            facts["public"] = seen.plain()
+        if targets is not None:  # seen as the private rows before anything is bought: a bought map fills a column
+            labelled = seen if same else seen.with_constant(), model._targets(targets), model._public_weights(targets)
+            facts["public"] = (facts["public"], labelled[1]) if same else None
+    leaks = tuple(fact for fact in assumed if isinstance(fact, Leak))
+    rest = tuple(fact for fact in assumed if not isinstance(fact, Leak))
+    return Problem(objective, RowMaps(inputs.maps), buys, facts, rest, leaks, labelled)
+
+
+def _public_facts(model: PrivateLinear, X: Matrix) -> dict[str, object]:
+    """What is public of the problem before it is posed."""
+    ranged = model.bounds is not None or model.data_norm is None and model.public is None
+    features = {True: model.features, False: "linear"}[model._private]
+    facts = {"n": model._records(X.shape[0]), "d": X.shape[1], "sparse": is_sparse(X), "features": features}
+    return {**facts, "ranged": ranged, **model._loss_facts()}
+
+
+# ---------------------------------------------------------------- where column scales come from
+
+
+def _scale(model: PrivateLinear, X: Matrix, public: Matrix | None) -> str:
+    """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
+    if model.scale != "auto" or not model._private:
+        return model.scale
+    if not model.fit_intercept and not is_sparse(X):
+        return "none"  # centred columns have an intercept; those of CSR rows are scaled, not centred
+    free = model.constraint is None and not (model.l1 or model.l2)
+    named = model._named_algorithm
+    if public is None or is_sparse(X) or not free or not (named is None or named.direct):
+        return "auto"
+    (n, d), n_public = X.shape, public.shape[0]
+    told = 3 * d <= _certainty(model, n) <= 8 * n_public
+    # with less even scaled columns drown in noise; with more all records tell the scale better than a few rows
+    if d <= SMALL and told and _bought_scale(model, X, "auto") != "shapes":
+        return "public"
+    return "auto"
+
+
+def _bought_scale(model: PrivateLinear, X: Matrix, chosen: str) -> str:
+    """The scale that will be bought: centred columns bring an intercept of their own."""
+    if not model._private:
+        return "none"
+    named = model._named_algorithm
+    if chosen != "auto" or not (named is None or "scale" in named.parameters):
+        return chosen
+    planned = model._planned(_public_facts(model, X), exact=False)
+    if not planned.choices:
+        return "none"
+    return str(planned.best.arguments.get("scale", "none"))
+
+
+def _certainty(model: PrivateLinear, n: int) -> float:
+    n = model._records(n)
+    return n * mu_of(model.epsilon, model._delta(n), model._adjacency)
+
+
+def _many(model: PrivateLinear, n: int, d: int) -> bool:
+    """Whether there are so many records that rows which are shortened would bend more than their noise."""
+    return _certainty(model, n) >= CONSTANTS.clip_b * d
+
+
+def _public_rows(model: PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarray | None]:
+    X, y = model.public, None
+    if isinstance(X, tuple):
+        X, y = X
+    if X is None:
+        return None, None
+    X = as_matrix("public", X if is_sparse(X) else np.asarray(X, dtype=np.float64))
+    validate.check(X.shape[1] == d, "public", tuple(X.shape), f"give public rows with {d} columns")
+    if y is not None:
+        y = np.asarray(y)
+        sizes = f"{X.shape[0]} rows, {len(y)} targets"
+        validate.check(len(y) == X.shape[0], "public", sizes, "give one target for each public row")
+    if X.shape[0] > _PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
+        some = np.random.default_rng(0).permutation(X.shape[0])[:_PUBLIC_ROWS]
+        X, y = take(X, torch.from_numpy(some)), None if y is None else y[some]
+    return X, y
+
+
+# ---------------------------------------------------------------- maps of rows
+
+
+def _check_bounds(bounds: Any, data_norm: float | str | None) -> None:
+    """Refuse bounds and norms that are none, before data is read."""
+    if isinstance(bounds, str):
+        validate.one_of(("data",), bounds=bounds)
+    elif bounds is not None:
+        pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+        remedy = 'give (low, high): two numbers, or two lists with a number for each column; or "data"'
+        validate.check(pair, "bounds", bounds, remedy)
+        low, high = np.broadcast_arrays(*(np.atleast_1d(np.asarray(side, dtype=float)) for side in bounds))
+        declared = ~(np.isnan(low) | np.isnan(high))
+        good = (low < high) & np.isfinite(low) & np.isfinite(high)
+        remedy = "give finite numbers with low below high (NaN: buy the range of that column)"
+        validate.check(bool(good[declared].all()), "bounds", bounds, remedy)
+    if isinstance(data_norm, str):
+        validate.one_of(("data", "unit"), data_norm=data_norm)
+    elif data_norm is not None:
+        validate.positive(data_norm=data_norm)
+
+
+def _inputs(model: PrivateLinear, X: Matrix, public: Matrix | None, intercept: bool, whole: bool) -> _Inputs:
+    """The maps of rows X: by bounds and data_norm, by public rows, by a purchase; a CSR row gets length 1.
+
+    whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
+    """
+    d, bounds, norm, inputs = X.shape[1], model.bounds, model.data_norm, _Inputs()
+    if not model._private:
+        inputs.maps.append(_from_rows(X, intercept, model._group))
+        return inputs
+    if isinstance(bounds, str):
+        bounds = _ranges_of(X, model._group)
+        inputs.leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
+    if isinstance(norm, str) and norm == "data":
+        own = float(upper_norms(X).max()) if X.shape[0] else 0.0
+        norm = max(*model._group.all(own), 1e-12)
+        inputs.leaks.append(
+            leak(f"the largest row norm (data_norm={norm:.4g}) was", "give a data_norm= that is public")
+        )
+    by_ranges: dict[str, Any] = {"bias": float(intercept), "origin": not model.fit_intercept}
+    if bounds is not None:
+        low, high = (_column(side, d) for side in bounds)
+        unknown = low.isnan() | high.isnan()
+        if public is not None:
+            low, high = (torch.where(unknown, *ends) for ends in zip(_ranges_of(public), (low, high), strict=True))
+        elif unknown.any():
+            inputs.buys = (Ranges(low, high, whole=whole, **by_ranges),)
+            return inputs
+        limit = math.sqrt(d) if whole else None
+        if norm is not None and not isinstance(norm, str):
+            limit = float(norm)
+        inputs.maps.append(ranged(low, high, limit=limit, **by_ranges))
+    elif norm == "unit" or (norm is None and public is None and is_sparse(X)):
+        inputs.maps.append(RowMap(limit=None, bias=SPARSE_BIAS * intercept))
+    elif norm is not None:
+        inputs.maps.append(RowMap(limit=float(norm), bias=DENSE_BIAS * intercept * float(norm)))
+    elif public is not None:
+        inputs.maps.append(_from_rows(public, intercept))
+    else:
+        inputs.buys = (Ranges(whole=whole, **by_ranges),)
+    return inputs
+
+
+def _standardised(public: Scaled) -> RowMap:
+    """Centred, scaled columns and a bias, from public rows that are seen through the first map.
+
+    A variance is taken to be at least the largest second moment over the number of rows: a column that is constant
+    in the public rows may not be so in the private ones.
+    """
+    n, d = public.shape
+    mean = sum((rows.sum(0) for _, _, rows in public.chunks()), torch.zeros(d, dtype=torch.float64)) / n
+    second = public.square_sum(torch.ones(n, dtype=torch.float64)) / n
+    variance = (second - mean**2).clamp(min=max(float(second.max()) / n, 1e-12))
+    return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0)
+
+
+def _column(side: ArrayLike, d: int) -> Tensor:
+    values = torch.from_numpy(np.atleast_1d(np.asarray(side, dtype=float)).copy())
+    good = len(values) in (1, d)
+    remedy = f"give one number for all columns, or {d}, one for each"
+    validate.check(good, "bounds", f"{len(values)} columns", remedy)
+    return values.expand(d).clone()
+
+
+def _from_rows(X: Matrix, intercept: bool, group: Group = ALONE) -> RowMap:
+    """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
+    X = as_matrix("public", X)
+    if is_sparse(X):
+        return RowMap(limit=None, bias=SPARSE_BIAS * intercept)
+    mean, spread = rank_group.moments(group, X)
+    if not intercept:  # without a constant to make up for it columns keep their place
+        mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
+    spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
+    return RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1]), float(intercept))
+
+
+def _ranges_of(X: Matrix, group: Group = ALONE) -> tuple[Tensor, Tensor]:
+    if is_sparse(X):
+        validate.refuse("bounds", "data", "give data_norm= for sparse rows")
+    low = torch.full((X.shape[1],), math.inf, dtype=torch.float64)
+    high = -low
+    for part in dense_parts(X):
+        low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
+    low, high = rank_group.extremes(group, low, high)
+    same = (low == high).double()
+    return low - same, high + same
