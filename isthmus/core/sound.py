@@ -152,8 +152,12 @@ def stopped(planned: int, done: int) -> list[str]:
     >>> stopped(10, 10), len(stopped(10, 4))
     ([], 1)
     """
-    counted = f"{done} of {planned} planned rounds were made, and all planned rounds are counted"
-    return [] if done >= planned else [f"{counted}: earlier results may have decided when to stop"]
+    if done >= planned:
+        return []
+    return [
+        f"{done} of {planned} planned rounds were made, and all planned rounds are counted: earlier results may have "
+        "decided when to stop"
+    ]
 
 
 def _foreign(parts: Sequence[tuple[str, object]]) -> list[str]:
