@@ -516,7 +516,7 @@ class Outer(Rows):
 
       * norms: ||a|| ||b|| for T = 1, else ghost products or the q x p sums, whichever is cheaper, in chunks;
       * sum: one matrix product;
-      * codes: `sketch.rows(a)` times b when q = T = 1, else `outer_codes`.
+      * codes: `sketch.rows(a)` times b when q = T = 1, else `sketch.outer`.
 
     Args:
         a: (n, p) or (n, T, p) tensor, or an (n, p) CSR matrix, which is never densified.
