@@ -35,10 +35,6 @@ RATIO = 2.0**16
 """A record's terms may add up, in absolute value, to at most this many times the clip bound: else it is shortened."""
 LEAST = 16
 """Chunks of fewer terms cost more than float64."""
-LINE = 64
-"""Bytes that memory hands out together."""
-DIRECT = 1 << 18
-"""Products of fewer numbers are written where they belong: a copy would cost what it saves."""
 SPARE = 6
 """Roundings kept for what comes after the chunks: their sum in float64, and its cast."""
 
@@ -105,7 +101,10 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
     with exact_products(out.device):
         few = roundings(rho, work) - SPARE
         if k <= few:
-            product_into(out, b.to(work).T, a.to(work))
+            if out.dtype == work and (out.is_cuda or out.is_contiguous()):
+                torch.mm(b.to(work).T, a.to(work), out=out)
+            else:
+                out.copy_(b.to(work).T @ a.to(work))
         elif work == torch.float32 and few >= LEAST:
             out.copy_(_chunked(a.to(work), b.to(work), few))
         else:
@@ -116,28 +115,6 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
                 return b[lo:hi].to(torch.float64).T @ a[lo:hi].to(torch.float64)
 
             out.copy_(in_float64(k, rho, (b.shape[1], a.shape[1]), out.device, add, most))
-
-
-def product_into(out: Tensor, y: Tensor, x: Tensor) -> None:
-    """out = y x, by as many roundings an entry as the product of two matrices of this length has in any order.
-
-    On the host a product writes rows slowly that begin at odd places of memory, as those of a weight beside its bias
-    do: large ones are written by way of rows that do not, some at a time, which stay in the cache.
-
-    >>> out = torch.empty(2, 4)[:, :3]
-    >>> product_into(out, torch.eye(2), torch.ones(2, 3))
-    >>> out.sum()
-    tensor(6.)
-    """
-    (q, p), step = out.shape, LINE // out.element_size()
-    if out.is_cuda or out.dtype != y.dtype or out.stride(0) % step == 0 or out.numel() < DIRECT:
-        torch.mm(y, x, out=out) if out.dtype == y.dtype else out.copy_(y @ x)
-        return
-    width = -(-p // step) * step
-    room = out.new_empty(min(q, max(1, CACHE_BYTES // (out.element_size() * width))), width)[:, :p]
-    for lo in range(0, q, len(room)):
-        rows = out[lo : lo + len(room)]
-        rows.copy_(torch.mm(y[lo : lo + len(room)], x, out=room[: len(rows)]))
 
 
 def row_sum(b: Tensor, rho: float, out: Tensor) -> None:

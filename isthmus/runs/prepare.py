@@ -25,7 +25,7 @@ from isthmus.runs.config import Settings
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.entries import Signs
 from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, read
-from isthmus.tables.infer import Guess, check_decimal, infer
+from isthmus.tables.infer import check_decimal, infer
 from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
 
 _MOST_CLASSES = 100
@@ -44,6 +44,7 @@ class PreparedRows:
 
     features   names of the encoded columns, None for a matrix
     bounds     public ranges of the columns (NaN: to be bought), or None: none is known
+    n, test_rows   rows to train on and test rows, of all ranks that train together; None: there are no test rows
     public     public rows, with targets where the file has them
     test       rows and targets kept out of training
     leaks      what was read off private rows without being paid for, each with its remedy
@@ -56,32 +57,18 @@ class PreparedRows:
     y: np.ndarray
     features: list[str] | None
     bounds: tuple[np.ndarray, np.ndarray] | None
+    n: int
+    test_rows: int | None = None
     public: Any = None
     test: tuple[Any, np.ndarray] | None = None
     leaks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    whole: tuple[int, int | None] | None = None
-    """Rows to train on and test rows of all ranks, where several train together."""
 
     @property
     def target(self) -> Target:
         """The target, its task and classes settled."""
         assert self.schema.target is not None
         return self.schema.target
-
-    @property
-    def n(self) -> int:
-        """Rows to train on, of all ranks."""
-        if self.whole is not None:
-            return self.whole[0]
-        return int(self.x.shape[0])
-
-    @property
-    def test_rows(self) -> int | None:
-        """Test rows, of all ranks; None: there are none."""
-        if self.whole is not None or self.test is None:
-            return self.whole and self.whole[1]
-        return len(self.test[1])
 
     @property
     def d(self) -> int:
@@ -138,15 +125,16 @@ def prepare(
         bounds, features = bounds_of(schema), schema.features
     elif settings.bounds is not None:
         bounds = np.full(x.shape[1], settings.bounds[0]), np.full(x.shape[1], settings.bounds[1])
-    ready = PreparedRows(table.name, schema, x, y, features, bounds, test=test, leaks=tuple(leaks), notes=tuple(notes))
-    if public is not None:
-        ready = replace(ready, public=_public_rows(public, schema))
-    if crew.size > 1:  # every rank has the whole of a public test file
-        tested = ready.test_rows
-        if tested is not None and (settings.test is None or settings.measure_epsilon is not None):
+    tested = None
+    if test is not None:
+        tested = len(test[1])
+        if settings.test is None or settings.measure_epsilon is not None:  # of a public file every rank has the whole
             tested = sum(crew.all(tested))
-        ready = replace(ready, whole=(sum(crew.all(ready.n)), tested))
-    return ready
+    shared = None
+    if public is not None:
+        shared = _public_rows(public, schema)
+    sizes, told = (sum(crew.all(int(x.shape[0]))), tested), (tuple(leaks), tuple(notes))
+    return PreparedRows(table.name, schema, x, y, features, bounds, *sizes, shared, test, *told)
 
 
 def _check_agreed(crew: Group, schema: Schema, leaks: list[str]) -> None:
@@ -200,7 +188,11 @@ def _complete(
         column = declared.get(name)
         if column is None and name != settings.target:
             try:
-                inferred = _inferred(name, settings, table, public)
+                source, free = table, public is not None and public.frame is not None and name in public.frame.columns
+                if public is not None and free:
+                    source = public
+                signs = Signs.of(settings.decimal, source.separator)
+                inferred = infer(name, source.frame[name], public=free, signs=signs)
             except validate.InvalidInput as error:
                 refused[name] = error
                 continue
@@ -263,14 +255,6 @@ def _occurs(x: Any, lo: int, hi: int) -> bool:
     return bool(x[:, lo:hi].any())
 
 
-def _inferred(name: str, settings: Settings, table: Table, public: Table | None) -> Guess:
-    """A column that was not declared: as public rows have it, where they have it."""
-    source, is_public = table, False
-    if public is not None and public.frame is not None and name in public.frame.columns:
-        source, is_public = public, True
-    return infer(name, source.frame[name], public=is_public, signs=Signs.of(settings.decimal, source.separator))
-
-
 def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
     """One error for all columns; the decimal sign is that of the file, and is asked for once."""
     if len(refused) == 1:
@@ -307,7 +291,10 @@ def _settle_target(settings: Settings, table: Table, public: Table | None) -> tu
     if task == "regression":
         validate.check(classes is None, "classes", classes, "leave it out: --task regression has no classes")
         if ranged is None and free:
-            ranged = _range_of(source, settings.decimal, origin.separator)
+            numbers = _numbers_of(source, settings.decimal, origin.separator)
+            numbers = numbers[np.isfinite(numbers)]
+            if len(np.unique(numbers)) > 1:
+                ranged = float(numbers.min()), float(numbers.max())
         return Target(name, task, None, ranged, settings.decimal), leaks * (not free)
     validate.check(ranged is None, "target_bounds", ranged, "leave it out: classes have no range")
     if classes is None:
@@ -330,15 +317,6 @@ def as_option(words: Iterable[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(words)
     return shlex.quote(line.getvalue())
-
-
-def _range_of(values: Any, decimal: str | None, separator: str | None) -> tuple[float, float] | None:
-    """The range of public targets, where they have one."""
-    numbers = _numbers_of(values, decimal, separator)
-    numbers = np.unique(numbers[np.isfinite(numbers)])
-    if len(numbers) < 2:
-        return None
-    return float(numbers[0]), float(numbers[-1])
 
 
 def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.ndarray:

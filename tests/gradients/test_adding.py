@@ -286,14 +286,14 @@ def test_a_residual_whose_code_overflows_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("k, q, p", [(3, 530, 999), (40, 2, 1 << 18), (1, 1, 1 << 18), (5, 3, 7), (0, 600, 600)])
-@pytest.mark.parametrize("beside", [0, 1, 16])
-def test_products_into_rows_that_begin_anywhere(dtype: torch.dtype, k: int, q: int, p: int, beside: int) -> None:
+@pytest.mark.parametrize("k, q, p", [(3, 530, 999), (1, 1, 1 << 18), (5, 3, 7), (0, 600, 600)])
+@pytest.mark.parametrize("beside", [0, 1])
+def test_outer_sum_leaves_what_stands_beside_its_rows(dtype: torch.dtype, k: int, q: int, p: int, beside: int) -> None:
     """Every entry within its roundings of the slow sum, whatever stands beside it untouched."""
     g = torch.Generator().manual_seed(k + q)
     y, x = (torch.randn(*size, generator=g, dtype=dtype) for size in ((k, q), (k, p)))
     whole = torch.full((q, p + beside), 7.0, dtype=dtype)
-    adding.product_into(whole[:, :p], y.T, x)
+    adding.outer_sum(x, y, 1.0, whole[:, :p])
     assert (whole[:, p:] == 7).all()
     slow = (y.double()[:, :, None] * x.double()[:, None, :]).sum(0) if q * p < 1e6 else y.double().T @ x.double()
     off, mass = (whole[:, :p].double() - slow).abs(), y.double().abs().T @ x.double().abs()

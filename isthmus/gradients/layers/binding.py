@@ -36,66 +36,51 @@ class LeafBinding:
     @cached_property
     def shape(self) -> tuple[int, int]:
         """(q, p), the bias column counted."""
-        q, p = self._matrix(self.weight).shape
+        q, p = self._matrix(self.weight, self.weight).shape
         return q, p + (self.bias is not None)
 
     def read(self) -> Tensor:
         """The parameters as one q x p matrix."""
-        pieces = [self._matrix(self.weight)] + ([] if self.bias is None else [self._column(self.bias)])
-        return torch.cat([piece.detach() for piece in pieces], 1)
+        return torch.cat([matrix for _, matrix, _, _ in self.places()], 1)
 
     def packed(self, values: Mapping[int, Tensor]) -> Tensor:
         """The leaf, flat, of other values of its parameters, given by the parameters' ids."""
-        pieces = [self._matrix(values[id(self.weight)])]
-        pieces += [] if self.bias is None else [self._column(values[id(self.bias)])]
-        return torch.cat(pieces, 1).reshape(-1)
+        return torch.cat([self._matrix(parameter, values[id(parameter)]) for parameter in self.parameters], 1).flatten()
 
     @torch.no_grad()
     def write(self, leaf: Tensor) -> None:
         """Copy a leaf (flat or q x p) into the parameters."""
         leaf = leaf.view(self.shape)
-        for parameter, values in self._split(leaf):
-            part = parameter if self.rows is None else parameter[self.rows]
-            part.copy_(values.reshape(part.shape))
+        for parameter, _, lo, hi in self.places():
+            part = self._part(parameter)
+            part.copy_(leaf[:, lo:hi].reshape(part.shape))
 
     def set_gradients(self, columns: Callable[[int, int], Tensor]) -> None:
         """Give the parameters their columns lo..hi-1 of a leaf as `.grad`, without a copy where they are whole."""
-        _, p = self.shape
-        width = p - (self.bias is not None)
-        self._give(self.weight, columns(0, width))
-        if self.bias is not None:
-            self._give(self.bias, columns(width, p))
-
-    def _split(self, leaf: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-        if self.bias is None:
-            return [(self.weight, leaf)]
-        return [(self.weight, leaf[:, :-1]), (self.bias, leaf[:, -1])]
+        for parameter, _, lo, hi in self.places():
+            values = columns(lo, hi).to(parameter.dtype)
+            if self.rows is None:
+                parameter.grad = values.reshape(parameter.shape)
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            part = self._part(parameter.grad)
+            part.copy_(values.reshape(part.shape))
 
     def places(self) -> Iterator[tuple[nn.Parameter, Tensor, int, int]]:
         """Each parameter, its matrix in memory, and the columns lo..hi-1 of the leaf that it is."""
-        _, p = self.shape
-        width = p - (self.bias is not None)
-        yield self.weight, self._matrix(self.weight.detach()), 0, width
-        if self.bias is not None:
-            yield self.bias, self._column(self.bias.detach()), width, p
+        lo = 0
+        for parameter in self.parameters:
+            matrix = self._matrix(parameter, parameter.detach())
+            yield parameter, matrix, lo, lo + matrix.shape[1]
+            lo += matrix.shape[1]
 
-    def _give(self, parameter: nn.Parameter, values: Tensor) -> None:
-        values = values.to(parameter.dtype)
-        if self.rows is None:
-            parameter.grad = values.reshape(parameter.shape)
-            return
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        part = parameter.grad[self.rows]
-        part.copy_(values.reshape(part.shape))
+    def _part(self, x: Tensor) -> Tensor:
+        return x if self.rows is None else x[self.rows]
 
-    def _matrix(self, parameter: Tensor) -> Tensor:
-        """A weight as q rows."""
-        part = parameter if self.rows is None else parameter[self.rows]
-        if self.columns:
+    def _matrix(self, parameter: nn.Parameter, values: Tensor) -> Tensor:
+        """Values of a weight as q rows, of a bias as a column."""
+        part = self._part(values)
+        if self.columns or parameter is self.bias:
             return part.reshape(-1, 1)
         return part.reshape(1, -1) if part.ndim < 2 else part.reshape(part.shape[0], -1)
-
-    def _column(self, bias: Tensor) -> Tensor:
-        part = bias if self.rows is None else bias[self.rows]
-        return part.reshape(-1, 1)

@@ -231,8 +231,8 @@ def _followed(op: _Operation, result: Tensor) -> Trace | None:
     (args, kwargs), (leaf,) = tree_unflatten(op.leaves, op.spec), trace.leaves
     whole = trace.form == SAME and source.shape == leaf.value.shape
     if whole:
-        index, padding = _places(op.func, args, kwargs)
-        if index is not None and not isinstance(index, Shared) and index.ndim:
+        _, index, padding = _places(op.func, args, kwargs)
+        if index is not None and index.ndim:
             return Trace(trace.leaves, READ, index.flatten(), padding)
     if result.numel() != source.numel():
         return None
@@ -576,32 +576,29 @@ def _einsum(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     return product.permute([[*rest, q].index(c) for c in output])
 
 
-def _places(func: Function, args: Args, kwargs: Kwargs) -> tuple[Tensor | None, int | None]:
-    """The places at which the first argument, a table, is read, and the one that gets no gradient."""
+def _places(func: Function, args: Args, kwargs: Kwargs) -> tuple[object, Tensor | None, int | None]:
+    """A table that is read, the places if they are named by integers, and the one that gets no gradient."""
     name, index, padding = func.__name__.strip("_"), None, None
+    table = args[0] if args else None
     if func is F.embedding:
         named = _named("input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", args, kwargs)
-        table = named["weight"]
+        index, table, padding = named["input"], named["weight"], named["padding_idx"]
         for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
             if named[setting]:
                 raise Unseen(table, f"is read by an embedding with {setting}")
-        padding = None if named["padding_idx"] is None else named["padding_idx"] % len(table)
-        index = named["input"]
-    elif name == "getitem" and len(args) > 1:
+        padding = None if padding is None else padding % len(table)
+    elif name == "getitem":
         index = args[1]
     elif name == "index_select" and len(args) > 2 and args[1] % args[0].ndim == 0:
         index = args[2]
-    whole = isinstance(index, Tensor) and index.dtype not in (torch.bool, torch.uint8)
-    return (index if whole else None), padding
+    whole = is_plain(index) and index.dtype not in (torch.bool, torch.uint8)
+    return table, (index if whole else None), padding
 
 
 def _read(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     """z = W[k]: the places and the gradients there."""
-    table = kwargs.get("weight", args[1] if len(args) > 1 else None) if func is F.embedding else args[0]
-    if not isinstance(table, Shared):
-        return None
-    index, padding = _places(func, args, kwargs)
-    if index is None or not is_batchedtensor(index):
+    table, index, padding = _places(func, args, kwargs)
+    if not isinstance(table, Shared) or index is None or not is_batchedtensor(index):
         return None
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
