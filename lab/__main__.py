@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from isthmus.cli import Commands
-from isthmus.cli.output import Out, output_options
+from isthmus.cli.commands import Out, output_options
 from lab import reproduce as experiments_of_papers
 from lab.bench import carry
 from lab.bench import page as bench_page

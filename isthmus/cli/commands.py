@@ -1,9 +1,16 @@
-"""The commands: schema, train, predict; describe; plan, budget, audit, report, demo, completion."""
+"""The commands: schema, train, predict; describe; plan, budget, audit, report, demo, completion.
+
+What every command says, and where: JSON on standard output, words for people, all else on standard error.
+"""
 
 from __future__ import annotations
 
 import csv
+import functools
 import gc
+import importlib
+import json
+import math
 import os
 import re
 import sys
@@ -11,12 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import get_completion_class
-
-from isthmus.cli.output import Out, late, output_options, warn_of_plan
 
 if TYPE_CHECKING:  # what a command needs is loaded when it runs
     from isthmus.planner import Plan
@@ -25,6 +31,76 @@ if TYPE_CHECKING:  # what a command needs is loaded when it runs
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 _Decorator = Callable[[_Command], _Command]
+
+
+def output_options(command: Callable[..., object]) -> Callable[..., object]:
+    """`--json` and `--quiet`, as the `Out` that the command is called with."""
+
+    @functools.wraps(command)
+    def speaking(as_json: bool, quiet: bool, **given: object) -> object:
+        return command(Out(as_json, quiet), **given)
+
+    json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
+    return json_option(quiet_option(speaking))
+
+
+def late(module: str) -> ModuleType:
+    """A module of the package, loaded when a command first asks for it: `isthmus --help` answers at once."""
+    return importlib.import_module(f"isthmus.{module}")
+
+
+class Out:
+    """Where a command writes.
+
+    >>> Out(as_json=True, quiet=False).result({"epsilon": float("inf")}, "words")
+    {"epsilon": "inf"}
+    """
+
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        self.as_json, self.quiet = as_json, quiet
+
+    def result(self, data: object, words: str, brief: str | None = None) -> None:
+        """The outcome: as JSON, or in words, which are `brief` where only results are asked for."""
+        if self.quiet and brief is not None:
+            words = brief
+        if self.as_json:
+            words = json.dumps(plain(data), allow_nan=False, ensure_ascii=False)
+        click.echo(words)
+
+    def say(self, words: str = "") -> None:
+        """Something a person may want to know; on standard error beside JSON."""
+        if not self.quiet:
+            click.echo(words, err=self.as_json)
+
+    def warn(self, words: str) -> None:
+        """Something a person must know: always, on standard error."""
+        click.echo(f"warning: {words}", err=True)
+
+
+def warn_of_plan(screen: Out, plan: Plan) -> None:
+    """Warn of a delta that would allow publishing whole records."""
+    if plan.facts.epsilon < float("inf"):
+        if caution := late("privacy.leaks").large_delta(plan.facts.delta, plan.facts.n):
+            screen.warn(caution)
+
+
+def plain(value: Any) -> object:
+    """What JSON can hold: infinity as text, NaN as null, arrays as lists."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
+    return value
+
+
+# ---------------------------------------------------------------- options
 
 _FILE = click.Path(dir_okay=False)
 
@@ -256,15 +332,16 @@ def _finish(screen: Out, outcome: Outcome) -> None:
         f"run        {outcome.folder}",
         f"model      {model['algorithm']}, {model['rounds']} rounds, {model['seconds'] or 0:.1f} s",
     ]
-    if record.private:
+    if record.privacy is not None and record.private:
         covered = "everything counted"
         if outcome.leaks:
             covered = "of what was released with noise"
         elif record.warnings:
             covered = "with the warnings above"
-        if outcome.bought:
+        if outcome.measured.releases:
             covered += " (training and test figures)"
-        lines.append(f"privacy    epsilon {rounded_up(outcome.epsilon)} at delta {outcome.delta:g}, {covered}")
+        delta = record.privacy["delta"]
+        lines.append(f"privacy    epsilon {rounded_up(outcome.epsilon)} at delta {delta:g}, {covered}")
         lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
     else:
         lines.append("privacy    none: this model is NOT private")
@@ -275,7 +352,7 @@ def _finish(screen: Out, outcome: Outcome) -> None:
     if little:
         lines.append(f"expect     {little}")
     told: set[str] = set()  # where figures were measured, and notes that several share, are said once
-    for figure in outcome.figures:
+    for figure in outcome.measured.figures:
         if figure.on not in told:
             lines.append(f"test       {figure.on}")
         short = replace(figure, on="")
@@ -283,7 +360,7 @@ def _finish(screen: Out, outcome: Outcome) -> None:
             short = replace(short, note="")
         lines.append(f"           {short.words()}")
         told |= {figure.on, figure.note}
-    if not outcome.figures:
+    if not outcome.measured.figures:
         lines.append("test       nothing was measured; --test-fraction 0.2 keeps rows back for that")
     lines += ["", f"isthmus predict {outcome.folder} DATA -o predictions.csv", f"isthmus report {outcome.folder}"]
     screen.result(outcome.to_dict(), "\n".join(lines), str(outcome.folder))

@@ -231,9 +231,8 @@ def _curves(record: Record) -> list[tuple[Fields, Markup]]:
     for i, curve in enumerate(record.curves):
         series = [(line["name"], list(zip(line["x"], line["y"], strict=True))) for line in curve["series"]]
         if any(y is not None for _, points in series for _, y in points):
-            shares: dict[str, Any] = {"zero": True, "percent": True, "top": 1.0} if curve["shares"] else {}
             labels = curve["x_label"] or "x", curve["y_label"] or "y"
-            drawn.append((curve, svg.lines(f"curve{i}", curve["title"], series, *labels, **shares)))
+            drawn.append((curve, svg.lines(f"curve{i}", curve["title"], series, *labels, shares=bool(curve["shares"]))))
     return drawn
 
 
@@ -263,9 +262,8 @@ def _energy(record: Record) -> Section | None:
     k, shares, chosen = energy["k"], energy["captured"], energy["chosen"]
     kept = f"{100 * shares[k.index(chosen)]:.3g}%" if chosen in k else None
     marks = [] if chosen is None else [(chosen, f"used: k = {chosen}")]
-    options: dict[str, Any] = {"marks": marks, "zero": True, "percent": True, "top": 1.0, "decades": True}
-    labels = "directions kept, k", "share of the gradient kept"
-    chart = svg.lines("energy", "Captured energy", [("kept", list(zip(k, shares, strict=True)))], *labels, **options)
+    labels, points = ("directions kept, k", "share of the gradient kept"), list(zip(k, shares, strict=True))
+    chart = svg.lines("energy", "Captured energy", [("kept", points)], *labels, marks=marks, shares=True, decades=True)
     return {"chosen": chosen, "kept": kept, "source": energy["source"], "chart": chart}
 
 

@@ -63,36 +63,36 @@ def lines(
     levels: _Named = (),
     marks: _Named = (),
     zero: bool = False,
-    percent: bool = False,
-    top: float | None = None,
+    shares: bool = False,
     decades: bool = False,
 ) -> Markup:
     """A line chart; `name` makes its ids unique.  Lines differ by dashes too, not by colour alone.
 
     levels, marks  values of y and of x that have a name
-    zero           y starts at 0; otherwise it is logarithmic where it spans more than two decades, as x with `decades`
+    zero, shares   y starts at 0, or is a share from 0 to 1 in percent; otherwise it is logarithmic where it spans more
+                   than two decades, as x with `decades`
     """
     drawn = [(line, _thinned(points)) for line, points in series if any(y is not None for _, y in points)]
     seen = [[(x, y) for x, y in points if y is not None] for _, points in drawn]
     words = []
     for (line, _), points in zip(drawn, seen, strict=True):
-        ends = [f"{short(y, percent)} at {x_label} {short(x)}" for x, y in (points[0], points[-1])]
-        span = [short(pick(y for _, y in points), percent) for pick in (min, max)]
+        ends = [f"{short(y, shares)} at {x_label} {short(x)}" for x, y in (points[0], points[-1])]
+        span = [short(pick(y for _, y in points), shares) for pick in (min, max)]
         words.append(f"{line}: {ends[0]}, {ends[1]}, between {span[0]} and {span[1]}")
     words += [f"marked: {marked}" for _, marked in (*levels, *marks)]
     ys = [y for points in seen for _, y in points] + [y for y, _ in levels]
     xs = [x for points in seen for x, _ in points] + [x for x, _ in marks]
 
     def draw(width: float, height: float) -> str:
-        vertical = _scale(ys, height - 46, 30, 5, not zero, zero, top)
-        left = 12 + 0.58 * _FONT * max(len(short(tick, percent)) for tick in vertical.ticks)
+        vertical = _scale(ys, height - 46, 30, 5, not zero and not shares, zero or shares, float(shares))
+        left = 12 + 0.58 * _FONT * max(len(short(tick, shares)) for tick in vertical.ticks)
         right, foot = width - 14, height - 46
         across = _scale(xs, left, right, 4 if width < 500 else 7, decades)
         body = []
         for tick in vertical.ticks:
             y = vertical(tick)
             body += [_path("grid", f"M{left:.1f} {y:.1f}H{right:.1f}")]
-            body += [_text(left - 6, y + 4, short(tick, percent), "tick end")]
+            body += [_text(left - 6, y + 4, short(tick, shares), "tick end")]
         for tick in across.ticks:
             x = across(tick)
             body += [_path("axis", f"M{x:.1f} {foot:.1f}v5")]
@@ -217,13 +217,7 @@ def _thinned(points: Sequence[tuple[float, float | None]]) -> Sequence[tuple[flo
 
 
 def _scale(
-    values: Iterable[float],
-    start: float,
-    end: float,
-    ticks: int,
-    decades: bool = False,
-    zero: bool = False,
-    top: float | None = None,
+    values: Iterable[float], start: float, end: float, ticks: int, decades: bool, zero: bool = False, top: float = 0.0
 ) -> _Scale:
     """A scale that shows all values; where it may be, logarithmic for positive ones that span over two decades."""
     numbers = [min(max(value, -_LARGE), _LARGE) for value in values]
@@ -232,8 +226,8 @@ def _scale(
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
         powers = [10.0**k for k in range(first, last + 1, max(1, -(-(last - first) // ticks)))]
         return _Scale(low, high, start, end, True, [t for t in powers if low <= t <= high] or [low, high])
-    low = min(0.0, low) if zero else low
-    high = high if top is None else max(high, top)
+    if zero:
+        low, high = min(0.0, low), max(high, top)
     if high - low <= 1e-12 * max(abs(low), abs(high), 1e-280):  # one value, but for rounding
         room = max(1.0, abs(high) / 2)
         low, high = (low, low + room) if zero else (low - room, high + room)

@@ -211,7 +211,9 @@ class Model:
         validate.check(able or not proba, "proba", proba, "leave it out: this model has no probabilities")
         labels = list(self.estimator.classes_) if proba else []
         if not x.shape[0]:  # an estimator refuses to predict for nobody
-            kind = self.estimator.classes_.dtype if hasattr(self.estimator, "classes_") else np.dtype(np.float64)
+            kind = np.dtype(np.float64)
+            if isinstance(self.estimator, estimators.PrivateClassifier):
+                kind = self.estimator.classes_.dtype
             return {"prediction": np.empty(0, kind), **{f"p({label})": np.empty(0) for label in labels}}
         predictions = {"prediction": np.asarray(self.estimator.predict(x))}
         shares = self.estimator.predict_proba(x).T if proba else []

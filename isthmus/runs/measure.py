@@ -25,6 +25,7 @@ from isthmus.core.pipeline import Promise
 from isthmus.estimators.figures import Figure, exact_figures
 from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
+from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.plan import mu_of
 from isthmus.runs.config import Settings
 
@@ -71,13 +72,16 @@ class Measured:
             return [_COVERED]
         if self.releases:
             return [_PAID]
-        return [COUNTED] if self.figures and all(figure.value is None for figure in self.figures) else []
+        if self.figures and all(figure.value is None for figure in self.figures):
+            return [COUNTED]
+        return []
 
 
-def planned(settings: Settings, delta: float) -> list[Any]:
+def planned(settings: Settings, delta: float) -> list[DpEvent]:
     """The event that is kept free for the figures."""
-    epsilon = settings.measure_epsilon
-    return [] if epsilon is None else [Gaussian(1 / mu_of(epsilon, delta, Adjacency(settings.adjacency))).event()]
+    if settings.measure_epsilon is None:
+        return []
+    return [Gaussian(1 / mu_of(settings.measure_epsilon, delta, Adjacency(settings.adjacency))).event()]
 
 
 def training_epsilon(settings: Settings, delta: float) -> float:
@@ -96,33 +100,32 @@ def training_epsilon(settings: Settings, delta: float) -> float:
     return float(epsilon_of(rest, delta, adjacency)) * (1 - 1e-7)
 
 
+_Rows = tuple[Any, np.ndarray]
+
+
 def measure(
-    settings: Settings,
-    fitted: Any,
-    x: Any,
-    y: np.ndarray,
-    delta: float,
-    ledger: Ledger | None,
-    crew: Group,
-    rows: int,
+    settings: Settings, fitted: Any, test: _Rows, delta: float, ledger: Ledger | None, crew: Group, rows: int
 ) -> Measured:
     """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
     if settings.measure_epsilon is None or not settings.private:
-        exact, curves = exact_figures(fitted, x, y, _where(settings, rows))
+        exact, curves = exact_figures(fitted, *test, _where(settings, rows))
         return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
     noise: list[Any] = crew.on_leader(lambda: [*_noise(settings, delta, ledger)])  # type: ignore[arg-type]
     multiplier, covered = noise
     if multiplier is None:
-        name = "accuracy" if hasattr(fitted, "classes_") else "R2"
+        name = {"classification": "accuracy"}.get(settings.task or "", "R2")
         return Measured((Figure(name, None, _where(settings, rows), note=_LITTLE),))
     if ledger is not None:
         ledger.planned = ()  # what was kept free is asked for now
     promise = Promise(settings.epsilon, delta, Adjacency(settings.adjacency))
     looks = Looks(multiplier, promise, ledger, covered=covered, ranks=crew, whole=rows)
-    scores = noisy_figures(fitted, x, y, looks)
+    scores = noisy_figures(fitted, *test, looks)
     on = _where(settings, rows)
-    if looks.taken:
-        on += f", {_price(looks)}"
+    if looks.taken and covered:
+        on += ", with noise, inside the epsilon of the training"
+    elif looks.taken:
+        paid = epsilon_of(Gaussian(multiplier).event(), delta, promise.adjacency)
+        on += f", with noise for epsilon = {paid:.3g} of the whole"
     figures = tuple(replace(figure, on=on) for figure in scores.figures)
     curve_rows = tuple(curve.to_dict() for curve in scores.curves)
     return Measured(figures, curve_rows, scores.releases, covered and bool(looks.taken))
@@ -157,12 +160,3 @@ def _where(settings: Settings, rows: int) -> str:
     if settings.measure_epsilon is not None or not settings.private:
         return source
     return f"{source}, {bare}"
-
-
-def _price(looks: Looks) -> str:
-    """What was paid for them."""
-    if looks.covered:
-        return "with noise, inside the epsilon of the training"
-    promise = looks.promise
-    epsilon = epsilon_of(Gaussian(looks.multiplier).event(), promise.delta, promise.adjacency)
-    return f"with noise for epsilon = {epsilon:.3g} of the whole"

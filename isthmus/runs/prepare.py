@@ -44,6 +44,7 @@ class PreparedRows:
 
     features   names of the encoded columns, None for a matrix
     bounds     public ranges of the columns (NaN: to be bought), or None: none is known
+    n, test_rows   rows to train on and test rows, of all ranks that train together; None: there are no test rows
     public     public rows, with targets where the file has them
     test       rows and targets kept out of training
     leaks      what was read off private rows without being paid for, each with its remedy
@@ -56,32 +57,18 @@ class PreparedRows:
     y: np.ndarray
     features: list[str] | None
     bounds: tuple[np.ndarray, np.ndarray] | None
+    n: int
+    test_rows: int | None = None
     public: Any = None
     test: tuple[Any, np.ndarray] | None = None
     leaks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    whole: tuple[int, int | None] | None = None
-    """Rows to train on and test rows of all ranks, where several train together."""
 
     @property
     def target(self) -> Target:
         """The target, its task and classes settled."""
         assert self.schema.target is not None
         return self.schema.target
-
-    @property
-    def n(self) -> int:
-        """Rows to train on, of all ranks."""
-        if self.whole is not None:
-            return self.whole[0]
-        return int(self.x.shape[0])
-
-    @property
-    def test_rows(self) -> int | None:
-        """Test rows, of all ranks; None: there are none."""
-        if self.whole is not None or self.test is None:
-            return self.whole and self.whole[1]
-        return len(self.test[1])
 
     @property
     def d(self) -> int:
@@ -138,15 +125,16 @@ def prepare(
         bounds, features = bounds_of(schema), schema.features
     elif settings.bounds is not None:
         bounds = np.full(x.shape[1], settings.bounds[0]), np.full(x.shape[1], settings.bounds[1])
-    ready = PreparedRows(table.name, schema, x, y, features, bounds, test=test, leaks=tuple(leaks), notes=tuple(notes))
-    if public is not None:
-        ready = replace(ready, public=_public_rows(public, schema))
-    if crew.size > 1:  # every rank has the whole of a public test file
-        tested = ready.test_rows
-        if tested is not None and (settings.test is None or settings.measure_epsilon is not None):
+    tested = None
+    if test is not None:
+        tested = len(test[1])
+        if settings.test is None or settings.measure_epsilon is not None:  # of a public file every rank has the whole
             tested = sum(crew.all(tested))
-        ready = replace(ready, whole=(sum(crew.all(ready.n)), tested))
-    return ready
+    shared = None
+    if public is not None:
+        shared = _public_rows(public, schema)
+    sizes, told = (sum(crew.all(int(x.shape[0]))), tested), (tuple(leaks), tuple(notes))
+    return PreparedRows(table.name, schema, x, y, features, bounds, *sizes, shared, test, *told)
 
 
 def _check_agreed(crew: Group, schema: Schema, leaks: list[str]) -> None:

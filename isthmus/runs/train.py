@@ -31,7 +31,6 @@ from isthmus.core.group import ALONE, Group
 from isthmus.core.wire import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
-from isthmus.estimators.figures import Figure
 from isthmus.estimators.rank_group import shared_file
 from isthmus.objectives.linear import loss_for
 from isthmus.planner import Plan, plan
@@ -159,7 +158,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Plan]:
     _shared(settings)
     problem = prepare(settings, declared, salt=secret.token_hex(16))
     estimator, classes = _Work(settings, problem).estimator(), problem.target.classes
-    facts: dict[str, Any] = {name: getattr(estimator, name) for name in ("epsilon", "loss", "constraint", "adjacency")}
+    facts: dict[str, Any] = {name: vars(estimator)[name] for name in ("epsilon", "loss", "constraint", "adjacency")}
     if classes is not None:
         facts |= {"loss": loss_for(estimator.loss, len(classes)), "classes": len(classes)}
     if settings.scale == "public":
@@ -296,7 +295,7 @@ class _Work:
         together = settings.measure_epsilon is not None and settings.private
         if problem.test is not None and (self.crew.rank == 0 or together):  # rank 0 has the rows of exact figures whole
             rows = problem.test_rows or 0
-            measured = measure.measure(settings, fitted, *problem.test, self.delta, ledger, self.crew, rows)
+            measured = measure.measure(settings, fitted, problem.test, self.delta, ledger, self.crew, rows)
         if run is not None:
             run.write_sealed(files.METRICS, measured.to_dict())
         return measured
@@ -368,10 +367,8 @@ class Outcome:
 
     folder: Path
     record: Record
-    figures: tuple[Figure, ...]
+    measured: Measured
     epsilon: float
-    delta: float | None
-    bought: int = 0
 
     @property
     def leaks(self) -> list[str]:
@@ -381,9 +378,10 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
         record = self.record
-        told = {"run": str(self.folder), "epsilon": self.epsilon, "delta": self.delta, "leaks": self.leaks}
+        delta = (record.privacy or {}).get("delta")
+        told = {"run": str(self.folder), "epsilon": self.epsilon, "delta": delta, "leaks": self.leaks}
         told |= {"algorithm": record.model["algorithm"], "rounds": record.model["rounds"], "words": record.words}
-        return told | {"metrics": [vars(figure) for figure in self.figures], "warnings": list(record.warnings)}
+        return told | {"metrics": [vars(figure) for figure in self.measured.figures], "warnings": list(record.warnings)}
 
 
 def write_record(
@@ -450,9 +448,7 @@ def _releases(event: dict[str, Any]) -> int:
 
 def _outcome_of(run: RunFolder, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
-    record, delta, spent = Record.from_file(run.path), None, math.inf
-    measured = Measured.from_dict(run.read_sealed(files.METRICS))
+    record, spent = Record.from_file(run.path), math.inf
     if record.privacy is not None and ledger is not None:
-        delta = float(record.privacy["delta"])
-        spent = ledger.spent(delta)
-    return Outcome(run.path, record, measured.figures, spent, delta, measured.releases)
+        spent = ledger.spent(float(record.privacy["delta"]))
+    return Outcome(run.path, record, Measured.from_dict(run.read_sealed(files.METRICS)), spent)

@@ -35,11 +35,11 @@ from isthmus.core.minimize import Binding, Recipe, minimize
 from isthmus.core.pipeline import Pipeline
 from isthmus.penalties import NoPenalty
 from isthmus.sets import ConvexSet, Whole
-from isthmus.theory.schedules import _check
 from isthmus.theory.schedules import (
     ALGORITHMS,
     COMPRESSED,
     PRIVATE,
+    _check,
     check_arguments,
     log_inverse,
 )

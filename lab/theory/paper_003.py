@@ -42,15 +42,16 @@ from isthmus.theory.schedules import (
     _positive,
     _subsets,
     _top,
+    check_arguments,
     check_subset_size,
     cover,
     importance_probabilities,
     law_of,
+    log_inverse,
     sampling_probabilities,
     smoothness_matrix,
     smoothness_ratios,
 )
-from isthmus.theory.schedules import check_arguments, log_inverse
 
 # ---------------------------------------------------------------- constants of a linear model
 

@@ -17,7 +17,7 @@ from fuzz.edits import SCRIPT, scripts, text_of
 from fuzz.target import Broken, Target, a_file, check, folder
 from isthmus import estimators
 from isthmus.base import storage
-from isthmus.core import state
+from isthmus.core import wire as state
 from isthmus.engine import checkpoint
 from isthmus.estimators import stored
 from isthmus.privacy import Ledger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -192,12 +192,7 @@ class _Site:
 
 
 def secure_step(
-    config: Mapping[str, Any],
-    state: Any,
-    plan: SecurePlan,
-    rounds: int,
-    vector: Callable[[], Tensor],
-    noise: Source | None,
+    config: Any, state: Any, plan: SecurePlan, rounds: int, vector: Callable[[], Tensor], noise: Source | None
 ) -> bytes:
     """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
 

@@ -207,7 +207,7 @@ class Federation:
             (by_client or self.dropouts is None, "dropouts", 'give unit="client": each client sends one hidden vector'),
             (0 <= share < 1 / 3, "dropouts", "give a share of at least 0 and below 1/3"),
         ):
-            validate.check(right, name, getattr(self, name), remedy)
+            validate.check(right, name, vars(self)[name], remedy)
 
     # ------------------------------------------------------------ what follows
 
@@ -330,8 +330,10 @@ class Federation:
         return sentences
 
 
-def _name(recipe: Any) -> str:
-    return str(getattr(recipe, "name", type(recipe).__name__))
+def _name(recipe: Recipe | Pipeline) -> str:
+    if isinstance(recipe, Recipe):
+        return recipe.name
+    return type(recipe).__name__
 
 
 _NOTHING = 2.0**-30
@@ -436,7 +438,7 @@ def _words(value: Any) -> Iterator[str]:
         yield type(value).__qualname__
         for item in (member for member in fields(value) if member.init):  # the others are memories
             yield item.name
-            yield from _words(getattr(value, item.name))
+            yield from _words(vars(value)[item.name])
     elif isinstance(value, (Mapping, list, tuple)):
         yield f"{len(value)}:"
         for part in value.items() if isinstance(value, Mapping) else value:

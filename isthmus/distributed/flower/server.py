@@ -272,7 +272,13 @@ class FlowerClients(Aggregator):
                 counts |= {"answered": 1, "failed": 0}
                 self.traffic.silent = 0
             except RoundRefused as refused:
-                self._no_total(order, plan, refused)
+                self.traffic.silent += 1
+                silent = self.traffic.silent
+                self.traffic.reasons[str(refused)] += 1
+                if silent >= self.patience or (refused.charged and silent >= self.plan.rounds):
+                    words = f"{silent} attempts in a row at a total have failed (the last in round {order.t})"
+                    more = f"plan for more than {plan.dropouts} lost ones (dropouts={self.plan.dropouts:g})"
+                    raise NobodyAnswered(f"{words}: {self.traffic.why()}. Start more clients, or {more}") from refused
                 if refused.charged:
                     total = torch.zeros_like(like.value)
         value = NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
@@ -305,15 +311,6 @@ class FlowerClients(Aggregator):
         exchange("vector", {node: inboxes[place] for node, place in index.items() if place in inboxes})
         exchange("shares", dict.fromkeys(index, server.survivors()))
         return torch.from_numpy(server.value())
-
-    def _no_total(self, order: Order, plan: SecurePlan, refused: RoundRefused) -> None:
-        """Give up a run whose attempts at a total have failed `patience` times in a row, or in all its rounds."""
-        self.traffic.silent += 1
-        self.traffic.reasons[str(refused)] += 1
-        if self.traffic.silent >= self.patience or (refused.charged and self.traffic.silent >= self.plan.rounds):
-            words = f"{self.traffic.silent} attempts in a row at a total have failed (the last in round {order.t})"
-            more = f"plan for more than {plan.dropouts} lost ones of {plan.clients} (dropouts={self.plan.dropouts:g})"
-            raise NobodyAnswered(f"{words}: {self.traffic.why()}. Start more clients, or {more}") from refused
 
     # ------------------------------------------------------------ the sum
 

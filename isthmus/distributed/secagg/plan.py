@@ -228,7 +228,9 @@ class SecurePlan:
     @cached_property
     def bits(self) -> int:
         """b: the total of all clients at their largest, and its noise but for `failure`, lie within 2^(b-1)."""
-        far = self.clients * self.reach + _noise_reach(float(self.share) * self.clients, self.m, self.failure)
+        noise, least = float(self.share) * self.clients, math.log(2 * self.m / self.failure)
+        # the least x with 2 m P(Z >= x) <= failure by P(Z >= x) <= exp(-(x asinh(x / v) - sqrt(x^2 + v^2) + v))
+        far = self.clients * self.reach + 1 + bisect_left(range(1, 1 << 62), least, key=lambda x: _rate(x, noise))
         return far.bit_length() + 1
 
     # ------------------------------------------------------------ bytes
@@ -331,11 +333,6 @@ def most_left_out(n: int, f: int, r: int, c: int) -> int:
         known_pairs = (honest - e - k) * np.minimum(f - e, k) + e * np.minimum(f, k) + k * taken
         most = max(most, e + int(k[k * (r - c) <= known_pairs].max()))  # k = 0 always holds
     return most
-
-
-def _noise_reach(variance: float, m: int, failure: float) -> int:
-    """x with 2 m P(Z >= x) <= failure by the bound P(Z >= x) <= exp(-(x asinh(x / v) - sqrt(x^2 + v^2) + v))."""
-    return 1 + bisect_left(range(1, 1 << 62), math.log(2 * m / failure), key=lambda x: _rate(x, variance))
 
 
 def _rate(x: int, v: float) -> float:
