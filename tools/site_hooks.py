@@ -92,11 +92,14 @@ def public_names(module: str) -> list[str]:
     body = ast.parse(file.read_text(encoding="utf-8")).body
     values = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    for node in body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [
-                name for name in ast.literal_eval(node.value) if name in values + imported and name not in CONSTANTS
-            ]
+    listed = list[str]()
+    for node in body:  # `__all__ = [...]`, and groups that are added to it
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and target.id == "__all__":
+                listed += ast.literal_eval(node.value)
+    if listed:
+        return [name for name in listed if name in values + imported and name not in CONSTANTS]
     return [name for name in values if not name.startswith("_")]
 
 

@@ -48,32 +48,7 @@ _FREE = (gd, sgd, comp_sgd, comp_gd, comp_minibatch, comp_fw, comp_dist_sgd)
 KNOWN: dict[str, Algorithm[Any]] = {entry.name: entry for entry in (*_PLAIN, *_NARROW, *_FREE, *_ASKED)}
 """The recipes by their names, for planner, estimators and reports; of two that rank alike the first is preferred."""
 
-__all__ = [
-    "Algorithm",
-    "Budget",
-    "WidthRule",
-    "algorithm",
-    "comp_dist_sgd",
-    "comp_fw",
-    "comp_gd",
-    "comp_minibatch",
-    "comp_sgd",
-    "compressive_dp_sgd",
-    "dp_cd",
-    "dp_comp_gd",
-    "dp_comp_minibatch",
-    "dp_fw",
-    "dp_gd",
-    "dp_mirror_descent",
-    "dp_sgd",
-    "dp_skgd",
-    "dp_subspace_gd",
-    "dp_svrg",
-    "gd",
-    "mirror_descent",
-    "pdp_sgd",
-    "priv_sgd",
-    "rounds_of",
-    "rpdp_sgd",
-    "sgd",
-]
+__all__ = ["Algorithm", "Budget", "WidthRule", "algorithm", "rounds_of"]
+__all__ += ["comp_dist_sgd", "comp_fw", "comp_gd", "comp_minibatch", "comp_sgd", "gd", "mirror_descent", "sgd"]
+__all__ += ["dp_comp_gd", "dp_comp_minibatch", "dp_gd", "dp_mirror_descent", "dp_sgd", "dp_svrg", "priv_sgd"]
+__all__ += ["compressive_dp_sgd", "dp_cd", "dp_fw", "dp_skgd", "dp_subspace_gd", "pdp_sgd", "rpdp_sgd"]

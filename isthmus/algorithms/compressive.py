@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from isthmus.algorithms import filling
-from isthmus.algorithms.filling import CONSTANTS, FLOPS, NUMBER, Build, Choice, Facts, Refusal, Run, algorithm
+from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm
 from isthmus.algorithms.first_order import Descent, StepRule, step_rule
 from isthmus.algorithms.private import Budget, BudgetOptions, diameter_of, published_budget, rounds_of
 from isthmus.base import validate
@@ -188,15 +188,10 @@ def _fill_gaussian(facts: Facts) -> Choice:
     kappa = max(1, min(CONSTANTS.kappa, p // 5))
     rounds = CONSTANTS.full_rounds[0] if d <= CONSTANTS.small else CONSTANTS.decodings
     run = filling.full_run(facts, facts.the_clip, p, rounds)
-    gain = math.sqrt(kappa / d)
-    step = filling.allowed_step(run, gain)
-    return run.choice(
-        {"p": p, "kappa": kappa, "clip": facts.the_clip, "step": step},
-        noise_norm=run.sigma * math.sqrt(kappa),  # what the decoder keeps of it
-        margin_noise=step * math.sqrt(run.rounds) * run.sigma * gain,
-        memory=facts.memory(None, extra=NUMBER * p * d),
-        seconds=facts.seconds(run.rounds, None, p, run.rounds * p * (60 * d + facts.n * facts.filled) / FLOPS),
-    )
+    norm = run.sigma * math.sqrt(kappa)  # what the decoder keeps of the noise
+    flops = run.rounds * p * (60 * d + facts.n * facts.filled)
+    arguments, gain = {"p": p, "kappa": kappa}, math.sqrt(kappa / d)
+    return filling.stepped(run, arguments, gain, noise_norm=norm, held=p * d, flops=flops)
 
 
 @compressive_dp_sgd.filling(
@@ -213,9 +208,5 @@ def _fill_selection(facts: Facts) -> Choice:
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
-    gain = math.sqrt(kappa / facts.parameters)
-    step = filling.allowed_step(run, gain)
-    arguments = {"kappa": kappa, "clip": entry, "step": step, "variant": "selection"}
-    return run.choice(
-        arguments, noise_norm=run.sigma * math.sqrt(kappa), margin_noise=step * math.sqrt(rounds) * run.sigma * gain
-    )
+    arguments, gain = {"kappa": kappa, "clip": entry, "variant": "selection"}, math.sqrt(kappa / facts.parameters)
+    return filling.stepped(run, arguments, gain, noise_norm=run.sigma * math.sqrt(kappa))

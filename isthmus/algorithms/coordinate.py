@@ -24,7 +24,7 @@ from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import unbiased
-from isthmus.parts import Restart, Step
+from isthmus.parts import Restart
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.privacy.accounting import Adjacency
 from isthmus.sketches import Blocks, Encoder, Nice
@@ -110,20 +110,15 @@ def dp_skgd(
         mechanism = plan.mechanism("gradient")
         if as_published:
             claim = skgd_sigma(lipschitz=1.0, n=records, steps=rounds, epsilon=budget.epsilon, delta=plan.delta or 0.0)
-            remedy = f"leave out as_published: its noise gives epsilon {claim.epsilon:.6g} at so large an epsilon"
+            remedy = (
+                f"leave out as_published: the paper's noise gives epsilon {claim.epsilon:.6g} at so large an epsilon"
+            )
             validate.check(claim.epsilon <= budget.epsilon, "epsilon", budget.epsilon, remedy)
             mechanism = Printed(Gaussian(claim.sigma * records), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
         gamma, loop = step * drawn / m, inner if schedule is None else schedule.inner
-        return Pipeline(
-            [Stage(sampler, [release])],
-            lambda t: gamma,
-            Step(binding.constraint, binding.penalty),
-            Restart(loop or rounds),
-            output="average",
-            rounds=rounds,
-            promise=budget.promise(plan, binding),
-        )
+        slots = {"average": Restart(loop or rounds), "output": "average"}
+        return budget.pipeline(binding, plan, rounds, [Stage(sampler, [release])], lambda t: gamma, **slots)
 
     return build
 

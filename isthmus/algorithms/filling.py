@@ -600,7 +600,7 @@ class Choice:
         if "data" in self.of.parameters:
             arguments["data"] = _examples(public)
         for operation in self.of.needs:
-            able = constraint is None or constraint.can(operation)
+            able = constraint is None or (hasattr(constraint, operation) and constraint.can(operation))
             validate.check(able, "constraint", constraint, f"give a set with an {operation}: {self.algorithm} needs it")
         if self.private:
             budget = {"epsilon": self.epsilon, "delta": self.delta, "n": n, "adjacency": self.adjacency}
@@ -663,8 +663,13 @@ class Run:
         """Passes over the data, those before the loop among them."""
         return self.rounds * self.divisor / self.facts.n + self.looks
 
-    def choice(self, arguments: Mapping[str, Any], variant: str = "", evidence: str = "", **more: Any) -> Choice:
-        """The choice, which `Variant` puts its name to; `more` overrides what the skeleton says."""
+    def choice(
+        self, arguments: Mapping[str, Any], variant: str = "", held: int = 0, flops: float = 0.0, **more: Any
+    ) -> Choice:
+        """The choice, which `Variant` puts its name to; `more` overrides what the skeleton says.
+
+        held, flops  numbers that are held and multiplications that are done beside those of every run
+        """
         facts, private = self.facts, self.multiplier is not None
         values = {
             "noise_multiplier": self.multiplier,
@@ -672,15 +677,16 @@ class Run:
             "margin_noise": None,
             "dims": self.dims,
             "bytes": NUMBER * self.dims * self.rounds,
-            "memory": facts.memory(self.batch_size),
-            "seconds": facts.seconds(self.rounds, self.batch_size, self.dims),
+            "memory": facts.memory(self.batch_size, extra=NUMBER * held),
+            "seconds": facts.seconds(self.rounds, self.batch_size, self.dims, flops / FLOPS),
             "batch_size": self.batch_size,
             "passes": self.passes,
             "epsilon": facts.epsilon,
             "delta": facts.delta if private else None,
             "adjacency": facts.adjacency,
+            "evidence": "",
         }
-        return Choice("", variant, dict(arguments), self.rounds, evidence=evidence, **{**values, **more})
+        return Choice("", variant, dict(arguments), self.rounds, **{**values, **more})
 
 
 def full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
@@ -747,16 +753,21 @@ def allowed_step(run: Run, gain: float = 1.0) -> float:
     return min(CONSTANTS.longest / facts.smooth, facts.tau / (math.sqrt(run.rounds) * run.sigma * gain))
 
 
-def sketched(run: Run, arguments: Mapping[str, Any]) -> Choice:
+def stepped(run: Run, arguments: Mapping[str, Any], gain: float = 1.0, **estimates: Any) -> Choice:
+    """Steps as long as allowed, with the noise that they leave in a margin; what a lift keeps of both is the gain."""
+    step = allowed_step(run, gain)
+    arguments = {"clip": run.facts.the_clip, "step": step, **arguments}
+    if run.batch_size is not None:
+        arguments["batch_size"] = run.batch_size
+    return run.choice(arguments, margin_noise=walk(run, step, gain=gain), **estimates)
+
+
+def sketched(run: Run, arguments: Mapping[str, Any], **estimates: Any) -> Choice:
     """A tight random sketch: the pseudo-inverse shrinks signal and noise alike by m / d; a known subspace is kept."""
     facts = run.facts
     share = 1.0 if isinstance(facts.constraint, Subspace) else run.dims / facts.parameters
-    step = allowed_step(run, share)
-    return run.choice(
-        {"clip": facts.the_clip, "step": step, "output": "last", **arguments},
-        noise_norm=run.sigma * math.sqrt(facts.parameters) * share,
-        margin_noise=walk(run, step, gain=share),
-    )
+    norm = run.sigma * math.sqrt(facts.parameters) * share
+    return stepped(run, {"output": "last", **arguments}, share, noise_norm=norm, **estimates)
 
 
 P = ParamSpec("P")

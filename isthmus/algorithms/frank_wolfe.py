@@ -160,13 +160,8 @@ def dp_fw(
         assert form is not None
         mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
         encode, lift = VertexScores(form), Vertex(form)
-        return Pipeline(
-            [Stage(sampler, [Release("vertex", encode, bound, mechanism=mechanism, lift=lift)])],
-            rule,
-            FrankWolfe(binding.constraint),
-            rounds=rounds,
-            promise=budget.promise(plan, binding),
-        )
+        stage = Stage(sampler, [Release("vertex", encode, bound, mechanism=mechanism, lift=lift)])
+        return budget.pipeline(binding, plan, rounds, [stage], rule, update=FrankWolfe(binding.constraint))
 
     return build
 

@@ -110,6 +110,13 @@ class Budget:
         delta = float(plan.delta or 0)
         return Promise(self.epsilon, delta, self.relation, n, _ASSUMPTIONS, plan, self.records(binding))
 
+    def pipeline(
+        self, binding: Binding, plan: PrivacyPlan, rounds: int, stages: Sequence[Stage], step: StepSize, **slots: Any
+    ) -> Pipeline:
+        """The stages in a loop of so many rounds under a plan, with projected steps unless the slots say otherwise."""
+        slots.setdefault("update", Step(binding.constraint, binding.penalty))
+        return Pipeline(stages, step, rounds=rounds, promise=self.promise(plan, binding), **slots)
+
 
 def published_budget(**terms: Unpack[BudgetOptions]) -> Budget:
     """The budget of a mechanism run as printed: replace-one, and its formulas use the true number of records."""
@@ -224,11 +231,11 @@ def dp_gd(
     buys = _purchases_of(scale, step, precondition, tau, purchases.Shapes(features or 0, functions, level), targets)
     rule = None if isinstance(step, str) else step
     validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
-    plain = {"clip": not isinstance(clip, AdaptiveClip), "momentum": momentum == 0}
-    plain |= {"schedule": schedule is None, "stop": stop is None}
-    for name, usual in plain.items():
-        remedy = "leave it out, or give a number as clip: what is bought is for a planned number of plain steps"
-        validate.check(usual or not buys, name, locals()[name], remedy)
+    fixed = not (buys and isinstance(clip, AdaptiveClip))
+    validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
+    for name, value in {"momentum": momentum or None, "schedule": schedule, "stop": stop}.items():
+        remedy = "leave it out: what is bought is for a planned number of plain steps"
+        validate.check(value is None or not buys, name, value, remedy)
     loop = {"momentum": momentum, "output": output, "schedule": schedule, "stop": stop}
     return PrivateDescent(clip=clip, step=rule, buys=buys, **loop, **budget).build  # type: ignore[arg-type]
 
@@ -302,7 +309,7 @@ class PrivateDescent(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.budget  # checked here, not when it is bound
+        Adjacency.of(self.budget.adjacency)  # the budget is checked here, not when it is bound
         validate.one_of(("after", "before"), clipped=self.clipped)
         validate.positive_int(micro_batch=self.micro_batch)
         moving = isinstance(self.clip, AdaptiveClip)
@@ -478,9 +485,7 @@ def _spent_on(facts: Facts, scale: str) -> float:
 )
 def plain(facts: Facts) -> Choice:
     """All records, one public step; nothing is bought."""
-    run = filling.plain_run(facts, facts.parameters)
-    step = filling.allowed_step(run)
-    return run.choice({"clip": facts.the_clip, "step": step}, margin_noise=filling.walk(run, step))
+    return filling.stepped(filling.plain_run(facts, facts.parameters), {})
 
 
 def _preconditioned(facts: Facts, scale: str) -> Choice:
@@ -534,10 +539,7 @@ def _copied(facts: Facts, scale: str) -> int:
 )
 def batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
-    run = filling.sampled_run(facts, facts.the_clip, facts.parameters)
-    step = filling.allowed_step(run)
-    arguments = {"clip": facts.the_clip, "step": step, "batch_size": run.batch_size}
-    return run.choice(arguments, margin_noise=filling.walk(run, step))
+    return filling.stepped(filling.sampled_run(facts, facts.the_clip, facts.parameters), {})
 
 
 @dp_comp_minibatch.filling(
@@ -548,7 +550,7 @@ def batches(facts: Facts) -> Choice:
 def _sketched_batches(facts: Facts) -> Choice:
     """Poisson batches, a fresh count-sketch every round."""
     run = filling.sampled_run(facts, facts.the_clip, facts.narrow_size)
-    return filling.sketched(run, {"m": run.dims, "batch_size": run.batch_size})
+    return filling.sketched(run, {"m": run.dims})
 
 
 @priv_sgd.filling(
@@ -733,18 +735,11 @@ def dp_svrg(
         plan = budget.plan(binding, items)
         anchor = Release("anchor", clip=bounds[0], mechanism=plan.mechanism("anchor"))
         difference = Release("difference", clip=bounds[1], mechanism=plan.mechanism("difference"))
-        return Pipeline(
-            [
-                Stage(everything, [anchor], "anchor", every=inner),
-                Stage(sampler, [difference], "inner", source=AgainstAnchor("anchor")),
-            ],
-            rule,
-            Step(binding.constraint, binding.penalty),
-            Restart(inner),
-            output="average",
-            rounds=rounds,
-            promise=budget.promise(plan, binding),
-        )
+        stages = [
+            Stage(everything, [anchor], "anchor", every=inner),
+            Stage(sampler, [difference], "inner", source=AgainstAnchor("anchor")),
+        ]
+        return budget.pipeline(binding, plan, rounds, stages, rule, average=Restart(inner), output="average")
 
     return build
 

@@ -24,8 +24,7 @@ import torch
 from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
-from isthmus.algorithms.purchases import ShrunkStatistics, scaled_targets
-from isthmus.base import validate
+from isthmus.algorithms.purchases import ShrunkStatistics, linear_model, scaled_targets
 from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
@@ -94,7 +93,7 @@ class PublicFit:
         return unit / (rows * h * energies + believed)
 
 
-def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | None = None) -> PublicFit:
+def fit_public(objective: LinearModel, weights: Tensor | None = None, towards: Tensor | None = None) -> PublicFit:
     """The ridge fit of an objective that is public, all of it.
 
     weights  what the losses of its rows are multiplied by
@@ -106,7 +105,7 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
     >>> [round(v, 2) + 0.0 for v in fit.w.tolist()]
     [1.0, -1.0, 0.5, 0.0]
     """
-    rows = _Reduced.of(objective, weights, towards)
+    rows = _Reduced(objective, weights, towards)
     strength, margins = _path(rows)
     labels, bound = int(objective.labelled()), float(objective.curvature or 1.0)
     return PublicFit(
@@ -120,20 +119,10 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
     )
 
 
-@dataclass(frozen=True, eq=False)
 class _Reduced:
     """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b."""
 
-    objective: Any
-    R: Tensor
-    lift: Tensor
-    energies: Tensor
-    weights: Tensor
-    first: Tensor
-    offset: Tensor
-
-    @classmethod
-    def of(cls, objective: Any, weights: Tensor | None, towards: Tensor | None) -> _Reduced:
+    def __init__(self, objective: LinearModel, weights: Tensor | None, towards: Tensor | None) -> None:
         Z = _stored(objective.X)
         n, d = Z.shape
         root = _shrunk(Z) if towards is None else torch.ones(d, dtype=torch.float64)
@@ -141,13 +130,13 @@ class _Reduced:
         values, vectors = torch.linalg.eigh(_product(scaled))
         spanned = values > _NEVER * max(float(values.max()), _NEVER)
         lengths, left = values[spanned].sqrt(), vectors[:, spanned]
+        self.objective, self.R = objective, left * lengths
         # w = D^-1/2 V b, with V = (Z D^-1/2)'U / S
-        back = rmatmul(scaled, left / lengths) / root[:, None]
-        energies = torch.linalg.eigvalsh(_product(Z)).flip(0)[: min(n, d)].clamp(min=0) / n
-        weight = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
-        first = torch.zeros(objective.space.d, dtype=torch.float64) if towards is None else towards.double()
-        offset = matmul(Z, first.view(-1, d).T.contiguous())
-        return cls(objective, left * lengths, back, energies, weight, first, offset)
+        self.lift = rmatmul(scaled, left / lengths) / root[:, None]
+        self.energies = torch.linalg.eigvalsh(_product(Z)).flip(0)[: min(n, d)].clamp(min=0) / n
+        self.weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
+        self.first = torch.zeros(objective.space.d, dtype=torch.float64) if towards is None else towards.double()
+        self.offset = matmul(Z, self.first.view(-1, d).T.contiguous())
 
     @property
     def n(self) -> int:
@@ -294,10 +283,9 @@ class PublicStart(Purchase):
     weights: Tensor | None = None
     name: str = "public start"
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: object) -> None:
         """Linear models only."""
-        linear = isinstance(objective, LinearModel)
-        validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
+        linear_model(objective)
 
     def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """The start, and steps that are as long as they pay."""
@@ -357,7 +345,9 @@ def _walk(pipe: Pipeline, binding: Binding) -> Walk:
     return Walk(pipe.rounds or 1, bound, multiplier / stage.sampler.divisor(n), pipe.step)
 
 
-def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: float, sober: bool = False) -> float:
+def _factor(
+    fit: PublicFit, public: LinearModel, step: StepSize, rounds: int, sigma: float, sober: bool = False
+) -> float:
     """f: what the steps would best be multiplied by."""
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
@@ -370,7 +360,7 @@ def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: flo
     return float(_WANTED[int(risk.argmin())])
 
 
-def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _spectrum(fit: PublicFit, public: LinearModel) -> tuple[Tensor, Tensor, Tensor]:
     """Energies of directions in the public rows, those that private rows are thought to have, how many there are.
 
     Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
@@ -399,7 +389,7 @@ def _prior(prepared: Purchased) -> Tensor | None:
     return first if first is not None and bool(first.any()) else None
 
 
-def _preconditioned(prepared: Purchased, public: Any, fit: PublicFit, first: Tensor, noise: float) -> Purchased:
+def _preconditioned(prepared: Purchased, public: LinearModel, fit: PublicFit, first: Tensor, noise: float) -> Purchased:
     """Bought matrices that go back to the public fit where noise outweighs what it is off by.
 
     Along an eigenvector of curvature v steps are v / (v^2 + p) long and go back to the public fit by p / (v^2 + p), p

@@ -65,6 +65,10 @@ _CAPACITY = 1 << 27
 """Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
 
+Binned = tuple[Callable[[int, int], Tensor], int, int]
+"""The bins of the records lo .. hi - 1, one of each column; how many columns, and bins of a column."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """Public numbers that follow-ups of a purchase use: records, rounds, clip, and mu of the whole budget."""
@@ -87,20 +91,19 @@ class SumPurchase(ABC):
     adds_up: ClassVar[bool] = True
     """Whether it is a sum over records: else it looks at all of them together."""
 
-    def check(self, objective: Any) -> None:
-        """Refuse what it cannot be bought for, before anything is: linear models of `_CAPACITY` records only."""
-        check_linear(objective)
+    def check(self, objective: LinearModel) -> None:
+        """Refuse what it cannot be bought for, before anything is: more than `_CAPACITY` records."""
         validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
     @abstractmethod
-    def rows(self, objective: Any) -> Rows | Query:
+    def rows(self, objective: LinearModel) -> Rows | Query:
         """One vector a record, whose clipped sum is released; or a query."""
 
     @abstractmethod
-    def clip(self, objective: Any) -> Clip | PerLeafClip:
+    def clip(self, objective: LinearModel) -> Clip | PerLeafClip:
         """The bound of a record's vector: a public thing."""
 
-    def bound(self, objective: Any) -> float:
+    def bound(self, objective: LinearModel) -> float:
         """What one record can move what is released by: that of the clip, with room for rounding where there is any
         (see `isthmus.gradients.adding`); a public number."""
         clip = self.clip(objective)
@@ -117,15 +120,15 @@ class Histogram(SumPurchase):
     exact = True
 
     @abstractmethod
-    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+    def bins(self, objective: LinearModel) -> Binned:
         """The bins of the records lo .. hi - 1, one of each column; how many columns, and bins of a column."""
 
-    def rows(self, objective: Any) -> Counts:
+    def rows(self, objective: LinearModel) -> Counts:
         """A one for each column, in its bin."""
         found, columns, width = self.bins(objective)
         return Counts(found, objective.n, columns, width)
 
-    def clip(self, objective: Any) -> Clip:
+    def clip(self, objective: LinearModel) -> Clip:
         """sqrt of the columns."""
         return Clip(math.sqrt(self.bins(objective)[1]) * ROOT)
 
@@ -150,13 +153,13 @@ class Ranges(Histogram):
     whole: bool = False
     name: str = "ranges"
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: LinearModel) -> None:
         """Dense data."""
         super().check(objective)
         dense = not Scaled.of(objective.X).sparse
         validate.check(dense, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
 
-    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+    def bins(self, objective: LinearModel) -> Binned:
         """The octaves of the columns whose range is to be bought."""
         X, columns = Scaled.of(objective.X).X, self._unknown(objective)
         assert not is_sparse(X)  # CSR was refused by `check`
@@ -175,7 +178,7 @@ class Ranges(Histogram):
         objective = prepared.objective.with_inputs(range_map(X))  # of the columns as they were given
         return replace(prepared, objective=objective, transform=RowMaps((range_map,)))
 
-    def _unknown(self, objective: Any) -> Tensor:
+    def _unknown(self, objective: LinearModel) -> Tensor:
         if self.low is None or self.high is None:
             return torch.arange(Scaled.of(objective.X).X.shape[1])
         return (self.low.isnan() | self.high.isnan()).nonzero()[:, 0]
@@ -188,7 +191,7 @@ class TargetRange(Histogram):
     share: float = 0.02
     name: str = "targets"
 
-    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+    def bins(self, objective: LinearModel) -> Binned:
         """The octave of y."""
         return lambda lo, hi: octaves(objective.y[lo:hi, None]), 1, BINS
 
@@ -206,10 +209,10 @@ class ClassCounts(Histogram):
     share: float = 0.02
     name: str = "classes"
 
-    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+    def bins(self, objective: LinearModel) -> Binned:
         """The record's class."""
         index = _classes_of(objective)
-        return lambda lo, hi: index[lo:hi, None], 1, len(objective.classes)
+        return lambda lo, hi: index[lo:hi, None], 1, len(objective.classes or ())
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
@@ -230,11 +233,11 @@ class Columns(SumPurchase):
     share: float = 0.10
     name: str = "scale"
 
-    def clip(self, objective: Any) -> Clip:
+    def clip(self, objective: LinearModel) -> Clip:
         """1 / sqrt(d)."""
         return Clip(objective.X.shape[1] ** -0.5)
 
-    def rows(self, objective: Any) -> Squares:
+    def rows(self, objective: LinearModel) -> Squares:
         """x^2."""
         return Squares(unit_rows(objective.X))
 
@@ -254,18 +257,18 @@ class Moments(SumPurchase):
     share: float = 0.10
     name: str = "scale"
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: LinearModel) -> None:
         """Dense data, or at most `SMALL` columns: a centred sparse row is a long one."""
         super().check(objective)
         d, sparse = objective.X.shape[1], Scaled.of(objective.X).sparse
         few = d <= SMALL or not sparse
         validate.check(few, "scale", "moments", f'give at most {SMALL} columns of CSR data (not {d}), or use "columns"')
 
-    def clip(self, objective: Any) -> PerLeafClip:
+    def clip(self, objective: LinearModel) -> PerLeafClip:
         """Two parts of norm at most 1."""
         return PerLeafClip({"mean": 1.0, "second": 1.0})
 
-    def rows(self, objective: Any) -> Stack:
+    def rows(self, objective: LinearModel) -> Stack:
         """(x, x^2)."""
         X = unit_rows(objective.X)
         return Stack([("mean", Glm(torch.ones(X.shape[0], dtype=torch.float64), X)), ("second", Squares(X))])
@@ -288,11 +291,11 @@ class Lambda(SumPurchase):
     exact: ClassVar[bool] = True
     adds_up: ClassVar[bool] = False
 
-    def clip(self, objective: Any) -> Clip:
+    def clip(self, objective: LinearModel) -> Clip:
         """What is proven of the query, rounding included."""
         return Clip(TopEigenvalue.bound)
 
-    def rows(self, objective: Any) -> TopEigenvalue:
+    def rows(self, objective: LinearModel) -> TopEigenvalue:
         """The query."""
         return TopEigenvalue(objective.X)
 
@@ -313,7 +316,7 @@ class Statistics(SumPurchase):
     share: float = 0.30
     name: str = "statistics"
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: LinearModel) -> None:
         """One smooth output and few columns."""
         super().check(objective)
         d = objective.X.shape[1]
@@ -321,11 +324,11 @@ class Statistics(SumPurchase):
         smooth = objective.curvature is not None and objective.space.d == d
         validate.check(smooth, "precondition", True, "give a smooth loss with one output: Logistic, LeastSquares")
 
-    def clip(self, objective: Any) -> PerLeafClip:
+    def clip(self, objective: LinearModel) -> PerLeafClip:
         """||x x'||_F <= 1 and ||x y|| <= 1 for targets in [-1, 1]."""
         return PerLeafClip({"products": 1.0, "targets": 1.0})
 
-    def rows(self, objective: Any) -> Stack:
+    def rows(self, objective: LinearModel) -> Stack:
         """(x x', x y)."""
         X = unit_rows(objective.X)
         return Stack([("products", Products(X)), ("targets", Glm(objective.y.double().clamp(-1, 1), X))])
@@ -356,13 +359,14 @@ def _statistics(bought: Tensor) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------- what they share
 
 
-def check_linear(objective: Any) -> None:
-    """Refuse what is no linear model."""
-    linear = isinstance(objective, LinearModel)
-    validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
+def linear_model(objective: object) -> LinearModel:
+    """A linear model as it is; what is none is refused."""
+    if not isinstance(objective, LinearModel):
+        validate.refuse("objective", objective, "give a linear model such as Logistic or LeastSquares")
+    return objective
 
 
-def _classes_of(objective: Any) -> Tensor:
+def _classes_of(objective: LinearModel) -> Tensor:
     """The class of every record, as a number from 0 on."""
     index: Tensor = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
     return index
@@ -433,7 +437,7 @@ def target_map(low: float, high: float, counts: bool) -> tuple[float, float]:
     return (low + high) / 2, max((high - low) / 2, 1e-12)
 
 
-def scaled_targets(objective: Any, low: float, high: float) -> Any:
+def scaled_targets(objective: LinearModel, low: float, high: float) -> LinearModel:
     """The objective with targets clipped to [low, high] and mapped."""
     shift, width = target_map(low, high, isinstance(objective.targets, CountTargets))
     return objective.with_targets((objective.y.double().clamp(low, high) - shift) / width)
@@ -475,13 +479,13 @@ class Shapes(Histogram):
     share: float = 0.25
     name: str = "shapes"
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: LinearModel) -> None:
         """Dense data."""
         super().check(objective)
         dense = not Scaled.of(objective.X).sparse
         validate.check(dense, "scale", "shapes", 'use "columns" for CSR rows: their zeros would be filled')
 
-    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+    def bins(self, objective: LinearModel) -> Binned:
         """The bins of the columns, without the constant."""
         view, edges = Scaled.of(objective.X).without_constant(), grid(self.level)
         return lambda lo, hi: bins_of(edges, view[lo:hi].dense() / view.reach), view.shape[1], len(edges) - 1
@@ -512,7 +516,7 @@ class TargetShape(Histogram):
     clips: bool = True
     name: str = "target shape"
 
-    def bins(self, objective: Any) -> tuple[Callable[[int, int], Tensor], int, int]:
+    def bins(self, objective: LinearModel) -> Binned:
         """The bin of y, or its class."""
         if objective.classes is not None:
             return ClassCounts().bins(objective)
@@ -560,10 +564,10 @@ class ShrunkStatistics(Statistics):
         step = Averaging(terms.rounds // 2 if loss.labelled() else 0)
         return replace(prepared, start=start, update=update, step=step)
 
-    def _curvature(self, loss: Any, z: Tensor) -> float:
+    def _curvature(self, loss: LinearModel, z: Tensor) -> float:
         """The second derivative at margins that a fitted model has, where the first point has margins z."""
         if not loss.labelled():
-            return float(loss.curvature)
+            return loss.curvature or 1.0
         ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
         return 0.8 * max(float(ends[1] - ends[0]), 0.05)
 
@@ -670,15 +674,16 @@ class Paid(Purchase):
         """Under which it is charged."""
         return self.item.name
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: object) -> None:
         """Refuse what it cannot be bought for."""
         validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
-        self.item.check(objective)
+        self.item.check(linear_model(objective))
 
-    def stage(self, objective: Any) -> tuple[Stage, Space]:
+    def stage(self, objective: object) -> tuple[Stage, Space]:
         """One look at all records: their clipped sum, not divided by anything."""
-        release = Release(self.name, clip=self.item.clip(objective), mechanism=self.mechanism, lift=discard)
-        none = objective.part(slice(0, 0))  # of a vector's length records say nothing
+        problem = linear_model(objective)
+        release = Release(self.name, clip=self.item.clip(problem), mechanism=self.mechanism, lift=discard)
+        none = problem.part(slice(0, 0))  # of a vector's length records say nothing
         return Stage(FullBatch(1.0), [release], self.name, source=self), Space.flat(self.item.rows(none).d)
 
     def event(self, adjacency: Adjacency) -> DpEvent:

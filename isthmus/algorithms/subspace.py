@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from isthmus.algorithms import filling
-from isthmus.algorithms.filling import FLOPS, NUMBER, Build, Choice, Facts, Refusal, algorithm
+from isthmus.algorithms.filling import Build, Choice, Facts, Refusal, algorithm
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import BudgetOptions, PrivateDescent, PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
@@ -29,6 +29,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.core.minimize import Purchased
 from isthmus.gradients import Outer
+from isthmus.objectives.linear import LinearModel
 from isthmus.privacy import AdaptiveClip, Clip
 from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progressive, PublicSubspace, Sketch
@@ -118,11 +119,8 @@ def _fill_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
     run = filling.sampled_run(facts, facts.the_clip, k)
-    filled = filling.sketched(run, {"k": k, "batch_size": run.batch_size})
-    drawn = run.rounds / REFRESH * k**2 * facts.parameters / FLOPS
-    multiplied = run.rounds * (run.batch_size or 0) * k * facts.filled / FLOPS
-    memory = filled.memory + NUMBER * k * facts.parameters
-    return replace(filled, memory=memory, seconds=filled.seconds + drawn + multiplied)
+    flops = run.rounds * k * (k * facts.parameters / REFRESH + (run.batch_size or 0) * facts.filled)
+    return filling.sketched(run, {"k": k}, held=k * facts.parameters, flops=flops)
 
 
 @pdp_sgd.filling(shortfall=(0.014, 0.11))
@@ -136,17 +134,12 @@ def _fill_public(facts: Facts) -> Choice:
     share = facts.public.share(k)
     run = filling.sampled_run(facts, facts.the_clip, k)
     gain = math.sqrt(share) if share else 1.0  # a row lies in the subspace up to what the subspace misses
-    step = filling.allowed_step(run, gain)
     captured = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
-    rows = facts.public.rows
-    learned = run.rounds / REFRESH * (2 * rows**2 * facts.parameters + rows**3) / FLOPS
-    return run.choice(
-        {"clip": facts.the_clip, "step": step, "batch_size": run.batch_size, "k": k, "refresh": REFRESH},
-        margin_noise=filling.walk(run, step, gain=gain),
-        memory=facts.memory(run.batch_size, extra=NUMBER * k * facts.parameters),
-        seconds=facts.seconds(run.rounds, run.batch_size, k, learned),
-        evidence=f"{captured}; Theorem 6 (004)",
-    )
+    rows, parameters = facts.public.rows, facts.parameters
+    flops = run.rounds / REFRESH * (2 * rows**2 * parameters + rows**3)
+    evidence = f"{captured}; Theorem 6 (004)"
+    arguments = {"k": k, "refresh": REFRESH}
+    return filling.stepped(run, arguments, gain, held=k * parameters, flops=flops, evidence=evidence)
 
 
 _MORE = 10
@@ -218,7 +211,7 @@ class Directions(SumPurchase):
     share: float = 0.3
     name: str = "directions"
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: LinearModel) -> None:
         """One output, and at most as many directions as columns."""
         super().check(objective)
         d = objective.space.d
@@ -228,11 +221,11 @@ class Directions(SumPurchase):
         )
         validate.at_most(d, "the number of columns", k=self.k)
 
-    def clip(self, objective: Any) -> Clip:
+    def clip(self, objective: LinearModel) -> Clip:
         """1: |x| |Omega' x| for rows of norm at most 1."""
         return Clip(1.0)
 
-    def rows(self, objective: Any) -> Outer:
+    def rows(self, objective: LinearModel) -> Outer:
         """x (Omega' x)'."""
         X = unit_rows(objective.X).plain()
         return Outer(X, matmul(X, self._omega(X.shape[1]).T))

@@ -19,6 +19,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.filling import algorithm_of
@@ -45,6 +46,7 @@ from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.plan import default_delta
 from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import Map, RowMaps, Scaled
+from isthmus.sets import ConvexSet
 
 SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
 
@@ -134,6 +136,9 @@ class RoundNotes:
         return self.until <= state.t < self.rounds
 
 
+GroupLike = Group | ProcessGroup | bool | None
+"""What `fit(group=)` takes."""
+Bounds = tuple[ArrayLike, ArrayLike]
 Curve = tuple[np.ndarray, np.ndarray]
 """Numbers of a column, and what they add: one number each, or one for every class."""
 _STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
@@ -149,30 +154,30 @@ class PrivateLinear(PrivateEstimator):
     delta: float | None = None
     _: KW_ONLY
     loss: str | Loss = ""
-    algorithm: str | Algorithm[Any] | Callable[..., Any] = "auto"
-    constraint: Any = None
+    algorithm: str | Algorithm[Any] | Callable[..., object] = "auto"
+    constraint: ConvexSet | None = None
     l1: float = 0.0
     l2: float = 0.0
-    clip: Any = None
-    step: Any = None
+    clip: float | None = None
+    step: float | str | None = None
     max_iter: int | None = None
     batch_size: int | None = None
     scale: str = "auto"
     features: str = "auto"
-    bounds: Any = None
-    data_norm: Any = None
+    bounds: Bounds | str | None = None
+    data_norm: float | str | None = None
     fit_intercept: bool = True
     public: Any = None
     n: int | None = None
     max_weight: float = 1.0
-    adjacency: Any = "add-remove"
+    adjacency: str | Adjacency = "add-remove"
     partial_calls: int = 10
     ledger: Any = None
-    checkpoint: Any = None
-    options: Any = None
-    facts: Any = None
+    checkpoint: str | Path | None = None
+    options: dict[str, Any] | None = None
+    facts: dict[str, Any] | None = None
     as_published: bool = False
-    random_state: Any = None
+    random_state: int | np.random.RandomState | None = None
     noise_seed: int | None = None
     verbose: int = 0
 
@@ -182,7 +187,7 @@ class PrivateLinear(PrivateEstimator):
     _calls: int = field(init=False, default=0)
     _partial_state: State | None = field(init=False, default=None)
     _first: int = field(init=False, default=0)
-    _declared: Any = field(init=False, default=None)
+    _declared: ArrayLike | None = field(init=False, default=None)
     _charged: str | bool = field(init=False, default="")
     _run: str | None = field(init=False, default=None)
     _planned_rounds: int = field(init=False, default=0)
@@ -191,7 +196,7 @@ class PrivateLinear(PrivateEstimator):
 
     # ------------------------------------------------------------ fit
 
-    def fit(self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: Any = None) -> Self:
+    def fit(self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: GroupLike = None) -> Self:
         """Fit to (X, y), spending `epsilon` once.
 
         sample_weight  numbers >= 0 that multiply the losses; those above `max_weight` count as that.  A weighted record
@@ -211,7 +216,7 @@ class PrivateLinear(PrivateEstimator):
             self._train(rows, targets, sample_weight, state)
         return self
 
-    def _partial(self, X: object, y: object, sample_weight: ArrayLike | None, group: Any) -> Self:
+    def _partial(self, X: object, y: object, sample_weight: ArrayLike | None, group: GroupLike) -> Self:
         with self._together(group):
             self._check_parameters()
             rows, targets = self._read(X, y, reset=self._calls == 0)
@@ -301,9 +306,15 @@ class PrivateLinear(PrivateEstimator):
     def _planned(self, facts: dict[str, Any], exact: bool, names: Sequence[object] | None = None) -> Plan:
         if names is None and self._named_algorithm is not None:
             names = [self._named_algorithm]
-        own = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
+        own: dict[str, Any] = {
+            "clip": self.clip,
+            "step": self.step,
+            "rounds": self.max_iter,
+            "batch_size": self.batch_size,
+        }
         own |= {"epsilon": self.epsilon, "delta": self.delta, "constraint": self.constraint, "exact": exact}
-        own |= {"adjacency": self._adjacency.value, "penalty": bool(self.l1 or self.l2), "algorithms": names, **facts}
+        own |= {"adjacency": self._adjacency.value, "penalty": bool(self.l1 or self.l2), "algorithms": names}
+        own |= {"exact": exact, **facts}
         twice = sorted(set(own) & set(self.facts or {}))
         validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
         return plan(**{name: value for name, value in own.items() if value is not None}, **dict(self.facts or {}))
@@ -358,7 +369,7 @@ class PrivateLinear(PrivateEstimator):
         ledger = self._opened_ledger()
         if not self._tallied or self._group.rank:
             return ledger
-        label = Path(self.checkpoint).name
+        label = Path(str(self.checkpoint)).name
         return Ledger(f"{self.checkpoint}.ledger", math.inf, shared=ledger, label=label, adjacency=self._adjacency)
 
     # ------------------------------------------------------------ what a classifier or a regressor changes
@@ -510,7 +521,7 @@ class PrivateLinear(PrivateEstimator):
         return Adjacency(self.adjacency)
 
     @contextmanager
-    def _together(self, group: Any) -> Iterator[None]:
+    def _together(self, group: GroupLike) -> Iterator[None]:
         """A fit by all ranks of a group; a fitted model knows of none."""
         self._group = Group.of(group)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from isthmus.algorithms.purchases import ClassCounts, SumPurchase
 from isthmus.base import validate
 from isthmus.estimators import rank_group
-from isthmus.estimators.base import PrivateLinear
+from isthmus.estimators.base import GroupLike, PrivateLinear
 from isthmus.estimators.problem import Objective
 from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import _storable
@@ -90,13 +90,19 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     """
 
     loss: str | Loss = "logistic"
-    classes: Any = None
-    class_weight: Any = None
+    classes: ArrayLike | None = None
+    class_weight: dict[Any, float] | str | None = None
     _LABELS = True
 
     def partial_fit(
-        self, X: object, y: object, classes: Any = None, sample_weight: ArrayLike | None = None, *, group: Any = None
-    ) -> PrivateClassifier:
+        self,
+        X: object,
+        y: object,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        group: GroupLike = None,
+    ) -> Self:
         """One of `partial_calls` calls that share the budget, whether or not their records overlap.
 
         The first call buys what the plan buys; later ones go on from the last point.  `group` is that of `fit`.
@@ -154,7 +160,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         declared = self._declared if self.classes is None else self.classes
         if declared is not None:
             self.classes_ = np.unique(np.asarray(declared))
-            validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
+            validate.check(len(self.classes_) > 1, "classes", self.classes_.tolist(), "give at least two labels")
             labels = self.classes_.tolist()
             known = bool(np.isin(y, self.classes_).all())  # whose label it is stays unsaid
             remedy = f"y holds a label that is not among classes={labels}: {_other_labels(y, self.classes_)}"
@@ -177,7 +183,8 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             counts = own if public else sum(self._group.all(own))
             counts = np.maximum(np.asarray(counts), 1)
             chosen = dict(zip(labels, (counts.min() / counts).tolist(), strict=True))
-        validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
+        if not isinstance(chosen, dict):
+            validate.refuse("class_weight", chosen, 'give a dict {label: weight} or "balanced"')
         weights = np.array([float(chosen.get(label, 1.0)) for label in labels])
         validate.check(weights.min() >= 0, "class_weight", chosen, "give weights of at least 0")
         validate.positive(class_weight=float(weights.max()))

@@ -8,6 +8,7 @@ the same figures from noisy counts and sums, which is post-processing of what wa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlogy
 from sklearn.metrics import roc_auc_score
+from sklearn.utils.validation import _num_samples
 
 from isthmus.base import validate
 
@@ -33,7 +35,7 @@ GROUPS = 10
 class Model(Protocol):
     """A fitted model; of labels it has `classes_`, and `decision_function` or `predict_proba` for further figures."""
 
-    def predict(self, X: Any) -> Any: ...
+    def predict(self, X: Any) -> ArrayLike: ...
 
 
 def classes_of(model: Model) -> np.ndarray | None:
@@ -63,7 +65,7 @@ class Figure:
     than: str = ""
     note: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As the record of a run holds it: what is not there is None."""
         beside = {"noise": self.noise or None, "baseline": self.baseline, "than": self.than or None}
         return {"name": self.name, "value": self.value, "on": self.on, **beside, "note": self.note or None}
@@ -90,7 +92,7 @@ class ShownCurve:
     series: tuple[tuple[str, tuple[float, ...], tuple[float, ...]], ...]
     note: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As a record of a run holds it."""
         series = [{"name": name, "x": list(x), "y": list(y)} for name, x, y in self.series]
         return {**vars(self), "series": series, "shares": True}
@@ -171,7 +173,7 @@ def rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
 # ---------------------------------------------------------------- public rows: exact
 
 
-def exact_figures(model: Model, X: Any, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
+def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y = np.asarray(y)
     classes = classes_of(model)
@@ -212,9 +214,9 @@ def _exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Fi
 MEAN = "always the mean"
 
 
-def predictions(model: Model, X: Any) -> np.ndarray:
+def predictions(model: Model, X: object) -> np.ndarray:
     """What a model predicts, one value a row: one fitted to a column of targets gives a column, which is flattened."""
-    predicted, rows = np.asarray(model.predict(X)), int(X.shape[0]) if hasattr(X, "shape") else len(X)
+    predicted, rows = np.asarray(model.predict(X)), _num_samples(X)
     one = predicted.shape in ((rows,), (rows, 1))
     validate.require(one, f"The model predicts values of the shape {predicted.shape}: give one that predicts one a row")
     return predicted.reshape(rows)
@@ -226,7 +228,7 @@ def places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return order[np.clip(np.searchsorted(classes, labels, sorter=order), 0, len(classes) - 1)]
 
 
-def _margins_of(model: Model, X: Any) -> np.ndarray | None:
+def _margins_of(model: Model, X: object) -> np.ndarray | None:
     """One score a row that grows with the second of two classes, 0 between them; None where a model has none."""
     if hasattr(model, "decision_function"):
         margins = np.asarray(model.decision_function(X), dtype=float)
@@ -235,7 +237,7 @@ def _margins_of(model: Model, X: Any) -> np.ndarray | None:
     return None if logs is None or logs.shape[1] != 2 else logs[:, 1] - logs[:, 0]
 
 
-def _log_probabilities(model: Model, X: Any) -> np.ndarray | None:
+def _log_probabilities(model: Model, X: object) -> np.ndarray | None:
     """Logarithms of the probabilities of the classes, at least -_MOST_LOSS; None where a model has none."""
     if not hasattr(model, "predict_proba"):
         return None
@@ -246,7 +248,7 @@ def _log_probabilities(model: Model, X: Any) -> np.ndarray | None:
 # ---------------------------------------------------------------- from counts: exact, or noisy
 
 
-def confusion_figures(confusion: np.ndarray, classes: Any, noise: float) -> list[Figure]:
+def confusion_figures(confusion: np.ndarray, classes: Sequence[object] | np.ndarray, noise: float) -> list[Figure]:
     """Accuracy, recall and precision from counts (true class, predicted class), each with noise of this s.d."""
     n, k = max(float(confusion.sum()), 1.0), len(confusion)
     actual, called, hit = confusion.sum(1), confusion.sum(0), np.diag(confusion)
@@ -341,7 +343,7 @@ def _calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, 
     return ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
 
 
-def _event_of(classes: Any) -> str:
+def _event_of(classes: Sequence[object] | np.ndarray) -> str:
     """What calibration is of: the second of two classes, or that the predicted one of more was right."""
     if len(classes) == 2:
         return str(classes[1])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from typing import Any
 
 from isthmus.base import validate
 from isthmus.privacy import Ledger
@@ -51,7 +50,7 @@ def claim(run: str | None, done: int) -> None:
         _MADE[run] = done + 1
 
 
-def identities(ledger: Any) -> tuple[str, ...]:
+def identities(ledger: object) -> tuple[str, ...]:
     """Those of a ledger and of the ones that it is charged to besides; of none there are none."""
     found = []
     while isinstance(ledger, Ledger):
@@ -60,6 +59,6 @@ def identities(ledger: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _identity_of(ledger: Any) -> str:
+def _identity_of(ledger: object) -> str:
     """What tells a ledger from others."""
     return ledger.identity if isinstance(ledger, Ledger) else type(ledger).__name__

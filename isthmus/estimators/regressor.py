@@ -16,7 +16,7 @@ from isthmus.algorithms.purchases import TargetRange, scaled_targets, target_map
 from isthmus.base import validate
 from isthmus.core.minimize import Result
 from isthmus.estimators import rank_group
-from isthmus.estimators.base import PrivateLinear
+from isthmus.estimators.base import GroupLike, PrivateLinear
 from isthmus.estimators.problem import Objective, Problem
 from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import _storable
@@ -50,14 +50,14 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     """
 
     loss: str | Loss = "squared"
-    target_bounds: Any = None
+    target_bounds: tuple[float, float] | str | None = None
     huber_delta: float = 0.2
     target_centre_: tuple[float, float] | None = field(init=False, default=None)
     _LABELS = False
     _outputs = 1
 
     def partial_fit(
-        self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: Any = None
+        self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: GroupLike = None
     ) -> PrivateRegressor:
         """One of `partial_calls` calls that share the budget, whether or not their records overlap; see `fit`."""
         return self._partial(X, y, sample_weight, group)

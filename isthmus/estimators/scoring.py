@@ -31,12 +31,13 @@ from isthmus.core.parts import Sheet
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
+from isthmus.estimators.base import GroupLike
 from isthmus.estimators.figures import Bins, Figure, Model, Scale, ShownCurve
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
 from isthmus.privacy.event_json import dpa
 from isthmus.privacy.leaks import warn_of_large_delta
-from isthmus.privacy.ledger import opened
+from isthmus.privacy.ledger import RunLedger, opened
 from isthmus.privacy.plan import default_delta
 from isthmus.privacy.statement import Account
 
@@ -104,7 +105,7 @@ def private_score(
     adjacency: str = "add-remove",
     ledger: Any = None,
     noise_seed: int | None = None,
-    group: Any = None,
+    group: GroupLike = None,
 ) -> Scores:
     """The figures of a fitted model on rows that were not trained on, (epsilon, delta)-differentially private.
 
@@ -192,7 +193,7 @@ class Looks:
     ranks: Group = ALONE
     whole: int | None = None
     taken: list[Stage] = field(default_factory=list)
-    _run: Any = None
+    _run: RunLedger | None = None
 
     def __post_init__(self) -> None:
         self.source = privacy.SecretSource() if self.noise_seed is None else privacy.SeededSource(self.noise_seed)
@@ -266,7 +267,7 @@ class Looks:
         return sums, self.noise(length, share)
 
 
-def covers(event: Any, multiplier: float) -> bool:
+def covers(event: dpa.DpEvent, multiplier: float) -> bool:
     """Whether what was released of some rows is at least as costly as Gaussian looks of this multiplier at others.
 
     A record is in one of two parts, drawn by coins that look at no record.  Seen with the coins fixed, one part is as
@@ -292,7 +293,7 @@ def noisy_figures(
     return replace(scores, releases=len(looks.taken) * (not looks.covered))
 
 
-def _some(model: Any, X: object, y: np.ndarray) -> Any:
+def _some(model: Any, X: object, y: np.ndarray) -> object:
     """The rows, or one of zeros where a rank has none: models do not predict for nobody."""
     return X if len(y) else np.zeros((1, model.n_features_in_))
 

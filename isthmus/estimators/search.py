@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -40,7 +40,7 @@ from isthmus.core.group import Local
 from isthmus.core.parts import Sheet
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
-from isthmus.estimators.base import PrivateEstimator, PrivateLinear
+from isthmus.estimators.base import GroupLike, PrivateEstimator, PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.inputs import checked
 from isthmus.estimators.stateless_steps import leak
@@ -92,8 +92,8 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
     (True, 1.0)
     """
 
-    estimator: Any
-    param_grid: Any
+    estimator: PrivateLinear
+    param_grid: Mapping[str, Sequence[object]] | Sequence[Mapping[str, Sequence[object]]]
     _: KW_ONLY
     epsilon: float = 1.0
     delta: float | None = None
@@ -104,7 +104,9 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
 
     # ------------------------------------------------------------ fit
 
-    def fit(self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: Any = None) -> PrivateSearch:
+    def fit(
+        self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: GroupLike = None
+    ) -> PrivateSearch:
         """Choose and fit, spending `epsilon` once."""
         remedy = (
             "choose on the rows of one rank, or on public ones, then fit on all ranks: a search runs in one process"
@@ -179,7 +181,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
                 return (leak(*CLASSES_READ),)
         return ()
 
-    def _estimator(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
+    def _estimator(self, params: Mapping[str, object], epsilon: float, delta: float, seed: int) -> PrivateLinear:
         settings = {**params, "epsilon": epsilon, "delta": delta}
         if self._classifies:
             settings["classes"] = self._classes
@@ -187,16 +189,16 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             settings["noise_seed"] = self.noise_seed + seed
         return clone(self.estimator).set_params(**settings)
 
-    def _trial(self, params: Mapping[str, Any], split: Split, seed: int) -> Any:
+    def _trial(self, params: Mapping[str, object], split: Split, seed: int) -> PrivateLinear:
         """A candidate as it is tried: on its part, whose size is known by its expectation only."""
         trial = self._estimator(params, split.trial, split.delta, seed)
         return trial.set_params(n=split.records, max_weight=1.0)
 
-    def _last(self, params: Mapping[str, Any], split: Split) -> Any:
+    def _last(self, params: Mapping[str, object], split: Split) -> PrivateLinear:
         """A candidate as it is fitted in the end."""
         return self._estimator(params, split.rest, split.delta, 0)
 
-    def _check_gaussian(self, estimator: Any, data: Any, multiplier: float) -> None:
+    def _check_gaussian(self, estimator: PrivateLinear, data: tuple[Any, ...], multiplier: float) -> None:
         """Refuse a fit that would not be as private as it is counted; it is planned, and stopped before it begins."""
         X, y, weight = data
         try:
@@ -209,7 +211,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             remedy = 'choose algorithm="dp_gd", say, and leave out batch_size: each round must look at all records'
             validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
 
-    def _scores(self, trials: list[Any], X: Any, y: np.ndarray, weight: np.ndarray | None) -> Dense:
+    def _scores(self, trials: list[PrivateLinear], X: Any, y: np.ndarray, weight: np.ndarray | None) -> Dense:
         """For each record of the last part and each trial a number in [0, 1]: a right answer, or 1 less the error."""
         if not len(y):
             return Dense(torch.zeros(0, len(trials), dtype=torch.float64))
@@ -222,7 +224,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             good = np.nan_to_num(1 - np.minimum(error**2, 1), nan=0.0)  # what is no number is wrong
         return Dense(torch.from_numpy((good if weight is None else good * weight).T.copy()))
 
-    def _statement(self, split: Split, trials: list[Any], leaks: tuple[str, ...]) -> privacy.PrivacyStatement:
+    def _statement(self, split: Split, trials: list[PrivateLinear], leaks: tuple[str, ...]) -> privacy.PrivacyStatement:
         """The budget is quoted: it holds whichever candidate was chosen."""
         last = self.best_estimator_.privacy_
         every = [trial.privacy_ for trial in trials] + [last]
@@ -385,7 +387,7 @@ class BestOf(privacy.NoisyMax):
         factor = privacy.Adjacency(self.adjacency).factor
         return factor / range_of(factor / self.multiplier)
 
-    def event(self, adjacency: privacy.Adjacency = privacy.Adjacency.ADD_REMOVE) -> Any:
+    def event(self, adjacency: privacy.Adjacency = privacy.Adjacency.ADD_REMOVE) -> dpa.DpEvent:
         """One Gaussian release, under the adjacency that its noise was set for."""
         remedy = f"give {self.adjacency}, for which the noise of this choice is set"
         validate.check(adjacency is privacy.Adjacency(self.adjacency), "adjacency", adjacency, remedy)
@@ -416,7 +418,7 @@ def _some(data: tuple[Any, ...], chosen: np.ndarray) -> tuple[Any, ...]:
 class _Planned(Exception):
     """What a fit would release."""
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: dpa.DpEvent) -> None:
         super().__init__(event)
         self.event = event
 
@@ -424,6 +426,6 @@ class _Planned(Exception):
 class _Dry(privacy.Ledger):
     """A ledger that stops a fit where it is planned and nothing has been looked at."""
 
-    def require(self, event: Any, what: str = "run") -> None:
+    def require(self, event: dpa.DpEvent, what: str = "run") -> None:
         """Stop."""
         raise _Planned(event)

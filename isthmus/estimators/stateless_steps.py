@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
 
 import numpy as np
 from sklearn import preprocessing as pre
@@ -32,26 +32,26 @@ from isthmus.tables.encoder import TableEncoder
 __all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "leak", "learned_before", "warn_of_repeated_fits"]
 
 
-def _always(step: Any) -> bool:
+def _always(step: BaseEstimator) -> bool:
     return True
 
 
-def _declared_words(step: Any) -> bool:
+def _declared_words(step: BaseEstimator) -> bool:
     """An encoder of given words, none of which is rare or frequent by what the rows hold."""
     return not isinstance(step.categories, str) and step.min_frequency is None and step.max_categories is None
 
 
-def _elementwise(function: Any) -> bool:
+def _elementwise(function: object) -> bool:
     """Whether a function is known to look at one number at a time."""
     return function is None or isinstance(function, np.ufunc)
 
 
-def _constant(step: Any) -> bool:
+def _constant(step: BaseEstimator) -> bool:
     """An imputer that puts a constant everywhere, keeps empty columns, and marks none by what is missing."""
     return step.strategy == "constant" and step.keep_empty_features and not step.add_indicator
 
 
-_STATELESS: dict[type, Callable[[Any], bool]] = {
+_STATELESS: dict[type, Callable[[BaseEstimator], bool]] = {
     **dict.fromkeys((pre.Binarizer, pre.Normalizer, pre.PolynomialFeatures), _always),
     **dict.fromkeys((FeatureHasher, HashingVectorizer, FrozenEstimator), _always),  # frozen: fitted elsewhere
     **dict.fromkeys((AdditiveChi2Sampler, PolynomialCountSketch, SkewedChi2Sampler), _always),
@@ -69,7 +69,7 @@ _STATELESS: dict[type, Callable[[Any], bool]] = {
 }
 
 
-def learners(step: Any) -> Iterator[str]:
+def learners(step: BaseEstimator | str | None) -> Iterator[str]:
     """The names of the parts of a step that may take something from the rows; none of a stateless one.
 
     >>> from sklearn.preprocessing import Normalizer, StandardScaler
@@ -94,12 +94,12 @@ def learners(step: Any) -> Iterator[str]:
         yield from learners(part)
 
 
-def _chosen_by_values(columns: Any) -> bool:
+def _chosen_by_values(columns: object) -> bool:
     """A function that is given the rows may choose columns by them; scikit-learn's own looks at names and types."""
     return callable(columns) and type(columns) is not make_column_selector
 
 
-def _name(part: Any) -> str:
+def _name(part: object) -> str:
     return str(getattr(part, "__name__", type(part).__name__))
 
 
@@ -126,7 +126,7 @@ def warn_of_repeated_fits(epsilon: float) -> None:
 def learned_before() -> tuple[Leak, ...]:
     """Warn of whatever may have learned from the rows before this fit; what the statement says of it."""
     names: dict[str, None] = {}
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:  # a Pipeline may be the last step of another
         names |= dict.fromkeys(_learners_around(frame))
         frame = frame.f_back
@@ -138,7 +138,7 @@ def learned_before() -> tuple[Leak, ...]:
     return tuple(leak(f"what {name} took from the rows was", remedy) for name in names)
 
 
-def _learners_around(frame: Any) -> Iterator[str]:
+def _learners_around(frame: FrameType) -> Iterator[str]:
     """What the estimator that a frame belongs to may hand on of the rows, in words."""
     around = frame.f_locals.get("self")
     if isinstance(around, Pipeline):
@@ -160,7 +160,7 @@ def _is_known(kind: type) -> bool:
     return ours or kind.__module__.split(".")[0] == "sklearn"
 
 
-def _part(frame: Any) -> str:
+def _part(frame: FrameType) -> str:
     """Which part of scikit-learn a frame runs in."""
     words = str(frame.f_globals.get("__name__", "")).split(".")
     return words[1] if words[0] == "sklearn" and len(words) > 1 else ""

@@ -30,7 +30,7 @@ Kind = TypeVar("Kind", bound="type[PrivateLinear]")
 FORMAT = storage.Format("isthmus-estimator-3", "isthmus.estimators.save")
 KINDS: dict[str, type[PrivateLinear]] = {}
 """The classes that can be stored, by name."""
-MAPS: dict[str, Any] = {kind.__name__: kind for kind in (RowMap, SmoothMap)}
+MAPS: dict[str, type[RowMap | SmoothMap]] = {kind.__name__: kind for kind in (RowMap, SmoothMap)}
 """The maps of rows that a model can have."""
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
@@ -85,14 +85,14 @@ def load(path: str | Path) -> PrivateLinear:
     return FORMAT.read(path, lambda tree: _usable(_rebuilt(tree)))
 
 
-def _params(estimator: PrivateLinear) -> dict[str, Any]:
+def _params(estimator: PrivateLinear) -> dict[str, object]:
     params = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
     if not isinstance(params["random_state"], (int, np.integer)):  # a generator's state is not a choice
         params["random_state"] = None
     return params | {"loss": _named(params["loss"]), "algorithm": _named(params["algorithm"])}
 
 
-def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, Any]:
+def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, object]:
     own = vars(estimator)
     return {name: own[name] for name in names if own.get(name) is not None}
 
@@ -139,7 +139,7 @@ def _usable(estimator: PrivateLinear) -> PrivateLinear:
     return estimator
 
 
-def _named(part: Any) -> Any:
+def _named(part: object) -> object:
     """A loss or a recipe that was given as itself: where it was declared."""
     if isinstance(part, str):
         return part

@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from isthmus.base import validate
 from isthmus.estimators.figures import Bins
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import PrivacyStatement
-from isthmus.tables.encode import as_frame, encode, readable
+from isthmus.tables.encode import NamedColumns, as_frame, encode, readable
 from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
 
@@ -80,7 +81,7 @@ class Summary:
         validate.check(name in by_name, "name", name, f"name a column that was summarised: {sorted(by_name)}")
         return by_name[name]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         columns = [
             {**vars(column), "cells": [list(cell) for cell in column.cells], "quantiles": dict(column.quantiles)}
@@ -105,7 +106,7 @@ class Summary:
 
 def private_summary(
     table: Any,
-    schema: Any,
+    schema: Schema | Mapping[str, object] | str | Path,
     *,
     epsilon: float = 1.0,
     delta: float = DELTA,
@@ -148,15 +149,15 @@ def private_summary(
 # ---------------------------------------------------------------- what is looked at
 
 
-def _read_schema(schema: Any) -> Schema:
+def _read_schema(schema: Schema | Mapping[str, object] | str | Path) -> Schema:
     if isinstance(schema, (str, os.PathLike)):
-        return Schema.load(schema)  # type: ignore[arg-type]
+        return Schema.load(schema)
     is_schema = isinstance(schema, (Schema, Mapping))
     validate.check(is_schema, "schema", schema, 'give a Schema, its file, or columns such as {"age": [17, 90]}')
     return schema if isinstance(schema, Schema) else Schema.from_dict({"columns": schema})
 
 
-def _chosen(frame: Any, schema: Schema) -> tuple[list[Column], dict[str, str]]:
+def _chosen(frame: NamedColumns, schema: Schema) -> tuple[list[Column], dict[str, str]]:
     """The columns to look at, the target among them, and why the others are left out."""
     declared = list(schema.columns)
     target = schema.target
@@ -178,7 +179,7 @@ def _chosen(frame: Any, schema: Schema) -> tuple[list[Column], dict[str, str]]:
     return chosen, left_out
 
 
-def _entries(frame: Any, column: Column) -> np.ndarray:
+def _entries(frame: NamedColumns, column: Column) -> np.ndarray:
     """A number for each row, NaN where it is missing; of words, the place among them (the last is missing)."""
     values = frame[column.name]
     if column.type == "category":

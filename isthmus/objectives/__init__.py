@@ -28,16 +28,5 @@ from isthmus.objectives.linear import (
     Softmax,
 )
 
-__all__ = [
-    "Hinge",
-    "Huber",
-    "LeastSquares",
-    "LinearModel",
-    "Logistic",
-    "Objective",
-    "OneVsRest",
-    "Poisson",
-    "SmoothHinge",
-    "Softmax",
-    "TorchObjective",
-]
+__all__ = ["LinearModel", "Objective", "TorchObjective"]
+__all__ += ["Hinge", "Huber", "LeastSquares", "Logistic", "OneVsRest", "Poisson", "SmoothHinge", "Softmax"]

@@ -43,15 +43,6 @@ class Rule:
     why: str
 
 
-def _always(*names: str) -> Callable[[Facts], tuple[str, ...]]:
-    return lambda facts: names
-
-
-def _narrow_set(facts: Facts) -> bool:
-    """Whether the set itself has few dimensions."""
-    return isinstance(facts.constraint, Subspace)
-
-
 def _public_directions(facts: Facts) -> bool:
     if facts.public is None or (facts.outputs > 1 and not facts.public.labelled):
         return False
@@ -108,7 +99,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
     # 001-figure-5ab: a seventh of the numbers, twice the epochs of SGD
     Rule(
         "known subspace",
-        lambda facts: facts.narrow and _narrow_set(facts),
+        lambda facts: facts.narrow and isinstance(facts.constraint, Subspace),
         _sketch,
         "the set has few dimensions: a sketch that keeps them loses nothing",
     ),
@@ -141,7 +132,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
     Rule(
         "small polytope",
         _small_polytope,
-        _always("dp_fw"),
+        lambda facts: ("dp_fw",),
         "the set is small and has corners: choosing one costs ln d, noise in every direction costs sqrt(d)",
     ),
     # Where sparsity is given, no polytope, n mu < 2 d; n mu < 10 d where at most d / 20 coefficients matter. Supported
@@ -149,7 +140,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
     Rule(
         "few coefficients",
         _few_coefficients,
-        _always("compressive_dp_sgd (selection)"),
+        lambda facts: ("compressive_dp_sgd (selection)",),
         "few coefficients matter: choosing them costs ln d, noise on all of them costs sqrt(d)",
     ),
     # Where public M_j that differ by 100 or more, and columns may not be rescaled (set, penalty or scale='none').
@@ -157,7 +148,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
     Rule(
         "uneven columns",
         lambda facts: (not facts.free or facts.scale == "none") and facts.smoothness is not None and _uneven(facts),
-        _always("dp_cd"),
+        lambda facts: ("dp_cd",),
         "columns have very different scales and may not be rescaled: each gets a step of its own",
     ),
     # Where max_passes < 10 (moments or X'X bought), < 50 (else). Supported by docs/planner.md, few passes: a9a .840 in
@@ -190,7 +181,7 @@ FREE_RULES: tuple[Rule, ...] = (
     Rule(
         "few passes",
         lambda facts: facts.max_passes is not None and facts.max_passes < CONSTANTS.few_passes_unscaled,
-        _always("sgd", "comp_sgd"),
+        lambda facts: ("sgd", "comp_sgd"),
         "only a few passes are allowed: with batches, each pass makes many steps",
     ),
     # Where constraint is an l1 ball, simplex or hull with radius * |x_ij| <= 5. Supported by python -m lab reproduce
@@ -198,14 +189,14 @@ FREE_RULES: tuple[Rule, ...] = (
     Rule(
         "polytope",
         lambda facts: (reach(facts) or float("inf")) <= CONSTANTS.tight,
-        _always("comp_fw", "gd"),
+        lambda facts: ("comp_fw", "gd"),
         "vertices of a small polytope are exact and sparse",
     ),
     # Where else. Supported by python -m lab reproduce 001-figure-1a
     Rule(
         "plain descent",
         lambda facts: True,
-        _always("gd", "sgd", "comp_sgd"),
+        lambda facts: ("gd", "sgd", "comp_sgd"),
         "no privacy was asked for, so the plain method is best",
     ),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,7 @@ FAR = 1e150
 """The square of a longer row is no number any more: such a row counts as zeros, whatever the others are."""
 
 
+@dataclass(eq=False, repr=False)
 class Scaled(View):
     """X seen through public maps of its rows; products are done in float64.
 
@@ -44,24 +45,21 @@ class Scaled(View):
     tensor([[0.8944, 0.0000, 0.4472]], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        X: Stored | Streamed,
-        weight: Tensor,
-        r: Tensor,
-        U: Tensor,
-        B: Tensor,
-        upper: Tensor | None = None,
-        far: bool = False,
-        unit: bool = False,
-        bias: float = 0.0,
-        reach: float = 1.0,
-    ) -> None:
-        self.far, self.unit, self.bias, self.reach = far, unit, bias, reach
-        self.X: Stored | Streamed = matrix.canonical(X) if is_sparse(X) else X
-        self.weight, self.r, self.U, self.B = weight, r, U, B
-        self.shape = (X.shape[0], B.shape[1])
-        self._upper = upper
+    X: Stored | Streamed
+    weight: Tensor
+    r: Tensor
+    U: Tensor
+    B: Tensor
+    _upper: Tensor | None = None
+    far: bool = False
+    unit: bool = False
+    bias: float = 0.0
+    reach: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.shape = (self.X.shape[0], self.B.shape[1])
+        if is_sparse(self.X):
+            self.X = matrix.canonical(self.X)
 
     @staticmethod
     def of(X: Matrix) -> Scaled:
@@ -152,15 +150,11 @@ class Scaled(View):
         """Some rows, in the given order."""
         X = matrix.take(self.X, index)
         assert not is_lazy(X)  # rows of a table are in memory once they are taken
-        upper = self.upper[index]
-        return Scaled(
-            X, self.weight, self.r[index], self.U[index], self.B, upper, self.far, self.unit, self.bias, self.reach
-        )
+        return replace(self, X=X, r=self.r[index], U=self.U[index], _upper=self.upper[index])
 
     def __getitem__(self, span: slice) -> Scaled:
         upper = None if self._upper is None else self._upper[span]
-        parts = self.X[span], self.weight, self.r[span], self.U[span], self.B
-        return Scaled(*parts, upper, self.far, self.unit, self.bias, self.reach)
+        return replace(self, X=self.X[span], r=self.r[span], U=self.U[span], _upper=upper)
 
     def dense(self) -> Tensor:
         """The rows themselves: for chunks and small data."""

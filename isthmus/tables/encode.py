@@ -21,13 +21,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy as np
 
 from isthmus.base import validate
 from isthmus.tables.entries import _DAY, Signs, day, number
 from isthmus.tables.schema import Column, Schema, Target
+
+if TYPE_CHECKING:  # pandas is an extra; polars and numpy have what is asked of its columns and tables too
+    from pandas import DataFrame as Table
+    from pandas import Series
 
 _BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), 1.0) | dict.fromkeys(("false", "no", "f", "n", "0"), 0.0)
 ABSENT = frozenset(
@@ -40,7 +44,7 @@ _EXACT = 1 << 53
 _NUMBERS = (int, float, Decimal, np.number, np.bool_)
 
 
-def encode(frame: Any, schema: Schema) -> np.ndarray:
+def encode(frame: Table, schema: Schema) -> np.ndarray:
     """The rows of a table (`isthmus.tables.encode`) as an n x len(schema.features) float64 array.
 
     >>> import pandas
@@ -79,7 +83,7 @@ def bounds_of(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     return low.copy(), high.copy()
 
 
-def _fill(out: np.ndarray, values: Any, column: Column) -> None:
+def _fill(out: np.ndarray, values: Series, column: Column) -> None:
     """Write one column's features."""
     if column.type in ("number", "bool", "date"):
         numbers = readable(values, column)
@@ -121,7 +125,7 @@ _REMEDIES = {
 }
 
 
-def readable(values: Any, column: Column) -> np.ndarray:
+def readable(values: Series, column: Column) -> np.ndarray:
     """A column as numbers (dates: days since 1970), NaN where nothing is; refused where it is not what was declared.
 
     An entry with digits that is not read, such as 1,5 where the decimal sign is a point, is no missing one: as missing
@@ -161,20 +165,20 @@ def bucket(column: str, word: str, buckets: int) -> int:
 # ---------------------------------------------------------------- one column as words, numbers, days
 
 
-def as_words(values: Any) -> tuple[np.ndarray, np.ndarray]:
+def as_words(values: Series) -> tuple[np.ndarray, np.ndarray]:
     """The entries as stripped text, and where nothing is; 3.0 reads as "3"."""
     distinct, codes = _distinct(values)
     absent = np.array([word.lower() in ABSENT for word in distinct], dtype=bool)
     return np.array(distinct, dtype=object)[codes], absent[codes]
 
 
-def _distinct(values: Any) -> tuple[list[str], np.ndarray]:
+def _distinct(values: Series) -> tuple[list[str], np.ndarray]:
     """The different words of a column, the empty one first, and which of them each entry is."""
     entries, codes = _entries(values)
     return [_word(value) for value in entries], codes
 
 
-def _entries(values: Any) -> tuple[list[Any], np.ndarray]:
+def _entries(values: Series) -> tuple[list[object], np.ndarray]:
     """The different entries of a column, None first, and which of them each is.
 
     Entries that are equal and written differently (True and 1, two decimals, one moment in two zones) are different:
@@ -185,10 +189,10 @@ def _entries(values: Any) -> tuple[list[Any], np.ndarray]:
     if hasattr(values, "factorize") and _written_alike(values):
         codes, distinct = values.factorize()  # -1 where nothing is
         return [None, *distinct.tolist()], codes + 1
-    place: dict[Any, int] = {}
-    entries: list[Any] = [None]
+    place: dict[tuple[type, object], int] = {}
+    entries: list[object] = [None]
 
-    def code(entry: Any) -> int:
+    def code(entry: object) -> int:
         if entry is None or (isinstance(entry, float) and entry != entry):
             return 0
         at = place.setdefault(
@@ -203,14 +207,14 @@ def _entries(values: Any) -> tuple[list[Any], np.ndarray]:
     return entries, codes
 
 
-def _written_alike(values: Any) -> bool:
+def _written_alike(values: Series) -> bool:
     """Whether equal entries of a pandas column are written alike: they have one type, or all of them are text."""
     if values.dtype != object:
         return True
     return bool(importlib.import_module("pandas").api.types.infer_dtype(values, skipna=True) == "string")
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     """The text of an entry, the same in every type that a column may get from its other entries.
 
     Whole numbers beyond 2^53 are those of float64, which a column of them becomes as soon as one is missing.
@@ -227,7 +231,7 @@ def _word(value: Any) -> str:
     return "" if text in ("<NA>", "NaT") else text.strip()
 
 
-def _float(value: Any) -> float:
+def _float(value: SupportsFloat) -> float:
     """A number as float64, infinite beyond its range."""
     try:
         return float(value)
@@ -235,12 +239,12 @@ def _float(value: Any) -> float:
         return np.inf
 
 
-def dtype_kind(values: Any) -> str:
+def dtype_kind(values: Series) -> str:
     """The letter of a column's type, as numpy has it: "O" for a list, and for types that numpy does not know."""
     return getattr(getattr(values, "dtype", None), "kind", "O")
 
 
-def as_numbers(values: Any, column: Column) -> np.ndarray:
+def as_numbers(values: Series, column: Column) -> np.ndarray:
     """The entries as float64, NaN where there is no finite number."""
     kind = dtype_kind(values)
     if kind in "iufb":
@@ -258,7 +262,7 @@ def _gone(column: Column) -> list[float]:
     return [number(word) for word in column.absent]
 
 
-def _number(entry: Any, column: Column) -> float:
+def _number(entry: object, column: Column) -> float:
     """A number as it is, one in text by the signs of its column; a word for truth where it holds truth values."""
     if isinstance(entry, _NUMBERS):  # as in a column of numbers alone
         value = _float(entry)
@@ -270,7 +274,7 @@ def _number(entry: Any, column: Column) -> float:
     return number(word, column.decimal, column.thousands) if truth is None else truth
 
 
-def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
+def as_days(values: Series, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
     """Days since 1970, NaN where there is no date; text has the one format that is given, ISO (2024-12-31) if none."""
     gone = [day(word, own) for word in absent for own in {form, ""}]
     if dtype_kind(values) != "M":
@@ -281,7 +285,7 @@ def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.nda
     return np.where(np.isin(days, gone), np.nan, days)
 
 
-def _day(entry: Any, form: str, absent: Collection[str], gone: list[float]) -> float:
+def _day(entry: object, form: str, absent: Collection[str], gone: list[float]) -> float:
     """A date as it is, as in a column of dates alone; one in text by the format of its column."""
     word = _word(entry)
     if isinstance(entry, date):
@@ -293,7 +297,7 @@ def _day(entry: Any, form: str, absent: Collection[str], gone: list[float]) -> f
 # ---------------------------------------------------------------- the target
 
 
-def encode_target(values: Any, target: Target, separator: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+def encode_target(values: Series, target: Target, separator: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The targets of the rows that have one, and which rows those are.
 
     Labels are words of `target.classes`; a label that is none of them is refused, for dropping it silently would
@@ -347,7 +351,7 @@ def _plain(word: str) -> str:
 class NamedColumns:
     """Columns by their names, and how many rows they have."""
 
-    series: Mapping[str, Any]
+    series: Mapping[str, Series]
     rows: int
 
     @property
@@ -358,7 +362,7 @@ class NamedColumns:
     def __len__(self) -> int:
         return self.rows
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Series:
         """A column as a pandas Series or a numpy array."""
         return _as_held(self.series[name])
 
@@ -373,7 +377,7 @@ class NamedColumns:
         return tuple(str(word).strip() for word in self.series[name].dtype.categories)
 
 
-def as_frame(table: Any, what: str = "X") -> NamedColumns:
+def as_frame(table: Table, what: str = "X") -> NamedColumns:
     """The view of a table; anything else is refused.
 
     >>> as_frame({"age": [30, 40], "sex": ["f", None]}).columns
@@ -384,7 +388,7 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
     """
     if isinstance(table, NamedColumns):
         return table
-    columns: Mapping[str, Any] = {}
+    columns: Mapping[str, Series] = {}
     if _is_polars(table) and not hasattr(table, "get_columns"):
         validate.refuse(what, type(table).__name__, "give a DataFrame, which its collect() returns")
     elif _is_polars(table):
@@ -402,12 +406,12 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
     return NamedColumns(columns, max(rows, default=0))
 
 
-def is_frame(table: Any) -> bool:
+def is_frame(table: Table) -> bool:
     """Whether it is a frame of pandas or polars (a dict may also be a sparse matrix)."""
     return _is_polars(table) or (hasattr(table, "iloc") and table.ndim == 2)
 
 
-def _is_polars(table: Any) -> bool:
+def _is_polars(table: Table) -> bool:
     """Whether it belongs to polars."""
     return type(table).__module__.partition(".")[0] == "polars"
 
@@ -421,7 +425,7 @@ def _array(values: Iterable[object]) -> np.ndarray:
     return np.fromiter(entries, dtype=object, count=len(entries))
 
 
-def _kind(series: Any) -> str:
+def _kind(series: Series) -> str:
     dtype, text = series.dtype, str(series.dtype)
     if dtype_kind(series) == "M" or text.lower().startswith("date"):  # of polars, numpy, pandas and pyarrow
         return "date"
@@ -432,7 +436,7 @@ def _kind(series: Any) -> str:
     return dict.fromkeys("iuf", "number").get(dtype_kind(series), "bool" if dtype_kind(series) == "b" else "")
 
 
-def _as_held(series: Any) -> Any:
+def _as_held(series: Series) -> Series:
     """A polars series as numpy holds it; all else as it is."""
     if not _is_polars(series):
         return series.astype(object) if hasattr(series.dtype, "categories") else series

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from isthmus.tables.encode import _BOOLEANS, ABSENT, as_days, as_numbers, as_wor
 from isthmus.tables.entries import LOOKS, OTHER, Signs, _formats_of, _grouping
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 _LOOK = 2000
 """How many rows are looked at for dates, numbers in text and the like."""
@@ -69,7 +72,7 @@ class Guess:
     why: str = ""
 
 
-def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None = None) -> Guess:
+def infer(name: str, values: Series, *, public: bool = False, signs: Signs | None = None) -> Guess:
     """How to encode a column that was not declared; dates of private rows are refused with what to do."""
     if _PERSON.search(name.strip()):
         why = f"its name says that it identifies a person; {_ALL_THE_SAME.format(name)}"
@@ -85,7 +88,7 @@ def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None =
     return replace(kind, column=_filled_in(column, values))
 
 
-def _kind(name: str, values: Any, signs: Signs) -> Guess:
+def _kind(name: str, values: Series, signs: Signs) -> Guess:
     """The type alone."""
     kind, present = dtype_kind(values), values.dropna()
     if kind == "O":
@@ -152,7 +155,7 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     validate.check(not other_sign, "decimal", "(not declared)", remedy)
 
 
-def _date(name: str, values: Any, public: bool) -> Guess:
+def _date(name: str, values: Series, public: bool) -> Guess:
     declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
     text = dtype_kind(values) == "O"
     words, absent = as_words(values)
@@ -175,7 +178,7 @@ def _date(name: str, values: Any, public: bool) -> Guess:
     return Guess(replace(column, bounds=bounds, missing=missing))
 
 
-def _filled_in(column: Column, values: Any) -> Column:
+def _filled_in(column: Column, values: Series) -> Column:
     """Words and ranges of public rows."""
     if column.type == "hash":
         distinct = _distinct_words(values)
@@ -190,12 +193,12 @@ def _filled_in(column: Column, values: Any) -> Column:
     return column
 
 
-def _distinct_words(values: Any) -> tuple[str, ...]:
+def _distinct_words(values: Series) -> tuple[str, ...]:
     words, missing = as_words(values)
     return tuple(sorted(set(words[~missing])))
 
 
-def _is_id(name: str, present: Any) -> bool:
+def _is_id(name: str, present: Series) -> bool:
     """Named like an identifier and different in every row (numbers: whole ones)."""
     if not _ID.search(name.strip()) or not present.is_unique:
         return False

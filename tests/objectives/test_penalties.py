@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from isthmus.base.validate import InvalidInput
-from isthmus.penalties import (
-    ElasticNet,
-    GroupPenalty,
-    L1Penalty,
-    L2Penalty,
-    NoPenalty,
-    ProxPenalty,
-    penalty_of,
-)
+from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, L2Penalty, NoPenalty, ProxPenalty, penalty_of
 
 ALL = [NoPenalty(), L2Penalty(0.7), L1Penalty(0.4), ElasticNet(0.4, 0.7), ElasticNet(0.0, 0.3), L1Penalty(0.0)]
 W = torch.tensor([-2.0, -0.3, 0.0, 0.25, 1.7], dtype=torch.float64)

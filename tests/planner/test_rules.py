@@ -27,10 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
         ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared"}, "dp_gd (shapes and step bought)"),
         ({"n": 32_000, "d": 89, "epsilon": 0.5, "loss": "squared"}, "dp_gd (shapes and statistics bought)"),
         ({"n": 7300, "d": 106, "epsilon": 3.0, "loss": "squared"}, "dp_gd (shapes and step bought)"),
-        (
-            {"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared", "ranged": False},
-            "dp_gd (moments and step bought)",
-        ),
+        ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared", "ranged": False}, "dp_gd (moments and step bought)"),
         ({"n": 10_000, "d": 9, "epsilon": 0.1, "loss": "squared", "ranged": False}, "dp_gd (statistics bought)"),
         ({"n": 1500, "d": 89, "epsilon": 1.0, "loss": "squared"}, "dp_gd (step bought)"),
         ({"n": 10_000, "d": 785, "epsilon": 0.5, "loss": "softmax", "classes": 10}, "dp_gd (columns and step bought)"),
