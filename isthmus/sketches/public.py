@@ -431,7 +431,8 @@ def learned(
         basis, moment, error = _directions(rows, k, dtype, method)
         return {"basis": basis, "norm": _certified(moment, error, dtype)}
     wide = {name: factors.to(factors.device, torch.float64) for name, factors in held.items()}
-    inside = sum((_symmetric(pieces[name].inner(factors)) for name, factors in wide.items()), torch.zeros(()))
+    # of the factors in float64, never of the rows: what those round is not in `roundings`
+    inside = sum((_symmetric(factors.inner(factors)) for factors in wide.values()), torch.zeros(()))
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in held), inside)
     weights = _weights(whole.diagonal(), whole, k, method, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
     leaves: dict[str, Mapping[str, base.Tree]] = {}
