@@ -226,14 +226,10 @@ class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
         self.space, self.d, self.m = space, space.d, weights.shape[1]
         self.factors, self.weights, self.norm = factors, weights, norm
 
-    def adjoint(self, y: Tensor) -> Tensor:
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """G'(U y)."""
         base.check_vector(self, y, "y", self.m)
         return self._wide(y.device).sum_in(self._weights(y.device) @ y.double(), y.dtype)
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The same: there is one leaf."""
-        return self.adjoint(y)
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """Some columns of the leaf's matrix, without the others where the public rows are outer products."""
