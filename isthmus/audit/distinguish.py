@@ -23,16 +23,14 @@ from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import SecretSource, Source
 
-__all__ = ["AuditReport", "attack", "scores"]
-
-BATCH = 1 << 21
+_BATCH = 1 << 21
 """Numbers drawn at once."""
-THRESHOLDS = 64
+_THRESHOLDS = 64
 """Thresholds tried on the first half: many more would only fit its luck."""
-RAREST = 500
+_RAREST = 500
 """The fewest draws of the first half that a threshold should rest on: rarer events look good by luck."""
 
-Array = NDArray[np.float64]
+_Array = NDArray[np.float64]
 _Measure = Callable[[Any, Any, int], Any]
 
 
@@ -132,7 +130,7 @@ def attack(
     return AuditReport(pair.name, promise.epsilon, promise.delta, best, confidence, draws, moved.ratio, curve)
 
 
-def scores(pipe: Pipeline, pair: Pair, draws: int, noise: Source | None = None) -> tuple[Array, Array]:
+def scores(pipe: Pipeline, pair: Pair, draws: int, noise: Source | None = None) -> tuple[_Array, _Array]:
     """Log-likelihood ratios of what a round releases: `draws` of them under each dataset of a pair."""
     noise = noise or SecretSource()
     probe = Probe(pipe, pair.space or pair.d, seed=pair.seed, t=pair.t)
@@ -150,11 +148,11 @@ def _all_gaussian(pipe: Pipeline, t: int) -> bool:
     return full and all(isinstance(inner(release.mechanism), Gaussian) for release in releases)
 
 
-def _chosen(measure: _Measure, left: Array, right: Array) -> tuple[float, float]:
+def _chosen(measure: _Measure, left: _Array, right: _Array) -> tuple[float, float]:
     """The side and threshold with the largest `measure(hits, alarms, trials)`."""
     count, best, choice = len(left), -np.inf, (1.0, 0.0)
-    rarest = min(0.1, RAREST / count)
-    tails = np.concatenate([np.linspace(rarest, 1, THRESHOLDS // 2), np.geomspace(rarest, 1, THRESHOLDS // 2)])
+    rarest = min(0.1, _RAREST / count)
+    tails = np.concatenate([np.linspace(rarest, 1, _THRESHOLDS // 2), np.geomspace(rarest, 1, _THRESHOLDS // 2)])
     for sign in (1.0, -1.0):
         hit, alarm = _sided(left, right, sign)
         at = np.unique(np.quantile(np.concatenate([hit, alarm]), 1 - tails, method="higher"))
@@ -164,13 +162,13 @@ def _chosen(measure: _Measure, left: Array, right: Array) -> tuple[float, float]
     return choice
 
 
-def _judged(measure: _Measure, left: Array, right: Array, sign: float, threshold: float) -> float:
+def _judged(measure: _Measure, left: _Array, right: _Array, sign: float, threshold: float) -> float:
     """`measure(hits, alarms, trials)` at one side and threshold."""
     hit, alarm = _sided(left, right, sign)
     return float(measure((hit >= threshold).sum(), (alarm >= threshold).sum(), len(left)))
 
 
-def _sided(left: Array, right: Array, sign: float) -> tuple[Array, Array]:
+def _sided(left: _Array, right: _Array, sign: float) -> tuple[_Array, _Array]:
     """Scores to be above a threshold, sorted: of the dataset that is looked for, and of the other one."""
     if sign < 0:
         left, right = -right, -left
@@ -210,7 +208,7 @@ class _Game:
     def scores(self, side: int, draws: int, noise: Source) -> Tensor:
         """The log-likelihood ratio (left over right) of `draws` releases under one of the datasets."""
         width = max(values.value.numel() for values in self.cases[0][0].values())
-        most = BATCH // width + 1
+        most = _BATCH // width + 1
         return torch.cat([self._batch(side, min(most, draws - lo), noise) for lo in range(0, draws, most)])
 
     def _batch(self, side: int, size: int, noise: Source) -> Tensor:

@@ -19,14 +19,12 @@ from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import NoisyMax, TopK
 
-__all__ = ["Movement", "candidates", "inner", "law", "movement", "movements", "worst_pair"]
-
-HUGE = 1e6
+_HUGE = 1e6
 """How far beyond the clip the outlier lies."""
-MATRIX_LIMIT = 1 << 23
+_MATRIX_LIMIT = 1 << 23
 """Maps that are not tight are read as a matrix up to this many entries."""
-TINY = 1e-300
-SMOOTHING = 1e-3
+_TINY = 1e-300
+_SMOOTHING = 1e-3
 """Outcomes rarer than this cannot be told apart by counting."""
 
 
@@ -150,7 +148,7 @@ def _sharpness(mechanism: Any, ours: ClippedSum, theirs: ClippedSum) -> float:
     """How visible a movement is, among movements of one length."""
     mechanism = inner(mechanism)
     if isinstance(mechanism, NoisyMax | TopK):
-        p, q = law(mechanism, ours).exp() + SMOOTHING, law(mechanism, theirs).exp() + SMOOTHING
+        p, q = law(mechanism, ours).exp() + _SMOOTHING, law(mechanism, theirs).exp() + _SMOOTHING
         return float((p / q).log().abs().max())
     if ours.ord == 1:
         return float((ours.value - theirs.value).abs().max()) / ours.bound
@@ -184,8 +182,8 @@ class _Adversary:
             self._pair("random", mixed, record, replacement),
             self._pair("generic", others, record, replacement),
             self._pair("top singular", others, top),
-            self._pair("outlier", others, HUGE * record),
-            self._pair("axis", others, self._unit(self._lift(code)) * HUGE),
+            self._pair("outlier", others, _HUGE * record),
+            self._pair("axis", others, self._unit(self._lift(code)) * _HUGE),
             self._tie(),
         ]
         if self.replaced:
@@ -229,14 +227,14 @@ class _Adversary:
 
     def _unit(self, v: Tensor) -> Tensor:
         """The vector at the size of the clip."""
-        return v * (self.size / max(float(torch.linalg.vector_norm(v, self.ord)), TINY))
+        return v * (self.size / max(float(torch.linalg.vector_norm(v, self.ord)), _TINY))
 
     # ------------------------------------------------------------ the map
 
     @cached_property
     def _matrix(self) -> Tensor | None:
         """Phi, where it is small enough."""
-        if self.sketch.m * self.sketch.d > MATRIX_LIMIT:
+        if self.sketch.m * self.sketch.d > _MATRIX_LIMIT:
             return None
         return self.sketch.dense()
 

@@ -35,9 +35,9 @@ from isthmus.audit.public import Facts, digest, facts_of, facts_of_folder, same,
 from isthmus.base import randomness, secret, validate
 from isthmus.base.secret import Handed
 
-LIMIT = 1 + 1e-9
+_LIMIT = 1 + 1e-9
 """Of movement over bound: the norm of a difference is itself computed."""
-REPEATS = 1e-6
+_REPEATS = 1e-6
 """How far, in bounds, two trainings on the same data may be apart: an accelerator adds up in any order."""
 _WHILE = re.compile(r"\b\d+(\.\d+)? ?(ms|s|seconds|minutes)\b")
 """How long something took, in what is printed."""
@@ -76,7 +76,7 @@ class Replayed:
     @property
     def holds(self) -> bool:
         """Whether every movement is within its bound and everything public is equal."""
-        return self.ratio <= LIMIT and not self.differences
+        return self.ratio <= _LIMIT and not self.differences
 
     @property
     def ratio(self) -> float:
@@ -90,7 +90,7 @@ class Replayed:
 
     def __str__(self) -> str:
         lines = [f"{len(self.releases)} releases were compared."]
-        beyond = [release for release in self.releases if not release.ratio <= LIMIT]
+        beyond = [release for release in self.releases if not release.ratio <= _LIMIT]
         if beyond:
             lines.append(f"One record moves {len(beyond)} of them by more than is stated:")
             lines += [f"  {release}" for release in beyond[:5]]
@@ -252,7 +252,7 @@ def _check_repeats(again: _Watched) -> None:
         "run: on the same data it handed other values to its mechanisms"
     )
     apart = max((release.ratio for release in again.tape.moved), default=0.0)
-    validate.check(apart <= REPEATS, "run", f"a run that comes {apart:.3g} bounds apart", remedy)
+    validate.check(apart <= _REPEATS, "run", f"a run that comes {apart:.3g} bounds apart", remedy)
 
 
 # ---------------------------------------------------------------- which record differs

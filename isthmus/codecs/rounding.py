@@ -184,8 +184,26 @@ def _grid_chi(m: int, levels: float) -> float:
     return inside / (2 * (math.sqrt(1 + inside) + 1))  # the same number, without cancellation
 
 
+class _Grid(ScaledCodec):
+    """Multiples of ||v||_inf / s, rounded at random."""
+
+    size = "the largest entry"
+
+    def chi(self, m: int) -> float:
+        """Exact: a vector reaches it."""
+        return _grid_chi(m, self.steps(m))
+
+    def measure(self, v: Array) -> float:
+        """The largest entry."""
+        return rounded_up(largest(v))
+
+    def numbers(self, v: Array, size: float, seed: int) -> Array:
+        """Levels between -s and s."""
+        return to_levels(v, self.steps(len(v)), size, seed, np.int16)
+
+
 @dataclass(frozen=True)
-class PackedBits(ScaledCodec):
+class PackedBits(_Grid):
     """b bits a number: multiples of ||v||_inf / s with s = 2^(b-1) - 1; chi = (sqrt(1 + (m - 1) / s^2) - 1) / 2.
 
     >>> import torch
@@ -197,15 +215,10 @@ class PackedBits(ScaledCodec):
     width: int = 4
     name = "bits"
     kind = 2
-    size = "the largest entry"
 
     def __post_init__(self) -> None:
         validate.positive_int(width=self.width)
         validate.check(2 <= self.width <= 16, "width", self.width, "give between 2 and 16 bits (one must be the sign)")
-
-    def chi(self, m: int) -> float:
-        """Exact: a vector reaches it."""
-        return _grid_chi(m, self.steps(m))
 
     def bits(self, m: int) -> float:
         """b a number, 32 for the scale."""
@@ -214,14 +227,6 @@ class PackedBits(ScaledCodec):
     def steps(self, m: int) -> int:
         """s."""
         return (1 << self.width - 1) - 1
-
-    def measure(self, v: Array) -> float:
-        """The largest entry."""
-        return rounded_up(largest(v))
-
-    def numbers(self, v: Array, size: float, seed: int) -> Array:
-        """Levels between -s and s."""
-        return to_levels(v, self.steps(len(v)), size, seed, np.int16)
 
     def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
         """Levels from 0 to 2 s."""
@@ -256,7 +261,7 @@ TRITS = 5
 
 
 @dataclass(frozen=True)
-class TernGrad(ScaledCodec):
+class TernGrad(_Grid):
     """Signs, kept with probability |v_i| / ||v||_inf (Wen et al., 2017): chi = (sqrt(m) - 1) / 2.
 
     Five numbers a byte, 1.6 bits each where log2(3) = 1.585 is the least.
@@ -267,8 +272,6 @@ class TernGrad(ScaledCodec):
 
     name = "terngrad"
     kind = 4
-    size = "the largest entry"
-    measure = PackedBits.measure
 
     def chi(self, m: int) -> float:
         """Exact: a vector reaches it."""
@@ -278,10 +281,6 @@ class TernGrad(ScaledCodec):
     def bits(self, m: int) -> float:
         """8 for five numbers, 32 for the scale."""
         return 8.0 * -(-m // TRITS) + 32
-
-    def numbers(self, v: Array, size: float, seed: int) -> Array:
-        """-1, 0 or 1 for each."""
-        return to_levels(v, 1, size, seed, np.int8)
 
     def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
         """Five signs a byte."""

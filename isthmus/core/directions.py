@@ -21,18 +21,18 @@ Place = tuple[str, Tensor, Tensor, int, int]
 """A leaf, a parameter of it, that parameter as a matrix in its own memory, and the columns it is."""
 
 
-EARLY = (
+_EARLY = (
     "the gradient was changed between backward() and optimizer.step() ({what}), which does nothing: every example's "
     "gradient is clipped to max_grad_norm, and step() releases their sum. Leave clip_grad_norm_ out (trainers take "
     "gradient_clip_val=None), or change what was released in a hook of optimizer.register_step_pre_hook"
 )
 
 
-class NotYet(Tensor):
+class _NotYet(Tensor):
     """Stands for a gradient between the backward pass and the step that releases it: zeros that nobody can write to.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 3))
-    >>> weight.grad = not_yet(weight)
+    >>> weight.grad = _not_yet(weight)
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
     ...     _ = torch.nn.utils.clip_grad_norm_([weight], 1.0)
@@ -45,14 +45,14 @@ class NotYet(Tensor):
         """Reads zeros; says that what would be written is not."""
         written = args[0] if args else None
         tensors = written if isinstance(written, (list, tuple)) else [written]
-        if _writes(func.__name__) and any(isinstance(x, NotYet) for x in tensors):
+        if _writes(func.__name__) and any(isinstance(x, _NotYet) for x in tensors):
             if func.__name__ not in QUIET:
-                warnings.warn(EARLY.format(what=func.__name__), stacklevel=2)
+                warnings.warn(_EARLY.format(what=func.__name__), stacklevel=2)
             return written
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-            if isinstance(result, Tensor) and isinstance(written, NotYet) and result.data_ptr() == written.data_ptr():
-                return result.as_subclass(NotYet)
+            if isinstance(result, Tensor) and isinstance(written, _NotYet) and result.data_ptr() == written.data_ptr():
+                return result.as_subclass(_NotYet)
             return result
 
 
@@ -65,9 +65,9 @@ def _writes(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
 
 
-def not_yet(parameter: Tensor) -> Tensor:
+def _not_yet(parameter: Tensor) -> Tensor:
     """What stands for the gradient of a parameter; it takes no memory."""
-    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape).as_subclass(NotYet)
+    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape).as_subclass(_NotYet)
 
 
 class Awaiting:
@@ -86,7 +86,7 @@ class Awaiting:
         self.on = True
         kinds = [(parameter.device, parameter.dtype) for parameter in self._parameters]
         if kinds != self._kinds:
-            self._kinds, self._shown = kinds, [not_yet(parameter) for parameter in self._parameters]
+            self._kinds, self._shown = kinds, [_not_yet(parameter) for parameter in self._parameters]
         for parameter, shown in zip(self._parameters, self._shown, strict=True):
             parameter.grad = shown
 
@@ -99,7 +99,7 @@ class Awaiting:
             strange |= parameter.grad is not None and parameter.grad is not shown
             parameter.grad = None
         if strange:
-            warnings.warn(EARLY.format(what="assigned"), stacklevel=5)
+            warnings.warn(_EARLY.format(what="assigned"), stacklevel=5)
 
 
 class GradientWriter:
@@ -113,7 +113,7 @@ class GradientWriter:
     def write(self, rounds: Directions) -> None:
         """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
         code = rounds[0][0].code if len(rounds) == 1 and len(rounds[0]) == 1 else None
-        rates = None if code is None else plain_rates(self.optimizer)
+        rates = None if code is None else _plain_rates(self.optimizer)
         bindings = {} if rates is None else self.layers.bindings
         places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
         if code is None or rates is None or not all(_in_memory(p, matrix) for _, p, matrix, _, _ in places):
@@ -154,7 +154,7 @@ def give(layers: Layers, rounds: Directions) -> None:
     layers.set_gradients(columns)
 
 
-def plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
+def _plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
     """The learning rate of each parameter, where a step is w - lr g and nothing else; None for other optimisers."""
     if getattr(optimizer, "_plain", type(optimizer)) is not torch.optim.SGD:
         return None

@@ -119,7 +119,7 @@ class Ticket:
     look: Callable[[Args, Kwargs], None] | None = None
 
 
-class PendingGradients:
+class _PendingGradients:
     """The gradients of one physical batch, kept until the backward pass has ended.
 
     On a device the host is what a small step waits for.  So a tap does nothing inside backward but keep the gradient;
@@ -364,7 +364,7 @@ class TorchDriver:
         self._between, self._correction = Between(self.layers), MeanLossCorrection()
         fast = fast and _least_bound(pipe) >= LEAST
         self._accumulator = BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
-        self.pending = PendingGradients()
+        self.pending = _PendingGradients()
         self._writer = GradientWriter(self.layers, optimizer)
         self._awaiting = Awaiting(self._parameters if self.private else ())
         if self.private:

@@ -61,9 +61,9 @@ ROWS = 4
 """Examples that are looked at for mixtures."""
 PLACES = 1024
 """Numbers of an example that are looked at, at most."""
-FEWEST = 16
+_FEWEST = 16
 """Of fewer numbers too many are combinations of others by chance."""
-PASSING = frozenset("Neg Alias Clone ToCopy View UnsafeView Squeeze Unsqueeze Add Sub Stack Cat _Undone".split())
+_PASSING = frozenset("Neg Alias Clone ToCopy View UnsafeView Squeeze Unsqueeze Add Sub Stack Cat _Undone".split())
 """Operations that leave the size of every term as it is, up to its sign."""
 
 _REDUCTION = (
@@ -133,7 +133,7 @@ def _comparable(tree: object, n: int, dim: int) -> list[Tensor]:
     """The tensors with enough digits and numbers for each of three examples or more, examples in front."""
     tensors = [x.detach() for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()]
     tensors = [x.movedim(dim, 0) for x in tensors if x.ndim > dim and x.shape[dim] == n >= 3 and x.dtype.itemsize >= 4]
-    return [x for x in tensors if x.numel() // n >= FEWEST]
+    return [x for x in tensors if x.numel() // n >= _FEWEST]
 
 
 def _summed(row: Tensor, y: Tensor, i: int) -> bool:
@@ -150,7 +150,7 @@ def _summed(row: Tensor, y: Tensor, i: int) -> bool:
 def _pasted(row: Tensor, y: Tensor, i: int) -> bool:
     """Whether a row is y_i but for a piece of y_j, which is no constant."""
     piece = row != y[i]
-    if not FEWEST // 2 <= int(piece.sum()) < len(row) or bool((row[piece] == row[piece][0]).all()):
+    if not _FEWEST // 2 <= int(piece.sum()) < len(row) or bool((row[piece] == row[piece][0]).all()):
         return False
     return bool((y[:, piece] == row[piece]).all(1).any())
 
@@ -293,7 +293,7 @@ class Losses:
         if ours and sum(x.numel() for x, _ in ours) <= NUMBERS and _differentiable(passed, ends):
             validate.require(not _crosses(losses, gradients, ours), _CROSSED)
 
-    def _check(self, found: list[Divisor]) -> None:
+    def _check(self, found: list[_Divisor]) -> None:
         """Refuse divisors that are not what was said, and warn of one that changes from batch to batch."""
         validate.require(not any(divisor.weighed for divisor in found), _WEIGHED)
         if self._n < LEAST or len(found) >= self._n:
@@ -312,7 +312,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class Divisor:
+class _Divisor:
     """What the terms of a loss are divided by: the sizes that means divide by, and all other factors."""
 
     sizes: float = 1.0
@@ -331,13 +331,13 @@ class Divisor:
         """Its size."""
         return self.sizes / abs(self.factor)
 
-    def over(self, size: int, examples: bool, mean: bool) -> Divisor:
+    def over(self, size: int, examples: bool, mean: bool) -> _Divisor:
         """A sum or a mean of so many terms, perhaps of all examples."""
         sizes = self.sizes * size if mean else self.sizes
         return replace(self, sizes=sizes, summed=self.summed or examples, mean=self.mean or (examples and mean))
 
 
-def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, scale: float = 1.0) -> Iterator[Divisor]:
+def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, scale: float = 1.0) -> Iterator[_Divisor]:
     """What each sum over n examples in the graph of a loss (times a scale) is divided by, as far as that is seen.
 
     >>> x = torch.ones(4, 2, requires_grad=True)
@@ -347,7 +347,7 @@ def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, sca
     [(8.0, True)]
     [(4.0, False)]
     """
-    todo = [(root, Divisor(factor=1 / scale))]
+    todo = [(root, _Divisor(factor=1 / scale))]
     while todo:
         node, found = todo.pop()
         children = [child for child, _ in node.next_functions if child is not None]
@@ -365,7 +365,7 @@ def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, sca
                 touched = found.touched or number != scale or scale == 1  # unless as a GradScaler does
                 todo.append((children[0], replace(found, factor=found.factor * number, touched=touched)))
                 continue
-        elif name in PASSING and (not found.summed or len(children) == 1):  # later terms may be repeated to be added
+        elif name in _PASSING and (not found.summed or len(children) == 1):  # later terms may be repeated to be added
             alpha = _of(node, "_saved_alpha")  # of the second term of a sum
             for child in children:
                 places = [place for place, (other, _) in enumerate(node.next_functions) if other is child]
@@ -381,7 +381,7 @@ def _of(node: object, name: str) -> Any:
     return getattr(node, name, None)
 
 
-def _of_loss(node: Any, found: Divisor, reduction: int, n: int) -> Divisor:
+def _of_loss(node: Any, found: _Divisor, reduction: int, n: int) -> _Divisor:
     """The divisor of one of torch's own losses."""
     if reduction == 0:
         return found
@@ -396,7 +396,7 @@ def _of_loss(node: Any, found: Divisor, reduction: int, n: int) -> Divisor:
     return replace(found.over(targets, targets % n == 0, mean=True), weighed=weighed)
 
 
-def _reduced(node: Any, mean: bool, found: Divisor, n: int, dim: int) -> Divisor:
+def _reduced(node: Any, mean: bool, found: _Divisor, n: int, dim: int) -> _Divisor:
     """A sum or a mean over all entries of a tensor, or over some of its dimensions."""
     sizes, places = node._saved_self_sym_sizes, _of(node, "_saved_dim")
     if places is None:

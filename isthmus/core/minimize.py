@@ -29,7 +29,7 @@ from isthmus.problems.scaling import RowMaps
 from isthmus.sets import ConvexSet, Whole
 from isthmus.sketches import Encoder, Identity
 
-Callback = Callable[[dict[str, Any], State], bool | None]
+_Callback = Callable[[dict[str, Any], State], bool | None]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def minimize(
     seed: int = 0,
     x0: Any = None,
     resume: State | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[_Callback] = (),
     record: int | str | None = "epoch",
     progress: bool | None = None,
     physical_batch_size: int | None = None,
@@ -476,7 +476,7 @@ class _Watch:
             self.history.append(self._record(state))
 
     def follow(
-        self, callbacks: Sequence[Callback], bar: Any, spending: Spending | None
+        self, callbacks: Sequence[_Callback], bar: Any, spending: Spending | None
     ) -> Callable[[State, float], bool]:
         """What is called after every round: whether to stop."""
 

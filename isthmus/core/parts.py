@@ -209,7 +209,7 @@ class Update(Protocol):
         ...
 
 
-def direction_of(lifted: Sequence[Lifted]) -> Tensor:
+def _direction_of(lifted: Sequence[Lifted]) -> Tensor:
     """The sum of the directions of all releases (a subspace and its residual, an anchor and a difference)."""
     total: Tensor = reduce(torch.add, map(attrgetter("direction"), lifted))
     return total
@@ -243,7 +243,7 @@ class Step(Update):
         alone, plain = len(lifted) == 1 and not self.momentum, isinstance(self.penalty, NoPenalty)
         point = lifted[0].point if alone else None
         if point is None:
-            direction = direction_of(lifted)
+            direction = _direction_of(lifted)
             if self.momentum:
                 direction = memo["velocity"].mul(self.momentum).add_(direction)
                 memo = {"velocity": direction}
@@ -282,7 +282,7 @@ class Shifted(Update):
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The step of the inner update along the shifted direction."""
-        news = direction_of(lifted)
+        news = _direction_of(lifted)
         inner, point = self.inner.apply(memo["inner"], w, [Lifted(memo["shift"] + news)], eta)
         return {"shift": memo["shift"] + self.rate * news, "inner": inner}, point
 
@@ -306,7 +306,7 @@ class Mirror(Update):
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The multiplicative step; a coordinate that is 0 stays there."""
-        return memo, self.radius * torch.softmax(w.log() - eta * direction_of(lifted), 0)
+        return memo, self.radius * torch.softmax(w.log() - eta * _direction_of(lifted), 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +325,7 @@ class Preconditioned(Update):
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The preconditioned step."""
-        direction = self.matrix.to(w) @ direction_of(lifted)
+        direction = self.matrix.to(w) @ _direction_of(lifted)
         if self.pull is not None:
             direction = direction + self.pull.to(w) @ (w if self.towards is None else w - self.towards.to(w))
         return memo, w - eta * direction
@@ -386,7 +386,7 @@ class FrankWolfe(Update):
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """One step towards a vertex, or away from one."""
-        g = direction_of(lifted)
+        g = _direction_of(lifted)
         vertex = lifted[0].point  # a lift that chose the vertex itself is taken at its word
         s, short = self.constraint.lmo_near(g, self.error * float(eta)) if vertex is None else (vertex, 0.0)
         s = s.to(w)

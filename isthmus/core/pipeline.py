@@ -350,7 +350,7 @@ def close_stage(
         # cast first, so that the precision of the output does not depend on the data
         value = value.to(bounded.dtype or value.dtype)
         released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
-    take_stage(round, stage, released)
+    _take_stage(round, stage, released)
     return released
 
 
@@ -364,10 +364,10 @@ def close_together(round: Round, stage: Stage, message: Message, keys: Keys, led
     released = round.group.on_leader(lambda: close_stage(round, stage, message, keys, ledger), met=True)
     if stage.name not in round.released:
         where = next(iter(message.values.values())).value.device
-        take_stage(round, stage, {name: value.to(where) for name, value in released.items()})
+        _take_stage(round, stage, {name: value.to(where) for name, value in released.items()})
 
 
-def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> None:
+def _take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> None:
     """What was released, here or elsewhere, lifted to R^d and held in the round."""
     lifted: list[Lifted] = []
     for release, slot in stage.slots:

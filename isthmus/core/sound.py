@@ -84,7 +84,7 @@ def _check_claim(pipe: Pipeline) -> None:
     for stage in pipe.stages:
         whole = promise.adjacency is Adjacency.REPLACE_ONE and getattr(stage.sampler, "rate", 0.0) == 1
         for release in stage.releases:  # a record moves the mean of its micro-batch by 2C
-            check_costs(release.mechanism, promise.adjacency)
+            _check_costs(release.mechanism, promise.adjacency)
             clip = release.clip
             remedy = f"give a GroupClip: stage {stage.name!r} clips means of micro-batches"
             validate.check(stage.groups is None or isinstance(clip, GroupClip), "clip", clip, remedy)
@@ -101,7 +101,7 @@ def _check_claim(pipe: Pipeline) -> None:
             validate.check(held is None, f"{slot}.{name}", held, f"{remedy} it is a look at the data without noise")
 
 
-def check_costs(mechanism: Mechanism, adjacency: Adjacency) -> None:
+def _check_costs(mechanism: Mechanism, adjacency: Adjacency) -> None:
     """Refuse a mechanism that calls itself private and has no finite cost, or none at all.
 
     One that runs as its paper prints it may have none: it says itself what it really gives, and epsilon is infinite.
@@ -152,8 +152,12 @@ def stopped(planned: int, done: int) -> list[str]:
     >>> stopped(10, 10), len(stopped(10, 4))
     ([], 1)
     """
-    counted = f"{done} of {planned} planned rounds were made, and all planned rounds are counted"
-    return [] if done >= planned else [f"{counted}: earlier results may have decided when to stop"]
+    if done >= planned:
+        return []
+    return [
+        f"{done} of {planned} planned rounds were made, and all planned rounds are counted: earlier results may have "
+        "decided when to stop"
+    ]
 
 
 def _foreign(parts: Sequence[tuple[str, object]]) -> list[str]:

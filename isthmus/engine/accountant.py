@@ -10,7 +10,7 @@ from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.ledger import Ledger, Limit
 
-ACCOUNTANTS = ("pld", "prv", "rdp")
+_ACCOUNTANTS = ("pld", "prv", "rdp")
 
 
 class Accountant:
@@ -28,7 +28,7 @@ class Accountant:
     def __init__(self, ledger: Ledger, kind: str = "pld", n: int | None = None) -> None:
         remedy = 'use "pld": the central limit theorem of this one is no upper bound, and reports too little'
         validate.check(kind != "gdp", "accountant", kind, remedy)
-        validate.one_of(ACCOUNTANTS, accountant=kind)
+        validate.one_of(_ACCOUNTANTS, accountant=kind)
         self.ledger, self.kind, self.n = ledger, kind, n
 
     @classmethod
@@ -96,7 +96,7 @@ class Accountant:
 
 # ---------------------------------------------------------------- what the promise of a training rests on, in words
 
-ASSUMPTIONS = (
+_ASSUMPTIONS = (
     "one record belongs to one person",
     MIXING,
     "whether a step is taken does not depend on the private data beyond what was released",
@@ -116,7 +116,7 @@ COLLATED = (
     "difference (compared on first and on random batches, where the module is given the tensors of the batch; not "
     "proven): pad to a public length, or mask padding in the module and in the loss"
 )
-NORMALISER = "the number of records is public: it sets the sampling rate"
+_NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"
 
 
@@ -129,5 +129,5 @@ def claims(*, seeded: bool, mean: bool, public: bool, collated: bool) -> tuple[s
     >>> PUBLIC in claims(seeded=True, mean=True, public=True, collated=False)
     True
     """
-    conditions = {RANDOM: not seeded, MEAN: mean, SHAPES: True, COLLATED: collated, NORMALISER: True, PUBLIC: public}
-    return *ASSUMPTIONS, *(words for words, holds in conditions.items() if holds)
+    conditions = {RANDOM: not seeded, MEAN: mean, SHAPES: True, COLLATED: collated, _NORMALISER: True, PUBLIC: public}
+    return *_ASSUMPTIONS, *(words for words, holds in conditions.items() if holds)

@@ -16,7 +16,7 @@ from isthmus.core.driver import TorchDriver
 from isthmus.privacy import event_json
 from isthmus.privacy.ledger import Ledger
 
-RESTORED = "restored:"
+_RESTORED = "restored:"
 FORMAT = storage.Format("isthmus-checkpoint-2", "save_checkpoint", unsealed=("isthmus-checkpoint-1",))
 
 
@@ -93,7 +93,7 @@ def spent_by_run(ledger: Ledger) -> dict[str, dict[str, int]]:
     for record in ledger.records():
         if record.get("kind") in ("charge", "refund"):
             name = str(record["what"])
-            run = name.removeprefix(RESTORED) if name.startswith(RESTORED) else record["run"]
+            run = name.removeprefix(_RESTORED) if name.startswith(_RESTORED) else record["run"]
             sign = 1 if record["kind"] == "charge" else -1
             by_run.setdefault(run, Counter())[event_json.canonical(record["event"])] += sign * record["rounds"]
     return {run: dict(counts) for run, counts in by_run.items()}
@@ -106,12 +106,12 @@ def charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
         for event, rounds in counts.items():
             missing = rounds - spent.get(run, {}).get(event, 0)
             if missing > 0:
-                ledger.pay(f"{RESTORED}{run}", json.loads(event), missing)
+                ledger.pay(f"{_RESTORED}{run}", json.loads(event), missing)
 
 
 def went_on_unseen(ledger: Ledger) -> bool:
     """Whether the ledger learned of rounds from a checkpoint: others may have gone on from it, and it cannot know."""
-    return any(RESTORED in name for name in ledger.rounds())
+    return any(_RESTORED in name for name in ledger.rounds())
 
 
 def _as_torch_has_it(state: dict[str, Any]) -> dict[str, Any]:

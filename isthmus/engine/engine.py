@@ -34,7 +34,7 @@ from isthmus.privacy.ledger import Limit
 from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import Account, PrivacyStatement
 
-Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
+_Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
 
 @dataclass
@@ -135,7 +135,7 @@ class PrivacyEngine:
         precision: str = "network",
         group: Any = None,
         **more: Any,
-    ) -> Triple:
+    ) -> _Triple:
         """The private triple (module, optimizer, data_loader): the first two are the user's own objects.
 
         Arguments have the names Opacus gives them; those of our own:
@@ -241,7 +241,7 @@ class PrivacyEngine:
         epochs: float,
         poisson_sampling: bool = True,
         **rest: Any,
-    ) -> Triple:
+    ) -> _Triple:
         """As `make_private`, with the noise that spends target_epsilon in `epochs` passes, and the budget enforced.
 
         The accountant's epsilon after those passes is at most the target and within 0.01 % of it; a step beyond it is

@@ -29,10 +29,10 @@ Norm = float | Sequence[float] | Mapping[str, float]
 
 # ---------------------------------------------------------------- which options there are
 
-MODES = ("hooks", "functorch", "ew", "ghost")
+_MODES = ("hooks", "functorch", "ew", "ghost")
 """Opacus' ways to the same sums: here there is one, which takes norms from the factors as its "ghost" does."""
 SHARDED = "give the bare module, and make_private(group=) for several ranks: sharded modules are not supported"
-ADAPTIVE = {"target_unclipped_quantile": "quantile", "clipbound_learning_rate": "rate"}
+_ADAPTIVE = {"target_unclipped_quantile": "quantile", "clipbound_learning_rate": "rate"}
 REFUSED = {
     "max_clipbound": "leave it out: the bound stays within a factor 10^6 of its start",
     "min_clipbound": "leave it out: the bound stays within a factor 10^6 of its start",
@@ -56,15 +56,15 @@ def check_options(
     {'quantile': 0.7}
     """
     validate.check(grad_sample_mode != "ghost_fsdp", "grad_sample_mode", grad_sample_mode, SHARDED)
-    validate.one_of(MODES, grad_sample_mode=grad_sample_mode)
+    validate.one_of(_MODES, grad_sample_mode=grad_sample_mode)
     remedy = "leave it out: an empty batch is released as noise here and paid for, and random data would be wrong"
     validate.check(not rand_on_empty, "rand_on_empty", rand_on_empty, remedy)
     for name, value in more.items():
-        if name not in ADAPTIVE:
+        if name not in _ADAPTIVE:
             validate.refuse(name, value, REFUSED.get(name, "check its name: make_private has no such option"))
         remedy = 'leave it out, or give clipping="adaptive", to which it belongs'
         validate.check(clipping == "adaptive", name, value, remedy)
-    return {ADAPTIVE[name]: value for name, value in more.items()}
+    return {_ADAPTIVE[name]: value for name, value in more.items()}
 
 
 def check_loss(criterion: object, reduction: str) -> None:
@@ -146,13 +146,13 @@ class Unnoised(Mechanism):
         return "none"
 
 
-def noise_of(z: float) -> Mechanism:
+def _noise_of(z: float) -> Mechanism:
     """Gaussian noise of z times the bound of one record, or none where z is 0."""
     return Gaussian(z) if z > 0 else Unnoised()
 
 
 @dataclass(frozen=True)
-class ModuleLift:
+class _ModuleLift:
     """What a module's sketches lift by: unbiased for chosen coordinates, else the pseudo-inverse, else the adjoint."""
 
     reads_w: ClassVar[bool] = False
@@ -188,7 +188,7 @@ def releases(
     is_sketch = sketch is None or isinstance(sketch, Encoder)
     validate.check(is_sketch, "sketch", sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
     encode = sketch or Identity()
-    lift: Lift = ModuleLift()
+    lift: Lift = _ModuleLift()
     if constraint is not None and sketch is not None:
         lift = ProjectAndLift(constraint)
     if clipping == "per_layer":
@@ -203,14 +203,14 @@ def releases(
     else:
         clip = Clip(max_grad_norm, before=encode.clips_before)  # type: ignore[arg-type]
     if clipping != "adaptive":
-        return [Release(encode=encode, clip=clip, mechanism=noise_of(z), lift=lift)]
+        return [Release(encode=encode, clip=clip, mechanism=_noise_of(z), lift=lift)]
     # the count of norms within the bound, which moves the bound, is paid for too
     moving = AdaptiveClip(max_grad_norm, **adaptive, before=encode.clips_before)  # type: ignore[arg-type]
     count = ClipCountEncoder(encode, moving, "main/gradient")
     first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
     return [
-        Release(encode=encode, clip=moving, mechanism=noise_of(first), lift=lift),
-        Release(moving.release, count, Clip(0.5), mechanism=noise_of(second), lift=discard),
+        Release(encode=encode, clip=moving, mechanism=_noise_of(first), lift=lift),
+        Release(moving.release, count, Clip(0.5), mechanism=_noise_of(second), lift=discard),
     ]
 
 
@@ -226,8 +226,8 @@ def _embedding(
     first, second = sketch.multipliers(z)
     clip = GroupClip if micro > 1 else Clip
     return [
-        Release("code", sketch.encoder, clip(norm), mechanism=noise_of(first), lift=pinv),
-        Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=noise_of(second), lift=pinv),
+        Release("code", sketch.encoder, clip(norm), mechanism=_noise_of(first), lift=pinv),
+        Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=_noise_of(second), lift=pinv),
     ]
 
 

@@ -28,16 +28,16 @@ from isthmus.gradients.layers.apart import EXAMPLES, depends, due, examples_of
 from isthmus.gradients.layers.passes import hiding
 from isthmus.gradients.layers.twin import Dice
 
-STAND_IN = (0,)
+_STAND_IN = (0,)
 """What is handed out where no record was drawn: modules and loops need not know what to do with no example at all."""
 
 
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """What draws random numbers from a state of its own."""
 MANY = 64
 """Longer lists hold records, and no transforms."""
 
-TRIED = 2
+_TRIED = 2
 """Records of a batch that are given to the module alone, where their part of the batch is another."""
 
 
@@ -82,8 +82,8 @@ class Draws(datasets.Sampler[list[int]]):
             self.was_cut |= self.physical is not None
             groups = self._groups(len(index))
             if len(index) == 0:
-                tickets.append((Ticket(len(STAND_IN), counts=False), list(STAND_IN)))
-                yield list(STAND_IN)
+                tickets.append((Ticket(len(_STAND_IN), counts=False), list(_STAND_IN)))
+                yield list(_STAND_IN)
                 continue
             parts = [index] if self.physical is None else list(index.split(self.physical))
             for number, part in enumerate(parts):
@@ -117,7 +117,7 @@ class PrivateLoader(DataLoader):
 
     def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
         self._draws, self._driver = draws, driver
-        self._together = Collating(loader, driver.layers) if collates(loader) else None
+        self._together = _Collating(loader, driver.layers) if collates(loader) else None
         options = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn")}
         if loader.num_workers > 0:
             options |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}
@@ -171,14 +171,14 @@ def moved(batch: object, device: torch.device) -> Any:
 def collates(loader: DataLoader) -> bool:
     """Whether the user's own code sees a batch's records together: torch's stacks those of one shape, and keeps them
     apart."""
-    return loader.collate_fn is not datasets.default_collate or reads_together(loader.dataset)
+    return loader.collate_fn is not datasets.default_collate or _reads_together(loader.dataset)
 
 
-def reads_together(dataset: object) -> bool:
+def _reads_together(dataset: object) -> bool:
     """Whether a dataset reads the records of a batch in one call (`__getitems__`), where they may meet.
 
     >>> from torch.utils.data import Subset, TensorDataset
-    >>> reads_together(Subset(TensorDataset(torch.ones(3)), [0, 1]))  # which has one that passes it on
+    >>> _reads_together(Subset(TensorDataset(torch.ones(3)), [0, 1]))  # which has one that passes it on
     False
     """
     while type(dataset) is datasets.Subset:
@@ -206,7 +206,7 @@ def _generators_in(part: object, seen: set[int]) -> Iterator[str]:
     if id(part) in seen or isinstance(part, (Tensor, type)):
         return
     seen.add(id(part))
-    if isinstance(part, GENERATORS) and not isinstance(part, random.SystemRandom):
+    if isinstance(part, _GENERATORS) and not isinstance(part, random.SystemRandom):
         yield ""
     elif isinstance(part, (list, tuple)) and len(part) <= MANY:
         for number, item in enumerate(part):
@@ -216,7 +216,7 @@ def _generators_in(part: object, seen: set[int]) -> Iterator[str]:
             yield from (f".{name}{path}" for path in _generators_in(item, seen))
 
 
-class Collating:
+class _Collating:
     """Whether a record's part of a batch is its own: some are collated alone, and together, and given to the module.
 
     Padding to the longest record of a batch, for instance, moves every other record's gradient unless it is masked.
@@ -228,7 +228,7 @@ class Collating:
 
     def __init__(self, loader: DataLoader, layers: Layers) -> None:
         self.collate, self.dataset, self.layers = loader.collate_fn, loader.dataset, layers
-        self.fetch = getattr(loader.dataset, "__getitems__") if reads_together(loader.dataset) else None  # noqa: B009
+        self.fetch = getattr(loader.dataset, "__getitems__") if _reads_together(loader.dataset) else None  # noqa: B009
         self._shapes: set[Hashable] = set()
 
     @property
@@ -281,7 +281,7 @@ class Collating:
             if depends(self.layers, together, alone, n, place):
                 return True
             tried += 1
-            if tried == TRIED:
+            if tried == _TRIED:
                 return False
         return False
 

@@ -34,6 +34,10 @@ SUMS = 4
 """Sums of squares that one program makes."""
 FEW = 64
 """Rows of a matrix that `weighted_sum_of` adds up."""
+WIDEST = 8192
+"""Channels of a norm layer that one program holds."""
+PLACES = 16
+"""Places of a norm layer that one program adds up."""
 
 
 def _slab_sum(
@@ -85,6 +89,29 @@ def _column_sums(
         value = tl.load(x + row[:, None] * width + column[None, :], mask=read, other=0.0).to(tl.float64)
         total += tl.sum(weight[:, None] * value, axis=0)
     tl.store(out + tl.program_id(1).to(tl.int64) * width + column, total, mask=column < width)
+
+
+def _norm_sums(
+    x: tl.tensor, b: tl.tensor, out: tl.tensor, t: tl.tensor, width: tl.tensor, parts: tl.tensor, eps: tl.tensor,
+    places: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    part, i = tl.program_id(1), tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    scale, shift = tl.zeros([block], dtype=tl.float32), tl.zeros([block], dtype=tl.float32)
+    for lo in range(0, places, tile):
+        row = part * places + lo + tl.arange(0, tile)
+        inside = (row < t)[:, None] & (column < width)[None, :]
+        at = (i * t + row.to(tl.int64))[:, None] * width + column[None, :]
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.sum(value, axis=1) / width
+        value = tl.where(inside, value - mean[:, None], 0.0)
+        root = tl.sqrt(tl.sum(value * value, axis=1) / width + eps)
+        pull = tl.load(b + at, mask=inside, other=0.0).to(tl.float32)
+        scale += tl.sum(pull * (value / root[:, None]), axis=0)
+        shift += tl.sum(pull, axis=0)
+    at = out + (i * parts + part) * width * 2 + column * 2
+    tl.store(at, scale, mask=column < width)
+    tl.store(at + 1, shift, mask=column < width)
 
 
 def _digits(
@@ -141,6 +168,7 @@ _slab_sum_there = _compiled(_slab_sum, "n")
 _square_sums_there = _compiled(_square_sums)
 _row_norms_there = _compiled(_row_norms)
 _column_sums_there = _compiled(_column_sums, "n")
+_norm_sums_there = _compiled(_norm_sums)
 _digits_there = _compiled(_digits)
 _joined_there = _compiled(_joined)
 
@@ -217,6 +245,25 @@ def column_sums(x: Tensor, c: Tensor) -> Tensor:
             operands = x.contiguous(), c.contiguous(), sums, n, width
             _column_sums_there[blocks](*operands, deep=DEEP, tall=16, wide=128)
     return sums.sum(0)
+
+
+def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:
+    """(n, 2 C): sum_t b_t x^_t and sum_t b_t, side by side channel by channel; x^ is x (n, T, C) normalised over C.
+
+    In float32; None where there is nothing to add or a row is too wide.
+    """
+    n, t, width = x.shape
+    if not x.numel() or width > WIDEST:
+        return None
+    block = triton.next_power_of_2(width)
+    tile, parts = max(1, min(PLACES, WIDEST // block)), triton.cdiv(t, PLACES)
+    sums = torch.empty(n, parts, 2 * width, dtype=torch.float32, device=x.device)
+    with torch.cuda.device_of(x):
+        _norm_sums_there[(n, parts)](
+            x.contiguous(), b.contiguous(), sums, t, width, parts, float(eps), places=PLACES, tile=tile, block=block,
+            num_warps=8,
+        )  # fmt: skip
+    return sums[:, 0] if parts == 1 else sums.sum(1)
 
 
 def digits(x: Tensor, scale: Tensor, cells: int, side: int) -> tuple[Tensor, Tensor]:

@@ -447,10 +447,12 @@ class NewtonEngine:
         tol = max(loose, 1e-10 * float(self._size), 1e-14 * length)  # what rounding leaves of a gradient
         gradient = self._gradient(point, eps)
         while float(np.linalg.norm(gradient)) > tol:
+            if used >= min(50, budget):
+                return point.w, point.mu, used, False
             stepped, count = self._line_search(point, eps, gradient)
             used += count
-            if stepped is point or used >= min(50, budget):
-                return stepped.w, stepped.mu, used, False
+            if stepped is point:
+                return point.w, point.mu, used, False
             point, gradient = stepped, self._gradient(stepped, eps)
         self._point = point
         return point.w, point.mu, used, True

@@ -68,14 +68,14 @@ class OpacusEngine(PrivacyEngine):
         made = super().make_private(module=module, optimizer=optimizer, max_grad_norm=max_grad_norm, **rest)
         _answer(unwrapped(optimizer), self._require_driver(), sums=rest["noise_multiplier"] == 0)
         if wrap_model:
-            put_on(module)
+            _put_on(module)
         return made
 
     def detach(self) -> None:
         """Take training apart: module and optimiser are plain again."""
         super().detach()
         for training in self._trainings:
-            take_off(training.driver.module)
+            _take_off(training.driver.module)
 
     @property
     def accountant(self) -> IAccountant:
@@ -179,20 +179,20 @@ class GradSampleModule:
         return tuple(map(named, reduced))
 
 
-def put_on(module: nn.Module) -> nn.Module:
+def _put_on(module: nn.Module) -> nn.Module:
     """The same module, which answers to Opacus' names too.
 
-    >>> module = put_on(nn.Linear(2, 2))
+    >>> module = _put_on(nn.Linear(2, 2))
     >>> isinstance(module, GradSampleModule), isinstance(module, nn.Linear), module._module is module
     (True, True, True)
-    >>> type(take_off(module)) is nn.Linear
+    >>> type(_take_off(module)) is nn.Linear
     True
     """
     module.__class__ = _beside(module, GradSampleModule, _plain=type(module))
     return module
 
 
-def take_off(module: nn.Module) -> nn.Module:
+def _take_off(module: nn.Module) -> nn.Module:
     """The same module, of its own class again."""
     if isinstance(module, GradSampleModule):
         module.__class__ = module._plain

@@ -247,7 +247,7 @@ class ModuleValidator:
 # ---------------------------------------------------------------- batches in pieces
 
 
-class PhysicalBatches:
+class _PhysicalBatches:
     """A private loader seen by its pieces.
 
     `len()` is the number of pieces for batches of a fixed size, and about that number for Poisson batches, whose sizes
@@ -270,11 +270,11 @@ class PhysicalBatches:
 class BatchMemoryManager(loader.BatchMemoryManager):
     """Cuts the batches of a private loader to a physical size, within a `with` block."""
 
-    def __enter__(self) -> PhysicalBatches:  # type: ignore[override]
-        return PhysicalBatches(super().__enter__(), self.size)
+    def __enter__(self) -> _PhysicalBatches:  # type: ignore[override]
+        return _PhysicalBatches(super().__enter__(), self.size)
 
 
-def wrap_data_loader(*, data_loader: DPDataLoader, max_batch_size: int, optimizer: Any) -> PhysicalBatches:
+def wrap_data_loader(*, data_loader: DPDataLoader, max_batch_size: int, optimizer: Any) -> _PhysicalBatches:
     """The loader's batches in pieces, from now on."""
     options = {"data_loader": data_loader, "max_physical_batch_size": max_batch_size, "optimizer": optimizer}
     return BatchMemoryManager(**options).__enter__()

@@ -134,13 +134,13 @@ def solve(
     )
 
 
-DISCRETISATION = 1e-4
+_DISCRETISATION = 1e-4
 """The interval of privacy-loss distributions: results are upper bounds, tight to about 1e-3 of a typical epsilon."""
 
-ROUNDING = 1e-14
+_ROUNDING = 1e-14
 """What the library's Renyi divergence of one sampled round may lose in rounding (1.4e-15 was seen), added to it."""
 
-MOST_NOISE = 1e6
+_MOST_NOISE = 1e6
 """Above this multiplier the library's Renyi divergence of a sample of fixed size subtracts 1 from 1."""
 
 
@@ -182,7 +182,7 @@ def _at_orders(
     accountant = dpa.rdp.RdpAccountant(orders, relation)
     for leaf, count in parts.items():
         accountant.compose(_with_less_noise(leaf), count)
-    accountant.compose(dpa.ZCDpEvent(rho=0.0, xi=ROUNDING * sum(parts.values())))
+    accountant.compose(dpa.ZCDpEvent(rho=0.0, xi=_ROUNDING * sum(parts.values())))
     if asked == "epsilon":
         value, order = accountant.get_epsilon_and_optimal_order(given)
     else:
@@ -194,7 +194,7 @@ def _with_less_noise(leaf: DpEvent) -> DpEvent:
     """A sample of fixed size with a little less noise, which costs more: as much as the library's rounding may hide."""
     if not isinstance(leaf, dpa.SampledWithoutReplacementDpEvent):
         return leaf
-    z = min(leaf.event.noise_multiplier, MOST_NOISE)
+    z = min(leaf.event.noise_multiplier, _MOST_NOISE)
     less = dpa.GaussianDpEvent(z * (1 - 1e-15 * z**2))
     return type(leaf)(leaf.source_dataset_size, leaf.sample_size, less)
 
@@ -204,7 +204,7 @@ def interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
 
     It decides how tight the result is, never whether it is an upper bound.
     """
-    fine, widest, mean, variance = DISCRETISATION, 0.0, 0.0, 0.0
+    fine, widest, mean, variance = _DISCRETISATION, 0.0, 0.0, 0.0
     for leaf, count in leaves.items():
         rate = getattr(leaf, "sampling_probability", 1.0)
         base = getattr(leaf, "event", leaf)
@@ -223,16 +223,16 @@ def interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
 
 _ADD = Adjacency.ADD_REMOVE
 Leaves = Mapping[DpEvent, int]
-Key = tuple[tuple[DpEvent, int], ...]
+_Key = tuple[tuple[DpEvent, int], ...]
 
 
-MOST_ROUNDS = 2_000_000
+_MOST_ROUNDS = 2_000_000
 """Rounds whose loss is followed as a distribution, in seconds; for more the bound is a coarser one."""
 
-NO_NOISE = 1e-9
+_NO_NOISE = 1e-9
 """A multiplier below this counts as 0: its epsilon, some 10^17 and more, counts as infinite."""
 
-NEARLY_ALL = 1 - 1e-12
+_NEARLY_ALL = 1 - 1e-12
 """A sampling rate from here on counts as 1, which costs more: curves of larger ones are no more than rounding."""
 
 
@@ -301,7 +301,7 @@ def leaves_of(event: DpEvent, count: int = 1) -> Counter[DpEvent]:
         return total
     if isinstance(event, dpa.SelfComposedDpEvent):
         return leaves_of(event.event, count * event.count)
-    if isinstance(event, dpa.PoissonSampledDpEvent) and event.sampling_probability >= NEARLY_ALL:
+    if isinstance(event, dpa.PoissonSampledDpEvent) and event.sampling_probability >= _NEARLY_ALL:
         return leaves_of(event.event, count)
     if isinstance(event, mixture) and not isinstance(event.sensitivities, tuple):  # lists cannot be counted
         event = mixture(event.standard_deviation, tuple(event.sensitivities), tuple(event.sampling_probs))
@@ -320,7 +320,7 @@ def _split(leaves: Leaves) -> tuple[float, dict[DpEvent, int]]:
 
 def noiseless(leaf: DpEvent) -> bool:
     """Whether it is a release with noise of scale 0, or so little that no accountant can compute with it."""
-    return float(getattr(getattr(leaf, "event", leaf), "noise_multiplier", math.inf)) < NO_NOISE
+    return float(getattr(getattr(leaf, "event", leaf), "noise_multiplier", math.inf)) < _NO_NOISE
 
 
 def _name(event: DpEvent) -> str:
@@ -435,12 +435,12 @@ def delta_of(event: DpEvent, epsilon: float, adjacency: Adjacency | str = _ADD) 
     return _cost(_key(event), Adjacency.of(adjacency), "delta", epsilon)
 
 
-def _key(event: DpEvent) -> Key:
+def _key(event: DpEvent) -> _Key:
     return tuple(leaves_of(event).items())
 
 
 @lru_cache(maxsize=4096)
-def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
+def _cost(key: _Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
     """The cost in full care; with haste 1 or 2 a larger bound, faster, for searches to start from."""
     most = math.inf if asked == "epsilon" else 1.0  # so little noise, or so often, that no number holds the cost
     if all(isinstance(getattr(leaf, "event", leaf), dpa.LaplaceDpEvent) for leaf, _ in key):
@@ -455,7 +455,7 @@ def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int =
     return most
 
 
-def _pure(key: Key, adjacency: Adjacency) -> float:
+def _pure(key: _Key, adjacency: Adjacency) -> float:
     """The sum of what rounds of Laplace noise cost each, at every delta: a distribution on a grid says a little more.
 
     A sampled round of pure e costs log(1 + q (exp(e) - 1)).
@@ -472,7 +472,7 @@ def _pure(key: Key, adjacency: Adjacency) -> float:
     return math.fsum(costs) * (1 + 1e-15)  # above what rounding took away
 
 
-def _finite_cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
+def _finite_cost(key: _Key, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
     leaves = dict(key)
     if any(isinstance(leaf, dpa.NonPrivateDpEvent) or noiseless(leaf) for leaf in leaves):
         return math.inf if asked == "epsilon" else 1.0
@@ -485,7 +485,7 @@ def _finite_cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste
     if gaussian < math.inf:
         rest[dpa.GaussianDpEvent(gaussian)] = 1
     routes = {route_of(rest, adjacency)}
-    many = sum(rest.values()) > MOST_ROUNDS
+    many = sum(rest.values()) > _MOST_ROUNDS
     if (many or haste == 2) and all(_convert(leaf, adjacency, "rdp") is not None for leaf in rest):
         routes = {*routes, "rdp"} if many else {"rdp"}
     return min(_by(route, rest, adjacency, asked, given, haste) for route in routes)
@@ -493,7 +493,7 @@ def _finite_cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste
 
 def _by(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
     """What the accountant of one route answers."""
-    if route != "rdp" and sum(leaves.values()) > MOST_ROUNDS:
+    if route != "rdp" and sum(leaves.values()) > _MOST_ROUNDS:
         return _in_blocks(route, leaves, adjacency, asked, given, haste)
     parts = {_convert(leaf, adjacency, route): count for leaf, count in leaves.items()}
     replaced = adjacency is Adjacency.REPLACE_ONE and route != "pld"  # route "pld" halved the multipliers itself
@@ -506,9 +506,9 @@ def _by(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: flo
 
 def _in_blocks(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
     """Basic composition: k blocks that are (epsilon, delta)-private each are (k epsilon, k delta)-private together."""
-    k = -(-2 * sum(leaves.values()) // MOST_ROUNDS)
+    k = -(-2 * sum(leaves.values()) // _MOST_ROUNDS)
     block = {leaf: -(-count // k) for leaf, count in leaves.items()}
-    if sum(block.values()) > MOST_ROUNDS or (given / k == 0 and asked == "epsilon"):
+    if sum(block.values()) > _MOST_ROUNDS or (given / k == 0 and asked == "epsilon"):
         raise OverflowError("the blocks are too many, or one of each kind is more than a block holds")
     cost = k * _by(route, block, adjacency, asked, given / k, haste)
     return cost if asked == "epsilon" else min(1.0, cost)

@@ -35,7 +35,7 @@ from isthmus.privacy.event_json import Json, canonical, keyed
 FORMAT = 1
 """The format of a ledger, in its first record."""
 _SILENT = ("begin", "ran", "refund", "close", "seeded")  # a torn record of these kinds has charged nothing
-SIGN = {"charge": 1, "refund": -1}
+_SIGN = {"charge": 1, "refund": -1}
 """Records that change what a run was charged."""
 START = "0" * 64
 """What stands as `previous` in the first record."""
@@ -47,7 +47,7 @@ class LedgerCorrupt(RuntimeError):
 
 
 @dataclass
-class Announced:
+class _Announced:
     """What a run said of a stage when it began: the event of a round, how many it reserves, what it was charged."""
 
     event: Json
@@ -85,7 +85,7 @@ class Records:
         self.adjacency, self.dataset = Adjacency.ADD_REMOVE.value, ""
         self.totals: Counter[str] = Counter()
         self.rounds: Counter[str] = Counter()
-        self.runs: dict[str, dict[str, Announced]] = {}
+        self.runs: dict[str, dict[str, _Announced]] = {}
         self.opened = self.seeded = False
 
     @contextlib.contextmanager
@@ -133,11 +133,11 @@ class Records:
                 positive_int(rounds=charge["rounds"])
                 self._add(charge["what"], keyed(charge["event"]), charge["rounds"])
         elif kind == "begin":
-            stages = {what: Announced(**stage) for what, stage in record["announced"].items()}
+            stages = {what: _Announced(**stage) for what, stage in record["announced"].items()}
             self.runs[record["run"]] = stages
-        elif kind in SIGN:
+        elif kind in _SIGN:
             positive_int(rounds=record["rounds"])
-            stage, change = self.runs[record["run"]][record["what"]], SIGN[kind] * record["rounds"]
+            stage, change = self.runs[record["run"]][record["what"]], _SIGN[kind] * record["rounds"]
             stage.charged += change
             if record["event"] != stage.event or stage.charged < 0:
                 raise ValueError("this charge or refund was never announced or made")

@@ -19,7 +19,7 @@ from isthmus.sketches.base import ChangesSum, Sketch
 
 SPAN = 1e6
 """An adaptive bound stays within this factor of its start."""
-SMALLEST, LARGEST = 1e-24, 1e30
+_SMALLEST, _LARGEST = 1e-24, 1e30
 """Bounds between which the rounding of float32 numbers is relative, sums of 10^8 records included."""
 
 
@@ -210,7 +210,7 @@ class AdaptiveClip(Clipping):
         )
         below = min(1.0, max(0.0, float(released[self.release].reshape(-1)[0]) + 0.5))
         moved = bound * math.exp(min(700.0, max(-700.0, -self.rate * (below - self.quantile))))
-        low, high = max(self.initial / SPAN, SMALLEST), min(self.initial * SPAN, LARGEST)
+        low, high = max(self.initial / SPAN, _SMALLEST), min(self.initial * SPAN, _LARGEST)
         return min(high, max(low, moved))
 
 
@@ -298,8 +298,8 @@ def _device_weights(rows: Rows, ord: float, bound: float) -> Tensor:
 def _check_bound(name: str, value: float) -> None:
     """Bounds so far from 1 that float32 sums near them lose digits, or overflow, are refused."""
     validate.positive(**{name: value})
-    remedy = f"give a number between {SMALLEST:g} and {LARGEST:g}, near which float32 ends: rescale the loss"
-    validate.check(SMALLEST <= value <= LARGEST, name, value, remedy)
+    remedy = f"give a number between {_SMALLEST:g} and {_LARGEST:g}, near which float32 ends: rescale the loss"
+    validate.check(_SMALLEST <= value <= _LARGEST, name, value, remedy)
 
 
 @dataclass(frozen=True)

@@ -36,27 +36,27 @@ from isthmus.privacy.event_json import DpEvent, dpa
 
 RELATIVE = 1e-14
 """What the rounding of masses of one round may hide of delta, relative to it."""
-SHIFT = 1e-14
+_SHIFT = 1e-14
 """What rounding may hide of a loss in one round: the curves are computed to a few units of 10^-16, relative."""
-UNIT = 2.0**-53
-FOURIER = 12 * UNIT
+_UNIT = 2.0**-53
+_FOURIER = 12 * _UNIT
 """What a transform of 2^k numbers may lose, k times and relative to their length: Higham, Accuracy and Stability of
 Numerical Algorithms, theorem 24.2, has 6.7 units for steps of two; steps of three to eleven are fewer and cost more."""
-POWER = 16 * UNIT
+_POWER = 16 * _UNIT
 """What a complex power may lose, relative, for each unit of its exponent's size."""
-FAR = 45.0
+_FAR = 45.0
 """Masses below exp(-FAR) of a tilted law may come to lie elsewhere."""
-DEEP = 60.0
+_DEEP = 60.0
 """Losses that count less than exp(-DEEP) of the least one are counted as so much together."""
-SMALL, TRIES = 1e-4, 12
+SMALL, _TRIES = 1e-4, 12
 """The part of delta that may be lost before another tilt is tried, and how many are."""
-SHORT, MOST = 1000, 1 << 27
+_SHORT, _MOST = 1000, 1 << 27
 """Multiples of the interval that are all kept, and that no computer should be asked for."""
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class RoundLoss:
+class _RoundLoss:
     """The loss of one round: masses at first, first + 1, ... intervals, and of an infinite loss."""
 
     first: int
@@ -78,16 +78,16 @@ def cost(parts: Mapping[DpEvent, int], replaced: bool, interval: float, asked: s
                for side in sides)  # fmt: skip
 
 
-def _one_way(rounds: Sequence[tuple[RoundLoss, int]], interval: float, asked: str, given: float) -> float:
+def _one_way(rounds: Sequence[tuple[_RoundLoss, int]], interval: float, asked: str, given: float) -> float:
     """The cost in one direction: what is infinite costs its whole mass of delta."""
     if any(losses.infinite >= 1 for losses, _ in rounds):
         return math.inf if asked == "epsilon" else 1.0
     infinite = -math.expm1(math.fsum(n * math.log1p(-losses.infinite) for losses, n in rounds))
     total = _Total(rounds, interval)
     if asked == "delta":
-        return min(1.0, total.delta(given - SHIFT * total.n) * (1 + RELATIVE * total.n) + infinite)
+        return min(1.0, total.delta(given - _SHIFT * total.n) * (1 + RELATIVE * total.n) + infinite)
     target = (given - infinite) / (1 + RELATIVE * total.n)
-    return total.epsilon(math.log(target)) + SHIFT * total.n if target > 0 else math.inf
+    return total.epsilon(math.log(target)) + _SHIFT * total.n if target > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class _Tilted:
     def log_delta(self, epsilon: float) -> float:
         """An upper bound."""
         counted, lost = self._inner(epsilon)
-        rounding = self.rounding + 8 * UNIT * abs(self.t * epsilon)
+        rounding = self.rounding + 8 * _UNIT * abs(self.t * epsilon)
         return self.log_mean - self.t * epsilon + math.log(counted + lost) + rounding
 
     def clear(self, epsilon: float) -> bool:
@@ -128,17 +128,17 @@ class _Tilted:
     def _inner(self, epsilon: float) -> tuple[float, float]:
         """The mean under the tilted law, and what it may lack."""
         start = min(max(0, math.floor(epsilon / self.interval) + 1 - self.first), len(self.masses))
-        reach = math.ceil(min(DEEP / (self.t * self.interval), float(len(self.masses)))) + 1
+        reach = math.ceil(min(_DEEP / (self.t * self.interval), float(len(self.masses)))) + 1
         some = self.masses[start : start + reach]
         beyond = np.maximum((self.first + start + np.arange(len(some))) * self.interval - epsilon, 0.0)
         weights = np.exp(-self.t * beyond) * -np.expm1(-beyond)
-        return float(some @ weights), self.lost * float(weights.sum()) + math.exp(-DEEP) + 2 * math.exp(-FAR)
+        return float(some @ weights), self.lost * float(weights.sum()) + math.exp(-_DEEP) + 2 * math.exp(-_FAR)
 
 
 class _Total:
     """The sum of the losses of rounds, seen through tilted laws."""
 
-    def __init__(self, rounds: Sequence[tuple[RoundLoss, int]], interval: float) -> None:
+    def __init__(self, rounds: Sequence[tuple[_RoundLoss, int]], interval: float) -> None:
         self.interval, self.n = interval, sum(n for _, n in rounds)
         self.parts = [(*_positive(losses), n) for losses, n in rounds]
 
@@ -154,7 +154,7 @@ class _Total:
     def _best(self, bound: Callable[[float, float], float], ask: Callable[[_Tilted], tuple[float, float]]) -> float:
         """The least answer, with the exponent for which a Chernoff bound of (t, K(t)) is least, or smaller ones."""
         t, best = math.exp(float(_search(lambda t: bound(t, self.log_mean(t)), self.interval).x)), math.inf
-        for _ in range(TRIES):
+        for _ in range(_TRIES):
             law = self._law(t)
             value, place = ask(law)
             best = min(best, value)
@@ -174,7 +174,7 @@ class _Total:
             exponents = t * self.interval * at + logs
             masses = np.exp(exponents - _log_sum(exponents))
             laws.append((at, masses, n, round(float(masses @ at))))
-            there = masses > math.exp(-DEEP)
+            there = masses > math.exp(-_DEEP)
             largest += n * float((np.abs(exponents) + 2 * np.abs(logs))[there].max())
         middle = sum(n * centre for *_, n, centre in laws)
         low, high = self._window(t, laws)
@@ -182,19 +182,19 @@ class _Total:
         waves = [(rfft(_around(at - centre, masses, size)), _norm(masses), n) for at, masses, n, centre in laws]
         sums = irfft(math.prod(wave**n for wave, _, n in waves), size)
         masses = np.maximum(np.roll(sums, -((low - middle) % size))[: high - low + 1], 0.0)
-        lost, rounding = _lost(waves, size) + FOURIER * math.log2(size) * _norm(sums), 8 * UNIT * largest
+        lost, rounding = _lost(waves, size) + _FOURIER * math.log2(size) * _norm(sums), 8 * _UNIT * largest
         return _Tilted(t, self.log_mean(t), self.interval, low, masses, lost, rounding)
 
     def _window(self, t: float, laws: Sequence[tuple[Numbers, Numbers, int, int]]) -> tuple[int, int]:
         """Multiples outside of which the tilted law has a mass of 2 exp(-FAR) at most, by Chernoff's bound."""
         low, high = (sum(n * int(at[end]) for at, _, n, _ in laws) for end in (0, -1))
-        if high - low <= SHORT:
+        if high - low <= _SHORT:
             return low, high
         known = self.log_mean(t)
-        above = float(_search(lambda s: (self.log_mean(t + s) - known + FAR) / s, self.interval).fun)
-        below = float(_search(lambda s: (self.log_mean(t - s) - known + FAR) / s, self.interval).fun)
+        above = float(_search(lambda s: (self.log_mean(t + s) - known + _FAR) / s, self.interval).fun)
+        below = float(_search(lambda s: (self.log_mean(t - s) - known + _FAR) / s, self.interval).fun)
         low, high = max(low, math.floor(-below / self.interval)), min(high, math.ceil(above / self.interval))
-        if high - low > MOST:
+        if high - low > _MOST:
             raise OverflowError("the losses are too many multiples of the interval")
         return low, high
 
@@ -217,11 +217,11 @@ def _lost(waves: Sequence[tuple[NDArray[np.complex128], float, int]], size: int)
     product of their powers is off by n_j |e_j| prod_i |f_i|^(n_i) / |f_j| for every j, and a mass is the mean of what
     N waves say: by Cauchy and Schwarz its error is at most n_j |e_j| |prod_i |f_i|^(n_i) / f_j| / N.
     """
-    errors = [FOURIER * math.log2(size) * math.sqrt(size) * length for _, length, _ in waves]
+    errors = [_FOURIER * math.log2(size) * math.sqrt(size) * length for _, length, _ in waves]
     sizes = [np.log(np.abs(wave) + error) for (wave, _, _), error in zip(waves, errors, strict=True)]
     whole = sum(n * log for (_, _, n), log in zip(waves, sizes, strict=True))
     turns = sum(n * (4 + np.abs(log)) for (_, _, n), log in zip(waves, sizes, strict=True))
-    powers = POWER * 2 * float((turns * np.exp(whole)).sum()) / size
+    powers = _POWER * 2 * float((turns * np.exp(whole)).sum()) / size
     others = [n * error * math.sqrt(2) * _norm(np.exp(whole - log)) / size
               for (_, _, n), error, log in zip(waves, errors, sizes, strict=True)]  # fmt: skip
     return math.fsum(others) + powers
@@ -241,7 +241,7 @@ def _log_sum(exponents: Numbers) -> float:
     return largest + math.log(float(np.exp(exponents - largest).sum()))
 
 
-def _positive(loss: RoundLoss) -> tuple[Numbers, Numbers]:
+def _positive(loss: _RoundLoss) -> tuple[Numbers, Numbers]:
     """The multiples that have a mass, and the logarithms of their masses."""
     there = np.flatnonzero(loss.masses)
     return loss.first + there.astype(np.float64), np.log(loss.masses[there])
@@ -251,7 +251,7 @@ def _positive(loss: RoundLoss) -> tuple[Numbers, Numbers]:
 
 
 @lru_cache(maxsize=16)
-def _round(leaf: DpEvent, side: Any, interval: float) -> RoundLoss:
+def _round(leaf: DpEvent, side: Any, interval: float) -> _RoundLoss:
     """One round on the grid: its curve at the multiples of the interval, joined by chords, which lie above it."""
     mechanism = _mechanism(leaf, side)
     bounds = mechanism.connect_dots_bounds()
@@ -260,7 +260,7 @@ def _round(leaf: DpEvent, side: Any, interval: float) -> RoundLoss:
     if isinstance(mechanism, dpa.pld.privacy_loss_mechanism.LaplacePrivacyLoss):
         deltas[-1] = 0.0  # no loss is larger: what is left there is rounding
     deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # rounding may have bent it
-    return RoundLoss(first, _chords(deltas, interval), float(deltas[-1]))
+    return _RoundLoss(first, _chords(deltas, interval), float(deltas[-1]))
 
 
 def _chords(deltas: Numbers, interval: float) -> Numbers:
@@ -269,9 +269,9 @@ def _chords(deltas: Numbers, interval: float) -> Numbers:
         return np.array([1 - deltas[0]])
     falls, rise, grow = -np.diff(deltas), math.expm1(interval), math.exp(interval)
     masses = np.empty(len(deltas))
-    masses[0] = 1 - deltas[0] - falls[0] / rise + 4 * UNIT * (1 + falls[0] / rise)
-    masses[1:-1] = (falls[:-1] * grow - falls[1:] + 4 * UNIT * (falls[:-1] * grow + falls[1:])) / rise
-    masses[-1] = falls[-1] * grow / rise * (1 + 4 * UNIT)
+    masses[0] = 1 - deltas[0] - falls[0] / rise + 4 * _UNIT * (1 + falls[0] / rise)
+    masses[1:-1] = (falls[:-1] * grow - falls[1:] + 4 * _UNIT * (falls[:-1] * grow + falls[1:])) / rise
+    masses[-1] = falls[-1] * grow / rise * (1 + 4 * _UNIT)
     return np.maximum(masses, 0.0)
 
 

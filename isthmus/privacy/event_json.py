@@ -33,7 +33,7 @@ else:
     """What was released, in the accountant's terms: `dp_accounting.dp_event.DpEvent`, which is not loaded for types."""
 
 
-class LateModule:
+class _LateModule:
     """A module that is imported at its first attribute."""
 
     def __init__(self, name: str) -> None:
@@ -53,7 +53,7 @@ def _shown(record: logging.LogRecord) -> bool:
     return "failed to converge" not in str(record.msg)
 
 
-dpa: Any = LateModule("dp_accounting")
+dpa: Any = _LateModule("dp_accounting")
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ __all__ = ["BudgetExceeded", "Chargeable", "Ledger", "LedgerCorrupt", "Limit", "
 
 Event: TypeAlias = "DpEvent | Mapping[str, Any]"
 """An event of `dp_accounting`, or its JSON form."""
-Totals = Mapping[str, int]
+_Totals = Mapping[str, int]
 """How often each release was made, by the canonical JSON of its event."""
 
 
@@ -175,7 +175,7 @@ class Ledger:
             if value is not None and value != agreed:
                 refuse(name, value, f"leave it out, or give {agreed!r}, with which this ledger was opened")
         self.adjacency = Adjacency(self._records.adjacency)
-        self._within: Totals = {}
+        self._within: _Totals = {}
         self._ahead = 1.0
         self.shared, self.label, self.planned = shared, label, tuple(planned)
         if shared is not None:
@@ -357,7 +357,7 @@ class Ledger:
 
     # ------------------------------------------------------------ the budget
 
-    def _affordable(self, what: str, event: Totals, rounds: int, least: int) -> int:
+    def _affordable(self, what: str, event: _Totals, rounds: int, least: int) -> int:
         """The most of `rounds` that fit into the budget on top of what is spent."""
         totals = self._records.totals
         if self._fits(_plus(totals, event, rounds)):
@@ -372,7 +372,7 @@ class Ledger:
                 rounds = middle
         return least
 
-    def _fits(self, totals: Totals, ahead: bool = True) -> bool:
+    def _fits(self, totals: _Totals, ahead: bool = True) -> bool:
         """Whether the budget holds these totals, asking the accountant seldom.
 
         Epsilon grows with every count, so totals found within the budget vouch for all smaller ones.  A check looks
@@ -393,12 +393,12 @@ class Ledger:
             self._within = totals
         return fits
 
-    def _epsilon(self, totals: Totals, delta: float) -> float:
+    def _epsilon(self, totals: _Totals, delta: float) -> float:
         if not any(totals.values()):
             return 0.0
         return float(accounting.epsilon_of(_composed(totals), delta, self.adjacency))
 
-    def _exceeded(self, what: str, totals: Totals, event: Totals, rounds: int) -> BudgetExceeded:
+    def _exceeded(self, what: str, totals: _Totals, event: _Totals, rounds: int) -> BudgetExceeded:
         assert self.budget is not None
         spent, asked = (self._epsilon(_plus(totals, event, more), self.budget[1]) for more in (0, rounds))
         return BudgetExceeded(what, rounds, spent, asked, self.budget)
@@ -425,7 +425,7 @@ def opened(ledger: Any, adjacency: Adjacency) -> Any:
     return ledger
 
 
-def _plus(totals: Totals, event: Totals | None = None, rounds: int = 1) -> dict[str, int]:
+def _plus(totals: _Totals, event: _Totals | None = None, rounds: int = 1) -> dict[str, int]:
     """The totals with so many rounds of an event more."""
     new = Counter(totals)
     for key, count in (event or {}).items():
@@ -433,7 +433,7 @@ def _plus(totals: Totals, event: Totals | None = None, rounds: int = 1) -> dict[
     return {key: count for key, count in new.items() if count}
 
 
-def _composed(totals: Totals) -> DpEvent:
+def _composed(totals: _Totals) -> DpEvent:
     return event_json.composed((json.loads(key), count) for key, count in totals.items())
 
 

@@ -32,9 +32,9 @@ from torch import Tensor
 from isthmus.base import secret, validate
 from isthmus.base.parallel import share_out
 
-Shape = int | Sequence[int]
-Device = torch.device | str | None
-Adds = Callable[[Tensor, float, bytes], None]
+_Shape = int | Sequence[int]
+_Device = torch.device | str | None
+_Adds = Callable[[Tensor, float, bytes], None]
 """Adds scale times the normals of a 32-byte key to a tensor, in place."""
 SECRET = "secret noise from the operating system's generator"
 FAST = (
@@ -52,8 +52,8 @@ _BLOCK = 1 << 16
 CHUNK = 1 << 20
 DEVICE_CHUNK = 1 << 24
 """Coordinates that are noised together, on the CPU and elsewhere."""
-KNOWN_KEY = bytes(range(32))
-KNOWN_NORMALS = (
+_KNOWN_KEY = bytes(range(32))
+_KNOWN_NORMALS = (
     -0.30008795403628297, 1.2928748160919075, -0.6054132183873209, -0.2889656753624945,
     -0.7006590119467667, 0.5607932611343496, 1.7737066131332784, 0.5502080102878408,
 )  # fmt: skip
@@ -80,14 +80,14 @@ class Source:
         """`count` uniform 64-bit words."""
         return np.frombuffer(self.bytes(8 * count), dtype=np.uint64)
 
-    def uniform(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
+    def uniform(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Uniform on (0, 1): multiples of 2^-53 (2^-54 in place of 0), never 0 or 1."""
         here = secret.stand_in()
         if here is not None and isinstance(shape, int):
             return here.uniform(shape).to(dtype=dtype, device=device)
         return _tensor(lambda size: self._uniform(size), shape, dtype, device)
 
-    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
+    def normal(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard normal, each the half sum of four independent ones."""
         return _tensor(lambda size: ndtri(self._uniform(4, size)).sum(axis=0) / 2, shape, dtype, device)
 
@@ -96,7 +96,7 @@ class Source:
         for part in pieces(out):
             part.copy_(self.normal(len(part), device=part.device).mul_(scale).add_(part))
 
-    def laplace(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
+    def laplace(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard Laplace (scale 1): `log(u1) cos(pi u2) + log(u3) cos(pi u4)` has its characteristic function."""
 
         def draw(size: int) -> NDArray[np.float64]:
@@ -106,11 +106,11 @@ class Source:
 
         return _tensor(draw, shape, dtype, device)
 
-    def gumbel(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
+    def gumbel(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard Gumbel, `-log(-log(u))`."""
         return _tensor(lambda size: -np.log(-np.log(self._uniform(size))), shape, dtype, device)
 
-    def mask(self, n: int, q: float, device: Device = None) -> Tensor:
+    def mask(self, n: int, q: float, device: _Device = None) -> Tensor:
         """Poisson membership: n independent booleans, each true with probability q."""
         validate.non_negative_int(n=n)
         validate.probability(q=q)
@@ -196,7 +196,7 @@ class FastSource(SecretSource):
         """The noise in words."""
         return FAST
 
-    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
+    def normal(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard normal, drawn on the device it is for."""
         place = torch.device("cpu" if device is None else device)
         if place.type == "cpu" and os.getpid() != _HOME:  # torch's threads do not survive a fork: numpy alone draws
@@ -262,12 +262,12 @@ class GeneratorSource(Source):
         """The noise in words."""
         return SEEDED
 
-    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
+    def normal(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard normal, drawn on the generator's device."""
         return _torch_normal(self._generator, shape).to(dtype=dtype, device="cpu" if device is None else device)
 
 
-def _add_there(out: Tensor, scale: float, add: Adds | None) -> None:
+def _add_there(out: Tensor, scale: float, add: _Adds | None) -> None:
     """out += scale times normals on its own device: in place by `add`, or a chunk at a time by torch's generator."""
     if add is not None and out.dtype in (torch.float32, torch.float64):
         return add(out.view(-1), scale, secret.token_bytes(32))
@@ -278,7 +278,7 @@ def _add_there(out: Tensor, scale: float, add: Adds | None) -> None:
         part.copy_(drawn.mul_(scale).add_(part))
 
 
-def _generator_of(device: torch.device) -> Adds | None:
+def _generator_of(device: torch.device) -> _Adds | None:
     """What draws on a device; refused while a graph is recorded there, which would replay the noise with the key."""
     if device.type != "cuda":
         return None
@@ -288,15 +288,15 @@ def _generator_of(device: torch.device) -> Adds | None:
 
 
 @functools.cache
-def _chacha(device: torch.device) -> Adds | None:
+def _chacha(device: torch.device) -> _Adds | None:
     """ChaCha20 on the device, once it has given the known normals there; None where Triton is missing or cannot."""
     try:
-        add: Adds = importlib.import_module("isthmus.privacy.chacha").add_normals
+        add: _Adds = importlib.import_module("isthmus.privacy.chacha").add_normals
         drawn = torch.zeros(1024, dtype=torch.float64, device=device)
-        add(drawn, 1.0, KNOWN_KEY)
+        add(drawn, 1.0, _KNOWN_KEY)
     except Exception:  # no Triton, or no compiler for it: torch's generator needs neither
         return None
-    want = torch.tensor(KNOWN_NORMALS, dtype=torch.float64)
+    want = torch.tensor(_KNOWN_NORMALS, dtype=torch.float64)
     return add if torch.allclose(drawn[::128].cpu(), want, rtol=1e-12, atol=1e-14) else None
 
 
@@ -311,7 +311,7 @@ def _keyed(device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(secret.randbits(64))
 
 
-def _torch_normal(generator: torch.Generator, shape: Shape) -> Tensor:
+def _torch_normal(generator: torch.Generator, shape: _Shape) -> Tensor:
     """Float64 normals on the generator's device: float32 ones would stop short of 7 standard deviations."""
     return torch.randn(_sizes(shape), generator=generator, dtype=torch.float64, device=generator.device)
 
@@ -381,11 +381,11 @@ def pieces(out: Tensor) -> tuple[Tensor, ...]:
     return torch.split(out.view(-1), CHUNK if out.device.type == "cpu" else DEVICE_CHUNK)
 
 
-def _sizes(shape: Shape) -> tuple[int, ...]:
+def _sizes(shape: _Shape) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-def _tensor(draw: Callable[[int], NDArray[np.float64]], shape: Shape, dtype: torch.dtype, device: Device) -> Tensor:
+def _tensor(draw: Callable[[int], NDArray[np.float64]], shape: _Shape, dtype: torch.dtype, device: _Device) -> Tensor:
     """A tensor filled by `draw(size)` in chunks that stay in cache."""
     sizes = _sizes(shape)
     out = np.empty(int(np.prod(sizes)))

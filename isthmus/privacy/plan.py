@@ -88,12 +88,8 @@ class Charge:
         is_sampler = isinstance(self.sampler, tuple(_SAMPLERS.values()))
         validate.check(is_sampler, "sampler", self.sampler, f"choose one of {sorted(_SAMPLERS)}")
         mechanism = self.template
-        validate.check(
-            mechanism.private,
-            "mechanism",
-            mechanism,
-            "give a private mechanism: this one adds no noise, so no budget can be spent on it",
-        )
+        remedy = "give a private mechanism: this one adds no noise, so no budget can be spent on it"
+        validate.check(mechanism.private, "mechanism", mechanism, remedy)
         validate.check(type(mechanism).__hash__ is not None, "mechanism", mechanism, "make it a frozen dataclass")
         self.mechanism_at(mechanism.number)
 
@@ -144,11 +140,11 @@ class PrivacyPlan:
     """
 
     epsilon: float
-    delta: float | None = None
+    delta: float = None  # type: ignore[assignment]  # filled in, as are the numbers
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     n_public: int | None = None
     items: Sequence[Charge] = ()
-    numbers: Mapping[str, float] | None = field(default=None, hash=False)
+    numbers: Mapping[str, float] = field(default=None, hash=False)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         validate.positive(epsilon=self.epsilon)
@@ -160,12 +156,12 @@ class PrivacyPlan:
             total = math.fsum(item.share for item in self.items)
             validate.check(abs(total - 1) < 1e-9, "share", total, "give shares that add up to 1")
             prices = tuple(repr(item.template.event()) for item in self.items)  # equal mechanisms may differ in them
-            scale = _scale(self.items, prices, self.epsilon, self._delta, self.adjacency)
+            scale = _scale(self.items, prices, self.epsilon, self.delta, self.adjacency)
             object.__setattr__(self, "numbers", _numbers_at(self.items, scale))
         else:
             _check_numbers(self.items, self.numbers)
             object.__setattr__(self, "numbers", dict(self.numbers))
-        spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)  # of calibrated ones it is remembered
+        spent = accounting.epsilon_of(self.total(), self.delta, self.adjacency)  # of calibrated ones it is remembered
         remedy = f"give at least {spent:.6g}, which these items cost at delta"
         validate.check(spent <= self.epsilon, "epsilon", self.epsilon, remedy)
 
@@ -187,17 +183,18 @@ class PrivacyPlan:
         """
         _check_items(items)
         _check_numbers(items, numbers)
-        spent = accounting.epsilon_of(_total(items, numbers), _delta(delta, n_public), adjacency)
+        delta = _delta(delta, n_public)
+        spent = accounting.epsilon_of(_total(items, numbers), delta, adjacency)
         return cls(spent, delta, Adjacency.of(adjacency), n_public, items, numbers)
 
     @property
     def mu(self) -> float:
         """The Gaussian-DP parameter of the whole budget."""
-        return mu_of(self.epsilon, self._delta, self.adjacency)
+        return mu_of(self.epsilon, self.delta, self.adjacency)
 
     def multiplier(self, name: str) -> float:
         """The noise multiplier of an item; of a selection, the epsilon of one round."""
-        return self._numbers[self.item(name).name]
+        return self.numbers[self.item(name).name]
 
     def mechanism(self, name: str) -> Mechanism:
         """The mechanism that runs."""
@@ -214,15 +211,13 @@ class PrivacyPlan:
 
     def total(self) -> DpEvent:
         """The event of the whole run, the items of one stage jointly."""
-        return _total(self.items, self._numbers)
+        return _total(self.items, self.numbers)
 
     def item(self, name: str) -> Charge:
         """The item of that name."""
-        items = [item for item in self.items if item.name == name]
-        validate.check(
-            bool(items), "name", name, f"name an item of the plan, which are {[item.name for item in self.items]}"
-        )
-        return items[0]
+        items = {item.name: item for item in self.items}
+        validate.check(name in items, "name", name, f"name an item of the plan, which are {list(items)}")
+        return items[name]
 
     def to_json(self) -> str:
         """The plan as text: what `from_json` reads, where the mechanisms of one's own are imported."""
@@ -235,7 +230,7 @@ class PrivacyPlan:
             for item in self.items
         ]
         record = {key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}
-        record |= {"format": FORMAT, "numbers": self._numbers}
+        record |= {"format": FORMAT, "numbers": self.numbers}
         return json.dumps({**record, "adjacency": self.adjacency.value, "items": items}, sort_keys=True)
 
     @classmethod
@@ -254,16 +249,6 @@ class PrivacyPlan:
             items.append(Charge(**entry, mechanism=mechanism, sampler=_SAMPLERS[sampler.pop("kind")](**sampler)))
         adjacency = Adjacency(record["adjacency"])
         return cls(record["epsilon"], record["delta"], adjacency, record["n_public"], items, record["numbers"])
-
-    @property
-    def _numbers(self) -> Mapping[str, float]:
-        assert self.numbers is not None
-        return self.numbers
-
-    @property
-    def _delta(self) -> float:
-        assert self.delta is not None
-        return self.delta
 
 
 @lru_cache(maxsize=1024)
@@ -291,21 +276,15 @@ def _written(value: Any) -> Any:
         return {"class": _address(value)}
     if isinstance(value, Mechanism):
         mechanism: Any = value
-        validate.check(
-            is_dataclass(mechanism), "mechanism", value, "make it a frozen dataclass, whose fields can be written"
-        )
-        return {
-            "class": _address(type(value)),
-            "fields": {member.name: _written(getattr(mechanism, member.name)) for member in fields(mechanism)},
-        }
-    plain = value is None or isinstance(value, (str, int, float, tuple))
-    validate.check(
-        plain,
-        "mechanism",
-        value,
-        "use a mechanism whose fields are numbers, texts or mechanisms: a plan is written with those",
-    )
-    return [_written(item) for item in value] if isinstance(value, tuple) else value
+        remedy = "make it a frozen dataclass, whose fields can be written"
+        validate.check(is_dataclass(mechanism), "mechanism", value, remedy)
+        own = {member.name: _written(getattr(value, member.name)) for member in fields(mechanism)}
+        return {"class": _address(type(value)), "fields": own}
+    if isinstance(value, tuple):
+        return [_written(item) for item in value]
+    remedy = "use a mechanism whose fields are numbers, texts or mechanisms: a plan is written with those"
+    validate.check(value is None or isinstance(value, (str, int, float)), "mechanism", value, remedy)
+    return value
 
 
 def _read(data: Any) -> Any:
@@ -315,12 +294,12 @@ def _read(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     by_address = {_address(kind): kind for kind in Mechanism.known()}
-    address = data["class"]
-    validate.check(
-        address in by_address, "mechanism", address, "import the module that defines it before reading the plan"
-    )
-    members = {name: _read(value) for name, value in data.get("fields", {}).items()}
-    return by_address[address](**members) if "fields" in data else by_address[address]
+    remedy = "import the module that defines it before reading the plan"
+    validate.check(data["class"] in by_address, "mechanism", data["class"], remedy)
+    kind = by_address[data["class"]]
+    if "fields" not in data:
+        return kind
+    return kind(**{name: _read(value) for name, value in data["fields"].items()})
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:

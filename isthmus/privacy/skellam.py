@@ -141,7 +141,7 @@ def _digits(noise: Source, size: int, word: int) -> NDArray[np.uint64]:
     return whole >> np.uint64(_WORD - word)
 
 
-LARGEST = 2.0**34
+_LARGEST = 2.0**34
 """The largest variance that the theorem is checked for."""
 _SLACK = 1e-7
 """Of the scale, for the rounding of float64 in it: the steps are known to 1e-9 of themselves."""
@@ -158,8 +158,8 @@ def gaussian_scale(variance: float) -> float:
     [0.8044, 3.1074, 999.9997]
     """
     validate.positive(variance=variance)
-    remedy = f"give 1 to {LARGEST:g} squared grid steps, by a finer or a coarser grid"
-    validate.check(1 <= variance <= LARGEST, "variance", variance, remedy)
+    remedy = f"give 1 to {_LARGEST:g} squared grid steps, by a finer or a coarser grid"
+    validate.check(1 <= variance <= _LARGEST, "variance", variance, remedy)
     _certify(float(variance))
     return 1 / _step(variance)
 
@@ -173,7 +173,7 @@ def variance_for(scale: float) -> float:
     True
     """
     validate.positive(scale=scale)
-    most = math.sqrt(LARGEST) / 1.01
+    most = math.sqrt(_LARGEST) / 1.01
     remedy = f"give 1 to {most:.5g} grid steps, by a finer or a coarser grid"
     validate.check(1 <= scale <= most, "noise in grid steps", scale, remedy)
     low, high = 0, math.ceil((scale**2 + 1) * 1.01 * _UNIT)

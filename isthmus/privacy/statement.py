@@ -125,7 +125,7 @@ def _together(rows: Iterable[Released]) -> tuple[Released, ...]:
 
 FORMAT = "isthmus-statement-1"
 """What a statement's JSON says that it is; one without a format was written before formats had names."""
-CLOSE = 0.99
+_CLOSE = 0.99
 """Versions of the accountant differ by less in what they compute for the same releases."""
 ROUNDING = (
     "The most one record can add is its clip bound and an allowance for rounding errors: at most 0.1 % for linear "
@@ -394,7 +394,7 @@ class PrivacyStatement:
         follows = accounting.epsilon_of(event_json.from_json(self.event), self.delta, self.adjacency)
         for name in ("epsilon", "nominal"):
             remedy = f"give the statement as it was written: epsilon={follows:.6g} follows from its releases"
-            validate.check(getattr(self, name) >= CLOSE * follows, name, getattr(self, name), remedy)
+            validate.check(getattr(self, name) >= _CLOSE * follows, name, getattr(self, name), remedy)
         return replace(self, epsilon=max(self.epsilon, follows), nominal=max(self.nominal, follows))
 
     @classmethod

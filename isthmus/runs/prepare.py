@@ -25,7 +25,7 @@ from isthmus.runs.config import Settings
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.entries import Signs
 from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, read
-from isthmus.tables.infer import Guess, check_decimal, infer
+from isthmus.tables.infer import check_decimal, infer
 from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
 
 _MOST_CLASSES = 100
@@ -188,7 +188,11 @@ def _complete(
         column = declared.get(name)
         if column is None and name != settings.target:
             try:
-                inferred = _inferred(name, settings, table, public)
+                source, free = table, public is not None and public.frame is not None and name in public.frame.columns
+                if public is not None and free:
+                    source = public
+                signs = Signs.of(settings.decimal, source.separator)
+                inferred = infer(name, source.frame[name], public=free, signs=signs)
             except validate.InvalidInput as error:
                 refused[name] = error
                 continue
@@ -251,14 +255,6 @@ def _occurs(x: Any, lo: int, hi: int) -> bool:
     return bool(x[:, lo:hi].any())
 
 
-def _inferred(name: str, settings: Settings, table: Table, public: Table | None) -> Guess:
-    """A column that was not declared: as public rows have it, where they have it."""
-    source, is_public = table, False
-    if public is not None and public.frame is not None and name in public.frame.columns:
-        source, is_public = public, True
-    return infer(name, source.frame[name], public=is_public, signs=Signs.of(settings.decimal, source.separator))
-
-
 def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
     """One error for all columns; the decimal sign is that of the file, and is asked for once."""
     if len(refused) == 1:
@@ -295,7 +291,10 @@ def _settle_target(settings: Settings, table: Table, public: Table | None) -> tu
     if task == "regression":
         validate.check(classes is None, "classes", classes, "leave it out: --task regression has no classes")
         if ranged is None and free:
-            ranged = _range_of(source, settings.decimal, origin.separator)
+            numbers = _numbers_of(source, settings.decimal, origin.separator)
+            numbers = numbers[np.isfinite(numbers)]
+            if len(np.unique(numbers)) > 1:
+                ranged = float(numbers.min()), float(numbers.max())
         return Target(name, task, None, ranged, settings.decimal), leaks * (not free)
     validate.check(ranged is None, "target_bounds", ranged, "leave it out: classes have no range")
     if classes is None:
@@ -318,15 +317,6 @@ def as_option(words: Iterable[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(words)
     return shlex.quote(line.getvalue())
-
-
-def _range_of(values: Any, decimal: str | None, separator: str | None) -> tuple[float, float] | None:
-    """The range of public targets, where they have one."""
-    numbers = _numbers_of(values, decimal, separator)
-    numbers = np.unique(numbers[np.isfinite(numbers)])
-    if len(numbers) < 2:
-        return None
-    return float(numbers[0]), float(numbers[-1])
 
 
 def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.ndarray:

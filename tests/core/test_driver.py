@@ -130,10 +130,7 @@ def test_plain_and_clip_before_and_per_layer_through_a_torch_loop() -> None:
 
 @pytest.mark.parametrize(
     "releases, direction, seed",
-    [
-        ((Release(encode=KRONECKER, clip=Clip(BOUND)),), kronecker_direction, 5),
-        (embedding(), embedding_direction, 0),
-    ],
+    [((Release(encode=KRONECKER, clip=Clip(BOUND)),), kronecker_direction, 5), (embedding(), embedding_direction, 0)],
 )
 def test_the_same_pipelines_through_our_loop(releases: Any, direction: Any, seed: int) -> None:
     """`minimize` on all the records, in physical batches, equals the direct loop on all the records."""

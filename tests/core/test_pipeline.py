@@ -22,17 +22,7 @@ from isthmus.core.wire import Keys, Message, Wire
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
 from isthmus.lifts import adjoint, discard
-from isthmus.parts import (
-    AgainstAnchor,
-    Client,
-    Clients,
-    Full,
-    Restart,
-    Shuffle,
-    Step,
-    Uniform,
-    Weighted,
-)
+from isthmus.parts import AgainstAnchor, Client, Clients, Full, Restart, Shuffle, Step, Uniform, Weighted
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
 from isthmus.privacy.clips import ClippedSum
 from isthmus.sketches import Coordinates, CountSketch, GaussianSketch, Identity, Sketch

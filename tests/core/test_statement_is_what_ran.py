@@ -33,16 +33,7 @@ from isthmus.cli import main
 from isthmus.core.wire import State
 from isthmus.engine import GradientEmbedding, PrivacyEngine
 from isthmus.estimators import PrivateClassifier, PrivateRegressor, PrivateSearch, load
-from isthmus.privacy import (
-    AdaptiveClip,
-    Exact,
-    Gaussian,
-    NoisyMax,
-    PrivacyStatement,
-    SecretSource,
-    event_json,
-    joint,
-)
+from isthmus.privacy import AdaptiveClip, Exact, Gaussian, NoisyMax, PrivacyStatement, SecretSource, event_json, joint
 from isthmus.privacy.clips import ClippedSum
 from isthmus.sets import L1Ball, L2Ball, Simplex
 from isthmus.sketches import CountSketch, PublicSubspace, TensorSketch

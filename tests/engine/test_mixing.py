@@ -18,10 +18,7 @@ from isthmus import InvalidInput, ModuleObjective
 from isthmus.core.driver import Ticket
 from isthmus.gradients.layers import Layers, apart
 
-LAYERS = {
-    "largest": lambda x, w: x / x.abs().max().clamp(min=1) * w,
-    "mean": lambda x, w: (x + 5e-4 * x.mean(0)) * w,
-}
+LAYERS = {"largest": lambda x, w: x / x.abs().max().clamp(min=1) * w, "mean": lambda x, w: (x + 5e-4 * x.mean(0)) * w}
 
 
 @pytest.mark.parametrize("case", LAYERS)
@@ -202,10 +199,7 @@ def test_a_weight_that_is_written_to_or_hidden_from_torch_is_refused() -> None:
         assert engine.driver._sum is None and all(parameter.grad is None for parameter in module.parameters())
 
 
-IN_THE_LOSS = {
-    "a norm": lambda m: 0.1 * m.a.weight.norm(),
-    "a bias": lambda m: m.b.bias.square().sum(),
-}
+IN_THE_LOSS = {"a norm": lambda m: 0.1 * m.a.weight.norm(), "a bias": lambda m: m.b.bias.square().sum()}
 
 
 @pytest.mark.parametrize("case", IN_THE_LOSS)

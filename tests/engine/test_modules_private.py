@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +16,7 @@ from engine_cases import BATCH, C, clipped, data, mlp, per_example, private, tra
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from isthmus import InvalidInput, Kronecker
+from isthmus import InvalidInput, Kronecker, datasets
 
 
 class Low(nn.Module):
@@ -208,3 +213,228 @@ def test_a_layer_that_never_takes_part_is_named() -> None:
     with pytest.warns(UserWarning, match=r"\['idle'\] took no part"):
         train(run, 1)
     assert run.engine.ledger.rounds() == {"main": 4}
+
+
+# ---------------------------------------------------------------- the example runs as a user runs it
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mnist_example", ROOT / "examples" / "mnist.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with mnist.npz: the real one, or 8 x 8 digits made 28 x 28."""
+    if datasets.available("mnist"):
+        return str(datasets.folder())
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = torch.from_numpy(found.images).float()[:, None] * (255 / 16)
+    large = torch.nn.functional.interpolate(images, (28, 28), mode="bilinear").squeeze(1).to(torch.uint8).numpy()
+    folder = tmp_path_factory.mktemp("digits")
+    parts = {
+        "x_train": large[:1500],
+        "y_train": found.target[:1500],
+        "x_test": large[1500:],
+        "y_test": found.target[1500:],
+    }
+    np.savez(folder / "mnist.npz", **parts)
+    return str(folder)
+
+
+def test_the_digits_example(
+    script: ModuleType, digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    weights = tmp_path / "weights.pt"
+    options = ["--data-root", digits, "--records", "1000", "-b", "50", "-n", "2", "--lr", "1.0", "--sigma", "0.5"]
+    accuracies = script.main([*options, "--device", "cpu", "--save-model", str(weights)])
+    assert accuracies[0] > 0.3  # 0.1 by chance
+    printed = capsys.readouterr().out
+    spent = [float(line.split("epsilon = ")[1].split(",")[0]) for line in printed.splitlines() if "epsilon" in line]
+    assert 0 < spent[0] < spent[1] < 20
+    state = torch.load(weights, weights_only=True)
+    script.SampleConvNet().load_state_dict(state)  # the names of the plain module
+
+
+def test_the_digits_example_without_privacy(
+    script: ModuleType, digits: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    options = ["--data-root", digits, "--records", "1000", "-b", "20", "-n", "1", "--disable-dp", "--device", "cpu"]
+    assert script.main([*options, "--lr", "0.1"])[0] > 0.25
+    assert "epsilon" not in capsys.readouterr().out
+
+
+def test_the_example_differs_from_an_opacus_script_in_its_import_alone() -> None:
+    text = (ROOT / "examples" / "mnist.py").read_text()
+    assert [line for line in text.splitlines() if "isthmus" in line.lower() and "ISTHMUS_DATA" not in line] == [
+        "from isthmus import PrivacyEngine"
+    ]
+
+
+# ---------------------------------------------------------------- what a private pass leaves behind in a module
+
+
+class Keeper(nn.Module):
+    """Keeps something of its input, in the way that is asked for."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.inner = way, mlp()
+        self.register_buffer("mu", torch.zeros(6, dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.zeros(6, dtype=torch.float64), requires_grad=False)
+        self.plain, self.several, self.named = torch.zeros(6, dtype=torch.float64), [], {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.detach().mean(0)
+        if self.way == "in place":
+            self.mu.copy_(mean)
+        elif self.way == "assigned":
+            self.mu = mean
+        elif self.way == "assigned in part":
+            self.mu = torch.cat([self.mu[:5], mean[5:]])
+        elif self.way == "data":
+            self.mu.data = mean
+        elif self.way == "behind its back":
+            self.mu.data.copy_(mean)
+        elif self.way == "new buffer":
+            self.register_buffer("fresh", mean)
+        elif self.way == "attribute":
+            self.plain = mean
+        elif self.way == "new attribute":
+            self.another = mean
+        elif self.way == "list":
+            self.several.append(mean)
+        elif self.way == "dict":
+            self.named["mean"] = mean
+        elif self.way == "frozen parameter":
+            self.frozen = nn.Parameter(mean, requires_grad=False)
+        elif self.way == "child":
+            self.inner[0].seen = mean
+        elif self.way == "recomputed":
+            self.plain = self.plain.clone()  # the same numbers, of no data
+        return self.inner(x)
+
+
+KEPT = {
+    "in place": "mu",
+    "assigned": "mu",
+    "assigned in part": "mu",
+    "data": "mu",
+    "behind its back": "mu",
+    "new buffer": "fresh",
+    "attribute": "plain",
+    "new attribute": "another",
+    "list": r"several\[0\]",
+    "dict": r"named\['mean'\]",
+    "frozen parameter": "frozen",
+    "child": "inner.0.seen",
+}
+
+
+@pytest.mark.parametrize("way", list(KEPT))
+def test_what_is_kept_is_named_and_stated(way: str) -> None:
+    run = private(Keeper(way), data(), noise_generator=None)
+    x = next(x for _, x, _ in run.loader if len(x))
+    with pytest.warns(UserWarning, match=KEPT[way]):
+        run.module(x)
+    assert "NOT protected" in run.engine.statement(1e-5).words()
+
+
+@pytest.mark.parametrize("way", ["nothing", "recomputed"])
+def test_what_is_not_kept_is_not_named(way: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = train(private(Keeper(way), data(), noise_generator=None), 1)
+    assert "NOT protected" not in run.engine.statement(1e-5).words()
+
+
+def test_a_pass_without_gradients_keeps_nothing_unseen_either() -> None:
+    run = private(Keeper("assigned"), data(), noise_generator=None)
+    x = next(x for _, x, _ in run.loader if len(x))
+    with torch.no_grad(), pytest.warns(UserWarning, match="mu"):
+        run.module(x)
+
+
+# ---------------------------------------------------------------- raw gradients
+
+
+def old_norm(**options: Any) -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has deprecated it
+        nn.utils.weight_norm(module[0])
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+def test_an_old_weight_norm_is_refused_when_training_is_made_private() -> None:
+    module = old_norm()
+    with pytest.raises(InvalidInput, match="give the optimiser exactly the . parameters that the module trains"):
+        private(module, data())
+    module = old_norm()
+    mine = [module[0].bias, *module[2].parameters()]
+    with pytest.raises(InvalidInput, match="weight_g"):
+        private(module, data(), optimizer=lambda _: torch.optim.SGD(mine, lr=0.1))
+    assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+def test_a_weight_norm_that_comes_later_is_refused_before_the_pass() -> None:
+    run = private(mlp(), data())
+    nn.utils.weight_norm(run.module[0])
+    x = next(x for _, x, _ in run.loader if len(x))
+    with pytest.raises(InvalidInput, match=r"0.weight_g"):
+        run.module(x)
+
+
+class Sneaky(nn.Module):
+    """Asks for raw gradients in the middle of a pass."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.inner, self.on = way, mlp(), False
+        self.register_buffer("shift", torch.zeros(6, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.on and self.way == "new parameter":
+            self.scale = nn.Parameter(torch.ones(6, dtype=torch.float64))
+            x = x * self.scale
+        elif self.on and self.way == "buffer":
+            x = x + self.shift.requires_grad_(True)
+        elif self.on and self.way == "attribute":
+            self.free = torch.ones(6, dtype=torch.float64, requires_grad=True)
+            x = x * self.free
+        return self.inner(x)
+
+
+@pytest.mark.filterwarnings("ignore:the forward pass changed")
+@pytest.mark.parametrize("way", ["new parameter", "buffer", "attribute"])
+def test_a_pass_that_asks_for_raw_gradients_is_refused_when_it_ends(way: str) -> None:
+    run = private(Sneaky(way), data())
+    x, y = next((x, y) for _, x, y in run.loader if len(x))
+    run.module.on = True
+    with pytest.raises(InvalidInput, match="a gradient of their own"):
+        F.cross_entropy(run.module(x), y).backward()
+    assert all(p.grad is None for p in (*run.module.parameters(), run.module.shift))
+    assert run.engine.ledger.rounds() == {}
+
+
+def test_after_detach_gradients_are_torchs_own_again() -> None:
+    run = train(private(mlp(), data()), 1)
+    run.engine.detach()
+    run.optimizer.zero_grad()
+    F.cross_entropy(run.module(data().x), data().y).backward()
+    assert all(p.grad is not None for p in run.module.parameters())
+    run.module.extra = nn.Parameter(torch.ones(1))
+    run.optimizer.add_param_group({"params": [run.module.extra]})

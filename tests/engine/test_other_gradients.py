@@ -83,9 +83,7 @@ def through_inputs(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("attack", [adversary, through_inputs])
 @pytest.mark.parametrize(("make", "plain"), [(net, net), (Table, Table), (lambda: Checkpointed(*net()), net)])
 def test_examples_moved_by_their_own_gradient_are_trained_on_as_they_are(
-    attack: Callable[[nn.Module, Tensor, Tensor], Tensor],
-    make: Callable[[], nn.Module],
-    plain: Callable[[], nn.Module],
+    attack: Callable[[nn.Module, Tensor, Tensor], Tensor], make: Callable[[], nn.Module], plain: Callable[[], nn.Module]
 ) -> None:
     x, y = records()
     want = expected(plain(), attack(plain(), x, y), y)

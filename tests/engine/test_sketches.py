@@ -8,20 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import (
-    BATCH,
-    MODELS,
-    C,
-    Reference,
-    Z,
-    assert_same,
-    clipped,
-    data,
-    flat,
-    per_example,
-    private,
-    train,
-)
+from engine_cases import BATCH, MODELS, C, Reference, Z, assert_same, clipped, data, flat, per_example, private, train
 from torch import Tensor
 
 from isthmus import (

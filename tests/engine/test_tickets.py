@@ -86,17 +86,7 @@ def step(run: Any, batch: Any) -> None:
     run.optimizer.step()
 
 
-LOOPS: list[Callable[[Any], None]] = [
-    alone,
-    behind,
-    collected,
-    backwards,
-    skipping,
-    paired,
-    turns,
-    half,
-    again,
-]
+LOOPS: list[Callable[[Any], None]] = [alone, behind, collected, backwards, skipping, paired, turns, half, again]
 
 
 WAYS: list[tuple[int | None, dict[str, Any]]] = [(None, {}), (5, {}), (2, {}), (5, {"num_workers": 2})]
@@ -108,12 +98,7 @@ def test_loops_out_of_step_are_refused_before_a_record_counts_twice(
     loop: Callable[[Any], None], physical: int | None, loading: dict[str, Any]
 ) -> None:
     run = private(
-        mlp(),
-        data(),
-        poisson_sampling=False,
-        max_physical_batch_size=physical,
-        loading=loading,
-        noise_generator=None,
+        mlp(), data(), poisson_sampling=False, max_physical_batch_size=physical, loading=loading, noise_generator=None
     )
     seen: list[list[int]] = []
     watch(run, seen)

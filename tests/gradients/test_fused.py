@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from isthmus.gradients import Dense, Outer, fused, grids, rounding
 from isthmus.gradients.fused import can_sum, weighted_sum_of
@@ -65,6 +66,8 @@ def test_columns_are_added_in_float64_without_rows_of_weight_zero(n: int, width:
 def test_there_may_be_more_records_than_a_grid_has_columns() -> None:
     g = torch.ones(70_000, 1, 3, device="cuda")
     assert bool((fused.square_sums(g) == 3.0).all())
+    sums = fused.norm_sums(g, g, 1e-5)
+    assert sums is not None and bool((sums[:, 1::2] == 1.0).all())
 
 
 def test_a_few_rows_are_added_without_those_of_weight_zero() -> None:
@@ -73,6 +76,17 @@ def test_a_few_rows_are_added_without_those_of_weight_zero() -> None:
     for rho in (1e-3, 1e-9):  # in float32, and in float64 where float32 cannot hold the sum
         found = Dense(values).sum_to(c, rho)
         torch.testing.assert_close(found.double(), c.double() @ values.double().nan_to_num(0.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n, t, width", [(1, 1, 3), (3, 5, 24), (4, 40, 768), (2, 33, 5000)])
+def test_norm_layers_are_summed_as_torch_normalises(n: int, t: int, width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(width)
+    x, b = (3 * torch.randn(n, t, width, device="cuda") + 1).to(dtype), torch.randn(n, t, width, device="cuda")
+    sums = fused.norm_sums(x, b, 1e-5)
+    assert sums is not None
+    scale = (b * F.layer_norm(x.float(), (width,), None, None, 1e-5)).sum(1)
+    torch.testing.assert_close(sums, torch.stack([scale, b.sum(1)], 2).flatten(1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("n, p, q", [(45, 70, 130), (300, 33, 31), (128, 64, 9000)])

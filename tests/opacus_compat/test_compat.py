@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-from isthmus import InvalidInput
-from isthmus import PrivacyEngine as Plain
-from isthmus.opacus_compat import GradSampleModule, PrivacyEngine, distributed, schedulers
 from isthmus.opacus_compat.accountants import GaussianAccountant, PRVAccountant, RDPAccountant, create_accountant
 from isthmus.opacus_compat.accountants.utils import get_noise_multiplier
 from isthmus.opacus_compat.data_loader import DPDataLoader
-from isthmus.opacus_compat.engine import by_layer
 from isthmus.opacus_compat.optimizers import DPOptimizer
 from isthmus.opacus_compat.utils import module_utils
 from isthmus.opacus_compat.utils.batch_memory_manager import BatchMemoryManager, wrap_data_loader
 from isthmus.opacus_compat.utils.uniform_sampler import UniformWithReplacementSampler
 from isthmus.opacus_compat.validators import ModuleValidator
 from isthmus.opacus_compat.validators.errors import ShouldReplaceModuleError, UnsupportedModuleError
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from isthmus import InvalidInput
+from isthmus import PrivacyEngine as Plain
+from isthmus.opacus_compat import GradSampleModule, PrivacyEngine, distributed, schedulers
+from isthmus.opacus_compat.engine import by_layer
 
 DELTA = 1e-5
 
@@ -60,19 +60,6 @@ def loop(module: Any, optimizer: Any, loader: Any) -> None:
 
 
 # ---------------------------------------------------------------- module and optimiser
-
-
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
-@pytest.mark.parametrize("package", [PrivacyEngine, Plain])
-def test_every_mode_is_one_and_the_same_training(package: Any, mode: str) -> None:
-    collected = []
-    for engine, given in ((package(), {"grad_sample_mode": mode}), (Plain(), {})):
-        seeded = {"noise_generator": torch.Generator().manual_seed(3), **given}
-        _, module, optimizer, *criterion, loader = made(engine, **seeded)
-        assert len(criterion) == (given.get("grad_sample_mode") == "ghost")
-        loop(module, optimizer, loader)
-        collected.append([p.detach().clone() for p in module.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*collected, strict=True))
 
 
 def test_module_and_optimiser_are_the_users_own_and_answer_to_both_names() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import pkgutil
 import re
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from isthmus.opacus_compat.schedulers import StepNoise
+from isthmus.opacus_compat.validators import ModuleValidator
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,8 +22,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from isthmus import InvalidInput, PrivacyEngine
 from isthmus.opacus_compat import GradSampleModule
 from isthmus.opacus_compat import PrivacyEngine as Compat
-from isthmus.opacus_compat.schedulers import StepNoise
-from isthmus.opacus_compat.validators import ModuleValidator
 from isthmus.privacy import BudgetExceeded
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating" / "opacus.md").read_text(encoding="utf-8")
@@ -79,9 +80,9 @@ def raw_gradients_are_not_there() -> None:
 
 def modes_are_one() -> None:
     criterion, found = nn.CrossEntropyLoss(), []
-    for mode in ("hooks", "functorch", "ew", "ghost"):
+    for kind, mode in itertools.product((PrivacyEngine, Compat), ("hooks", "functorch", "ew", "ghost")):
         options = {"criterion": criterion, "noise_generator": torch.Generator().manual_seed(2)}
-        _, module, optimizer, *middle, loader = made(grad_sample_mode=mode, **options)
+        _, module, optimizer, *middle, loader = made(kind, grad_sample_mode=mode, **options)
         assert middle == ([criterion] if mode == "ghost" else [])
         found.append(trained(module, optimizer, loader))
     assert all(torch.equal(found[0], each) for each in found)

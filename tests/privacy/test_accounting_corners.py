@@ -26,7 +26,7 @@ from isthmus.privacy import (
     joint,
     noise_multiplier,
 )
-from isthmus.privacy.accounting import NO_NOISE, _convert, _cost, _key, leaves_of, noiseless, route_of, solve
+from isthmus.privacy.accounting import _NO_NOISE, _convert, _cost, _key, leaves_of, noiseless, route_of, solve
 from isthmus.privacy.event_json import SkellamDpEvent
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
@@ -95,10 +95,10 @@ def test_parts_of_nested_compositions_are_counted() -> None:
 @pytest.mark.parametrize("wrap", [lambda event: event, some])
 def test_hardly_any_noise_is_none(wrap: Any) -> None:
     for kind in (dpa.GaussianDpEvent, dpa.LaplaceDpEvent):
-        assert noiseless(wrap(kind(NO_NOISE * 0.999))) and not noiseless(wrap(kind(NO_NOISE)))
-        silent = compose([wrap(kind(NO_NOISE / 2)), GAUSS])
+        assert noiseless(wrap(kind(_NO_NOISE * 0.999))) and not noiseless(wrap(kind(_NO_NOISE)))
+        silent = compose([wrap(kind(_NO_NOISE / 2)), GAUSS])
         assert epsilon_of(silent, DELTA) == math.inf and delta_of(silent, 5.0) == 1.0
-    assert NO_NOISE == 1e-9 and not noiseless(ZC)
+    assert _NO_NOISE == 1e-9 and not noiseless(ZC)
     assert accounting.exact(0.0, "delta", 1.0) == 1.0
     assert accounting.exact(math.inf, "delta", 0.0) == accounting.exact(math.inf, "epsilon", DELTA) == 0.0
 
@@ -107,7 +107,7 @@ def test_hardly_any_noise_is_none(wrap: Any) -> None:
     "event",
     [
         compose([dpa.LaplaceDpEvent(1e-8), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1e-8), 10**200)]),
-        some(dpa.LaplaceDpEvent(NO_NOISE / 2)),
+        some(dpa.LaplaceDpEvent(_NO_NOISE / 2)),
     ],
 )
 def test_a_cost_that_no_number_holds_is_infinite(event: Any) -> None:
@@ -130,7 +130,7 @@ def test_many_rounds_cost_no_less_than_they_do(leaf: Any, rounds: int, monkeypat
     event = dpa.SelfComposedDpEvent(leaf, rounds)
     eps, odds = epsilon_of(event, DELTA), delta_of(event, 1.0)
     accounting._cost.cache_clear()
-    monkeypatch.setattr(accounting, "MOST_ROUNDS", 20)
+    monkeypatch.setattr(accounting, "_MOST_ROUNDS", 20)
     blocks = -(-rounds // 10)
     assert eps <= epsilon_of(event, DELTA) <= blocks * epsilon_of(dpa.SelfComposedDpEvent(leaf, 10), DELTA / blocks)
     assert odds <= delta_of(event, 1.0) <= min(1.0, blocks * delta_of(dpa.SelfComposedDpEvent(leaf, 10), 1 / blocks))
@@ -229,7 +229,7 @@ def test_what_no_accountant_composes_is_refused_beside_a_release_without_noise_t
 
 
 def test_no_delta_is_above_one_however_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "MOST_ROUNDS", 20)
+    monkeypatch.setattr(accounting, "_MOST_ROUNDS", 20)
     many = {dpa.PoissonSampledDpEvent(0.5, dpa.GaussianDpEvent(0.5)): 200}
     assert accounting._in_blocks("pld", many, ADD, "delta", 0.1, 0) == 1.0
 

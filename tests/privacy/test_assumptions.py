@@ -23,7 +23,7 @@ from isthmus import Logistic, PrivateClassifier, algorithms, minimize, private_s
 from isthmus.audit import replay
 
 ROOT = Path(__file__).parents[2]
-WRITERS = {"assumptions", "assumed", "claims", "others_parts", "stopped"}
+WRITERS = {"assumptions", "assumed", "claims", "others_parts", "_foreign", "stopped"}
 """Functions that return lines of a statement."""
 OUTSIDE = "outside: "
 """What no programme can make false: the rest of the line says why."""

@@ -148,7 +148,7 @@ def test_bad_clips_are_refused_by_name(build: Any, name: str) -> None:
 
 
 def test_the_ends_of_what_is_allowed_are_allowed() -> None:
-    for edge in (clips.SMALLEST, clips.LARGEST):
+    for edge in (clips._SMALLEST, clips._LARGEST):
         assert Clip(edge).init() == edge
     for ord in (1, 2, math.inf):
         assert Clip(1.0, ord=ord).ord == AdaptiveClip(1.0, ord=ord).ord == ord

@@ -137,7 +137,7 @@ def test_a_curve_of_one_point_has_all_its_mass_there() -> None:
 def test_no_mass_is_off_by_more_than_the_reserve(heavy: float, n: int) -> None:
     """Against binomial masses in 50 digits, plainly and tilted; the reserve is small against the largest mass."""
     masses, t, interval = np.array([heavy, 0.0, 1 - heavy]), 0.7, 0.3
-    law = composition._Total([(composition.RoundLoss(-1, masses, 0.0), n)], interval)._law(t)
+    law = composition._Total([(composition._RoundLoss(-1, masses, 0.0), n)], interval)._law(t)
     with mpmath.workdps(50):
         weights = [
             mpmath.mpf(float(mass)) * mpmath.exp(t * interval * at) for mass, at in zip(masses, (-1, 0, 1), strict=True)
@@ -187,7 +187,7 @@ def test_what_an_exponent_loses_is_added_and_not_taken_away() -> None:
     law = composition._Tilted(1e3, 0.0, 1.0, 1000, np.array([1.0]), 0.0, 0.0)
     counted, lost = law._inner(999.5)
     reserve = law.log_delta(999.5) - (math.log(counted + lost) - 1e3 * 999.5)
-    assert 4 * composition.UNIT * 1e3 * 999.5 < reserve < 16 * composition.UNIT * 1e3 * 999.5
+    assert 4 * composition._UNIT * 1e3 * 999.5 < reserve < 16 * composition._UNIT * 1e3 * 999.5
 
 
 def test_a_law_with_too_many_multiples_is_refused_and_not_computed() -> None:
@@ -214,18 +214,18 @@ def test_the_masses_of_a_polygon_are_never_rounded_down() -> None:
 
 def test_what_was_cut_off_counts() -> None:
     law = composition._Tilted(1.0, 0.0, 1.0, 0, np.zeros(5), 0.0, 0.0)
-    assert law._inner(1.0)[1] >= math.exp(-composition.DEEP) + 2 * math.exp(-composition.FAR)
+    assert law._inner(1.0)[1] >= math.exp(-composition._DEEP) + 2 * math.exp(-composition._FAR)
 
 
 @pytest.mark.parametrize(("asked", "cost"), [("epsilon", math.inf), ("delta", 1.0)])
 def test_a_round_whose_loss_is_infinite_for_certain_costs_everything(asked: str, cost: float) -> None:
-    certain, harmless = composition.RoundLoss(0, np.array([0.0]), 1.0), composition.RoundLoss(0, np.array([1.0]), 0.0)
+    certain, harmless = composition._RoundLoss(0, np.array([0.0]), 1.0), composition._RoundLoss(0, np.array([1.0]), 0.0)
     for rounds in ([(certain, 1)], [(harmless, 2), (certain, 1)]):
         assert composition._one_way(rounds, 1e-4, asked, 0.5) == cost
 
 
 def test_every_round_is_charged_its_shift(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = [(composition.RoundLoss(0, np.array([0.5, 0.5]), 0.0), 7)]
+    rounds = [(composition._RoundLoss(0, np.array([0.5, 0.5]), 0.0), 7)]
     before = composition._one_way(rounds, 0.1, "epsilon", 1e-5)
-    monkeypatch.setattr(composition, "SHIFT", 0.01)
+    monkeypatch.setattr(composition, "_SHIFT", 0.01)
     assert composition._one_way(rounds, 0.1, "epsilon", 1e-5) == pytest.approx(before + 0.07, rel=1e-9)

@@ -18,7 +18,7 @@ from isthmus.privacy import FastSource, Gaussian
 from isthmus.privacy import noise as noise_module
 from isthmus.privacy.chacha import LANES, PER_BLOCK, triton
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.noise import CHUNK, KNOWN_KEY, KNOWN_NORMALS, _add_there, _sfc64
+from isthmus.privacy.noise import _KNOWN_KEY, _KNOWN_NORMALS, CHUNK, _add_there, _sfc64
 
 WORD = np.uint32
 SIZES = [1, 7, 1023, 1024, 1025, 5000]
@@ -82,7 +82,7 @@ def test_the_reference_is_the_published_cipher() -> None:
 
 def test_a_device_is_asked_for_the_right_normals() -> None:
     """What every GPU must give before its noise is used is what the cipher gives."""
-    np.testing.assert_allclose(KNOWN_NORMALS, normals(KNOWN_KEY, 1024)[::LANES], rtol=1e-14)
+    np.testing.assert_allclose(_KNOWN_NORMALS, normals(_KNOWN_KEY, 1024)[::LANES], rtol=1e-14)
 
 
 def test_normals_of_the_cipher_have_the_law_at_its_scale_and_no_other() -> None:
@@ -150,7 +150,7 @@ def test_the_kernel_in_the_interpreter_is_the_reference() -> None:
     """Triton's own interpreter runs on the CPU, where Triton is installed; without Triton the remedy is named."""
     if triton is None:
         with pytest.raises(ImportError, match="pip install triton"):
-            noise_module.importlib.import_module("isthmus.privacy.chacha").add_normals(torch.zeros(3), 1.0, KNOWN_KEY)
+            noise_module.importlib.import_module("isthmus.privacy.chacha").add_normals(torch.zeros(3), 1.0, _KNOWN_KEY)
         return
     code = (
         "import torch, numpy as np; from isthmus.privacy.chacha import add_normals\n"
@@ -160,7 +160,7 @@ def test_the_kernel_in_the_interpreter_is_the_reference() -> None:
     env = os.environ | {"TRITON_INTERPRET": "1"}
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert process.returncode == 0, process.stderr
-    want = 1.5 * normals(KNOWN_KEY, max(SIZES))[np.array(SIZES) - 1]
+    want = 1.5 * normals(_KNOWN_KEY, max(SIZES))[np.array(SIZES) - 1]
     np.testing.assert_allclose([float(line) for line in process.stdout.split()], want, rtol=1e-12)
 
 

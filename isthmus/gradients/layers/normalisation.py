@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from isthmus.base import validate
-from isthmus.gradients import rounding
+from isthmus.gradients import fused, rounding
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
 from isthmus.gradients.rows import Dense, Rows, row_spans
@@ -69,6 +69,19 @@ class LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
     """The last dimensions are normalised together and hold the channels; all between are places."""
 
     kinds = (nn.LayerNorm, nn.RMSNorm)
+
+    def rows(
+        self, layer: nn.LayerNorm | nn.RMSNorm, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]
+    ) -> dict[str, Rows]:
+        """On a device in one kernel, where scale and shift are one leaf."""
+        out, work = self.examples(layer, b), rounding.working(factors.dtype, b.dtype)
+        whole = list(wanted) == [""] and wanted[""].bias is not None
+        if whole and out.numel() and isinstance(layer, nn.LayerNorm) and fused.can_sum(b.device, work):
+            shape = (len(out), -1, math.prod(layer.normalized_shape))
+            sums = fused.norm_sums(factors.reshape(shape), out.reshape(shape), layer.eps)
+            if sums is not None:
+                return {"": Dense(sums)}
+        return super().rows(layer, factors, b, wanted)
 
     def examples(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> Tensor:
         """Examples in front."""
