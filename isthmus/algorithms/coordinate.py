@@ -28,15 +28,9 @@ from isthmus.parts import Restart
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.privacy.accounting import Adjacency
 from isthmus.sketches import Blocks, Encoder, Nice
+from isthmus.theory import schedules
 from isthmus.theory.printed import Printed, skgd_sigma
-from isthmus.theory.schedules import (
-    Loops,
-    cover,
-    expected_smoothness,
-    importance_probabilities,
-    sampling_probabilities,
-    smoothness_matrix,
-)
+from isthmus.theory.schedules import Loops
 
 _SAMPLINGS = ("full", "single", "block", "nice")
 
@@ -96,7 +90,7 @@ def dp_skgd(
         validate.one_of(("uniform", "importance"), probabilities=probabilities)
     bounds, smooth = (validate.as_tensor(*pair).double() for pair in (("clip", clip), ("smoothness", smoothness)))
     if smooth.ndim == 2:
-        smoothness_matrix(smooth.numpy())
+        schedules.smoothness_matrix(smooth.numpy())
     elif not bool((smooth > 0).all()):
         validate.refuse("smoothness", smoothness, "give finite numbers above 0")
     validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
@@ -153,17 +147,17 @@ class _Law:
             validate.shape((d, d), smoothness=smoothness)
         if nice:
             validate.at_most(d, "the dimension d", tau=self.tau)
-            v = torch.from_numpy(expected_smoothness(smoothness.numpy(), tau=self.tau)) if matrix else smooth
+            v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), tau=self.tau)) if matrix else smooth
             return Nice(self.tau, bounds=c.tolist()), torch.full((d,), self.tau / d, dtype=torch.float64), v
         lists = [part.tolist() for part in parts]
         if self.probabilities == "uniform":
             law = [1 / len(lists)] * len(lists)
         elif self.probabilities == "importance":  # of a matrix its diagonal: what one coordinate needs
-            law = importance_probabilities(smooth.numpy(), lists).tolist()
+            law = schedules.importance_probabilities(smooth.numpy(), lists).tolist()
         else:
             law = [float(value) for value in self.probabilities]
-        drawn = torch.from_numpy(sampling_probabilities("block", d, blocks=lists, chances=law))
-        v = torch.from_numpy(expected_smoothness(smoothness.numpy(), lists, law)) if matrix else smooth
+        drawn = torch.from_numpy(schedules.sampling_probabilities("block", d, blocks=lists, chances=law))
+        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), lists, law)) if matrix else smooth
         return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
 
     def _parts(self, d: int) -> list[Tensor]:
@@ -176,7 +170,7 @@ class _Law:
             validate.at_most(d, "the dimension d", blocks=self.blocks)
             return list(torch.tensor_split(torch.arange(d), self.blocks))
         subsets = [[int(j) for j in block] for block in self.blocks]
-        return [torch.tensor(subset) for subset in cover(subsets, d)]
+        return [torch.tensor(subset) for subset in schedules.cover(subsets, d)]
 
 
 def _spread(name: str, numbers: Tensor, d: int) -> Tensor:

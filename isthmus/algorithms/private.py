@@ -658,40 +658,23 @@ def _prepared(facts: Facts, scale: str) -> Choice:
     )
 
 
-_APART = "measured: docs/glm.md, tables kept apart"
-for _variant, _make, _scale, _evidence, _shortfall in (
-    (  # 2 % of the budget buys lambda_max, hence the longest stable step
-        "step bought",
-        _prepared,
-        "none",
-        "measured: lending R2 .411 with 1500 rows at epsilon 1, moments .399; a9a .849 at epsilon 0.5",
-        (0.002, 0.023),
-    ),
-    (  # 10 % buys second moments of the columns, 2 % the step
-        "columns and step bought",
-        _prepared,
-        "columns",
-        "measured: IMDB .773 .851 .866 .880, a9a .846 .849 .850 .850 at epsilon .1 .5 1 3",
-        (0.001, 0.0),
-    ),
-    (  # 10 % buys column means and second moments, 2 % the step
-        "moments and step bought",
-        _prepared,
-        "moments",
-        "measured: lending R2 .479 .522 .523 .526 at epsilon .1 .5 1 3 (plain: .42)",
-        (0.001, 0.03),
-    ),
-    (  # moments, then 30 % for noisy X'X and X'y: start at their solution, step with their inverse
-        "statistics bought",
-        _preconditioned,
-        "moments",
-        "measured: california R2 .601 .647 .649 .650 at epsilon .1 .5 1 3 (plain: .38)",
-        (0.0, 0.0),
-    ),
+_EVIDENCE = {
+    "step bought": "lending R2 .411 with 1500 rows at epsilon 1, moments .399; a9a .849 at epsilon 0.5",
+    "columns and step bought": "IMDB .773 .851 .866 .880, a9a .846 .849 .850 .850 at epsilon .1 .5 1 3",
+    "moments and step bought": "lending R2 .479 .522 .523 .526 at epsilon .1 .5 1 3 (plain: .42)",
+    "statistics bought": "california R2 .601 .647 .649 .650 at epsilon .1 .5 1 3 (plain: .38)",
+}
+for _variant, _make, _scale, _shortfall in (
+    ("step bought", _prepared, "none", (0.002, 0.023)),  # 2 % of the budget buys lambda_max, hence the longest step
+    ("columns and step bought", _prepared, "columns", (0.001, 0.0)),  # 10 % buys second moments of the columns too
+    ("moments and step bought", _prepared, "moments", (0.001, 0.03)),  # 10 % buys column means and second moments
+    # moments, then 30 % for noisy X'X and X'y: start at their solution, step with their inverse
+    ("statistics bought", _preconditioned, "moments", (0.0, 0.0)),
     # histograms of columns and targets, smooth features; then X'X and X'y of these, or 2 % for the step
-    ("shapes and statistics bought", _preconditioned, "shapes", _APART, (0.0, 0.0)),
-    ("shapes and step bought", _prepared, "shapes", _APART, (0.0, 0.03)),
+    ("shapes and statistics bought", _preconditioned, "shapes", (0.0, 0.0)),
+    ("shapes and step bought", _prepared, "shapes", (0.0, 0.03)),
 ):
+    _evidence = f"measured: {_EVIDENCE.get(_variant, 'docs/glm.md, tables kept apart')}"
     dp_gd.filling(_variant, evidence=_evidence, shortfall=_shortfall)(partial(_make, scale=_scale))
 
 

@@ -13,8 +13,6 @@ from isthmus.base import validate
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.mechanisms import Gaussian
 
-__all__ = ["clopper_pearson", "epsilon_from_counts", "one_run_epsilon", "one_run_p_value"]
-
 
 def clopper_pearson(hits: Any, trials: int, confidence: float) -> tuple[Any, Any]:
     """One-sided exact bounds `(low, high)` of a binomial probability, EACH with the given confidence.

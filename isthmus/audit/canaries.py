@@ -16,8 +16,6 @@ from isthmus.core.minimize import minimize
 from isthmus.core.pipeline import Pipeline
 from isthmus.privacy.noise import SecretSource, Source
 
-__all__ = ["OneRun", "one_run", "orthogonal_canaries", "training"]
-
 Train = Callable[[Tensor], Tensor]
 
 

@@ -23,8 +23,6 @@ from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import SecretSource, Source
 
-__all__ = ["AuditReport", "attack", "scores"]
-
 _BATCH = 1 << 21
 """Numbers drawn at once."""
 _THRESHOLDS = 64

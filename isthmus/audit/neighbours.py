@@ -19,8 +19,6 @@ from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import NoisyMax, TopK
 
-__all__ = ["Movement", "candidates", "inner", "law", "movement", "movements", "worst_pair"]
-
 _HUGE = 1e6
 """How far beyond the clip the outlier lies."""
 _MATRIX_LIMIT = 1 << 23

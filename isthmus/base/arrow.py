@@ -124,9 +124,8 @@ class ArrowRows(Streamed):
         validate.check(not others, "X", f"columns {others}", remedy)
         validate.check(bool(names), "X", "no columns", "give a table with columns of numbers")
         self.table, self.names = table, tuple(names)
-        single = all(kind in ("float", "halffloat") for kind in kinds.values())
         self.dtype = torch.float64
-        if single:
+        if all(kind in ("float", "halffloat") for kind in kinds.values()):
             self.dtype = torch.float32
         self.shape = (table.n, len(names))
 
@@ -167,16 +166,11 @@ def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
         from pyarrow import ArrowException, dataset
     except ImportError:
         validate.refuse(argument, str(path), f"install pyarrow, which is needed to read it: {validate.extra('table')}")
-    place = Path(path)
-    validate.present(os.path.exists(place), path, kind="File or folder")
+    validate.present(os.path.exists(path), path, kind="File or folder")
     try:
-        data = dataset.dataset(str(place), format="parquet")
+        data = dataset.dataset(str(path), format="parquet")
     except (ArrowException, OSError, ValueError) as error:
-        wanted = "give a Parquet file"
-        if place.is_dir():
-            wanted = "give a folder of Parquet files alone"
-        reason = str(error).splitlines()[0]
-        validate.unreadable(path, f"{wanted} ({reason})")
+        validate.unreadable(path, f"give a Parquet file or a folder of them alone ({str(error).splitlines()[0]})")
     if not data.files:
         validate.unreadable(path, "give a folder with Parquet files; this one has none")
     return data
@@ -195,9 +189,9 @@ def opened(X: Any, y: Any = None) -> tuple[Any, Any]:
     if isinstance(X, (str, Path)) and str(X).endswith(".npy"):
         validate.present(os.path.isfile(X), X)
         return FileRows(np.load(X, mmap_mode="r")), y
-    if isinstance(X, (str, Path)) or is_dataset(X):
-        if not is_dataset(X):
-            X = parquet_dataset(X)
+    if isinstance(X, (str, Path)):
+        X = parquet_dataset(X)
+    if is_dataset(X):
         table = ArrowTable(X)
         if not isinstance(y, str):
             return ArrowRows(table), y

@@ -127,12 +127,8 @@ class FileRows(Streamed):
     def _raw(self, lo: int, hi: int) -> NDArray[Any]:
         if self._start is None or self._file is None or hi <= lo:
             return np.array(self.array[lo:hi])
-        same = _stamp(self._file) == self._seen
-        remedy = (
-            "open the file again: it was written to since it was opened, and what was checked of its rows no "
-            "longer holds"
-        )
-        validate.check(same, "X", _mapped_file(self.array), remedy)
+        remedy = "open the file again: it was written to since it was opened, so what was checked no longer holds"
+        validate.check(_stamp(self._file) == self._seen, "X", _mapped_file(self.array), remedy)
         rows = np.empty((hi - lo, self.shape[1]), dtype=self.array.dtype)
         view, filled = memoryview(rows.data).cast("B"), 0
         while filled < len(view):
@@ -151,11 +147,8 @@ class FileRows(Streamed):
             return False
 
     def __getstate__(self) -> dict[str, Any]:
-        validate.refuse(
-            "X",
-            type(self).__name__,
-            "open the file in the process that reads it: rows of a file are not sent between processes",
-        )
+        remedy = "open the file in the process that reads it: rows of a file are not sent between processes"
+        validate.refuse("X", type(self).__name__, remedy)
 
 
 class DerivedRows(Streamed):

@@ -12,19 +12,8 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
+from isthmus.sets import projections
 from isthmus.sets.base import Ball, ConvexSet, VertexForm, inside, of_length, own
-from isthmus.sets.projections import (
-    Derivative,
-    norm,
-    pnorm,
-    project_unit_lp,
-    same,
-    shortened,
-    shrink,
-    smooth,
-    threshold,
-    unthresholded,
-)
 from isthmus.sets.widths import Width, chi_mean, exactly, max_abs_normal
 
 
@@ -46,16 +35,16 @@ class L1Ball(Ball):
         u = x.abs()
         if float(u.sum(dtype=torch.float64)) <= self.radius:
             return x, 0.0
-        top, drop = threshold(u, self.radius, warm)
-        return shrink(u, self.radius, top, drop).copysign_(x), top + drop
+        top, drop = projections.threshold(u, self.radius, warm)
+        return projections.shrink(u, self.radius, top, drop).copysign_(x), top + drop
 
     def _project(self, x: Tensor) -> Tensor:
         return self._solve(x, None)[0]
 
-    def _derivative(self, z: Array, w: Array) -> Derivative:
+    def _derivative(self, z: Array, w: Array) -> projections.Derivative:
         if np.array_equal(z, w):
-            return same
-        return unthresholded(w)
+            return projections.same
+        return projections.unthresholded(w)
 
     def _lmo(self, g: Tensor) -> Tensor:
         s, i = torch.zeros_like(g), g.abs().argmax()
@@ -105,14 +94,14 @@ class L2Ball(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         offset = x - self._middle(x)
-        excess = norm(offset) / self.radius
+        excess = projections.norm(offset) / self.radius
         if excess <= 1:
             return x
         return self._middle(x) + offset / excess
 
-    def _derivative(self, z: Array, w: Array) -> Derivative:
+    def _derivative(self, z: Array, w: Array) -> projections.Derivative:
         middle: Array = self._middle(torch.from_numpy(z)).numpy()
-        return shortened(z - middle, w - middle)
+        return projections.shortened(z - middle, w - middle)
 
     def _lmo(self, g: Tensor) -> Tensor:
         return self._middle(g) + of_length(g, -self.radius)
@@ -125,12 +114,12 @@ class L2Ball(ConvexSet):
 
     def _scales(self, x: Tensor) -> tuple[float, float]:
         if self.center is None:
-            return norm(x) / self.radius, math.inf
+            return projections.norm(x) / self.radius, math.inf
         center, x64 = self.center.to(x.device), x.double()
         low, high = ball_scales(x64, center, self.radius)
         # Near the tangent cone both roots lose half the digits: membership, which does not, settles t = 1.
-        slack = 4 * torch.finfo(x.dtype).eps * (self.radius + norm(center))
-        if norm(x64 - center) <= self.radius + slack:
+        slack = 4 * torch.finfo(x.dtype).eps * (self.radius + projections.norm(center))
+        if projections.norm(x64 - center) <= self.radius + slack:
             return min(low, 1.0), max(high, 1.0)
         return low, high
 
@@ -156,7 +145,7 @@ class LInfBall(Ball):
     def _project(self, x: Tensor) -> Tensor:
         return x.clamp(-self.radius, self.radius)
 
-    def _derivative(self, z: Array, w: Array) -> Derivative:
+    def _derivative(self, z: Array, w: Array) -> projections.Derivative:
         return lambda x: x * (z == w)
 
     def _lmo(self, g: Tensor) -> Tensor:
@@ -206,27 +195,27 @@ class LpBall(Ball):
             return self._simple._project(x)
         if self._gauge(x) <= 1:
             return x
-        shrink = max(1.0, float(x.abs().max()) / 1e300 / self.radius)  # very far away only the ray counts
-        y = project_unit_lp(x.abs().double() / shrink / self.radius, self.p) * self.radius
+        far = max(1.0, float(x.abs().max()) / 1e300 / self.radius)  # very far away only the ray counts
+        y = projections.project_unit_lp(x.abs().double() / far / self.radius, self.p) * self.radius
         return inside(y, self._gauge(y)).to(x).copysign(x)
 
-    def _derivative(self, z: Array, w: Array) -> Derivative:
+    def _derivative(self, z: Array, w: Array) -> projections.Derivative:
         if self._simple is not None:
             return self._simple._derivative(z, w)
         top = float(np.abs(w).max() or 1.0)
         scaled = np.abs(w) / top
         curvature = (self.p - 1) * np.maximum(scaled, 1e-150) ** (self.p - 2) / top
-        return smooth(z, w, np.sign(w) * scaled ** (self.p - 1), curvature)
+        return projections.smooth(z, w, np.sign(w) * scaled ** (self.p - 1), curvature)
 
     def _lmo(self, g: Tensor) -> Tensor:
         if self._simple is not None:
             return self._simple._lmo(g)
         s = (g.abs().double() / (float(g.abs().max()) or 1.0)) ** (1 / (self.p - 1))
-        s = s.where(g != 0, 0.0) * (self.radius / (float(pnorm(s, self.p)) or 1.0))
+        s = s.where(g != 0, 0.0) * (self.radius / (float(projections.pnorm(s, self.p)) or 1.0))
         return -inside(s, self._gauge(s)).to(g).copysign(g)
 
     def _norm(self, x: Tensor) -> float:
-        return float(pnorm(x.double(), self.p))
+        return float(projections.pnorm(x.double(), self.p))
 
     def _support(self, g: Tensor) -> Tensor:
         dual = math.inf
@@ -234,7 +223,7 @@ class LpBall(Ball):
             dual = 1.0
         elif self.p > 1:
             dual = self.p / (self.p - 1)
-        return self.radius * pnorm(g, dual)
+        return self.radius * projections.pnorm(g, dual)
 
     def _diameter(self, d: int) -> float:
         return float(2 * self.radius * d ** max(0.0, 0.5 - 1 / self.p))

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base.matrix import Array
-from isthmus.base.validate import check, refuse
+from isthmus.base.validate import check
 from isthmus.sets.balls import L1Ball
 from isthmus.sets.base import Ball, ConvexSet, inside, of_length, size_of
 from isthmus.sets.projections import Derivative, same
@@ -184,28 +185,22 @@ def group_ids(groups: Tensor | Iterable[object]) -> Tensor:
         groups = groups.tolist()
     items = list(groups)
     check(len(items) > 0, "groups", groups, "give at least one group")
-    if all(isinstance(item, Collection) for item in items):
-        return _ids_from_lists([[_index(i) for i in item] for item in items])
-    ids = torch.tensor([_index(item) for item in items])
-    places: Tensor = torch.unique(ids, return_inverse=True)[1]
-    return places
+    if not all(isinstance(item, Collection) for item in items):
+        return torch.from_numpy(np.unique(_integers(items), return_inverse=True)[1])
+    lists = [_integers(item) for item in items]
+    flat = np.concatenate(lists)
+    partition = np.array_equal(np.sort(flat), np.arange(len(flat)))
+    check(partition, "groups", groups, "give nonempty lists that hold each index 0..d-1 exactly once")
+    owner = np.empty_like(flat)
+    owner[flat] = np.repeat(np.arange(len(lists)), [len(group) for group in lists])
+    return torch.from_numpy(owner)
 
 
-def _ids_from_lists(lists: list[list[int]]) -> Tensor:
-    flat = torch.tensor([i for group in lists for i in group], dtype=torch.int64)
-    partition = all(lists) and torch.equal(flat.sort().values, torch.arange(len(flat)))
-    check(bool(partition), "groups", lists, "give nonempty lists that hold each index 0..d-1 exactly once")
-    owner = torch.repeat_interleave(torch.arange(len(lists)), torch.tensor([len(group) for group in lists]))
-    return torch.empty_like(flat).scatter_(0, flat, owner)
-
-
-def _index(value: object) -> int:
-    number = value
-    if isinstance(value, (Tensor, np.ndarray)):
-        number = value.item()
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-        refuse("groups", value, "give integers: index lists or one group id per coordinate")
-    return int(number)
+def _integers(values: object) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    whole = array.dtype.kind in "iu" and array.ndim == 1
+    check(whole, "groups", values, "give integers: index lists, none of them empty, or one group id per coordinate")
+    return array.astype(np.int64)
 
 
 def _block_size(part: ConvexSet, size: int | Sequence[int]) -> int:

@@ -31,9 +31,6 @@ class Width:
     def __float__(self) -> float:
         return self.value
 
-    def __mul__(self, factor: float) -> Width:
-        return Width(self.value * factor, self.standard_error * abs(factor), self.exact)
-
     def __add__(self, other: Width) -> Width:
         error = math.hypot(self.standard_error, other.standard_error)
         return Width(self.value + other.value, error, self.exact and other.exact)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache, cached_property
@@ -179,23 +180,6 @@ def next_prime(d: int) -> int:
     (3, 101, 100000007)
     """
     p = max(d, 3) | 1
-    while not _is_prime(p):
+    while not all(p % k for k in range(3, math.isqrt(p) + 1, 2)):
         p += 2
     return p
-
-
-def _is_prime(n: int) -> bool:
-    """Miller-Rabin with bases that decide every n < 3.3e24."""
-    bases = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
-    if n in bases:
-        return True
-    if any(n % base == 0 for base in bases):
-        return False
-    odd, twos = n - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    for base in bases:
-        x = pow(base, odd, n)
-        if x not in (1, n - 1) and all((x := x * x % n) != n - 1 for _ in range(twos - 1)):
-            return False
-    return True

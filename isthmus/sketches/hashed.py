@@ -225,13 +225,6 @@ def _row_scales(d: int, m: int) -> Tensor:
         return torch.sqrt(d / m / Buckets.sizes(d, m).double())
 
 
-@lru_cache(maxsize=8)
-def _signed_scales(d: int, m: int, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):
-        scales = _row_scales(d, m).to(dtype)
-        return torch.stack([scales, -scales])
-
-
 class BalancedMap(HashedMap):
     """A drawn tight count-sketch."""
 
@@ -272,8 +265,7 @@ class BalancedMap(HashedMap):
 
     def _both_scales(self, like: Tensor) -> Tensor:
         """The scales of the rows, and those of columns of sign -1: 2 x m."""
-        make = partial(_signed_scales, self.d, self.m, like.dtype)
-        return self._memo.tensor("both", make, like.device, like.dtype)
+        return self._memo.tensor("both", lambda: torch.stack([self.scale, -self.scale]), like.device, like.dtype)
 
     def _signed_buckets(self, device: torch.device) -> Tensor:
         """h(j), plus m where the sign is -1; kept for the round."""

@@ -226,14 +226,10 @@ class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
         self.space, self.d, self.m = space, space.d, weights.shape[1]
         self.factors, self.weights, self.norm = factors, weights, norm
 
-    def adjoint(self, y: Tensor) -> Tensor:
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """G'(U y)."""
         base.check_vector(self, y, "y", self.m)
         return self._wide(y.device).sum_in(self._weights(y.device) @ y.double(), y.dtype)
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The same: there is one leaf."""
-        return self.adjoint(y)
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """Some columns of the leaf's matrix, without the others where the public rows are outer products."""
@@ -435,7 +431,8 @@ def learned(
         basis, moment, error = _directions(rows, k, dtype, method)
         return {"basis": basis, "norm": _certified(moment, error, dtype)}
     wide = {name: factors.to(factors.device, torch.float64) for name, factors in held.items()}
-    inside = sum((_symmetric(pieces[name].inner(factors)) for name, factors in wide.items()), torch.zeros(()))
+    # of the factors in float64, never of the rows: what those round is not in `roundings`
+    inside = sum((_symmetric(factors.inner(factors)) for factors in wide.values()), torch.zeros(()))
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in held), inside)
     weights = _weights(whole.diagonal(), whole, k, method, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
     leaves: dict[str, Mapping[str, base.Tree]] = {}

@@ -330,6 +330,7 @@ class _Trial:
         if what is not None and parameter.dtype != torch.float64:
             try:  # where much cancels, float32 has few digits left to compare: what is wrong is wrong in float64 too
                 wide = _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).double())
+                wide.names, wide._key = self.names, self._key  # the same examples are exchanged
                 part = batch.to(parameter.device.type, torch.float64)
                 wide.prepare(part)
                 what = wide._found(part, values, alone, 1e-6)
@@ -382,9 +383,9 @@ class _Trial:
 
     def _exchanged(self, batch: _Batch, values: Values) -> str | None:
         """Half of the examples replaced, then the other half: where whatever stays does not give what it gave."""
+        drawn, half = torch.Generator().manual_seed(self._key), batch.n // 2
         for value in values:
-            order = _drawn(batch.n)
-            half = batch.n // 2
+            order = torch.randperm(batch.n, generator=drawn)
             for gone, stays in ((order[:half], order[half:]), (order[half:], order[:half])):
                 try:
                     record = self._pass(batch.altered(gone, value), gone, value)

@@ -93,6 +93,15 @@ class _Known:
     """How many dimensions the outputs of each layer had in batches of two examples or more."""
 
 
+def _taken() -> bool:
+    """Every gradient is taken."""
+    return True
+
+
+def _ignored() -> None:
+    """Nothing happens."""
+
+
 @dataclass(eq=False)
 class Pass:
     """A pass in progress: who is told its rows, and what is known of it."""
@@ -106,9 +115,9 @@ class Pass:
     """Layers that may see several pieces of every example, and how many (None: any)."""
     calls: Counter[str] = field(default_factory=Counter)
     """How often each layer was called."""
-    reduced: Callable[[], bool] = lambda: True
+    reduced: Callable[[], bool] = _taken
     """Whether gradients of less than 32 bits are taken (see `TorchDriver`)."""
-    arrived: Callable[[], None] = lambda: None
+    arrived: Callable[[], None] = _ignored
     """Called when a gradient comes, before anything is made of it."""
     later: _Later | None = None
     """Who keeps gradients that arrive until the backward pass has ended; None: rows are made at once."""

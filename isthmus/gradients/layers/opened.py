@@ -171,7 +171,7 @@ class _Single:
             if isinstance(x, Shared):
                 kind = SHARED if isinstance(y, Tensor) and x.shape != y.shape and x.ndim == y.ndim else ALONE
                 x = bare(x).expand_as(y) if kind == SHARED else bare(x)
-            if isinstance(x, Tensor) and x.shape != y.shape:
+            if isinstance(x, Tensor) and (not isinstance(y, Tensor) or x.shape != y.shape):
                 kind = BARRED
             elif isinstance(x, Tensor) and x.is_floating_point() and not drew:
                 _refuse_unless(
