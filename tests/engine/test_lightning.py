@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_cases import Trained, assert_same, data, loader, mlp, private, train
-from isthmus.opacus_compat.utils.batch_memory_manager import wrap_data_loader
 from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
+
+from isthmus.opacus_compat.utils.batch_memory_manager import wrap_data_loader
 
 lightning = pytest.importorskip("lightning")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own advice

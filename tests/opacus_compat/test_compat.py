@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from isthmus.opacus_compat.accountants import GaussianAccountant, PRVAccountant, RDPAccountant, create_accountant
-from isthmus.opacus_compat.accountants.utils import get_noise_multiplier
-from isthmus.opacus_compat.data_loader import DPDataLoader
-from isthmus.opacus_compat.optimizers import DPOptimizer
-from isthmus.opacus_compat.utils import module_utils
-from isthmus.opacus_compat.utils.batch_memory_manager import BatchMemoryManager, wrap_data_loader
-from isthmus.opacus_compat.utils.uniform_sampler import UniformWithReplacementSampler
-from isthmus.opacus_compat.validators import ModuleValidator
-from isthmus.opacus_compat.validators.errors import ShouldReplaceModuleError, UnsupportedModuleError
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import InvalidInput
 from isthmus import PrivacyEngine as Plain
 from isthmus.opacus_compat import GradSampleModule, PrivacyEngine, distributed, schedulers
+from isthmus.opacus_compat.accountants import GaussianAccountant, PRVAccountant, RDPAccountant, create_accountant
+from isthmus.opacus_compat.accountants.utils import get_noise_multiplier
+from isthmus.opacus_compat.data_loader import DPDataLoader
 from isthmus.opacus_compat.engine import by_layer
+from isthmus.opacus_compat.optimizers import DPOptimizer
+from isthmus.opacus_compat.utils import module_utils
+from isthmus.opacus_compat.utils.batch_memory_manager import BatchMemoryManager, wrap_data_loader
+from isthmus.opacus_compat.utils.uniform_sampler import UniformWithReplacementSampler
+from isthmus.opacus_compat.validators import ModuleValidator
+from isthmus.opacus_compat.validators.errors import ShouldReplaceModuleError, UnsupportedModuleError
 
 DELTA = 1e-5
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from isthmus.opacus_compat.schedulers import StepNoise
-from isthmus.opacus_compat.validators import ModuleValidator
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,6 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from isthmus import InvalidInput, PrivacyEngine
 from isthmus.opacus_compat import GradSampleModule
 from isthmus.opacus_compat import PrivacyEngine as Compat
+from isthmus.opacus_compat.schedulers import StepNoise
+from isthmus.opacus_compat.validators import ModuleValidator
 from isthmus.privacy import BudgetExceeded
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating" / "opacus.md").read_text(encoding="utf-8")
