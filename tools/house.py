@@ -2,7 +2,8 @@
 
     python tools/house.py [--calls]
 
-A code line is one that is not blank, not a comment and not part of a docstring.  Calls are those of functions of the
+A code line is one that is not blank, not a comment and not part of a docstring; public are the functions and classes of
+modules that begin with no underscore.  Calls are those of functions of the
 package, counted on the thread that trains.
 """
 
@@ -33,25 +34,13 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     return lines
 
 
-def names_of(statement: ast.stmt) -> list[str]:
-    """The names that a statement of a module defines."""
-    match statement:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            return [name]
-        case ast.Assign(targets=targets):
-            return [target.id for target in targets if isinstance(target, ast.Name)]
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            return [name]
-    return []
-
-
 def measured(text: str) -> tuple[int, ...]:
     """The figures of one file, in the order of `HEADINGS`."""
     tree = ast.parse(text)
     docs = docstring_lines(tree)
     lines = enumerate(text.splitlines(), 1)
     code = sum(bool(line.strip()) and not line.strip().startswith("#") and at not in docs for at, line in lines)
-    public = sum(not name.startswith("_") for statement in tree.body for name in names_of(statement))
+    public = sum(isinstance(s, ast.FunctionDef | ast.ClassDef) and not s.name.startswith("_") for s in tree.body)
     nodes = list(ast.walk(tree))
     called = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     any_type = sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
