@@ -156,7 +156,7 @@ def map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
     return JoinedMap(space, blocks, norm)
 
 
-class SubspaceMap(base.CodesOuter, base.LiftsRanges):
+class SubspaceMap(base.LiftsRanges):
     """Phi = V' for a basis V (d x k) with orthonormal columns.
 
     `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
@@ -188,7 +188,7 @@ class SubspaceMap(base.CodesOuter, base.LiftsRanges):
         if isinstance(a, Tensor) and a.ndim == 3 and a.shape[1] == 1:
             a, b = a[:, 0], b[:, 0]
         if matrix.is_sparse(a) or a.ndim == 3:
-            return base.outer_in_chunks(self, a, b, lo)
+            return super().outer(a, b, lo)
         (n, p), q, k = a.shape, b.shape[1], self.m
         flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
         step = max(1, base.CHUNK_BYTES // (8 * min(p, q) * k))
@@ -210,7 +210,7 @@ class SubspaceMap(base.CodesOuter, base.LiftsRanges):
         return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
 
 
-class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
+class FactoredMap(base.LiftsLeaves):
     """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
 
     A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.

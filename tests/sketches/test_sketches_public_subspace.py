@@ -25,7 +25,6 @@ from isthmus.parts import Shuffle
 from isthmus.privacy import Clip
 from isthmus.sketches import PublicSubspace, Residual, base
 from isthmus.sketches import public as learning
-from isthmus.sketches.base import adjoint_leaf, pinv_leaf
 from isthmus.sketches.public import (
     FactoredMap,
     JoinedMap,
@@ -208,8 +207,8 @@ def test_every_operation_equals_that_of_the_matrix(dtype, chunk, monkeypatch):
     torch.testing.assert_close(sketch.pinv(y).double(), V @ y.double(), **close)
     for leaf in SPACE.leaves:
         piece = V[SPACE.slice(leaf.name)]
-        torch.testing.assert_close(adjoint_leaf(sketch, leaf.name, y).double(), piece @ y.double(), **close)
-        torch.testing.assert_close(pinv_leaf(sketch, leaf.name, y).double(), piece @ y.double(), **close)
+        torch.testing.assert_close(sketch.adjoint_leaf(leaf.name, y).double(), piece @ y.double(), **close)
+        torch.testing.assert_close(sketch.pinv_leaf(leaf.name, y).double(), piece @ y.double(), **close)
         some = (piece @ y.double()).view(leaf.shape)[:, 1:3]
         torch.testing.assert_close(sketch.adjoint_columns(leaf.name, y, 1, 3).double(), some, **close)
     want = rows.dense().double() @ V
