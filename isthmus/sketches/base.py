@@ -112,8 +112,8 @@ class Sketch(ABC):
     """A linear map Phi: R^d -> R^m, fixed for a round.
 
     A map of your own supplies `rows` and `adjoint`; everything else follows, and maps override what they do better:
-    codes of single leaves (`leaf`, `join`) and of outer products that are never built (`outer`), one leaf lifted without
-    the others (`adjoint_leaf`, `adjoint_columns`, `add_pinv_columns`).
+    codes of single leaves (`leaf`, `join`) and of outer products that are never built (`outer`), one leaf lifted
+    without the others (`adjoint_leaf`, `adjoint_columns`, `add_pinv_columns`).
     """
 
     space: Space
