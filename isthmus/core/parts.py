@@ -168,11 +168,11 @@ class AgainstAnchor:
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
+class FixedRows:
     """A problem that is nothing but its rows: scores, figures of test rows, whatever is to be added up once.
 
     >>> from isthmus.gradients import Dense
-    >>> Sheet(Dense(torch.ones(3, 2))).n
+    >>> FixedRows(Dense(torch.ones(3, 2))).n
     3
     """
 
