@@ -376,7 +376,8 @@ class FrankWolfe(Update):
         validate.non_negative(error=self.error)
         self.constraint.require("lmo")
         if self.rule == "short":
-            validate.check(self.smoothness is not None, "smoothness", None, "give a finite number above 0")
+            if self.smoothness is None:
+                validate.refuse("smoothness", None, "give a finite number above 0")
             validate.positive(smoothness=self.smoothness)
         remedy = "give the loss, which a line search needs; it is not for private runs"
         validate.check(self.rule != "line" or self.loss is not None, "loss", self.loss, remedy)
