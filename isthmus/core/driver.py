@@ -51,7 +51,7 @@ from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.noise import Source
 from isthmus.sketches.base import Sketch, without_memo
 
-LEAST = 1e-9
+_MIN_FAST_BOUND = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 _EVALUATES = (
     "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
@@ -363,7 +363,7 @@ class TorchDriver:
         self.losses = Losses(reduction, self.layers.batch_dim, mine)
         self.guard = passes.Guard(module, secret, watched=self._parameters)
         self._between, self._correction = Between(self.layers), MeanLossCorrection()
-        fast = fast and _least_bound(pipe) >= LEAST
+        fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
         self._accumulator = BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
         self._writer = GradientWriter(self.layers, optimizer)
