@@ -80,9 +80,7 @@ class Awaiting:
         self.on = False
 
     def begin(self) -> None:
-        """A gradient has come."""
-        if self.on:
-            return
+        """The first gradient has come."""
         self.on = True
         kinds = [(parameter.device, parameter.dtype) for parameter in self._parameters]
         if kinds != self._kinds:
