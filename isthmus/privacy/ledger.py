@@ -223,16 +223,16 @@ class Ledger:
         with self._records.locked():
             return self._records.seeded
 
-    def taint(self) -> None:
+    def mark_seeded(self) -> None:
         """Write down, for good, that noise of a seed was released about this data.
 
         >>> ledger = Ledger()
-        >>> ledger.taint()
+        >>> ledger.mark_seeded()
         >>> ledger.seeded
         True
         """
         if self.shared is not None:
-            self.shared.taint()
+            self.shared.mark_seeded()
         with self._records.locked():
             self._records.append(*self._tainting(True))
 
