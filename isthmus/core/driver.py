@@ -49,10 +49,10 @@ from isthmus.objectives.module import Layers, captured, merged, unused
 from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.noise import Source
-from isthmus.sketches.base import Movable, Sketch, join_codes, leaf_code, without_memo
+from isthmus.sketches.base import Sketch, without_memo
 from isthmus.sketches.compose import IdentityMap
 
-LEAST = 1e-9
+_MIN_FAST_BOUND = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 _EVALUATES = (
     "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
@@ -145,18 +145,19 @@ class _PendingGradients:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
         inputs, sizes = [x for _, _, b, reads in self.items for x in (b, *reads)], []
         for slot, sketch in round.sketches.items():
-            if not isinstance(sketch, Movable):
+            tensors = sketch.tensors()
+            if tensors is None:
                 return compute()
-            inputs += sketch.tensors()
+            inputs += tensors
             sizes.append((slot, sketch.m, sketch.norm))
         key = (key, self._layers(), tuple(sizes), tuple(sorted(round.bounds.items())))
         return self.replay(key, inputs, compute)
 
     def placed(self, slot: str, sketch: Sketch) -> Sketch:
         """A map on a device in memory that stays where it is: the one before it there is overwritten."""
-        if not isinstance(sketch, Movable) or not sketch.tensors() or not all(x.is_cuda for x in sketch.tensors()):
+        new, old = list(sketch.tensors() or ()), self._maps.get(slot, [])
+        if not new or not all(x.is_cuda for x in new):
             return sketch
-        new, old = list(sketch.tensors()), self._maps.get(slot, [])
         if [(x.shape, x.dtype) for x in old] != [(x.shape, x.dtype) for x in new]:
             old = self._maps[slot] = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in new]
         torch._foreach_copy_(old, new)
@@ -219,7 +220,7 @@ class BackwardAccumulator:
             if name in self.sums.get(release.name, ()):
                 raise validate.InvalidInput(_LATE.format(name=name))
             codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
-            code = leaf_code(self.round.sketches[slot], name, rows)
+            code = self.round.sketches[slot].leaf(name, rows)
             codes.append(code and self._smaller(code))
             if early and len(codes) == self.uses[name]:
                 self._sum_leaf(release, slot, name, *self.scale())
@@ -255,7 +256,7 @@ class BackwardAccumulator:
             else:
                 by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
                 found = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
-                codes[release.name] = whole(join_codes(round.sketches[slot], found))
+                codes[release.name] = whole(round.sketches[slot].join(found))
         return fragment(round, self.stage, rows, codes, rounding, ready)
 
     def _sum_leaf(self, release: Release, slot: str, name: str, factor: float, rounding: Rounding) -> None:
@@ -372,7 +373,7 @@ class TorchDriver:
         self.losses = Losses(reduction, self.layers.batch_dim, mine)
         self.guard = passes.Guard(module, secret, watched=self._parameters)
         self._between, self._correction = Between(self.layers), MeanLossCorrection()
-        fast = fast and _least_bound(pipe) >= LEAST
+        fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
         self._accumulator = BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
         self._writer = GradientWriter(self.layers, optimizer)

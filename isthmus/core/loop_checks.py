@@ -55,7 +55,7 @@ CLOSE = 1e-6
 """Divisors are float32 numbers: closer ones are the same."""
 SMALL = 1e-5
 """What is left of a sum of zeros, against the derivatives of the examples' own terms."""
-LEAST = 4
+_MIN_EXAMPLES = 4
 """Of fewer examples their number is easily that of something else."""
 ROWS = 4
 """Examples that are looked at for mixtures."""
@@ -297,7 +297,7 @@ class Losses:
     def _check(self, found: list[_Divisor]) -> None:
         """Refuse divisors that are not what was said, and warn of one that changes from batch to batch."""
         validate.require(not any(divisor.weighed for divisor in found), _WEIGHED)
-        if self._n < LEAST or len(found) >= self._n:
+        if self._n < _MIN_EXAMPLES or len(found) >= self._n:
             return  # too few to tell examples from classes, or a loss that takes example by example
         mean, by, unit, other = False, 1, "", "mean"
         if self.reduction == "mean":

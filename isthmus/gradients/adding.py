@@ -33,7 +33,7 @@ WIDE, NETWORK = 1 / 20, 1 / 100
 """The most and the least of it in float32 sums of whole gradients: one product serves batches of up to some 500."""
 RATIO = 2.0**16
 """A record's terms may add up, in absolute value, to at most this many times the clip bound: else it is shortened."""
-LEAST = 16
+MIN_ROUNDINGS = 16
 """Chunks of fewer terms cost more than float64."""
 SPARE = 6
 """Roundings kept for what comes after the chunks: their sum in float64, and its cast."""
@@ -106,7 +106,7 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
             torch.mm(b.to(work).T, a.to(work), out=out)
         else:
             out.copy_(b.to(work).T @ a.to(work))
-    elif work == torch.float32 and few >= LEAST:
+    elif work == torch.float32 and few >= MIN_ROUNDINGS:
         out.copy_(_chunked(a.to(work), b.to(work), few))
     else:
         small = not out.is_cuda and 64 * out.numel() <= CACHE_BYTES  # adding sums up costs next to nothing

@@ -861,14 +861,11 @@ class Lookup(Rows):
         if not isinstance(mate, Lookup) or mate.vocabulary != self.vocabulary or other.d != self.d:
             return super().inner(other)
         dtype = rounding.working(self.dtype, other.dtype)
-        result = torch.zeros(self.n, other.n, dtype=dtype, device=self.device)
-        mine, theirs = (_by_place(k, c.to(dtype)) for k, c in ((x.index, x.values) for x in (self, mate)))
-        with exact_products(self.device):
-            for place, (owners, values) in mine.items():
-                if place in theirs:
-                    others, their_values = theirs[place]
-                    result[owners[:, None], others] += values @ their_values.T
-        return result
+        places, slots = torch.unique(torch.cat([self.index.flatten(), mate.index.flatten()]), return_inverse=True)
+        d, kinds = len(places) * self.width, (self.values, mate.values)
+        slots = slots.split([self.index.numel(), mate.index.numel()])
+        left, right = (_sparse(at, values.to(dtype), d) for at, values in zip(slots, kinds, strict=True))
+        return torch.from_numpy((left @ right.T).toarray()).to(self.device)
 
     def _with(self, values: Tensor) -> Lookup:
         return Lookup(self.index, values, self.vocabulary, self.apart)
@@ -1184,16 +1181,13 @@ def _same(x: Matrix, y: Matrix) -> bool:
     return x is y
 
 
-def _by_place(index: Tensor, values: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
-    """Which examples hold something at each place, and what: values of equal places are added.
+def _sparse(slots: Tensor, values: Tensor, d: int) -> Csr:
+    """Values (n, T, D) as the rows of a CSR matrix, each D of them at a slot of d / D; those of equal slots count both.
 
-    >>> _by_place(torch.tensor([[7, 4, 7]]), torch.ones(1, 3, 1))[7]
-    (tensor([0]), tensor([[2.]]))
+    >>> _sparse(torch.tensor([1, 0]), torch.tensor([[[2.0]], [[3.0]]]), 2).toarray().tolist()
+    [[0.0, 2.0], [3.0, 0.0]]
     """
-    n = max(1, len(index))
-    keys, slots = torch.unique(index * n + torch.arange(len(index), device=index.device)[:, None], return_inverse=True)
-    total = torch.zeros(len(keys), values.shape[2], dtype=values.dtype, device=values.device)
-    total.index_add_(0, slots.flatten(), values.flatten(0, 1))
-    places, counts = torch.unique_consecutive(keys // n, return_counts=True)
-    pieces = zip((keys % n).split(counts.tolist()), total.split(counts.tolist()), strict=True)
-    return dict(zip(places.tolist(), pieces, strict=True))
+    n, t, width = values.shape
+    columns = slots[:, None] * width + torch.arange(width, device=slots.device)
+    starts = np.arange(n + 1) * (t * width)
+    return sp.csr_array((values.flatten().cpu().numpy(), columns.flatten().cpu().numpy(), starts), shape=(n, d))
