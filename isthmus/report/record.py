@@ -390,7 +390,10 @@ def rounded_up(value: float) -> str:
     >>> rounded_up(0.91761), rounded_up(math.inf)
     ('0.9177', 'inf')
     """
-    return _four_digits(value, math.ceil)
+    if value <= 0 or math.isinf(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
+    return f"{math.ceil(value / unit) * unit:.4g}"
 
 
 def rounded_down(value: float) -> str:
@@ -399,14 +402,10 @@ def rounded_down(value: float) -> str:
     >>> rounded_down(1.11029), rounded_down(0.0)
     ('1.11', '0')
     """
-    return _four_digits(value, lambda units: math.floor(units + 1e-9))
-
-
-def _four_digits(value: float, rounding: Callable[[float], int]) -> str:
     if value <= 0 or math.isinf(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{rounding(value / unit) * unit:.4g}"
+    return f"{math.floor(value / unit + 1e-9) * unit:.4g}"
 
 
 def _agree(record: Record) -> None:
