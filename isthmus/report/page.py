@@ -243,13 +243,11 @@ def _noise(record: Record) -> Section | None:
     stretch, label = -(-len(rows) // 60), "length"  # single steps jump, and there may be thousands
     if stretch > 1:
         label = f"length, averaged over {stretch} rounds"
-    moved, noise = [], []
-    for at in range(0, len(rows), stretch):
-        piece = rows[at : at + stretch]
-        _, *lengths = zip(*piece, strict=True)
-        for line, values in zip((moved, noise), lengths, strict=True):
-            line.append((piece[-1][0], math.hypot(*values) / math.sqrt(len(piece))))
-    series = [("step", moved), ("noise in it", noise)]
+    pieces = [rows[at : at + stretch] for at in range(0, len(rows), stretch)]
+    series = [
+        (name, [(piece[-1][0], math.hypot(*(row[k] for row in piece)) / math.sqrt(len(piece))) for piece in pieces])
+        for k, name in ((1, "step"), (2, "noise in it"))
+    ]
     chart = svg.lines("noise", "Length of each step and of its noise", series, "round", label, zero=True)
     return {"ratio": f"{median(ratios):.2g}", "rounds": len(ratios), "chart": chart}
 
