@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from isthmus.base.recording import Replay
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers
-from isthmus.sketches.base import LiftsInPlace, Movable, without_memo
+from isthmus.sketches.base import Sketch, without_memo
 
 Directions = Sequence[Sequence[Lifted]]
 """The lifted values of several rounds."""
@@ -80,9 +80,7 @@ class Awaiting:
         self.on = False
 
     def begin(self) -> None:
-        """A gradient has come."""
-        if self.on:
-            return
+        """The first gradient has come."""
         self.on = True
         kinds = [(parameter.device, parameter.dtype) for parameter in self._parameters]
         if kinds != self._kinds:
@@ -123,9 +121,10 @@ class GradientWriter:
             parameter.grad = None
         self._move(*code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
 
-    def _move(self, sketch: LiftsInPlace, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
+    def _move(self, sketch: Sketch, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
         """w += rate Phi^+ y, leaf by leaf: the direction itself is never formed."""
-        if not y.is_cuda or not isinstance(sketch, Movable) or len(set(rates)) > 1:
+        tensors = sketch.tensors()
+        if not y.is_cuda or tensors is None or len(set(rates)) > 1:
             for (name, _, matrix, lo, hi), rate in zip(places, rates, strict=True):
                 sketch.add_pinv_columns(matrix, name, y, lo, hi, rate)
             return
@@ -138,7 +137,7 @@ class GradientWriter:
             for name, _, matrix, lo, hi in places:
                 bare.add_pinv_columns(matrix, name, room, lo, hi, 1.0)
 
-        inputs = [room, *sketch.tensors(), *(matrix for _, _, matrix, _, _ in places)]
+        inputs = [room, *tensors, *(matrix for _, _, matrix, _, _ in places)]
         self.replay((sketch.m, sketch.norm), inputs, move)
         torch.autograd.graph.increment_version([parameter for _, parameter, _, _, _ in places])
 

@@ -33,7 +33,7 @@ from isthmus.base.space import Space
 from isthmus.lifts.decoders import cosamp
 from isthmus.lifts.project_lift import solve_lift
 from isthmus.sets import ConvexSet
-from isthmus.sketches.base import LiftsInPlace, Sketch, adjoint_columns, pinv_columns, take_pinv
+from isthmus.sketches.base import Sketch, take_pinv
 from isthmus.sketches.selection import SelectionMap
 
 Step = float | Tensor
@@ -60,7 +60,7 @@ class Lifted:
         direction: Tensor | Callable[[], Tensor],
         point: Tensor | None = None,
         columns: Columns | None = None,
-        code: tuple[LiftsInPlace, Tensor] | None = None,
+        code: tuple[Sketch, Tensor] | None = None,
         stretch: Step | Callable[[], Step] = 1.0,
     ) -> None:
         self._given, self.point, self._columns, self.code, self._stretch = direction, point, columns, code, stretch
@@ -109,7 +109,7 @@ class Adjoint(Lift):
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: adjoint_columns(sketch, name, y, lo, hi))
+        return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: sketch.adjoint_columns(name, y, lo, hi))
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ class Pinv(Lift):
             return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
 
         code = None
-        if isinstance(sketch, LiftsInPlace):
+        if sketch.in_place:
             code = sketch, y
         return Lifted(
-            lambda: take_pinv(sketch, y), None, lambda name, lo, hi: pinv_columns(sketch, name, y, lo, hi), code
+            lambda: take_pinv(sketch, y), None, lambda name, lo, hi: sketch.pinv_columns(name, y, lo, hi), code
         )
 
 
@@ -163,7 +163,7 @@ class Unbiased(Lift):
             share = coverage
             if isinstance(share, Tensor):
                 share = share[sketch.space.slice(name)].view(sketch.space.shape(name)[0], -1)[:, lo:hi]
-            return pinv_columns(sketch, name, y, lo, hi) / share
+            return sketch.pinv_columns(name, y, lo, hi) / share
 
         stretch: Step | Callable[[], Step] = 1.0
         if isinstance(sketch, SelectionMap):
