@@ -34,6 +34,10 @@ class Identity(base.Random):
         """The identity on a space."""
         return IdentityMap(space)
 
+    def token(self, context: base.Context) -> Hashable:
+        """It is the same in every round."""
+        return "identity"
+
 
 class IdentityMap(base.Sketch):
     """The identity of a space."""
