@@ -52,6 +52,7 @@ from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, p
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
+from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.privacy.sampling import Sampler
 from isthmus.problems.queries import Answered, Query
@@ -628,7 +629,7 @@ def close_stage(
 
 
 def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None) -> dict[str, Tensor]:
-    """The noised values of a stage; the only place where mechanisms are asked for any.
+    """The noised values of a stage.
 
     What has no bound, or one in a norm that its mechanism does not take, is refused before anything is charged.
     """
@@ -641,13 +642,17 @@ def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: C
     released = {}
     for release, slot in stage.slots:
         bounded = settled.pop(release.name)
-        noised = partial(release.mechanism.release, bounded, keys.noise)
-        value = released_by(f"{slot} of round {round.t}", bounded, noised)
+        value = _noised(release, f"{slot} of round {round.t}", bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
         # cast first, so that the precision of the output does not depend on the data
         value = value.to(bounded.dtype or value.dtype)
         released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
     return released
+
+
+def _noised(release: Release, name: str, bounded: ClippedSum, noise: Source | None) -> Tensor:
+    """What a mechanism makes of a bounded value: the only place where it is asked to."""
+    return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
 
 
 def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
@@ -730,11 +735,7 @@ def look(stage: Stage, context: RunContext, promise: Promise | None = None) -> d
 
 
 def run(
-    pipe: Pipeline,
-    state: State,
-    steps: int,
-    context: RunContext,
-    observe: Callable[[State], bool] | None = None,
+    pipe: Pipeline, state: State, steps: int, context: RunContext, observe: Callable[[State], bool] | None = None
 ) -> tuple[State, Tensor | None, str]:
     """The only loop: rounds until `state.t == steps`, a stop rule fires, or an observer asks to stop.
 
