@@ -83,7 +83,7 @@ def test_a_private_name_stays_in_its_folder() -> None:
 
 
 def test_noise_is_drawn_in_one_place() -> None:
-    """`mechanism.release` is called where a stage is closed and by mechanisms that wrap another one, and nowhere else."""
+    """`mechanism.release` is called by `close_stage` and by mechanisms that wrap another one, and nowhere else."""
     collected = []
     for path, tree in modules():
         for node in ast.walk(tree):
