@@ -54,6 +54,10 @@ _BLOCK = 1 << 16
 """So many lines of text become a frame at a time: lists of words take more memory."""
 
 
+Rows = np.ndarray | sp.csr_matrix | Streamed
+"""Rows as numbers."""
+
+
 @dataclass(frozen=True)
 class Table:
     """The rows of one file: a frame with named columns, or a matrix `x` with targets `y` (None where it has none)."""
