@@ -25,7 +25,6 @@ import numpy as np
 from isthmus import estimators
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write, sync
-from isthmus.tables.encode import dtype_kind
 from isthmus.tables.files import Table, check_numbers, numbers_of
 from isthmus.tables.schema import Schema
 
@@ -220,7 +219,7 @@ def predictions(
 
 def _entries(values: Series) -> np.ndarray:
     """Identifiers as they were read; text where nothing is "" ."""
-    if dtype_kind(values) in "iufb":
+    if values.dtype.kind in "iufb":
         return values.to_numpy()
     return values.astype(object).where(values.notna(), "").to_numpy().astype(str)
 
