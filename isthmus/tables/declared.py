@@ -1,6 +1,6 @@
 """Declarations in a file or by options, key by key: what a value may be, and how it is read.
 
-A reader is called with the place of a value and the value, and returns what it stands for, or refuses it with its place.
+A reader is called with the place of a value and the value, and returns what it stands for, or refuses it by its place.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def declarable(default: object, read: Reader) -> Any:
     return field(default=default, metadata={"read": read})
 
 
-def declared(kind: type, where: str, data: Mapping[str, object]) -> dict[str, Any]:
+def _declared(kind: type, where: str, data: Mapping[str, object]) -> dict[str, Any]:
     """What a table declares of such a dataclass, each entry as its field reads it; None stands for nothing."""
-    readers = {member.name: member.metadata.get("read") for member in fields(kind)}
+    readers = {member.name: member.metadata["read"] for member in fields(kind) if member.metadata}
     return {key: readers[key](f"{where}.{key}", entry) for key, entry in data.items() if entry is not None}
 
 
@@ -73,7 +73,7 @@ def read_words(where: str, value: object) -> tuple[str, ...]:
     return words
 
 
-def read_number(where: str, value: object) -> float:
+def _read_number(where: str, value: object) -> float:
     """A finite number, also as text."""
     number = math.nan
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
@@ -83,7 +83,7 @@ def read_number(where: str, value: object) -> float:
     return number
 
 
-def read_day(where: str, value: object) -> float:
+def _read_day(where: str, value: object) -> float:
     """A date in days since 1970, as such a number or as ISO has it."""
     try:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -95,17 +95,15 @@ def read_day(where: str, value: object) -> float:
     return float(day.toordinal() - _EPOCH)
 
 
-def read_bounds(
-    where: str, value: object, read_end: Callable[[str, object], float] = read_number
-) -> tuple[float, float]:
-    """A range low < high of numbers, or of what `read_end` reads."""
+def read_bounds(where: str, value: object, end: Callable[[str, object], float] = _read_number) -> tuple[float, float]:
+    """A range low < high of numbers, or of what `end` reads."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         validate.refuse(where, value, "give a range [low, high]")
-    low, high = (read_end(where, item) for item in value)
+    low, high = (end(where, item) for item in value)
     validate.check(low < high, where, value, "give low < high")
     return low, high
 
 
-def unless_empty(read: Reader, empty: object) -> Reader:
+def _unless_empty(read: Reader, empty: object) -> Reader:
     """A reader that also takes nothing, such as [] or ""."""
     return lambda where, value: read(where, value) if value else empty

@@ -35,17 +35,17 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.tables.declared import (
+    _declared,
+    _read_day,
+    _read_number,
+    _unless_empty,
     checked,
     declarable,
-    declared,
     known_keys,
     one_of,
     read_bounds,
-    read_day,
-    read_number,
     read_sign,
     read_words,
-    unless_empty,
 )
 from isthmus.tables.entries import OTHER, Signs, check_format, from_days
 
@@ -100,11 +100,11 @@ class Column:
     categories: tuple[str, ...] = declarable((), read_words)
     buckets: int = declarable(BUCKETS, checked(validate.positive_int, int))
     missing: str = declarable("fill", one_of("fill", "indicator"))
-    absent: tuple[str, ...] = declarable((), unless_empty(read_words, ()))
-    fill: float | None = declarable(None, read_number)
+    absent: tuple[str, ...] = declarable((), _unless_empty(read_words, ()))
+    fill: float | None = declarable(None, _read_number)
     thousands: str | None = declarable(None, read_sign)
     decimal: str = declarable(".", read_sign)
-    format: str = declarable("", unless_empty(check_format, ""))
+    format: str = declarable("", _unless_empty(check_format, ""))
     source: str = declarable("declared", one_of("declared", "public", "name", "data"))
 
     @property
@@ -287,7 +287,7 @@ def read_target(data: object) -> Target:
     name = data.get("name")
     validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
     rest = {key: value for key, value in data.items() if key != "name"}
-    return Target(str(name), **declared(Target, "target", rest))
+    return Target(str(name), **_declared(Target, "target", rest))
 
 
 def read_column(name: str, value: object) -> Column:
@@ -315,8 +315,8 @@ def read_column(name: str, value: object) -> Column:
     if kind == "category":
         value = {**value, "categories": value.get("categories") or ()}
     if kind == "date":
-        value = {**value, "bounds": read_bounds(f"{where}.bounds", value["bounds"], read_day)}
-    column = Column(name, **declared(Column, where, {"type": kind, **value}))
+        value = {**value, "bounds": read_bounds(f"{where}.bounds", value["bounds"], _read_day)}
+    column = Column(name, **_declared(Column, where, {"type": kind, **value}))
     same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
     validate.check(column.thousands != column.decimal, f"{where}.thousands", column.thousands, same)
     return column
@@ -327,9 +327,8 @@ def read_column(name: str, value: object) -> Column:
 
 def _told(item: Column | Target) -> dict[str, Any]:
     """Everything that is not left at its default; a column's name is the name of its table."""
-    values = {
-        member.name: vars(item)[member.name] for member in fields(item) if vars(item)[member.name] != member.default
-    }
+    told = [member.name for member in fields(item) if vars(item)[member.name] != member.default]
+    values = {name: vars(item)[name] for name in told}
     if isinstance(item, Column):
         del values["name"]
     return values
