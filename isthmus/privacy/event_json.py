@@ -148,14 +148,21 @@ def keyed(data: Json) -> Counter[str]:
 
 def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:
     """One `dp_accounting` event of all the releases, equal ones counted together."""
-    events = [
-        from_json(data) if count == 1 else dpa.SelfComposedDpEvent(from_json(data), count)
-        for data, count in totals
-        if count
-    ]
+    return one_event((from_json(data), count) for data, count in totals if count)
+
+
+def one_event(counted: Iterable[tuple[DpEvent, int]]) -> DpEvent:
+    """All of these events, each so many times, as one."""
+    events = []
+    for event, count in counted:
+        if count > 1:
+            event = dpa.SelfComposedDpEvent(event, count)
+        events.append(event)
+    if not events:
+        return dpa.NoOpDpEvent()
     if len(events) == 1:
         return events[0]
-    return dpa.ComposedDpEvent(events) if events else dpa.NoOpDpEvent()
+    return dpa.ComposedDpEvent(events)
 
 
 def words(leaf: Json) -> str:

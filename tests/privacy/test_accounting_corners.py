@@ -99,8 +99,8 @@ def test_hardly_any_noise_is_none(wrap: Any) -> None:
         silent = compose([wrap(kind(_NO_NOISE / 2)), GAUSS])
         assert epsilon_of(silent, DELTA) == math.inf and delta_of(silent, 5.0) == 1.0
     assert _NO_NOISE == 1e-9 and not noiseless(ZC)
-    assert accounting.exact(0.0, "delta", 1.0) == 1.0
-    assert accounting.exact(math.inf, "delta", 0.0) == accounting.exact(math.inf, "epsilon", DELTA) == 0.0
+    assert accounting._exact(0.0, "delta", 1.0) == 1.0
+    assert accounting._exact(math.inf, "delta", 0.0) == accounting._exact(math.inf, "epsilon", DELTA) == 0.0
 
 
 @pytest.mark.parametrize(
