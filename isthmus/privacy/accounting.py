@@ -42,7 +42,7 @@ from scipy.special import log_ndtr
 
 from isthmus.base import validate
 from isthmus.privacy import composition
-from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, dpa, one_event
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, dpa, one_event, unsampled
 
 
 class Adjacency(Enum):
@@ -326,11 +326,6 @@ def _split(leaves: Leaves) -> tuple[float, dict[DpEvent, int]]:
 def noiseless(leaf: DpEvent) -> bool:
     """Whether it is a release with noise of scale 0, or so little that no accountant can compute with it."""
     return float(getattr(unsampled(leaf)[0], "noise_multiplier", math.inf)) < _NO_NOISE
-
-
-def unsampled(leaf: DpEvent) -> tuple[DpEvent, float]:
-    """What was released of a sample, and the rate of Poisson sampling, 1 where there is none."""
-    return getattr(leaf, "event", leaf), getattr(leaf, "sampling_probability", 1.0)
 
 
 def _name(event: DpEvent) -> str:

@@ -242,7 +242,8 @@ class SealedRecords(Records):
             number += 1
             line, head = sealed(body, number, head)
             lines.append(line)
-        lines[0] = b"\t" + lines[0] if junk else lines[0]
+        if junk:
+            lines[0] = b"\t" + lines[0]
         self._append(b"\n".join(lines) + b"\n")
         lines[0] = junk + lines[0]
         for line in lines:
@@ -292,7 +293,7 @@ class SealedRecords(Records):
             digest = record.pop("hash")
             good = _written(record | {"hash": digest}) == text and _digest(canonical(record).encode()) == digest
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            cause = "this is not a ledger" if number == 0 else "it was altered"
+            cause = {0: "this is not a ledger"}.get(number, "it was altered")
             raise LedgerCorrupt(f"{at} is not a record: {cause}") from None
         if not good or record.get("torn") != (_piece(junk) if tab else None):
             raise LedgerCorrupt(f"{at} was altered: its content does not match its hash")

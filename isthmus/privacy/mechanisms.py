@@ -188,8 +188,9 @@ class Gaussian(Mechanism):
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         noise = self.check(bounded, noise)
         check_scale(self.multiplier * bounded.bound, bounded.dtype or bounded.value.dtype)
-        own = bounded.spare and bounded.value.is_contiguous()
-        out = bounded.value if own else bounded.value.detach().clone(memory_format=torch.contiguous_format)
+        out = bounded.value
+        if not (bounded.spare and out.is_contiguous()):
+            out = out.detach().clone(memory_format=torch.contiguous_format)
         noise.add_normal(out, self.multiplier * bounded.bound)
         return out
 
@@ -281,11 +282,14 @@ class NoisyMax(_Choice):
     def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """A signed one-hot tensor of the value's shape."""
         noise = self.check(bounded, noise)
-        scores = bounded.value.detach().double().cpu().reshape(-1)
-        candidates = torch.cat([scores, -scores]) if self.signed else scores
-        winner = int(_noisy(candidates, 2 * bounded.bound / self.epsilon, noise.gumbel).argmax())
+        candidates = scores = bounded.value.detach().double().cpu().reshape(-1)
+        if self.signed:
+            candidates = torch.cat([scores, -scores])
+        sign, place = divmod(
+            int(_noisy(candidates, 2 * bounded.bound / self.epsilon, noise.gumbel).argmax()), len(scores)
+        )
         chosen = torch.zeros_like(bounded.value).reshape(-1)
-        chosen[winner % len(scores)] = 1.0 if winner < len(scores) else -1.0
+        chosen[place] = 1.0 - 2 * sign
         return chosen.reshape(bounded.value.shape)
 
 

@@ -177,8 +177,7 @@ class FixedSize:
 
 
 def _secret(sampler: Sampler, keys: Keyring) -> Source:
-    source: Source | None = getattr(keys, "noise", None)
-    if source is None:
-        name = type(sampler).__name__
-        validate.refuse("noise", source, f"give a SecretSource as keys.noise: {name} draws secretly")
-    return source
+    if keys.noise is None:
+        remedy = f"give a SecretSource as keys.noise: {type(sampler).__name__} draws secretly"
+        validate.refuse("noise", keys.noise, remedy)
+    return keys.noise

@@ -179,7 +179,10 @@ def variance_for(scale: float) -> float:
     low, high = 0, math.ceil((scale**2 + 1) * 1.01 * _UNIT)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _step(max(middle, 1) / _UNIT) * scale <= 1 else (middle, high)
+        if _step(max(middle, 1) / _UNIT) * scale <= 1:
+            high = middle
+        else:
+            low = middle
     _certify(high / _UNIT)
     return high / _UNIT
 
