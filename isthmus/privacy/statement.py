@@ -28,7 +28,6 @@ from isthmus.privacy.mechanisms import Mechanism, words_of
 from isthmus.privacy.noise import SECRET, SEEDED
 
 _HEAD = ("what", "how often", "noise")
-_SAMPLED = "over a random sample"
 _BY_CHANCE = ("PoissonSampled", "SampledWithoutReplacement", "MixtureOfGaussians")
 _WORDS = {
     "gradient": "sum of gradients",
@@ -205,26 +204,19 @@ class PrivacyStatement:
         *,
         seeded: bool = False,
         n: int | None = None,
-        sampler: str = "",
-        assumptions: Iterable[str] = (),
-        guarantee: str = "",
-        noise: str = SECRET,
-        leaks: Iterable[str] = (),
-        releases: Iterable[Released] = (),
+        assumptions: Sequence[str] = (),
+        leaks: Sequence[str] = (),
     ) -> PrivacyStatement:
         """The statement of an event (or its JSON form), its epsilon by the accountant.
 
-        `seeded` says that the noise came from a seed.  `guarantee` says, for a mechanism run as it was published, what
-        that mechanism really gives; `sampler` and `releases` replace what is drawn from the event, which knows what
-        a release costs and not what it was; `noise` is what the run's source says of itself.
+        `seeded` says that the noise came from a seed.  An event knows what a release costs and not what it was: where
+        that is known, `Account` states it.
 
         >>> from dp_accounting import dp_event
         >>> print(PrivacyStatement.of(dp_event.GaussianDpEvent(1.0), 1e-5, seeded=True))
         not private (seeded noise: not private)
         """
-        account = Account(delta, adjacency, n, seeded, tuple(assumptions), tuple(leaks))
-        account.samplers, account.sources, account.guarantees = [sampler], [noise], [guarantee]
-        account.releases = list(releases)
+        account = Account(delta, adjacency, n, seeded, assumptions, leaks)
         return account.statement(event_json.from_json(event_json.to_json(event)))
 
     def with_all_of(
@@ -309,22 +301,17 @@ class PrivacyStatement:
                 f"The released results are NOT private: no finite epsilon holds (epsilon = inf at delta = "
                 f"{self.delta:g}).\n{reason}"
             )
-        factor = "more than 1e304"
+        factor, weak = "more than 1e304", large_delta(self.delta, self.n)
+        if weak:
+            weak = f"\nThis guarantee protects hardly anyone: {weak}."
         if self.epsilon < 700:
             factor = _rounded_up(math.exp(self.epsilon))
         return (
             f"The released results are differentially private with {self._numbers(self.epsilon)}.\n"
             f"{relation.capitalize()} changes the probability of any outcome by a factor of at most "
             f"exp(epsilon) = {factor}, plus at most delta. "
-            "This holds whatever else the reader of the results knows, and whatever is computed from them later."
-            f"{self._cautioned()}"
+            f"This holds whatever else the reader of the results knows, and whatever is computed from them later.{weak}"
         )
-
-    def _cautioned(self) -> str:
-        caution = large_delta(self.delta, self.n)
-        if not caution:
-            return ""
-        return f"\nThis guarantee protects hardly anyone: {caution}."
 
     def _table(self) -> str:
         """The releases in columns of text."""
@@ -354,7 +341,7 @@ class PrivacyStatement:
             basis = notebook.details(_BASIS[self.private], notebook.items(self.assumptions))
         if not self.private:
             tone = "bad"
-        elif self.leaks or self._cautioned():
+        elif self.leaks or large_delta(self.delta, self.n):
             tone = "weak"
         return notebook.card(
             str(self)[:1].upper() + str(self)[1:],
@@ -388,14 +375,14 @@ class PrivacyStatement:
         """
         with validate.reading("text", text, "give what PrivacyStatement.to_json wrote"):
             statement = cls._from(json.loads(text))
-            return statement._recomputed() if recompute else statement
-
-    def _recomputed(self) -> PrivacyStatement:
-        follows = accounting.epsilon_of(event_json.from_json(self.event), self.delta, self.adjacency)
-        for name in ("epsilon", "nominal"):
+            if not recompute:
+                return statement
+            event, epsilon, nominal = event_json.from_json(statement.event), statement.epsilon, statement.nominal
+            follows = accounting.epsilon_of(event, statement.delta, statement.adjacency)
             remedy = f"give the statement as it was written: epsilon={follows:.6g} follows from its releases"
-            validate.check(getattr(self, name) >= _CLOSE * follows, name, getattr(self, name), remedy)
-        return replace(self, epsilon=max(self.epsilon, follows), nominal=max(self.nominal, follows))
+            validate.check(epsilon >= _CLOSE * follows, "epsilon", epsilon, remedy)
+            validate.check(nominal >= _CLOSE * follows, "nominal", nominal, remedy)
+            return replace(statement, epsilon=max(epsilon, follows), nominal=max(nominal, follows))
 
     @classmethod
     def _from(cls, fields_given: Json) -> PrivacyStatement:
@@ -410,8 +397,8 @@ class PrivacyStatement:
         for text in (*texts, *data["assumptions"], *data["leaks"]):
             validate.check(isinstance(text, str), "text", text, "give text")
         data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
-        data |= {name: float(data[name]) for name in ("epsilon", "nominal")}
-        data |= {name: tuple(data[name]) for name in ("assumptions", "leaks")}
+        data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
+        data |= {"assumptions": tuple(data["assumptions"]), "leaks": tuple(data["leaks"])}
         return cls(**data | {"releases": tuple(Released(**row) for row in data["releases"])})
 
     def __str__(self) -> str:
@@ -478,17 +465,18 @@ class Account:
         itself; `noise` is what the run's source says of itself.
         """
         data = event_json.to_json(event)
+        said = [words_of(mechanism) for mechanism in mechanisms]
         self.samplers.append(sampler)
-        self.sources += [source or noise for _, source, _ in map(words_of, mechanisms)] or [noise]
-        self.guarantees += [guarantee for *_, guarantee in map(words_of, mechanisms)]
+        self.sources += [source or noise for _, source, _ in said] or [noise]
+        self.guarantees += [guarantee for _, _, guarantee in said]
         if count == 0:
             return
         self.events.append(dpa.SelfComposedDpEvent(event_json.from_json(data), count))
         if not mechanisms:
             self.releases += _of_event(data, count)
-        over = {True: f" {_SAMPLED}", False: ""}[_of_a_sample(data)]
-        for name, mechanism in zip(names or ("value",) * len(mechanisms), mechanisms, strict=True):
-            self.releases.append(Released(_WORDS.get(name, name) + over, count, words_of(mechanism)[0]))
+        over = {True: " over a random sample", False: ""}[_of_a_sample(data)]
+        for name, (words, _, _) in zip(names or ["value"] * len(said), said, strict=True):
+            self.releases.append(Released(_WORDS.get(name, name) + over, count, words))
 
     def say(self, statement: PrivacyStatement) -> None:
         """What a statement says, but for its event."""

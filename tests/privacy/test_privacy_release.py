@@ -27,6 +27,7 @@ from isthmus.privacy import (
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import _CHUNK as PIECE
 from isthmus.privacy.noise import Source
+from isthmus.privacy.statement import Account
 
 
 def of_generator(seed: int = 0) -> GeneratorSource:
@@ -108,11 +109,10 @@ def test_the_generator_decides_the_release() -> None:
 
 @pytest.mark.parametrize("source", [SecretSource(), FastSource(), of_generator()], ids=lambda s: type(s).__name__)
 def test_statements_say_what_the_noise_was(source: Source) -> None:
-    statement = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, seeded=source.seeded, noise=source.describe())
-    assert (
-        statement.noise == source.describe()
-        and f"Where the noise comes from: {source.describe()}." in statement.words()
-    )
+    account = Account(1e-5, seeded=source.seeded)
+    account.add(Gaussian(1.0).event(), Gaussian(1.0), noise=source.describe())
+    statement = account.statement()
+    assert f"Where the noise comes from: {source.describe()}." in statement.words()
     assert statement.private is not source.seeded
     assert PrivacyStatement.from_json(statement.to_json()) == statement
 
