@@ -77,13 +77,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
 
 def one_run_epsilon(
-    canaries: int,
-    guesses: int,
-    correct: int,
-    delta: float = 0.0,
-    confidence: float = 0.95,
-    *,
-    gaussian: bool = False,
+    canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95, *, gaussian: bool = False
 ) -> float:
     """The largest epsilon that `correct` right guesses refute, from below, with the given confidence.
 

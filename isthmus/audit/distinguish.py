@@ -78,11 +78,7 @@ class AuditReport:
 
 
 def attack(
-    pipe: Pipeline,
-    pair: Pair | Movement,
-    draws: int = 100_000,
-    confidence: float = 0.999,
-    noise: Source | None = None,
+    pipe: Pipeline, pair: Pair | Movement, draws: int = 100_000, confidence: float = 0.999, noise: Source | None = None
 ) -> AuditReport:
     """Draw one round's released codes `draws` times for each of two neighbours and try to tell them apart.
 

@@ -38,11 +38,7 @@ from isthmus.sketches import (
 )
 
 SETTINGS = hypothesis.settings(
-    max_examples=25,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(hypothesis.HealthCheck),
+    max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
 )
 usual = st.floats(-1e3, 1e3, allow_subnormal=False)
 sizes = st.floats(1e-3, 1e3)
