@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.stats import norm
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
 from torch import Tensor
 
 from isthmus.audit.bounds import clopper_pearson, epsilon_from_counts
@@ -31,7 +31,7 @@ _RAREST = 500
 """The fewest draws of the first half that a threshold should rest on: rarer events look good by luck."""
 
 _Array = NDArray[np.float64]
-_Measure = Callable[[Any, Any, int], Any]
+_Measure = Callable[[ArrayLike, ArrayLike, int], _Array]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AuditReport:
     @property
     def verdict(self) -> str:
         """ "violation" where the lower bound exceeds the claim, else "consistent"."""
-        return "violation" if self.lower > self.claimed else "consistent"
+        return {True: "violation", False: "consistent"}[self.lower > self.claimed]
 
     def __str__(self) -> str:
         return (
@@ -68,13 +68,13 @@ class AuditReport:
             f"{self.draws} draws), claimed {self.claimed:g}, ratio {self.ratio:.3f}: {self.verdict}"
         )
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """One line of a table."""
-        row: dict[str, Any] = {name: getattr(self, name) for name in ("pair", "ratio", "claimed", "lower")}
-        row["gaussian curve"] = self.gaussian
-        if self.gaussian is None:
-            row["gaussian curve"] = ""
-        return row | {"draws": self.draws, "verdict": self.verdict}
+        curve: object = self.gaussian
+        if curve is None:
+            curve = ""
+        row = {"pair": self.pair, "ratio": self.ratio, "claimed": self.claimed, "lower": self.lower}
+        return row | {"gaussian curve": curve, "draws": self.draws, "verdict": self.verdict}
 
 
 def attack(
@@ -109,12 +109,12 @@ def attack(
     left, right = scores(pipe, pair, draws, noise)
     half, sure = draws // 2, (1 + confidence) / 2
 
-    def lower(hits: Any, alarms: Any, trials: int) -> Any:
+    def lower(hits: ArrayLike, alarms: ArrayLike, trials: int) -> _Array:
         return epsilon_from_counts(hits, alarms, trials, promise.delta, confidence)
 
-    def separation(hits: Any, alarms: Any, trials: int) -> Any:
+    def separation(hits: ArrayLike, alarms: ArrayLike, trials: int) -> _Array:
         low, high = clopper_pearson(hits, trials, sure)[0], clopper_pearson(alarms, trials, sure)[1]
-        return norm.ppf(low) - norm.ppf(high)
+        return ndtri(low) - ndtri(high)
 
     curve = None
     if _all_gaussian(pipe, pair.t):

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Facts = dict[str, Any]
+Facts = dict[str, object]
 """Texts, numbers and arrays by the path on which they were found."""
+_Parts = list[tuple[str, object]]
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), np.generic)
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, functools.partial)
 _TABLES = frozenset(("_parameters", "_buffers", "_modules"))
@@ -35,14 +37,14 @@ _NAMES = re.compile("[0-9a-f]{16,}")
 """Names drawn at random: in a path they stand for themselves, whatever they are."""
 
 
-def facts_of(value: Any, name: str = "result") -> Facts:
+def facts_of(value: object, name: str = "result") -> Facts:
     """Everything in a value, whatever it is made of.
 
     >>> facts_of({"w": np.ones(2), "privacy": ("yes", 1.0)})["result['privacy'][1]"]
     1.0
     """
     found: Facts = {}
-    seen: dict[int, Any] = {}  # kept alive, so that no other gets its place in memory
+    seen: dict[int, object] = {}  # kept alive, so that no other gets its place in memory
     waiting = [(name, value)]
     while waiting:
         path, item = waiting.pop()
@@ -57,7 +59,7 @@ def facts_of(value: Any, name: str = "result") -> Facts:
     return found
 
 
-def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
+def _opened(item: object) -> tuple[object, _Parts]:
     """What is said of a value itself, and its parts."""
     if isinstance(item, Enum):
         return str(item), []
@@ -71,7 +73,7 @@ def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
         if item.dtype == object:
             return f"array of {item.shape}", [(f"[{i}]", part) for i, part in enumerate(item.reshape(-1).tolist())]
         return item.copy(), []
-    if sp.issparse(item):
+    if isinstance(item, sp.sparray | sp.spmatrix):
         whole = item.tocoo()
         return f"{type(item).__name__} {whole.shape}", [(".data", whole.data), (".places", np.stack(whole.coords))]
     if isinstance(item, torch.Generator):
@@ -92,7 +94,7 @@ def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
     return type(item).__qualname__, [(f".{name}", part) for name, part in _attributes(item)]
 
 
-def _text(text: str) -> tuple[str, list[tuple[str, Any]]]:
+def _text(text: str) -> tuple[str, _Parts]:
     """A text, its moments of today left out: they tick between one training and the next; JSON in it is read."""
     if text[:1] in "{[":
         try:
@@ -107,17 +109,21 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _attributes(item: Any) -> list[tuple[str, Any]]:
+def _attributes(item: object) -> _Parts:
     if hasattr(item, "__dict__"):
         return list(vars(item).items())
-    return [(field.name, getattr(item, field.name)) for field in fields(item)] if is_dataclass(item) else []
+    if is_dataclass(item):  # with slots
+        return [(field.name, getattr(item, field.name)) for field in fields(item)]
+    return []
 
 
-def _array(x: Tensor) -> Any:
+def _array(x: Tensor) -> NDArray[Any]:
     x = x.detach().cpu()
     if x.layout is not torch.strided:
         x = x.to_dense()
-    return x.to(torch.float64).numpy().copy() if x.dtype is torch.bfloat16 else x.numpy().copy()
+    if x.dtype is torch.bfloat16:  # which numpy does not have
+        x = x.to(torch.float64)
+    return x.numpy().copy()
 
 
 def facts_of_folder(folder: Path) -> Facts:
@@ -134,7 +140,7 @@ def facts_of_folder(folder: Path) -> Facts:
     return found
 
 
-def _contents(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
+def _contents(name: str, data: bytes) -> Iterator[tuple[str, object]]:
     """What is in a file: archives are opened, JSON is read, of other texts every line is compared by itself."""
     if zipfile.is_zipfile(io.BytesIO(data)):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -170,14 +176,12 @@ def unequal(ours: Facts, theirs: Facts) -> list[str]:
     return [path for path in paths if not (path in ours and path in theirs and same(ours[path], theirs[path]))]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: object, other: object) -> bool:
     """Equal to the bit, in type and shape too; NaN equals NaN, and 0 is not -0."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (np.ndarray, np.generic)):
-        alike = one.dtype == other.dtype and one.shape == other.shape
-        return bool(alike and (one.tobytes() == other.tobytes()))
-    return repr(one) == repr(other)
+    if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
+        alike = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
+        return alike and one.tobytes() == other.tobytes()
+    return type(one) is type(other) and repr(one) == repr(other)
 
 
 def told(path: str, ours: Facts, theirs: Facts) -> str:
@@ -196,6 +200,8 @@ def told(path: str, ours: Facts, theirs: Facts) -> str:
     return f"{path}: {_short(one)} against {_short(other)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+    if len(text) > _LONG:
+        text = f"{text[:_LONG]}..."
+    return text
