@@ -64,7 +64,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         **dict.fromkeys(("_FAR", "_DEEP", "SMALL", "_SHORT"), "decides how tight a bound is"),
         "_search": "decides how tight a cost is, never whether it is an upper bound",
     },
-    "privacy/accounting": {"interval": "decides how tight a cost is, never whether it is an upper bound"},
+    "privacy/accounting": {"_interval": "decides how tight a cost is, never whether it is an upper bound"},
     "privacy/noise": {
         **dict.fromkeys(("_CHUNK", "_PAIRS", "_BLOCK", "CHUNK", "DEVICE_CHUNK"), _PIECES),
         **dict.fromkeys(("_generator_of", "_chacha"), _GPU),

@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from isthmus.audit.bounds import clopper_pearson, epsilon_from_counts
-from isthmus.audit.neighbours import Movement, inner, law, movement
+from isthmus.audit.neighbours import Movement, _inner, _law, movement
 from isthmus.audit.probe import Probe, Values
 from isthmus.audit.records import Pair
 from isthmus.base import validate
@@ -141,7 +141,7 @@ def _all_gaussian(pipe: Pipeline, t: int) -> bool:
     stages = [stage for stage in pipe.stages if stage.private and t % stage.every == 0]
     releases = [release for stage in stages for release in stage.releases]
     full = all(getattr(stage.sampler, "rate", 1.0) == 1 for stage in stages)
-    return full and all(isinstance(inner(release.mechanism), Gaussian) for release in releases)
+    return full and all(isinstance(_inner(release.mechanism), Gaussian) for release in releases)
 
 
 def _chosen(measure: _Measure, left: _Array, right: _Array) -> tuple[float, float]:
@@ -238,7 +238,7 @@ def _samples(sampler: Any, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
 
 def _adds_noise(release: Release) -> bool:
     """Whether the noise is independent in every coordinate, so that many draws are one call."""
-    return isinstance(inner(release.mechanism), Gaussian | Laplace)
+    return isinstance(_inner(release.mechanism), Gaussian | Laplace)
 
 
 def _draw(release: Release, inside: ClippedSum, outside: ClippedSum, member: Tensor, noise: Source) -> Tensor:
@@ -252,14 +252,14 @@ def _draw(release: Release, inside: ClippedSum, outside: ClippedSum, member: Ten
 
 def _log_likelihood(release: Release, case: ClippedSum, drawn: Tensor) -> Tensor:
     """The stated log-likelihood of each row, up to a constant; as a statistic it is valid whatever the noise is."""
-    mechanism = inner(release.mechanism)
+    mechanism = _inner(release.mechanism)
     if isinstance(mechanism, NoisyMax):
         chosen = drawn == 1
         if mechanism.signed:
             chosen = torch.cat([chosen, drawn == -1], 1)
-        return (chosen * law(mechanism, case).clamp(min=-1e6)).sum(1)
+        return (chosen * _law(mechanism, case).clamp(min=-1e6)).sum(1)
     if isinstance(mechanism, TopK):  # the first-order part of the ratio: how much the chosen places gained
-        return drawn.double() @ law(mechanism, case).clamp(min=-1e6)
+        return drawn.double() @ _law(mechanism, case).clamp(min=-1e6)
     scale = float(getattr(mechanism, "multiplier", 1.0)) * case.bound
     apart = (drawn.double() - case.value.double().reshape(-1)) / scale
     if case.ord == 1:

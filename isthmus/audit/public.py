@@ -37,10 +37,10 @@ _NAMES = re.compile("[0-9a-f]{16,}")
 """Names drawn at random: in a path they stand for themselves, whatever they are."""
 
 
-def facts_of(value: object, name: str = "result") -> Facts:
+def _facts_of(value: object, name: str = "result") -> Facts:
     """Everything in a value, whatever it is made of.
 
-    >>> facts_of({"w": np.ones(2), "privacy": ("yes", 1.0)})["result['privacy'][1]"]
+    >>> _facts_of({"w": np.ones(2), "privacy": ("yes", 1.0)})["result['privacy'][1]"]
     1.0
     """
     found: Facts = {}
@@ -77,7 +77,7 @@ def _opened(item: object) -> tuple[object, _Parts]:
         whole = item.tocoo()
         return f"{type(item).__name__} {whole.shape}", [(".data", whole.data), (".places", np.stack(whole.coords))]
     if isinstance(item, torch.Generator):
-        return digest(item.get_state().numpy().tobytes()), []
+        return _digest(item.get_state().numpy().tobytes()), []
     if isinstance(item, np.random.Generator):
         return json.dumps(item.bit_generator.state, default=str), []
     if isinstance(item, Mapping):
@@ -104,7 +104,7 @@ def _text(text: str) -> tuple[str, _Parts]:
     return _MOMENT.sub("(a moment ago)", text), []
 
 
-def digest(data: bytes) -> str:
+def _digest(data: bytes) -> str:
     """A short name for many bytes."""
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -126,7 +126,7 @@ def _array(x: Tensor) -> NDArray[Any]:
     return x.numpy().copy()
 
 
-def facts_of_folder(folder: Path) -> Facts:
+def _facts_of_folder(folder: Path) -> Facts:
     """The names and contents of all files in a folder."""
     found: Facts = {}
     for path in sorted(folder.rglob("*")):
@@ -150,7 +150,7 @@ def _contents(name: str, data: bytes) -> Iterator[tuple[str, object]]:
     size = int.from_bytes(data[:8], "little")
     if data[8:9] == b"{" and 8 < size <= len(data) - 8:  # safetensors, whose header is in any order
         header = json.loads(json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True))
-        yield from facts_of(header, f"{name}, header").items()
+        yield from _facts_of(header, f"{name}, header").items()
         yield f"{name}, tensors", data[8 + size :]
         return
     try:
@@ -160,23 +160,23 @@ def _contents(name: str, data: bytes) -> Iterator[tuple[str, object]]:
         yield f"{name}, size", len(data)
         return
     try:
-        yield from facts_of(json.loads(data), name).items()
+        yield from _facts_of(json.loads(data), name).items()
     except ValueError:
         yield f"{name}, lines", len(lines)
         for number, line in enumerate(lines, 1):
             try:
-                yield from facts_of(json.loads(line), f"{name}, line {number}").items()
+                yield from _facts_of(json.loads(line), f"{name}, line {number}").items()
             except ValueError:
                 yield f"{name}, line {number}", line
 
 
-def unequal(ours: Facts, theirs: Facts) -> list[str]:
+def _unequal(ours: Facts, theirs: Facts) -> list[str]:
     """The paths on which two runs differ, in the order of the first."""
     paths = dict.fromkeys([*ours, *theirs])
-    return [path for path in paths if not (path in ours and path in theirs and same(ours[path], theirs[path]))]
+    return [path for path in paths if not (path in ours and path in theirs and _same(ours[path], theirs[path]))]
 
 
-def same(one: object, other: object) -> bool:
+def _same(one: object, other: object) -> bool:
     """Equal to the bit, in type and shape too; NaN equals NaN, and 0 is not -0."""
     if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
         alike = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
@@ -184,7 +184,7 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-def told(path: str, ours: Facts, theirs: Facts) -> str:
+def _told(path: str, ours: Facts, theirs: Facts) -> str:
     """A difference in words."""
     if path not in ours:
         return f"{path}: only with the neighbour, {_short(theirs[path])}"
@@ -194,7 +194,7 @@ def told(path: str, ours: Facts, theirs: Facts) -> str:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.shape == other.shape and one.shape:
         pairs = zip(one.reshape(-1), other.reshape(-1), strict=True)
         place, (first, second) = next(
-            ((i, pair) for i, pair in enumerate(pairs) if not same(*pair)), (0, (one.dtype, other.dtype))
+            ((i, pair) for i, pair in enumerate(pairs) if not _same(*pair)), (0, (one.dtype, other.dtype))
         )
         return f"{path}: at place {place} {first!r} against {second!r}"
     return f"{path}: {_short(one)} against {_short(other)}"

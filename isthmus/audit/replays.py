@@ -32,7 +32,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.audit.public import Facts, digest, facts_of, facts_of_folder, told, unequal
+from isthmus.audit.public import Facts, _digest, _facts_of, _facts_of_folder, _told, _unequal
 from isthmus.base import randomness, secret, validate
 from isthmus.base.secret import Handed
 
@@ -174,9 +174,9 @@ def replay(
         if first.facts["ended"] == other.facts["ended"] and not isinstance(first.error, catch):
             raise first.error
         refused = str(first.facts["ended"])
-    unlike = unequal(first.facts, again.facts)
-    differing = [path for path in unequal(again.facts, other.facts) if path not in set(unlike)]
-    words = tuple(told(path, again.facts, other.facts) for path in differing)
+    unlike = _unequal(first.facts, again.facts)
+    differing = [path for path in _unequal(again.facts, other.facts) if path not in set(unlike)]
+    words = tuple(_told(path, again.facts, other.facts) for path in differing)
     return Replayed(tuple(other.tape.moved), words, tuple(unlike), refused)
 
 
@@ -206,9 +206,9 @@ class _Generators:
     def facts() -> Facts:
         """How far they have come."""
         return {
-            "state of torch's generator": digest(torch.get_rng_state().numpy().tobytes()),
-            "state of NumPy's generator": digest(repr(np.random.get_state(legacy=False)).encode()),
-            "state of Python's generator": digest(repr(random.getstate()).encode()),
+            "state of torch's generator": _digest(torch.get_rng_state().numpy().tobytes()),
+            "state of NumPy's generator": _digest(repr(np.random.get_state(legacy=False)).encode()),
+            "state of Python's generator": _digest(repr(random.getstate()).encode()),
         }
 
 
@@ -227,10 +227,10 @@ def _watched(run: Callable[[Data], object], data: Data, tape: _Tape, beginning: 
         facts |= tape.facts | {"number of releases": tape.count} | _Generators.facts()
         for name, text in (("output", output), ("errors", errors)):
             lines = _WHILE.sub("(a while)", text.getvalue()).splitlines()
-            facts |= facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
+            facts |= _facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
         for number, warning in enumerate(raised, 1):
             facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
-        facts |= facts_of_folder(folder) | facts_of(result)
+        facts |= _facts_of_folder(folder) | _facts_of(result)
     return _Watched(facts, error, tape)
 
 
@@ -294,8 +294,8 @@ def _place(data: object, neighbour: object, at: int | None) -> _Place:
         return _Place(at % n, n, more)
     both = _columns(data), _columns(neighbour)
     for k in range(min(sizes)):
-        ours, theirs = (facts_of([column[k] for column in columns]) for columns in both)
-        if unequal(ours, theirs):
+        ours, theirs = (_facts_of([column[k] for column in columns]) for columns in both)
+        if _unequal(ours, theirs):
             return _Place(k, n, more)
     if more == 0:
         return _Place(None, n, more)

@@ -42,7 +42,7 @@ from scipy.special import log_ndtr
 
 from isthmus.base import validate
 from isthmus.privacy import composition
-from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, dpa, one_event, unsampled
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, _one_event, _unsampled, dpa
 
 
 class Adjacency(Enum):
@@ -202,14 +202,14 @@ def _with_less_noise(leaf: DpEvent) -> DpEvent:
     return type(leaf)(leaf.source_dataset_size, leaf.sample_size, less)
 
 
-def interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
+def _interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
     """An interval fine against the loss of one round, with at most some million points for all of them.
 
     It decides how tight the result is, never whether it is an upper bound.
     """
     fine, widest, mean, variance = _DISCRETISATION, 0.0, 0.0, 0.0
     for leaf, count in leaves.items():
-        base, rate = unsampled(leaf)
+        base, rate = _unsampled(leaf)
         if isinstance(base, dpa.dp_event.MixtureOfGaussiansDpEvent):
             z, rate = base.standard_deviation / max(base.sensitivities), 1 - base.sampling_probs[0]
         else:
@@ -254,7 +254,7 @@ def compose(events: Iterable[DpEvent]) -> DpEvent:
     >>> compose([Gaussian(2.0).event()] * 3)
     SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=3)
     """
-    return one_event(_leaves_of_all(events).items())
+    return _one_event(_leaves_of_all(events).items())
 
 
 def joint(events: Iterable[DpEvent]) -> DpEvent:
@@ -272,10 +272,10 @@ def joint(events: Iterable[DpEvent]) -> DpEvent:
     gaussian, rest = _split(counts)
     if gaussian < math.inf:
         rest = {dpa.GaussianDpEvent(gaussian): 1} | rest
-    return one_event(rest.items())
+    return _one_event(rest.items())
 
 
-def sampled(kind: str, event: DpEvent, allowed: tuple[type, ...], wrap: Callable[[DpEvent], DpEvent]) -> DpEvent:
+def _sampled(kind: str, event: DpEvent, allowed: tuple[type, ...], wrap: Callable[[DpEvent], DpEvent]) -> DpEvent:
     """`wrap(event)` where amplification by this sampling is known for the event; refused by name where not."""
     if isinstance(event, (dpa.NonPrivateDpEvent, dpa.NoOpDpEvent)):
         return event
@@ -325,11 +325,11 @@ def _split(leaves: Leaves) -> tuple[float, dict[DpEvent, int]]:
 
 def noiseless(leaf: DpEvent) -> bool:
     """Whether it is a release with noise of scale 0, or so little that no accountant can compute with it."""
-    return float(getattr(unsampled(leaf)[0], "noise_multiplier", math.inf)) < _NO_NOISE
+    return float(getattr(_unsampled(leaf)[0], "noise_multiplier", math.inf)) < _NO_NOISE
 
 
 def _name(event: DpEvent) -> str:
-    inner, name = unsampled(event)[0], type(event).__name__.removesuffix("DpEvent")
+    inner, name = _unsampled(event)[0], type(event).__name__.removesuffix("DpEvent")
     if inner is event:
         return name
     return f"{name}({_name(inner)})"
@@ -341,7 +341,7 @@ def _name(event: DpEvent) -> str:
 def _convert(leaf: DpEvent, adjacency: Adjacency, route: str) -> DpEvent | None:
     """The leaf as the route's accountant reads it, or None: the one place where adjacency meets an event."""
     leaf = _as_gaussian(leaf, adjacency)
-    base, replaced = unsampled(leaf)[0], adjacency is Adjacency.REPLACE_ONE
+    base, replaced = _unsampled(leaf)[0], adjacency is Adjacency.REPLACE_ONE
     gaussian, laplace = isinstance(base, dpa.GaussianDpEvent), isinstance(base, dpa.LaplaceDpEvent)
     sampled_leaf, poisson = base is not leaf, isinstance(leaf, dpa.PoissonSampledDpEvent)
     if isinstance(leaf, dpa.ZCDpEvent):  # group privacy of two: 4 rho
@@ -383,7 +383,7 @@ def _as_gaussian(leaf: DpEvent, adjacency: Adjacency) -> DpEvent:
 _ROUTES = ("pld", "pair", "rdp")
 
 
-def route_of(leaves: Leaves, adjacency: Adjacency) -> str:
+def _route_of(leaves: Leaves, adjacency: Adjacency) -> str:
     """The first route that takes every part; else `UnsupportedEvent` names the part."""
     open_routes = list(_ROUTES)
     for leaf in leaves:
@@ -424,7 +424,7 @@ def check(event: DpEvent, adjacency: Adjacency | str = _ADD) -> None:
     isthmus.privacy.accounting.UnsupportedEvent: event=SampledWithoutReplacement(Gaussian) is not allowed: ...
     """
     kinds = {leaf: 1 for leaf in leaves_of(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}
-    route_of(kinds, Adjacency.of(adjacency))
+    _route_of(kinds, Adjacency.of(adjacency))
 
 
 # ---------------------------------------------------------------- costs
@@ -458,7 +458,7 @@ def _key(event: DpEvent) -> _Key:
 def _cost(key: _Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
     """The cost in full care; with haste 1 or 2 a larger bound, faster, for searches to start from."""
     most = _NO_BOUND[asked]  # so little noise, or so often, that no number holds the cost
-    if all(isinstance(unsampled(leaf)[0], dpa.LaplaceDpEvent) for leaf, _ in key):
+    if all(isinstance(_unsampled(leaf)[0], dpa.LaplaceDpEvent) for leaf, _ in key):
         pure = _pure(key, adjacency)
         if asked == "epsilon":
             most = pure
@@ -479,7 +479,7 @@ def _pure(key: _Key, adjacency: Adjacency) -> float:
         return math.inf
     costs = []
     for leaf, count in key:
-        base, rate = unsampled(leaf)
+        base, rate = _unsampled(leaf)
         each = adjacency.factor / float(base.noise_multiplier)
         if rate == 0:
             each = 0.0
@@ -501,12 +501,12 @@ def _finite_cost(key: _Key, adjacency: Adjacency, asked: str, given: float, hast
         return _exact(gaussian / adjacency.factor, asked, given)
     if gaussian < math.inf:
         rest[dpa.GaussianDpEvent(gaussian)] = 1
-    routes = {route_of(rest, adjacency)}
+    routes = {_route_of(rest, adjacency)}
     many = sum(rest.values()) > _MOST_ROUNDS
     if (many or haste == 2) and all(_convert(leaf, adjacency, "rdp") is not None for leaf in rest):
         routes = {"rdp"}
         if many:
-            routes.add(route_of(rest, adjacency))
+            routes.add(_route_of(rest, adjacency))
     return min(_by(route, rest, adjacency, asked, given, haste) for route in routes)
 
 
@@ -521,7 +521,7 @@ def _by(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: flo
         if replaced:
             relation = dpa.NeighboringRelation.REPLACE_ONE
         return _renyi(parts, relation, asked, given, haste > 0)
-    return composition.cost(parts, replaced, interval(leaves, adjacency.factor) * (1, 8, 8)[haste], asked, given)
+    return composition.cost(parts, replaced, _interval(leaves, adjacency.factor) * (1, 8, 8)[haste], asked, given)
 
 
 def _in_blocks(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq, minimize_scalar
 
-from isthmus.privacy.event_json import DpEvent, dpa, unsampled
+from isthmus.privacy.event_json import DpEvent, _unsampled, dpa
 
 RELATIVE = 1e-14
 """What the rounding of masses of one round may hide of delta, relative to it."""
@@ -285,7 +285,7 @@ def _mechanism(leaf: DpEvent, side: object) -> Any:
         return known.MixtureGaussianPrivacyLoss(
             leaf.standard_deviation, leaf.sensitivities, leaf.sampling_probs, adjacency_type=side
         )
-    base, rate = unsampled(leaf)
+    base, rate = _unsampled(leaf)
     kind = known.GaussianPrivacyLoss
     if isinstance(base, dpa.LaplaceDpEvent):
         kind = known.LaplacePrivacyLoss

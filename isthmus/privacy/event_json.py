@@ -135,7 +135,7 @@ def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
         yield data, count
 
 
-def keyed(data: Json) -> Counter[str]:
+def _keyed(data: Json) -> Counter[str]:
     """How often each release of a composition was made, by its canonical text."""
     counts: Counter[str] = Counter()
     for leaf, count in flatten(data):
@@ -145,15 +145,15 @@ def keyed(data: Json) -> Counter[str]:
 
 def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:
     """One `dp_accounting` event of all the releases, equal ones counted together."""
-    return one_event((from_json(data), count) for data, count in totals if count)
+    return _one_event((from_json(data), count) for data, count in totals if count)
 
 
-def unsampled(leaf: DpEvent) -> tuple[DpEvent, float]:
+def _unsampled(leaf: DpEvent) -> tuple[DpEvent, float]:
     """What was released of a sample, and the rate of Poisson sampling, 1 where there is none."""
     return getattr(leaf, "event", leaf), getattr(leaf, "sampling_probability", 1.0)
 
 
-def one_event(counted: Iterable[tuple[DpEvent, int]]) -> DpEvent:
+def _one_event(counted: Iterable[tuple[DpEvent, int]]) -> DpEvent:
     """All of these events, each so many times, as one."""
     events = []
     for event, count in counted:
@@ -167,15 +167,15 @@ def one_event(counted: Iterable[tuple[DpEvent, int]]) -> DpEvent:
     return dpa.ComposedDpEvent(events)
 
 
-def words(leaf: Json) -> str:
+def _words(leaf: Json) -> str:
     """The noise of a single release in words: an event knows what it cost, not what it was.
 
-    >>> words({"event": "Laplace", "noise_multiplier": 2.0})
+    >>> _words({"event": "Laplace", "noise_multiplier": 2.0})
     'Laplace noise of 2 times the most one record can add'
     """
     kind = leaf["event"]
     if "inner" in leaf:
-        return words(leaf["inner"])
+        return _words(leaf["inner"])
     if kind in ("Gaussian", "Laplace"):
         return f"{kind} noise of {multiples(leaf['noise_multiplier'])}"
     if kind == "Skellam":
@@ -195,12 +195,12 @@ def multiples(multiplier: float) -> str:
     return f"{multiplier:.4g} times the most one record can add"
 
 
-def all_words(event: DpEvent | Mapping[str, object]) -> str:
+def _all_words(event: DpEvent | Mapping[str, object]) -> str:
     """The noise of each kind of release of an event, in words."""
-    return ", ".join(words(leaf) for leaf, _ in flatten(to_json(event)))
+    return ", ".join(_words(leaf) for leaf, _ in flatten(to_json(event)))
 
 
-def sampling_words(leaf: Json) -> str:
+def _sampling_words(leaf: Json) -> str:
     """How a single release took its records."""
     if leaf["event"] == "PoissonSampled":
         return f"each record independently with probability {leaf['sampling_probability']:g} (Poisson sampling)"

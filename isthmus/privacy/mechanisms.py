@@ -71,7 +71,7 @@ class Mechanism(ABC):
 
     def describe(self) -> str:
         """Its noise in words, here those of its event."""
-        return event_json.all_words(self.event())
+        return event_json._all_words(self.event())
 
     @property
     def number(self) -> float:
@@ -120,10 +120,10 @@ def check_bounded(mechanism: Mechanism, bounded: ClippedSum) -> None:
 
 
 @cache
-def named(kind: str) -> type[Mechanism]:
+def _named(kind: str) -> type[Mechanism]:
     """The class that a `Charge` means by a short name.
 
-    >>> named("top-k").__name__
+    >>> _named("top-k").__name__
     'TopK'
     """
     for subclass in Mechanism.known():
@@ -140,7 +140,7 @@ def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
     ('Gaussian noise of 2 times the most one record can add', None, '')
     """
     describe = getattr(mechanism, "describe", None)
-    words = event_json.all_words(mechanism.event()) if describe is None else str(describe())
+    words = event_json._all_words(mechanism.event()) if describe is None else str(describe())
     return words, getattr(mechanism, "source", None), getattr(mechanism, "guarantee", "")
 
 
@@ -326,7 +326,7 @@ class TopK(_Choice):
         return chosen.reshape(bounded.value.shape)
 
 
-class OnGrid(Mechanism):
+class _OnGrid(Mechanism):
     """Integer noise on a grid: exact noise, whose low bits can betray nothing about the value.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more.
@@ -351,7 +351,7 @@ class OnGrid(Mechanism):
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian(OnGrid):
+class DiscreteGaussian(_OnGrid):
     """Integer discrete Gaussian noise on a grid: exact noise, whose low bits can betray nothing about the value.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and

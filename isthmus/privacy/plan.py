@@ -17,7 +17,7 @@ from isthmus.base import validate
 from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency, noise_multiplier
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.mechanisms import Mechanism, named
+from isthmus.privacy.mechanisms import Mechanism, _named
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 
 
@@ -99,7 +99,7 @@ class Charge:
         mechanism = self.mechanism
         if isinstance(mechanism, Mechanism):
             return mechanism
-        kind = named(mechanism) if isinstance(mechanism, str) else mechanism
+        kind = _named(mechanism) if isinstance(mechanism, str) else mechanism
         subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
         validate.check(subclass, "mechanism", mechanism, "give a Mechanism, its class or its name")
         options: set[str] = {member.name for member in fields(kind)} if is_dataclass(kind) else set()

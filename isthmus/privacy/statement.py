@@ -97,7 +97,7 @@ def _of_event(data: Json, times: int = 1) -> list[Released]:
     """
     what = {True: "value from a random sample of the records", False: "value from all records"}
     leaves = event_json.flatten(data)
-    return [Released(what[_of_a_sample(leaf)], count * times, event_json.words(leaf)) for leaf, count in leaves]
+    return [Released(what[_of_a_sample(leaf)], count * times, event_json._words(leaf)) for leaf, count in leaves]
 
 
 def _of_a_sample(data: Json) -> bool:
@@ -248,22 +248,22 @@ class PrivacyStatement:
             counts = stated
             if any(statement is one for one in apart):
                 counts = beyond
-            counts.update(event_json.keyed(statement.event))
+            counts.update(event_json._keyed(statement.event))
             account.say(statement)
         names: dict[str, str] = {}
         if ledger is not None:
             self._check_counts_for(ledger.adjacency)
-            charged = event_json.keyed(event_json.to_json(ledger.event()))
+            charged = event_json._keyed(event_json.to_json(ledger.event()))
             charges = [record for record in ledger.records() if record["kind"] == "charge"]
-            names = {leaf: record["what"] for record in charges for leaf in event_json.keyed(record["event"])}
+            names = {leaf: record["what"] for record in charges for leaf in event_json._keyed(record["event"])}
             account.seeded |= ledger.seeded
         besides = charged - stated
         if not others and not besides and not (account.seeded and self.private):
             return self
         for key, count in besides.items():
             leaf = json.loads(key)
-            account.samplers.append(event_json.sampling_words(leaf))
-            account.releases.append(Released(_charged_words(names.get(key, "value")), count, event_json.words(leaf)))
+            account.samplers.append(event_json._sampling_words(leaf))
+            account.releases.append(Released(_charged_words(names.get(key, "value")), count, event_json._words(leaf)))
         total = (stated | charged) + beyond
         account.events.append(event_json.composed((json.loads(leaf), count) for leaf, count in total.items()))
         whole = account.statement()
@@ -511,7 +511,7 @@ class Account:
             sources = [SEEDED]
         else:
             epsilon = nominal
-        how = [event_json.sampling_words(leaf) for leaf, _ in event_json.flatten(data)]
+        how = [event_json._sampling_words(leaf) for leaf, _ in event_json.flatten(data)]
         return PrivacyStatement(
             epsilon=epsilon,
             delta=self.delta,
@@ -554,4 +554,4 @@ def _accountant_words(event: DpEvent, adjacency: Adjacency) -> str:
         return "the exact curve of the Gaussian mechanism that the Skellam noise is no worse than"
     if kinds <= {"Gaussian"}:
         return "the exact curve of the Gaussian mechanism"
-    return _ROUTES[accounting.route_of(leaves, adjacency)]
+    return _ROUTES[accounting._route_of(leaves, adjacency)]

@@ -205,4 +205,4 @@ def test_every_private_algorithm_is_attacked() -> None:
     made = {name: part for name, part in vars(algorithms).items() if isinstance(part, Algorithm)}
     private = {name for name, part in made.items() if part.private and part is not algorithms.dp_comp_gd}
     assert len(private) >= 13
-    assert private == {name.split(",")[0] for name in suite.recipe_pipelines()}
+    assert private == {name.split(",")[0] for name in suite._recipe_pipelines()}

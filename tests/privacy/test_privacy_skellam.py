@@ -31,7 +31,7 @@ from isthmus.privacy import (
 )
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import SkellamDpEvent
-from isthmus.privacy.skellam import _log_masses, _thresholds, gaussian_scale, poisson, skellam, variance_for
+from isthmus.privacy.skellam import _log_masses, _poisson, _thresholds, gaussian_scale, skellam, variance_for
 
 VARIANCES = [1.0, 1.7, 4.0, 30.0, 400.0]
 
@@ -84,14 +84,14 @@ def test_digits_on_a_border_are_decided_by_the_digits_that_follow(k: int) -> Non
     """The digits of F(k) cut off after 192: what follows 128 of them, all zeros or all ones, lies on one side of it."""
     _, lower, _ = _thresholds(Fraction(37, 10), 192)
     words = [lower[k] >> (160 - 32 * j) & (2**32 - 1) for j in range(6)]
-    assert poisson(Fraction(37, 10), 1, Digits(*words[:4], 0, 0)).tolist() == [k]
-    assert poisson(Fraction(37, 10), 1, Digits(*words[:4], 2**32 - 1, 2**32 - 1)).tolist() == [k + 1]
+    assert _poisson(Fraction(37, 10), 1, Digits(*words[:4], 0, 0)).tolist() == [k]
+    assert _poisson(Fraction(37, 10), 1, Digits(*words[:4], 2**32 - 1, 2**32 - 1)).tolist() == [k + 1]
 
 
 @pytest.mark.parametrize("word", [2, 5, 64])
 @pytest.mark.parametrize("rate", [0.3, 3.7, 50.0])
 def test_draws_have_the_law_however_many_digits_are_taken_at_a_time(rate: float, word: int) -> None:
-    drawn = poisson(rate, 2000 if word < 64 else 20000, SeededSource(word), word)
+    drawn = _poisson(rate, 2000 if word < 64 else 20000, SeededSource(word), word)
     law = stats.poisson(rate)
     edges = np.unique(law.ppf(np.linspace(0.05, 0.95, 13)))
     masses = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]]))
@@ -114,7 +114,7 @@ def test_shares_of_noise_add_up_to_the_noise_of_the_total() -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, 1e9])
 def test_rates_out_of_range_are_refused(rate: float) -> None:
     with pytest.raises(InvalidInput, match="rate="):
-        poisson(rate, 1, SeededSource(0))
+        _poisson(rate, 1, SeededSource(0))
 
 
 # ---------------------------------------------------------------- the theorem
