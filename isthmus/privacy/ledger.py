@@ -112,6 +112,10 @@ class Limit:
     cost: Callable[[DpEvent, float], float]
 
 
+_SEEDED: Json = {"kind": "seeded", "run": ""}
+"""The record that says so; older versions refuse a ledger that has it."""
+
+
 class Ledger:
     """Everything released from one dataset, kept in a file or, with `path=None`, in memory.
 
@@ -234,7 +238,8 @@ class Ledger:
         if self.shared is not None:
             self.shared.mark_seeded()
         with self._records.locked():
-            self._records.append(*self._tainting(True))
+            if not self._records.seeded:
+                self._records.append(_SEEDED)
 
     def run(
         self,
@@ -334,7 +339,7 @@ class Ledger:
             rounds = self._affordable(what, self._records.runs[run][what].releases, rounds, least)
             charge = {"kind": "charge", "run": run, "what": what, "rounds": rounds, "event": event, "t": t}
             if seeded and not self._records.seeded:
-                self._records.append({"kind": "seeded", "run": ""}, charge)
+                self._records.append(_SEEDED, charge)
             else:
                 self._records.append(charge)
         return rounds
