@@ -269,7 +269,6 @@ class PathEnd:
 
     w: Array
     mu: Array
-    eps: float
     residual: Array
     certificate: float
     iterations: int
@@ -295,14 +294,12 @@ class Piece:
 class ActiveEngine:
     """The active-set engine, for {sum |w| <= radius} (signed) and {w >= 0, sum w = radius}: z = w0 + Phi' mu."""
 
-    def __init__(self, problem: LiftProblem, form: VertexForm, mu: Array | None) -> None:
+    def __init__(self, problem: LiftProblem, form: VertexForm) -> None:
         self._problem, self._radius, self._signed = problem, form.radius, form.signed
         self.first, self.factor = 1e-2, 1e-2
         if isinstance(problem.phi, BucketOperator):
             self.first, self.factor = 1e-4, 1e-3
         self._start: Piece | None = None
-        if mu is not None:
-            self.first, self._start = 1e-4, self._projected(problem.w0 + problem.phi.adjoint(mu))
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
         """Solve at eps from the last piece, or from that of a projected gradient step."""
@@ -430,13 +427,11 @@ class DualPoint(NamedTuple):
 class NewtonEngine:
     """The dual Newton engine, for every convex set with a projection."""
 
-    factor = 1e-1
+    first = factor = 1e-1
 
-    def __init__(self, problem: LiftProblem, mu: Array | None, first: float) -> None:
-        self.first, self._problem = first, problem
-        if mu is None:
-            mu = np.zeros(problem.phi.m)
-        self._point = self._at(mu)
+    def __init__(self, problem: LiftProblem) -> None:
+        self._problem = problem
+        self._point = self._at(np.zeros(problem.phi.m))
         self._size = problem.reference(self._point.w) ** 0.5
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
@@ -504,22 +499,21 @@ Engine = ActiveEngine | HullEngine | NewtonEngine
 """One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
 
 
-def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
-    """The engine of a set; `careful` starts further from eps = 0, goes slower and, where it can, by projection."""
+def engine(problem: LiftProblem) -> Engine:
+    """The engine of a set."""
     if problem.vertices is not None:
         return HullEngine(problem, problem.vertices)
-    if problem.form is not None and not careful:
-        return ActiveEngine(problem, problem.form, mu)
-    return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
+    if problem.form is not None:
+        return ActiveEngine(problem, problem.form)
+    return NewtonEngine(problem)
 
 
-def nearest(
-    problem: LiftProblem, tol: float, max_iter: int, mu: Array | None = None, eps: float | None = None
-) -> PathEnd:
-    """The minimiser nearest to w0: by the fast engine and, where that does not converge, by the careful one."""
-    end = follow(problem, engine(problem, mu, eps, False), tol, max_iter)
-    if not end.converged and (problem.form is not None or mu is not None):
-        again = follow(problem, engine(problem, None, None, True), tol, max_iter)
+def nearest(problem: LiftProblem, tol: float, max_iter: int) -> PathEnd:
+    """The minimiser nearest to w0: by the fast engine of the set and, where that does not converge, by Newton's."""
+    run = engine(problem)
+    end = follow(problem, run, tol, max_iter)
+    if not end.converged and isinstance(run, ActiveEngine):
+        again = follow(problem, NewtonEngine(problem), tol, max_iter)
         used = end.iterations + again.iterations
         if again.converged or again.certificate < end.certificate:
             end = again
@@ -539,17 +533,17 @@ def follow(problem: LiftProblem, run: Engine, tol: float, max_iter: int) -> Path
         w, mu, count, solved = run.stage(eps, max_iter - used)
         used += count
         residual = problem.v - problem.phi.forward(w)
-        end = PathEnd(w, mu, eps, residual, np.inf, used, False)
+        end = PathEnd(w, mu, residual, np.inf, used, False)
         if solved and last is not None and _settled(problem, w, last, tol):
             bound = problem.certificate(w, residual)
-            end = PathEnd(w, mu, eps, residual, bound, used, bound <= tol * problem.reference(w))
+            end = PathEnd(w, mu, residual, bound, used, bound <= tol * problem.reference(w))
             if end.converged or (not problem.constraint.can("support") and _images_agree(problem, w, last, tol)):
-                return PathEnd(w, mu, eps, residual, bound, used, True)
+                return replace(end, converged=True)
         if best is None or end.certificate < best.certificate or (solved and not np.isfinite(best.certificate)):
             best = end
         if used >= max_iter or (solved and eps <= SMALLEST) or (not solved and (factor > 0.6 or eps > LARGEST)):
             bound = min(best.certificate, problem.certificate(best.w, best.residual))
-            return PathEnd(best.w, best.mu, best.eps, best.residual, bound, used, False)
+            return replace(best, certificate=bound, iterations=used, converged=False)
         if solved:
             last, eps = w, max(eps * factor, SMALLEST)
         elif last is None:

@@ -168,7 +168,7 @@ def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = m
         residual = v - phi.forward(w)
         size = float(np.linalg.norm(residual))
         if size <= enough or used >= max_iter or step <= 1e-14 * t:
-            return PathEnd(w, end.mu, end.eps, residual, size * size, used, size <= enough)
+            return PathEnd(w, end.mu, residual, size * size, used, size <= enough)
 
 
 def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -> PathEnd:

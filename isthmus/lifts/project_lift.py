@@ -74,8 +74,6 @@ class LiftResult(Generic[Point]):
         iterations: linear systems, dual evaluations or gradient steps, by method.
         converged: whether the tolerance was met.
         method: "dual", "fista" or "exact".
-        dual: the multiplier (target - Phi w)/eps for a warm start, or None.
-        eps: the last regularisation of the path, or 0.
     """
 
     point: Point
@@ -84,8 +82,6 @@ class LiftResult(Generic[Point]):
     iterations: int
     converged: bool
     method: str
-    dual: Tensor | None = None
-    eps: float = 0.0
 
 
 class LiftOptions(TypedDict, total=False):
@@ -94,7 +90,6 @@ class LiftOptions(TypedDict, total=False):
     tol: float
     max_iter: int
     method: str
-    warm: LiftResult[Tensor] | LiftResult[np.ndarray] | None
 
 
 def project_and_lift(
@@ -113,7 +108,7 @@ def project_and_lift(
         target: a vector of R^m.
         start: a vector of R^d, in the set or not.
         pick: "nearest" (of all minimisers the nearest to `start`) or "min_gauge" (one of least gauge).
-        **options: `tol`, `max_iter`, `method`, `warm` of `solve_lift`.
+        **options: `tol`, `max_iter`, `method` of `solve_lift`.
 
     Returns:
         w in the set, of the type, dtype and device of `start`; `solve_lift` gives its certificate too.
@@ -167,7 +162,6 @@ def solve_lift(
     tol: float = 1e-6,
     max_iter: int = 10_000,
     method: str = "auto",
-    warm: LiftResult[Tensor] | LiftResult[np.ndarray] | None = None,
 ) -> LiftResult[Point]:
     """`project_and_lift` with its certificate.
 
@@ -184,7 +178,6 @@ def solve_lift(
         tol: relative accuracy, as above.
         max_iter: most systems, evaluations or gradient steps.
         method: "auto", "dual" or "fista".
-        warm: the result of a nearby problem (same sizes); it saves time and does not change the answer.
 
     Returns:
         A `LiftResult`; its point is in the set whether or not it converged.
@@ -208,14 +201,8 @@ def solve_lift(
     problem = LiftProblem(constraint, phi, scaled, near)
     if _already_there(problem):
         return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
-    mu = None
-    if warm is not None and warm.dual is not None:
-        mu = warm.dual.double().cpu().numpy()
     with one_thread(phi):
-        if mu is not None and warm is not None and mu.shape == scaled.shape:
-            end = nearest(problem, tol, max_iter, mu, warm.eps)
-        else:
-            end = nearest(problem, tol, max_iter)
+        end = nearest(problem, tol, max_iter)
         if pick == "min_gauge":
             end = _sparsest(problem, end, tol) or least_gauge(problem, end, tol, max_iter)
     return _result(end, phi, start)
@@ -233,7 +220,7 @@ def _sparsest(problem: LiftProblem, end: PathEnd, tol: float) -> PathEnd | None:
     if size > form.radius:
         return end
     residual = v - phi.forward(w)
-    return PathEnd(w, end.mu, end.eps, residual, float(residual @ residual), end.iterations + steps, True)
+    return PathEnd(w, end.mu, residual, float(residual @ residual), end.iterations + steps, True)
 
 
 def _unconstrained(sketch: Sketch, v: Tensor, w0: Tensor, start: Point) -> LiftResult[Point]:
@@ -278,8 +265,7 @@ def _already_there(problem: LiftProblem) -> bool:
 def _result(end: PathEnd, phi: Operator, start: Point) -> LiftResult[Point]:
     residual = phi.scale * float(np.linalg.norm(end.residual))
     bound = phi.scale**2 * end.certificate
-    dual = torch.from_numpy(end.mu)
-    return LiftResult(_like(end.w, start), residual, bound, end.iterations, end.converged, "dual", dual, end.eps)
+    return LiftResult(_like(end.w, start), residual, bound, end.iterations, end.converged, "dual")
 
 
 def _check(constraint: ConvexSet, pick: str, tol: float, max_iter: int, method: str) -> None:

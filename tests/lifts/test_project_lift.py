@@ -188,20 +188,6 @@ def test_matrix_free_solve_equals_the_dense_one(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("kind", sets())
-def test_warm_equals_cold(kind: str) -> None:
-    constraint, rng = sets()[kind], np.random.default_rng(5)
-    sketch = CountSketch(15).draw(D, seed=1)
-    start = member(constraint, rng)
-    v = target(constraint, sketch, start, "outside", rng)
-    first = solve_lift(constraint, sketch, v, start)
-    cold = solve_lift(constraint, sketch, 1.01 * v, start)
-    warm = solve_lift(constraint, sketch, 1.01 * v, start, warm=first)
-    assert warm.converged
-    np.testing.assert_allclose(warm.point, cold.point, atol=1e-3 * np.linalg.norm(cold.point))
-    assert abs(warm.residual**2 - cold.residual**2) <= 2e-6 * float(v @ v)
-
-
-@pytest.mark.parametrize("kind", sets())
 def test_cheap_mode(kind: str) -> None:
     constraint, rng = sets()[kind], np.random.default_rng(5)
     sketch = CountSketch(15).draw(D, seed=1)
