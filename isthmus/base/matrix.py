@@ -478,7 +478,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
         yield
         return
     wanted = precision()
-    if not {wanted[1], wanted[2], torch.backends.fp32_precision, wanted[0]} <= {"none", "ieee", "highest"}:
+    if not {*wanted, torch.backends.fp32_precision} <= {"none", "ieee", "highest"}:  # type: ignore[attr-defined]
         wanted = ("highest", "ieee", "ieee")
     with with_precision(wanted, device, known | {device.type}):
         yield

@@ -38,7 +38,7 @@ class Model(Protocol):
     def predict(self, X: Any) -> ArrayLike: ...
 
 
-def classes_of(model: Model) -> np.ndarray | None:
+def _classes_of(model: Model) -> np.ndarray | None:
     """The labels that a model knows; None of one that predicts numbers."""
     classes = getattr(model, "classes_", None)
     return classes if classes is None else np.asarray(classes)
@@ -83,7 +83,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class ShownCurve:
+class _ShownCurve:
     """A curve of shares, from released or public figures, as a report shows it."""
 
     title: str
@@ -99,10 +99,10 @@ class ShownCurve:
 
 
 @dataclass(frozen=True)
-class Bins:
+class _Bins:
     """Cells between public edges; the outermost are open, and stand for what lies at the edge.
 
-    >>> bins = Bins((0.0, 1.0, 2.0))
+    >>> bins = _Bins((0.0, 1.0, 2.0))
     >>> bins.of(np.array([-5.0, 0.5, 2.0, np.nan])).tolist(), bins.middles.tolist(), bins.cells
     ([0, 1, 3, 3], [0.0, 0.5, 1.5, 2.0], 4)
     """
@@ -137,12 +137,12 @@ class Bins:
 # ---------------------------------------------------------------- what a number may be shown for
 
 
-def readable(figure: Figure, rows: int, least: float = _TELLS) -> Figure:
+def _readable(figure: Figure, rows: int, least: float = _TELLS) -> Figure:
     """The figure, or, where its noise is larger than what it could tell, how many rows would do."""
     if figure.value is not None and math.isfinite(figure.value) and figure.noise <= least:
         return figure
     tells = math.isfinite(figure.noise) and least > 0
-    need = rows_needed(rows, figure.noise, least) if tells else "many more"
+    need = _rows_needed(rows, figure.noise, least) if tells else "many more"
     noise = figure.noise if math.isfinite(figure.noise) else 0.0
     return replace(figure, value=None, noise=noise, baseline=None, note=_too_few(noise, need))
 
@@ -157,10 +157,10 @@ def _too_few(noise: float, need: str) -> str:
     return f"too few rows: noise{size} would hide it; {need} test rows would be enough"
 
 
-def rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
+def _rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
     """How many rows bring noise of this size, which falls as 1 / rows, down to `least`.
 
-    >>> rows_needed(20, 7.7)
+    >>> _rows_needed(20, 7.7)
     'about 3,100'
     """
     need = rows * noise / least
@@ -173,24 +173,24 @@ def rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
 # ---------------------------------------------------------------- public rows: exact
 
 
-def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
+def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[_ShownCurve]]:
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y = np.asarray(y)
-    classes = classes_of(model)
+    classes = _classes_of(model)
     if classes is None:
-        return _exact_errors(predictions(model, X).astype(float), y.astype(float), on), []
-    true, predicted = places(y, classes), places(predictions(model, X), classes)
+        return _exact_errors(_predictions(model, X).astype(float), y.astype(float), on), []
+    true, predicted = _places(y, classes), _places(_predictions(model, X), classes)
     confusion = np.zeros((len(classes), len(classes)))
     np.add.at(confusion, (true, predicted), 1)
-    figures = confusion_figures(confusion, classes, 0.0)
+    figures = _confusion_figures(confusion, classes, 0.0)
     logs, margins = _log_probabilities(model, X), _margins_of(model, X)
     if len(classes) == 2 and margins is not None and 0 < true.sum() < len(true):
         area = float(roc_auc_score(true, margins))
         figures.append(Figure("AUC", area, baseline=0.5, than="guessing"))
-    curves: list[ShownCurve] = []
+    curves: list[_ShownCurve] = []
     if logs is not None:
         loss = float(np.minimum(-logs[np.arange(len(true)), true], _MOST_LOSS).mean())
-        figures.append(log_loss(loss, 0.0, confusion.sum(1)))
+        figures.append(_log_loss(loss, 0.0, confusion.sum(1)))
         sure, right = (logs[:, 1], true == 1) if len(classes) == 2 else (logs.max(1), true == predicted)
         groups = np.minimum(np.argsort(np.argsort(sure)) * GROUPS // max(len(sure), 1), GROUPS - 1)
         counts = np.stack([np.bincount(groups[right == is_right], minlength=GROUPS) for is_right in (False, True)])
@@ -214,7 +214,7 @@ def _exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Fi
 MEAN = "always the mean"
 
 
-def predictions(model: Model, X: object) -> np.ndarray:
+def _predictions(model: Model, X: object) -> np.ndarray:
     """What a model predicts, one value a row: one fitted to a column of targets gives a column, which is flattened."""
     predicted, rows = np.asarray(model.predict(X)), _num_samples(X)
     one = predicted.shape in ((rows,), (rows, 1))
@@ -222,7 +222,7 @@ def predictions(model: Model, X: object) -> np.ndarray:
     return predicted.reshape(rows)
 
 
-def places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def _places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """The place of each label among the classes."""
     order = np.argsort(classes)
     return order[np.clip(np.searchsorted(classes, labels, sorter=order), 0, len(classes) - 1)]
@@ -248,7 +248,7 @@ def _log_probabilities(model: Model, X: object) -> np.ndarray | None:
 # ---------------------------------------------------------------- from counts: exact, or noisy
 
 
-def confusion_figures(confusion: np.ndarray, classes: Sequence[object] | np.ndarray, noise: float) -> list[Figure]:
+def _confusion_figures(confusion: np.ndarray, classes: Sequence[object] | np.ndarray, noise: float) -> list[Figure]:
     """Accuracy, recall and precision from counts (true class, predicted class), each with noise of this s.d."""
     n, k = max(float(confusion.sum()), 1.0), len(confusion)
     actual, called, hit = confusion.sum(1), confusion.sum(0), np.diag(confusion)
@@ -285,7 +285,7 @@ def _ratio(name: str, hit: float, missed: float, noise: float, base: float | Non
     return Figure(name, share, "", deviation, guess, "the share of that class" if base is not None else "")
 
 
-def auc_figure(counts: np.ndarray, noise: float) -> Figure:
+def _auc_figure(counts: np.ndarray, noise: float) -> Figure:
     """How often a row of the second class scores above one of the first, ties half: counts are 2 x groups, in order."""
     first, second = counts
     below = np.cumsum(first) - first / 2
@@ -309,10 +309,10 @@ def _log_loss_figure(counts: np.ndarray, margin: np.ndarray, noise: float) -> Fi
     losses = np.minimum(np.stack([np.logaddexp(0, margin), np.logaddexp(0, -margin)]), _MOST_LOSS)
     n = max(float(counts.sum()), 1.0)
     value = max(float((counts * losses).sum()) / n, 0.0)
-    return log_loss(value, noise * _centred_norm(losses) / n, counts.sum(1))
+    return _log_loss(value, noise * _centred_norm(losses) / n, counts.sum(1))
 
 
-def log_loss(value: float, noise: float, actual: np.ndarray) -> Figure:
+def _log_loss(value: float, noise: float, actual: np.ndarray) -> Figure:
     """Beside the loss of the class shares, which is their entropy."""
     shares = np.clip(actual, 0, None) / max(float(np.clip(actual, 0, None).sum()), 1e-300)
     return Figure("log loss", value, "", noise, float(-xlogy(shares, shares).sum()), "always the shares of the classes")
@@ -331,7 +331,7 @@ def _calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float)
     return Figure("calibration error", min(value, 1.0), "", float(np.linalg.norm(deviation)) / n, note=note)
 
 
-def _calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, event: str) -> ShownCurve:
+def _calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, event: str) -> _ShownCurve:
     """What happened in each group beside what was predicted; groups that the noise hides are left out."""
     whole = counts.sum(0)
     filled = whole > np.maximum(noise / _TELLS, 0)
@@ -340,7 +340,7 @@ def _calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, 
     points = tuple(map(float, x)), tuple(map(float, y))
     ideal = ((float(x.min()), float(x.max())),) * 2 if len(x) else ((), ())
     series = (("happened", *points), ("as predicted", *ideal))
-    return ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
+    return _ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
 
 
 def _event_of(classes: Sequence[object] | np.ndarray) -> str:
@@ -350,8 +350,8 @@ def _event_of(classes: Sequence[object] | np.ndarray) -> str:
     return "the class that was predicted"
 
 
-def _error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[Figure]:
-    """R2, root mean squared and mean absolute error from the noisy sums of `Scale.terms`."""
+def _error_figures(sums: np.ndarray, n: int, noise: float, scale: _Scale) -> list[Figure]:
+    """R2, root mean squared and mean absolute error from the noisy sums of `_Scale.terms`."""
     part, square, place, place2, away = (float(total) / n for total in sums)
     sd = noise / n
     errors, spread = max(square, 0.0) * scale.error**2, (place2 - place**2) * scale.width**2
@@ -361,22 +361,22 @@ def _error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list
     if spread > 3 * noisy and square > 0:  # a variance within its own noise tells nothing, and it divides
         ratio = errors / spread
         deviation = math.hypot(sd * scale.error**2 / spread, ratio * noisy / spread)
-        figures.append(readable(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, _ROUGHLY))
+        figures.append(_readable(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, _ROUGHLY))
     else:
-        figures.append(readable(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, _ROUGHLY))
+        figures.append(_readable(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, _ROUGHLY))
     root, base = math.sqrt(errors), math.sqrt(max(spread, 0.0))
     half = sd * scale.error**2 / (2 * root) if root > 0 else math.inf
     figures.append(
-        readable(Figure("root mean squared error", root, "", half, base, MEAN, note), n, RELATIVE * max(root, 0.0))
+        _readable(Figure("root mean squared error", root, "", half, base, MEAN, note), n, RELATIVE * max(root, 0.0))
     )
     size = max(part, 0.0) * scale.error
     absolute = Figure("mean absolute error", size, "", sd * scale.error, max(away, 0.0) * scale.width, "", note)
-    figures.append(readable(replace(absolute, than=f"always {scale.centre:.4g}"), n, RELATIVE * size))
+    figures.append(_readable(replace(absolute, than=f"always {scale.centre:.4g}"), n, RELATIVE * size))
     return figures
 
 
 @dataclass(frozen=True)
-class Scale:
+class _Scale:
     """Public numbers that errors and targets are clipped to: |e| <= error, |y - centre| <= width."""
 
     error: float
@@ -390,9 +390,9 @@ class Scale:
         u = np.nan_to_num(np.clip((y - self.centre) / self.width, -1.0, 1.0))
         return np.stack([errors, errors**2, u, u**2, np.abs(u)], axis=1)
 
-    def stretched(self, middle: float, half: float) -> Scale:
+    def stretched(self, middle: float, half: float) -> _Scale:
         """The same in the units of y, whose range is middle +- half."""
-        return Scale(self.error * half, middle + self.centre * half, self.width * half)
+        return _Scale(self.error * half, middle + self.centre * half, self.width * half)
 
     def words(self) -> str:
         """What was clipped."""

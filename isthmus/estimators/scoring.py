@@ -32,7 +32,7 @@ from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
 from isthmus.estimators.base import GroupLike
-from isthmus.estimators.figures import Bins, Figure, Model, Scale, ShownCurve
+from isthmus.estimators.figures import Figure, Model, _Bins, _Scale, _ShownCurve
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
 from isthmus.privacy.event_json import dpa
@@ -46,16 +46,16 @@ FIRST = 0.2
 """The share of mu^2 for the first look."""
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all rows have."""
-_SCORES = Bins(tuple(float(edge) for edge in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
+_SCORES = _Bins(tuple(float(edge) for edge in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
 """Margins from -16 to 16, in cells that are finest at 0."""
 _CHEAP = 0.02
 """Noise in R2 that wider clips may cost."""
-LOSSES = Bins(tuple(float(edge) for edge in np.linspace(0, figures._MOST_LOSS, 17)))
-_ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
+LOSSES = _Bins(tuple(float(edge) for edge in np.linspace(0, figures._MOST_LOSS, 17)))
+_ERRORS = _Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
 """Errors in units of half the target's range."""
 _AWAY = tuple(2.0 ** (k / 2) for k in range(1, 25))
 _FINE = 512
-TARGETS = Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, _FINE + 1).tolist(), *_AWAY))
+TARGETS = _Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, _FINE + 1).tolist(), *_AWAY))
 """Targets in units of half their range about its middle, and beyond it."""
 _PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
 ONE_BY_ONE = (
@@ -74,7 +74,7 @@ class Scores:
     """
 
     figures: tuple[Figure, ...]
-    curves: tuple[ShownCurve, ...] = ()
+    curves: tuple[_ShownCurve, ...] = ()
     privacy: privacy.PrivacyStatement | None = None
     releases: int = 0
     paid: tuple[str, ...] = field(default=(), repr=False, compare=False)
@@ -162,7 +162,7 @@ def _checked_targets(model: Model, y: ArrayLike, ranks: Group) -> np.ndarray:
     y = np.asarray(y)
     some = y.ndim == 1 and sum(ranks.all(len(y))) > 0
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
-    classes = figures.classes_of(model)
+    classes = figures._classes_of(model)
     if classes is not None:
         known = bool(np.isin(y, classes).all())  # whose label it is stays unsaid
         validate.require(known, f"y holds a label that the model does not know: its labels are {classes.tolist()}")
@@ -286,7 +286,7 @@ def noisy_figures(
     model: Model, X: object, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
 ) -> Scores:
     """The figures of private rows, each look charged before it is released."""
-    if figures.classes_of(model) is None:
+    if figures._classes_of(model) is None:
         scores = _numbers(model, X, y, looks, bounds)
     else:
         scores = _labels(model, X, y, looks)
@@ -299,11 +299,11 @@ def _some(model: Any, X: object, y: np.ndarray) -> object:
 
 
 def _labels(model: Model, X: object, y: np.ndarray, looks: Looks) -> Scores:
-    classes, n = figures.classes_of(model), looks.size(y)
+    classes, n = figures._classes_of(model), looks.size(y)
     assert classes is not None
     k = len(classes)
     X, own = _some(model, X, y), len(y)
-    true, called = figures.places(y, classes), figures.places(figures.predictions(model, X), classes)[:own]
+    true, called = figures._places(y, classes), figures._places(figures._predictions(model, X), classes)[:own]
     logs, margins = figures._log_probabilities(model, X), figures._margins_of(model, X)
     logs, margins = (None if values is None else values[:own] for values in (logs, margins))
     if k > 2 or margins is None:
@@ -312,7 +312,7 @@ def _labels(model: Model, X: object, y: np.ndarray, looks: Looks) -> Scores:
     last = 1.0 if margins is None else 1 - FIRST
     least = looks.noise(math.sqrt(blocks), last) * math.sqrt(k - 1) / n
     if least > figures._TELLS:  # nothing could be told: nothing is looked at, nothing is spent
-        need = figures.rows_needed(n, least)
+        need = figures._rows_needed(n, least)
         return Scores((Figure("accuracy", None, noise=least, note=figures._too_few(least, need)),))
     with looks.announced({FIGURES: 1.0} if margins is None else {RANGES: FIRST, FIGURES: last}):
         bins, groups = [true * k + called], _Groups.none()
@@ -334,20 +334,20 @@ def _derived(
 ) -> Scores:
     """Figures and curves from the noisy counts: post-processing."""
     k = len(classes)
-    derived = figures.confusion_figures(counts[0].reshape(k, k), list(classes), noise)
-    curves: list[ShownCurve] = []
+    derived = figures._confusion_figures(counts[0].reshape(k, k), list(classes), noise)
+    curves: list[_ShownCurve] = []
     if groups.count:
         scores = counts[1].reshape(2, groups.count)
         if k > 2 and k - 1 > groups.count / 2:  # fewer cells tell how many were right
             share = float(np.clip(scores[1].sum() / n, 0, 1))
             derived[0] = replace(derived[0], value=share, noise=noise * math.sqrt(groups.count / 2) / n)
         if k == 2:
-            derived.append(figures.auc_figure(scores, noise))
+            derived.append(figures._auc_figure(scores, noise))
         if sure:
             loss = figures._log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
             derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
             curves.append(figures._calibration_curve(scores, groups.predicted, noise, figures._event_of(classes)))
-    readable = [figures.readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
+    readable = [figures._readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
 
@@ -355,7 +355,7 @@ def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
     """The log loss of more than two classes, from the counts of losses."""
     actual = counts[0].reshape(k, k).sum(1)
     spread = noise * figures._centred_norm(LOSSES.middles) / n
-    return figures.log_loss(max(float(counts[2] @ LOSSES.middles) / n, 0.0), spread, actual)
+    return figures._log_loss(max(float(counts[2] @ LOSSES.middles) / n, 0.0), spread, actual)
 
 
 def _least(figure: Figure) -> float:
@@ -416,9 +416,9 @@ def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple
     n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2
     noise = looks.noise(math.sqrt(2), FIRST)
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
-        need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
+        need = figures._rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
         return Scores((Figure("R2", None, note=figures._too_few(0.0, need)),))
-    predicted = figures.predictions(model, _some(model, X, y)).astype(float)[: len(y)]
+    predicted = figures._predictions(model, _some(model, X, y)).astype(float)[: len(y)]
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
             away, place = np.abs(predicted - y) / half, (y - middle) / half
@@ -436,7 +436,7 @@ def _stands(noise: float, cells: int) -> float:
     return noise * (math.sqrt(2 * math.log(cells)) + 1)
 
 
-def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: float) -> Scale:
+def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: float) -> _Scale:
     """Where to clip, in units of the target's range, and the mean of the targets that were seen.
 
     At first the outer edges of the cells that clearly hold rows; then as far beyond as costs little noise, `mean`
@@ -447,7 +447,7 @@ def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: 
     inside, low, high, centre, spread = _extent(targets, n, noise)
     width = max(high - centre, centre - low) * _wider(inside)
     far = math.sqrt(_CHEAP * max(spread, (width / 8) ** 2) / mean)
-    return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
+    return _Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
 
 
 def _wider(share: float) -> float:

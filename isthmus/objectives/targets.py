@@ -33,7 +33,7 @@ class Targets(ABC):
 
     def score(self, z: Tensor, y: Tensor) -> float:
         """Accuracy (labels), or R2 = 1 - sum (y - prediction)^2 / sum (y - mean y)^2 (numbers)."""
-        spread, error = (y - y.mean()).square().sum(), (y - self.predict(z)).square().sum()
+        spread, error = (y - y.mean()).square().sum(), (y - torch.as_tensor(self.predict(z))).square().sum()
         if spread > 0:
             return float(1 - error / spread)
         return float(error == 0)
@@ -155,8 +155,9 @@ class RealTargets(Targets):
     def read(self, y: object) -> tuple[Targets, Tensor]:
         """y itself."""
         validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
-        shape = np.shape(y)  # type: ignore[arg-type]
-        validate.check(len(shape) == 1, "y.shape", tuple(shape), "give one number an example (1-d; y.ravel()?)")
+        if not isinstance(y, Tensor):
+            y = np.asarray(y)
+        validate.check(y.ndim == 1, "y.shape", tuple(y.shape), "give one number an example (1-d; y.ravel()?)")
         return self, validate.as_tensor("y", y, ndim=1)
 
     def predict(self, z: Tensor) -> Tensor:
