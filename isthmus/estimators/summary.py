@@ -248,7 +248,7 @@ class _Grid:
         edges[-1] = np.nextafter(edges[-1], np.inf)  # the end of the range is part of it
         labels = [_place(column, edge) for edge in np.linspace(*column.bounds, parts + 1)]
         between = [f"{a} to {b}" for a, b in zip(labels, labels[1:], strict=False)]
-        return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), _Bins(tuple(edges.tolist())))
+        return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), _Bins(edges))
 
     def cells(self, entries: np.ndarray) -> np.ndarray:
         """The cell of each entry."""

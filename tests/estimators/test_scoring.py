@@ -112,7 +112,7 @@ def test_both_looks_together_cost_epsilon_and_are_charged_first(rng: np.random.G
     scores = private_score(model, X, y, epsilon=0.7, delta=1e-5, ledger=tmp_path / "l")
     assert ledger.rounds() == {"test ranges": 1, "test figures": 1} and scores.releases == 2
     assert ledger.spent() == pytest.approx(0.7, rel=1e-6) and scores.privacy.epsilon == pytest.approx(0.7, rel=1e-6)
-    assert scores.privacy.private and scoring.APART in scores.privacy.assumptions
+    assert scores.privacy.private and scoring._APART in scores.privacy.assumptions
     with pytest.raises(RuntimeError, match="needs epsilon"):
         private_score(model, X, y, epsilon=0.9, delta=1e-5, ledger=ledger)
     seeded = private_score(model, X, y, noise_seed=1)
@@ -207,8 +207,8 @@ def test_models_of_others_are_taken_to_predict_row_by_row_and_ours_do(
     y = (X[:, 0] > 0).astype(int)
     ours = PrivateClassifier(epsilon=50.0, classes=[0, 1], data_norm=20.0, max_iter=3, fit_intercept=False).fit(X, y)
     theirs = LogisticRegression(fit_intercept=False).fit(X, y)
-    assert scoring.ONE_BY_ONE in private_score(theirs, X, y).privacy.assumptions  # type: ignore[union-attr]
-    assert scoring.ONE_BY_ONE not in private_score(ours, X, y).privacy.assumptions  # type: ignore[union-attr]
+    assert scoring._ONE_BY_ONE in private_score(theirs, X, y).privacy.assumptions  # type: ignore[union-attr]
+    assert scoring._ONE_BY_ONE not in private_score(ours, X, y).privacy.assumptions  # type: ignore[union-attr]
     cells: list[np.ndarray] = []
     counts = scoring.Looks.counts
 
