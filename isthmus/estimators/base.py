@@ -274,8 +274,9 @@ class _PrivateLinear(_PrivateEstimator):
             assert isinstance(problem.objective.X, Scaled)
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, planned.facts.smooth, calls)
-        rounds, history = choice.rounds * calls, list[dict[str, float]]()
-        checkpoint = {0: self.checkpoint}.get(self._group.rank)
+        rounds, history, checkpoint = choice.rounds * calls, list[dict[str, float]](), self.checkpoint
+        if self._group.rank:
+            checkpoint = None
         run, claims = claimed
         if claims:
             partial_fit_claims._claim(run, past)
@@ -321,11 +322,13 @@ class _PrivateLinear(_PrivateEstimator):
         return replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, _STARTED))))
 
     def _recipe(self, problem: _Problem, choice: Choice, smooth: float, calls: int) -> Recipe:
-        options, n = dict(self.options or {}), {}
+        options, n = dict(self.options or {}), dict[str, int | str]()
         if self.as_published:
             options["as_published"] = True
         if self._private:
-            n["n"] = self.n or {1: "exact"}.get(calls, problem.n)
+            n["n"] = self.n or problem.n
+            if self.n is None and calls == 1:
+                n["n"] = "exact"
             if self.clip is not None and "clip" in choice.arguments:
                 options["clip"] = self.clip
         elif self.step is None and choice.batch_size is None and "step" in choice.arguments:

@@ -415,7 +415,7 @@ class _Groups:
 
 
 def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
-    low, high = bounds or getattr(model, "target_bounds_", (math.nan, math.nan))
+    low, high = bounds or vars(model).get("target_bounds_") or (math.nan, math.nan)
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
     n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2
     noise = looks.noise(math.sqrt(2), _FIRST)
