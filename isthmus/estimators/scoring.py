@@ -27,7 +27,7 @@ from scipy.special import expit
 from isthmus import privacy
 from isthmus.base import validate
 from isthmus.core.group import ALONE, Group, Local
-from isthmus.core.parts import Sheet
+from isthmus.core.parts import FixedRows
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
@@ -261,7 +261,7 @@ class Looks:
 
     def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
         release = Release("sums", clip=privacy.Clip(length), mechanism=self._gaussian(share), lift=discard)
-        stage, sheet = Stage(privacy.FullBatch(1.0), [release], name), Sheet(rows)
+        stage, sheet = Stage(privacy.FullBatch(1.0), [release], name), FixedRows(rows)
         holders = Local(sheet, self.ranks)
         setting = RunContext(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
         sums = look(stage, setting, self.promise)["sums"].numpy()
@@ -415,7 +415,7 @@ class _Groups:
 
 
 def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
-    low, high = bounds or vars(model).get("target_bounds_") or (math.nan, math.nan)
+    low, high = bounds or getattr(model, "target_bounds_", None) or (math.nan, math.nan)
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
     n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2
     noise = looks.noise(math.sqrt(2), _FIRST)

@@ -37,7 +37,7 @@ from sklearn.utils.validation import check_is_fitted
 from isthmus import privacy
 from isthmus.base import validate
 from isthmus.core.group import Local
-from isthmus.core.parts import Sheet
+from isthmus.core.parts import FixedRows
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators.base import GroupLike, _PrivateEstimator, _PrivateLinear
@@ -373,9 +373,9 @@ class _BestOf(privacy.NoisyMax):
 def _choose(scores: Dense, split: _Split, noise: privacy.Source, ledger: privacy.Ledger) -> int:
     """The exponential mechanism: k with probability proportional to exp(score_k / temperature), charged first."""
     release = Release("choice", clip=privacy.Clip(1.0, ord=math.inf), mechanism=split.choice, lift=discard)
-    stage, sheet = Stage(privacy.FullBatch(1.0), [release], "selection"), Sheet(scores)
+    stage, holder = Stage(privacy.FullBatch(1.0), [release], "selection"), FixedRows(scores)
     with ledger.run({stage.name: stage.event(split.promise.adjacency)}, seeded=noise.seeded) as run:
-        setting = RunContext(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
+        setting = RunContext(Local(holder), holder.space, Keys(0, noise), ledger=run)
         return int(look(stage, setting, split.promise)["choice"].argmax())
 
 

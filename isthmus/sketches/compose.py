@@ -34,8 +34,12 @@ class Identity(base.Random):
         """The identity on a space."""
         return IdentityMap(space)
 
+    def token(self, context: base.Context) -> Hashable:
+        """It is the same in every round."""
+        return "identity"
 
-class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
+
+class IdentityMap(base.Sketch):
     """The identity of a space."""
 
     tight = True
@@ -47,10 +51,6 @@ class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
     def tensors(self) -> Sequence[Tensor]:
         """None at all."""
         return ()
-
-    def placed(self, tensors: Sequence[Tensor]) -> base.Sketch:
-        """The map itself."""
-        return self
 
     def forward(self, v: Tensor) -> Tensor:
         """v."""
@@ -127,7 +127,7 @@ class Residual(base.Encoder):
         return self.encoder.token(context)
 
 
-class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
+class ResidualMap(base.Sketch):
     """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
 
     leafwise = False
@@ -152,7 +152,7 @@ class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
         code = self._memo.latest("code", y, lambda: self.inner.forward(y))
-        return y[self.space.slice(name)] - base.pinv_leaf(self.inner, name, code)
+        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
@@ -210,7 +210,7 @@ class PerLeaf(base.Random):
         return PerLeafMap(space, leaves)
 
 
-class BlockMap(base.CodesLeaves, base.LiftsLeaves):
+class BlockMap(base.LiftsLeaves):
     """A map of its own for each leaf, times a factor; their codes lie side by side, or `together` in one code space."""
 
     def __init__(
@@ -236,7 +236,7 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """Some columns of one leaf."""
         block = self.blocks[name]
-        return base.adjoint_columns(block, block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
+        return block.adjoint_columns(block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
@@ -250,7 +250,7 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
     def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The code of one leaf, from its own map."""
         block = self.blocks[name]
-        piece = base.leaf_code(block, block.space.leaves[0].name, rows)
+        piece = block.leaf(block.space.leaves[0].name, rows)
         if piece is None or self.scales[name] == 1.0:
             return piece
         return piece.scaled(self.scales[name])
@@ -258,7 +258,7 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
     def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The codes of the leaves side by side, or added up."""
         if self.together:
-            return base.add_codes(pieces)
+            return super().join(pieces)
         return stack({name: pieces[name] for name in self.blocks})
 
 

@@ -21,7 +21,7 @@ from isthmus.sketches.bijections import Permutation
 from isthmus.sketches.compose import stack
 
 
-class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
+class SelectionMap(base.Sketch):
     """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I.
 
     Codes are chosen coordinates: the others are missing, so that a lift divides by the coverage.
