@@ -26,9 +26,9 @@ from scipy.special import expit
 
 from isthmus import privacy
 from isthmus.base import validate
-from isthmus.core.group import ALONE, Group, Local
+from isthmus.core.group import ALONE, Group
 from isthmus.core.parts import FixedRows
-from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
+from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
 from isthmus.estimators.base import GroupLike

@@ -36,9 +36,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from isthmus import privacy
 from isthmus.base import validate
-from isthmus.core.group import Local
 from isthmus.core.parts import FixedRows
-from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
+from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators.base import GroupLike, _PrivateEstimator, _PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier

@@ -27,7 +27,7 @@ from torch import Tensor
 from isthmus.base import randomness, storage, validate
 from isthmus.base.matrix import Stored, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
-from isthmus.gradients.rows import Rows
+from isthmus.gradients.rows import Rows, Stack
 
 Size = int | float | Callable[[int], int]
 """A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
@@ -123,6 +123,8 @@ class Sketch(ABC):
     coverage: float | Tensor = 1.0
     leafwise: bool = True
     """Whether a leaf can be encoded without the others, so that rows need not be kept until all are there."""
+    apart: bool = False
+    """Whether each leaf owns a slice of the code, in order; else all leaves share one code space."""
     in_place: bool = False
     """Whether what it lifts is added to a parameter without forming it first (`add_pinv_columns`)."""
 
@@ -213,10 +215,14 @@ class Sketch(ABC):
         return rows.through(self, self.space[name].start)
 
     def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """One code from the pieces of all leaves, None left out: here they share one code space and add up."""
-        first, *rest = (piece for piece in pieces.values() if piece is not None)
+        """One code from the pieces of all leaves, None left out: side by side where leaves are `apart`, else added."""
+        names = (leaf.name for leaf in self.space.leaves)
+        items = [(name, piece) for name in names if (piece := pieces.get(name)) is not None]
+        first, *rest = (piece for _, piece in items)
         if not rest:
             return first
+        if self.apart:
+            return Stack(items)
         return first.plus(rest)
 
     def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:

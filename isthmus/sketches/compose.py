@@ -16,7 +16,7 @@ from torch import Tensor
 from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
-from isthmus.gradients.rows import ResidualRows, Rows, Stack
+from isthmus.gradients.rows import ResidualRows, Rows
 from isthmus.sketches import base
 
 
@@ -42,7 +42,7 @@ class Identity(base.Random):
 class IdentityMap(base.Sketch):
     """The identity of a space."""
 
-    tight = True
+    tight = apart = True
 
     def __init__(self, space: Space):
         self.space, self.d, self.m = space, space.d, space.d
@@ -80,22 +80,9 @@ class IdentityMap(base.Sketch):
         """The rows of the leaf."""
         return rows
 
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The leaves side by side."""
-        return stack(pieces)
-
     def encode(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
-
-
-def stack(pieces: Mapping[str, Rows | None]) -> Rows:
-    """Pieces that own one slice of the code each, in order; None is left out."""
-    items = [(name, piece) for name, piece in pieces.items() if piece is not None]
-    first = items[0][1]
-    if len(items) == 1:
-        return first
-    return Stack(items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +117,7 @@ class Residual(base.Encoder):
 class ResidualMap(base.Sketch):
     """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
 
-    leafwise = False
+    leafwise, apart = False, True
 
     def __init__(self, inner: base.Sketch):
         validate.check(inner.tight, "encoder", inner, "give a tight sketch, which the residual needs")
@@ -177,13 +164,11 @@ class ResidualMap(base.Sketch):
 
     def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The residual of all leaves."""
-        return self.encode(stack(pieces))
+        return self.encode(super().join(pieces))
 
-    def encode(self, rows: Rows, codes: Rows | None = None) -> Rows:
-        """Residual rows; `codes` are those of the inner sketch where the caller has them."""
-        if codes is None:
-            codes = self.inner.encode(rows)
-        return ResidualRows(rows, codes, self.inner)
+    def encode(self, rows: Rows) -> Rows:
+        """Residual rows."""
+        return ResidualRows(rows, self.inner.encode(rows), self.inner)
 
 
 @dataclass(frozen=True)
@@ -216,7 +201,7 @@ class BlockMap(base.LiftsLeaves):
     def __init__(
         self, space: Space, blocks: Mapping[str, base.Sketch], scales: Mapping[str, float], together: bool = False
     ):
-        self.space, self.d, self.blocks, self.scales, self.together = space, space.d, dict(blocks), scales, together
+        self.space, self.d, self.blocks, self.scales, self.apart = space, space.d, dict(blocks), scales, not together
         self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
         self.m = self.code_space.d
         if together:
@@ -224,9 +209,9 @@ class BlockMap(base.LiftsLeaves):
 
     def place(self, name: str) -> slice:
         """Where the code of a leaf lies."""
-        if self.together:
-            return slice(0, self.m)
-        return self.code_space.slice(name)
+        if self.apart:
+            return self.code_space.slice(name)
+        return slice(0, self.m)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
@@ -254,12 +239,6 @@ class BlockMap(base.LiftsLeaves):
         if piece is None or self.scales[name] == 1.0:
             return piece
         return piece.scaled(self.scales[name])
-
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The codes of the leaves side by side, or added up."""
-        if self.together:
-            return super().join(pieces)
-        return stack({name: pieces[name] for name in self.blocks})
 
 
 class PerLeafMap(BlockMap):

@@ -16,7 +16,6 @@ from isthmus.base.matrix import Stored, View, code_room, columns, exact_products
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, compact, outer_of, total
 from isthmus.sketches import base
-from isthmus.sketches.compose import stack
 from isthmus.sketches.dense import frames
 
 ALIGN = 32
@@ -75,7 +74,7 @@ class Kronecker(base.Random):
 class KroneckerMap(base.LiftsLeaves):
     """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
 
-    tight = in_place = True
+    tight = apart = in_place = True
 
     def __init__(self, space: Space, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float = 1.0):
         self.space, self.d, self.factors, self.scale = space, space.d, dict(factors), scale
@@ -159,10 +158,6 @@ class KroneckerMap(base.LiftsLeaves):
         """The block of one leaf as a map of its own."""
         space = Space.of({name: self.space[name].shape})
         return self._memo.keep(("one", name), lambda: KroneckerMap(space, {name: self.factors[name]}, self.scale))
-
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The codes of the leaves side by side."""
-        return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves if leaf.name in pieces})
 
     def _matrix_gain(self, ord: float) -> float:
         """Induced norms of Kronecker products multiply; leaves do not mix."""

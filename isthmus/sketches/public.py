@@ -373,7 +373,8 @@ def learned(
         return {"basis": basis, "norm": _certified(moment, error, dtype)}
     wide = {name: copied(factors, factors.device, torch.float64) for name, factors in held.items()}
     # of the factors in float64, never of the rows: what those round is not in `roundings`
-    inside = sum((_symmetric(factors.inner(factors)) for factors in wide.values()), torch.zeros(()))
+    inside = sum((factors.inner(factors) for factors in wide.values()), torch.zeros(()))
+    inside = (inside + inside.T) / 2
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in held), inside)
     weights = _weights(whole.diagonal(), whole, k, method, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
     leaves: dict[str, Mapping[str, base.Tree]] = {}
@@ -478,17 +479,11 @@ def _side_top(rows: Rows, shape: tuple[int, int], side: int, rank: int) -> Tenso
     """
     n, step = rows.n, max(1, base.CHUNK_BYTES // (8 * math.prod(shape)))
     chunks = (rows.part(lo, min(lo + step, n)).dense() for lo in range(0, n, step))
-    parts = (_unfold(chunk.double().reshape(-1, *shape), side) for chunk in chunks)
+    cubes = (chunk.double().reshape(-1, *shape) for chunk in chunks)
+    parts = (cube.movedim(1 + side, 2).reshape(-1, shape[side]) for cube in cubes)
     if n * shape[1 - side] < shape[side]:
         return top_right(torch.cat(list(parts)), rank)
     return _top(sum((part.T @ part for part in parts), torch.zeros(())), rank)[1]
-
-
-def _unfold(cube: Tensor, side: int) -> Tensor:
-    """n x q x p as rows of length q (side 0) or p (side 1)."""
-    if side == 0:
-        return cube.transpose(1, 2).reshape(-1, cube.shape[1])
-    return cube.reshape(-1, cube.shape[2])
 
 
 def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
@@ -635,10 +630,6 @@ def _size(factors: Factors) -> int:
         return factors.index.numel() + factors.values.numel()
     a = factors.whole_a()
     return factors.b.numel() + (a.nnz if matrix.is_sparse(a) else a.numel())
-
-
-def _symmetric(x: Tensor) -> Tensor:
-    return (x + x.T) / 2
 
 
 def _gram(rows: Rows) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import isthmus
 from isthmus import L2Ball, LeastSquares, Logistic, algorithms, minimize
 from isthmus.base.matrix import matmul
-from isthmus.core.group import Local
+from isthmus.core.pipeline import Local
 from isthmus.core.wire import State
 from isthmus.privacy import Ledger
 from isthmus.problems.scaling import RowMap
@@ -88,7 +88,7 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     from isthmus.algorithms.purchases import Lambda, Terms
     from isthmus.algorithms.purchases import paid as buys
     from isthmus.core.minimize import Binding
-    from isthmus.core.spending import Spending
+    from isthmus.core.private_side import PrivateSide
     from isthmus.objectives.linear import top_eigenvalue
     from isthmus.privacy import Charge
 
@@ -106,10 +106,10 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     (buy,) = buys(plan, [Lambda()], Terms(n, 10, 0.3, 0.27))
 
     def bought(rows: Any) -> float:
-        spending = Spending(budget.promise(plan, facts), noise_seed=0)
+        side = PrivateSide(budget.promise(plan, facts), noise_seed=0)
         problem = LeastSquares(rows, np.zeros(rows.shape[0]))
         stage, space = buy.stage(problem)
-        return float(spending.look(stage, Local(problem), space))
+        return float(side.look(stage, Local(problem), space))
 
     for record in (spread, single):
         assert abs(bought(sp.vstack([X, record]).tocsr()) - bought(X)) <= 1 + 1e-6

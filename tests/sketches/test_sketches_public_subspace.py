@@ -25,15 +25,7 @@ from isthmus.parts import Shuffle
 from isthmus.privacy import Clip
 from isthmus.sketches import PublicSubspace, Residual, base
 from isthmus.sketches import public as learning
-from isthmus.sketches.public import (
-    FactoredMap,
-    JoinedMap,
-    SubspaceMap,
-    copied,
-    factors_of,
-    products,
-    stored,
-)
+from isthmus.sketches.public import FactoredMap, JoinedMap, SubspaceMap, copied, factors_of, products, stored
 
 SPACE = Space.of({"table": (11, 4), "hidden": (5, 9), "conv": (3, 6), "out": (4, 6)})
 PUBLIC, N = 7, 6
