@@ -14,9 +14,8 @@ from private_cases import COMMON, build, problem
 import isthmus
 from isthmus import L1Ball, L2Ball, algorithms, minimize
 from isthmus.base.space import Space
-from isthmus.core.measuring import contribute
 from isthmus.core.minimize import Binding
-from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, no_public
+from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, contribute, no_public
 from isthmus.core.wire import Keys, State
 from isthmus.gradients import Dense, Outer
 from isthmus.parts import Client, Full
