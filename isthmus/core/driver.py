@@ -34,9 +34,21 @@ from isthmus.base.recording import Replay, recording_now
 from isthmus.core.directions import Awaiting, GradientWriter, plain_copies
 from isthmus.core.group import ALONE, Group
 from isthmus.core.loop_checks import Losses, MeanLossCorrection, mixed
-from isthmus.core.measuring import fragment, measure_leaf, measured_leaves
 from isthmus.core.parts import Delegate, Last, current
-from isthmus.core.pipeline import Maps, Pipeline, Release, Round, Stage, advance, bind_stage, close_together, start
+from isthmus.core.pipeline import (
+    Maps,
+    Pipeline,
+    Release,
+    Round,
+    Stage,
+    advance,
+    bind_stage,
+    close_stage,
+    fragment,
+    measure_leaf,
+    measured_leaves,
+    start,
+)
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import passes
@@ -549,7 +561,7 @@ class TorchDriver:
         message = Message(values, self.stage.sampler.divisor(self.n, t), dims, size, fixed=True)
         if self.group.size > 1:
             message = self._added(round, message, empty)
-        close_together(round, self.stage, message, self.keys, self.ledger)
+        close_stage(round, self.stage, message, self.keys, self.ledger)
         if self.group.rank and self.ledger is not None and self.private:
             self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
         self.state = advance(round, self.state, [message])

@@ -193,16 +193,16 @@ class Rows(ABC):
         """The same rows as sums of exact terms."""
         return self
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
         """<g_i, h_j> with m rows of the same space: n x m, never an n x d matrix.
 
-        The products are done in the wider dtype of both, float32 at least; here from blocks of dense rows.
+        The products are done in a dtype, the wider one of both if none is given; here from blocks of dense rows.
 
         >>> Dense(torch.tensor([[1.0, 2.0]])).inner(Dense(torch.tensor([[3.0, 0.0], [0.0, 4.0]])))
         tensor([[3., 8.]])
         """
         validate.check(other.d == self.d, "other.d", other.d, f"give rows of the same space, d = {self.d}")
-        dtype = rounding.working(self.dtype, other.dtype)
+        dtype = dtype or rounding.working(self.dtype, other.dtype)
         result = torch.empty(self.n, other.n, dtype=dtype, device=self.device)
         with exact_products(self.device):
             for lo, hi in row_spans(self.n, self.d * dtype.itemsize):
@@ -508,12 +508,12 @@ class Stack(Rows):
             lo += piece.d
         return total(codes)
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
         """The sum over leaves of the same name."""
         theirs = dict(other.leaves())
         if {name: piece.d for name, piece in self.items} != {name: piece.d for name, piece in theirs.items()}:
-            return super().inner(other)
-        first, *rest = (piece.inner(theirs[name]) for name, piece in self.leaves())
+            return super().inner(other, dtype)
+        first, *rest = (piece.inner(theirs[name], dtype) for name, piece in self.leaves())
         return sum(rest, first)
 
     def minus(self, other: Rows) -> Rows:
@@ -694,16 +694,16 @@ class Outer(Rows):
             return Outer(sketch.rows(a if is_sparse(a) else _flat(a), lo), _flat(self.b))
         return Dense(sketch.outer(a, self._wide(self.b), lo))
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
         """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
         mate, m = outer_of(other), other.n
         if mate is None or isinstance(self.a, View) or (mate.q, mate.p) != (self.q, self.p):
-            return super().inner(other)
+            return super().inner(other, dtype)
         view, theirs = mate.whole_a(), mate.positions
         pairs = self.positions * theirs
         if pairs > 1 and pairs * (self.p + self.q) > self.p * self.q:
-            return super().inner(other)
-        dtype = rounding.working(self.dtype, other.dtype)
+            return super().inner(other, dtype)
+        dtype = dtype or rounding.working(self.dtype, other.dtype)
         inputs, outputs = view if is_sparse(view) else _flat(view), _flat(mate.b)
         width = self.positions * (self.p + self.q) + 3 * pairs * m
         parts = [torch.zeros(0, m, dtype=dtype, device=self.device)]
@@ -855,12 +855,12 @@ class Lookup(Rows):
     def scaled(self, factor: float) -> Lookup:
         return self._with(self.values.to(self.dtype) * factor)
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
         """The products of what two examples hold at equal places."""
         mate = other.plain()
         if not isinstance(mate, Lookup) or mate.vocabulary != self.vocabulary or other.d != self.d:
-            return super().inner(other)
-        dtype = rounding.working(self.dtype, other.dtype)
+            return super().inner(other, dtype)
+        dtype = dtype or rounding.working(self.dtype, other.dtype)
         places, slots = torch.unique(torch.cat([self.index.flatten(), mate.index.flatten()]), return_inverse=True)
         d, kinds = len(places) * self.width, (self.values, mate.values)
         slots = slots.split([self.index.numel(), mate.index.numel()])

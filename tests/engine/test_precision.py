@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import isthmus
 from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import BackwardAccumulator, Ticket
-from isthmus.core.measuring import measure_leaf, measured_leaves
+from isthmus.core.pipeline import measure_leaf, measured_leaves
 from isthmus.gradients import Computed, Dense
 from isthmus.gradients.adding import kappa
 from isthmus.privacy import PerLeafClip
