@@ -406,16 +406,10 @@ def predict(
     rows the model was trained on are protected by its epsilon.
     """
     folder = late("runs.folder").RunFolder.open(run)
-    model = late("runs.folder").load_model(folder)
     options = {name: value for name, value in given.items() if value is not None}
     settings = late("runs.config").Settings.from_dict({**folder.settings["settings"], **options})
     table = late("tables.files").read(data, part="test", reading=settings.reading)
-    rows_of = model.encode(table, settings.decimal if "decimal" in options else None)
-    carried, columns = model.ids(table, ids), model.predict(rows_of, proba)
-    twice = sorted(set(carried) & set(columns))
-    remedy = "rename the column first: a column of the predictions has that name"
-    late("base.validate").check(not twice, "id", twice, remedy)
-    columns = carried | columns
+    columns = late("runs.folder").predictions(folder, table, ids, proba, given["decimal"])
     late("tables.files").write(output, columns)
     rows = len(columns["prediction"])
     told = {"output": str(Path(output)), "rows": rows, "columns": list(columns)}

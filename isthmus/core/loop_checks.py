@@ -198,7 +198,8 @@ class MeanLossCorrection:
         `anchor` is that of the layers' taps, by which the backward pass that trains is known.  All passes of one batch
         must agree: their rows are added, and all of them are divided by n or none is.
         """
-        validate.require(self._low in (None, low), _PRECISIONS)
+        if self._low not in (None, low):
+            raise validate.InvalidInput(_PRECISIONS)
         self._low = low
         if not low:
             return output
@@ -221,9 +222,9 @@ class MeanLossCorrection:
         validate.require(not names, _KEPT.format(what=f"the module keeps {names} of its pass with their graph"))
 
     def check(self) -> None:
-        """Refuse gradients that came another way, and are divided by n still."""
+        """Where outputs were handed on so, refuse gradients that came another way, and are divided by n still."""
         way = "a gradient reached a layer without passing the module's own output (through a tensor that a hook kept)"
-        validate.require(self._fired or not self.on, _KEPT.format(what=way))
+        validate.require(self._fired, _KEPT.format(what=way))
 
 
 # ---------------------------------------------------------------- the loss

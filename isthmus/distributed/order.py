@@ -18,8 +18,7 @@ from torch import Tensor
 
 from isthmus.base import storage, validate
 from isthmus.base.space import Space
-from isthmus.core.measuring import Client, contribute
-from isthmus.core.pipeline import Maps, Pipeline, Round, Stage, bind_stage, no_public
+from isthmus.core.pipeline import Client, Maps, Pipeline, Round, Stage, bind_stage, contribute, no_public
 from isthmus.core.wire import Keys, Message, StageOutput, State
 from isthmus.gradients import Rows
 

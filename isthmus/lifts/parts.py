@@ -34,6 +34,7 @@ from isthmus.lifts.decoders import cosamp
 from isthmus.lifts.project_lift import solve_lift
 from isthmus.sets import ConvexSet
 from isthmus.sketches.base import Sketch, take_pinv
+from isthmus.sketches.compose import IdentityMap
 from isthmus.sketches.selection import SelectionMap
 
 Step = float | Tensor
@@ -63,14 +64,14 @@ class Lifted:
         code: tuple[Sketch, Tensor] | None = None,
         stretch: Step | Callable[[], Step] = 1.0,
     ) -> None:
-        self._given, self.point, self._columns, self.code, self._stretch = direction, point, columns, code, stretch
+        self.given, self.point, self._columns, self.code, self._stretch = direction, point, columns, code, stretch
 
     @cached_property
     def direction(self) -> Tensor:
         """The whole direction."""
-        if isinstance(self._given, Tensor):
-            return self._given
-        return self._given()
+        if isinstance(self.given, Tensor):
+            return self.given
+        return self.given()
 
     @cached_property
     def stretch(self) -> Step:
@@ -129,6 +130,8 @@ class Pinv(Lift):
         """Lift a code."""
         if not sketch.tight:
             return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
+        if isinstance(sketch, IdentityMap):
+            return Lifted(y)
 
         code = None
         if sketch.in_place:
@@ -206,6 +209,21 @@ class ProjectAndLift(Lift):
             target = sketch.forward(w) - eta * y
         point = solve_lift(self.constraint, sketch, target, w, self.pick, tol=self.tol, max_iter=self.max_iter).point
         return Lifted((w - point) / eta, point)
+
+
+@dataclass(frozen=True)
+class ModuleLift(Lift):
+    """What a module's sketches lift by: unbiased for chosen coordinates, else the pseudo-inverse, else the adjoint."""
+
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
+        """Lift a code."""
+        if isinstance(sketch, SelectionMap):
+            return unbiased(sketch, y, w, eta)
+        if sketch.tight:
+            return pinv(sketch, y, w, eta)
+        return adjoint(sketch, y, w, eta)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,10 @@ class Limit:
     cost: Callable[[DpEvent, float], float]
 
 
+_SEEDED: Json = {"kind": "seeded", "run": ""}
+"""The record that says so; older versions refuse a ledger that has it."""
+
+
 class Ledger:
     """Everything released from one dataset, kept in a file or, with `path=None`, in memory.
 
@@ -234,7 +238,8 @@ class Ledger:
         if self.shared is not None:
             self.shared.mark_seeded()
         with self._records.locked():
-            self._records.append(*self._tainting(True))
+            if not self._records.seeded:
+                self._records.append(_SEEDED)
 
     def run(
         self,
@@ -333,14 +338,11 @@ class Ledger:
         with self._records.locked():
             rounds = self._affordable(what, self._records.runs[run][what].releases, rounds, least)
             charge = {"kind": "charge", "run": run, "what": what, "rounds": rounds, "event": event, "t": t}
-            self._records.append(*self._tainting(seeded), charge)
+            if seeded and not self._records.seeded:
+                self._records.append(_SEEDED, charge)
+            else:
+                self._records.append(charge)
         return rounds
-
-    def _tainting(self, seeded: bool) -> list[Json]:
-        """The record that says so, where it was not said before; older versions refuse a ledger that has it."""
-        if not seeded or self._records.seeded:
-            return []
-        return [{"kind": "seeded", "run": ""}]
 
     def _end(self, run: str, back: Mapping[str, tuple[int, Json]]) -> None:
         """Give back rounds of these stages, each with its event, and close the run."""
@@ -364,7 +366,7 @@ class Ledger:
     def _affordable(self, what: str, event: _Totals, rounds: int, least: int) -> int:
         """The most of `rounds` that fit into the budget on top of what is spent."""
         totals = self._records.totals
-        if self._fits(totals + _times(event, rounds)):
+        if self._records.budget is None or self._fits(totals + _times(event, rounds)):
             return rounds
         if rounds == least or not self._fits(totals + _times(event, least)):
             raise self._exceeded(what, totals, event, least)

@@ -81,7 +81,7 @@ class Source:
         here = secret.stand_in()
         if here is not None and isinstance(shape, int):
             return here.uniform(shape).to(dtype=dtype, device=device)
-        return _tensor(lambda size: self._uniform(size), shape, dtype, device)
+        return _tensor(self._uniform, shape, dtype, device)
 
     def normal(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard normal, each the half sum of four independent ones."""
@@ -204,7 +204,11 @@ class FastSource(SecretSource):
         if out.device.type != "cpu":
             _add_there(out, scale, _generator_of(out.device))
         else:
-            share_out(add, torch.split(out.view(-1), _PER_KEY))
+            parts = torch.split(out.view(-1), _PER_KEY)
+            if len(parts) == 1:
+                add(out)
+            else:
+                share_out(add, parts)
 
 
 class SeededSource(Source):

@@ -176,6 +176,11 @@ class FixedSize:
         return f"every round looks at {self.batch_size} of {self.n} records, drawn without replacement"
 
 
+def rate_of(sampler: Sampler, unknown: float = 1.0) -> float:
+    """The share of the records that a round looks at, where a sampler says it."""
+    return float(getattr(sampler, "rate", unknown))
+
+
 def _secret(sampler: Sampler, keys: Keyring) -> Source:
     if keys.noise is None:
         remedy = f"give a SecretSource as keys.noise: {type(sampler).__name__} draws secretly"

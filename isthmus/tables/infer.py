@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.encode import _BOOLEANS, ABSENT, as_days, as_numbers, as_words, dtype_kind, readable
+from isthmus.tables.encode import _BOOLEANS, ABSENT, _as_days, as_numbers, as_words, readable
 from isthmus.tables.entries import LOOKS, OTHER, Signs, _formats_of, _grouping
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
@@ -90,7 +90,7 @@ def infer(name: str, values: Series, *, public: bool = False, signs: Signs | Non
 
 def _kind(name: str, values: Series, signs: Signs) -> Guess:
     """The type alone."""
-    kind, present = dtype_kind(values), values.dropna()
+    kind, present = values.dtype.kind, values.dropna()
     if kind == "O":
         nothing = present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT)
         present = present[~nothing.astype(bool)]
@@ -129,7 +129,7 @@ def _kind(name: str, values: Series, signs: Signs) -> Guess:
 def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
     """A number column whose entries were read as text: grouped thousands, currency signs, a few strange entries."""
     column = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
-    readable = np.isfinite(as_numbers(words, column))
+    readable = np.isfinite(as_numbers(np.array(words, dtype=object), column))
     check_decimal(name, words, signs)
     if np.mean(readable) < _MOSTLY:
         return None
@@ -143,8 +143,9 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     if signs.declared or not words:
         return
     ways = ((signs.decimal, signs.thousands), (signs.decimal, None), (OTHER[signs.decimal], None))
+    entries = np.array(words, dtype=object)
     readable, *others = (
-        np.isfinite(as_numbers(words, Column(name, "number", decimal=d, thousands=t))) for d, t in ways
+        np.isfinite(as_numbers(entries, Column(name, "number", decimal=d, thousands=t))) for d, t in ways
     )
     also = np.logical_or(*others)
     remedy = (
@@ -157,10 +158,10 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
 
 def _date(name: str, values: Series, public: bool) -> Guess:
     declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
-    text = dtype_kind(values) == "O"
+    text = values.dtype.kind == "O"
     words, absent = as_words(values)
     written = [word for word in words[~absent] if LOOKS.fullmatch(word)] if text else []
-    iso = not text or bool(np.isfinite(as_days(written)).all())
+    iso = not text or bool(np.isfinite(_as_days(np.array(written, dtype=object))).all())
     if not public:
         remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare})'
         if not iso:

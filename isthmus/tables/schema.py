@@ -31,6 +31,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -378,17 +379,19 @@ def _read_day(where: str, value: object) -> float:
     return float(day.toordinal() - _EPOCH)
 
 
-def _read_count(where: str, value: object) -> object:
-    validate.positive_int(**{where: value})  # type: ignore[arg-type]
-    return value
+def checked(check: Callable[..., None], kind: Callable[[Any], object]) -> _Reader:
+    """A reader of what a check of `validate` lets pass."""
 
-
-def _among(choices: tuple[str, ...]) -> _Reader:
     def read(where: str, value: object) -> object:
-        validate.one_of(choices, **{where: value})
-        return value
+        check(**{where: value})
+        return kind(value)
 
     return read
+
+
+def one_of(*choices: str) -> _Reader:
+    """A reader of one of these words."""
+    return checked(partial(validate.one_of, choices), str)
 
 
 def _unless_empty(read: _Reader, empty: object) -> _Reader:
@@ -397,18 +400,18 @@ def _unless_empty(read: _Reader, empty: object) -> _Reader:
 
 _TARGET: Mapping[str, _Reader] = {
     "name": lambda where, value: value,
-    "task": _among(TASKS),
+    "task": one_of(*TASKS),
     "classes": read_words,
     "bounds": read_bounds,
     "decimal": read_sign,
 }
 _COLUMN: Mapping[str, _Reader] = {
-    "type": _among(_TYPES),
-    "source": _among(SOURCES),
+    "type": one_of(*_TYPES),
+    "source": one_of(*SOURCES),
     "bounds": read_bounds,
     "categories": read_words,
-    "buckets": _read_count,
-    "missing": _among(("fill", "indicator")),
+    "buckets": checked(validate.positive_int, int),
+    "missing": one_of("fill", "indicator"),
     "absent": _unless_empty(read_words, ()),
     "fill": _read_number,
     "thousands": read_sign,

@@ -75,12 +75,9 @@ ENCODERS = [
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("kind", ["one", "many", "sparse", "dense"])
 def test_codes_of_layered_rows_equal_the_dense_product(encoder, kind):
-    given = {
-        "one": rows(None),
-        "many": rows(3),
-        "sparse": rows(None, sparse=True),
-        "dense": Dense(rows().dense()),
-    }[kind]
+    given = {"one": rows(None), "many": rows(3), "sparse": rows(None, sparse=True), "dense": Dense(rows().dense())}[
+        kind
+    ]
     sketch, _ = encoder.bind(Rounds(rows()), None)
     want = given.dense() @ sketch.dense().T
     torch.testing.assert_close(sketch.encode(given).dense(), want)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.core.measuring import Client
+from isthmus.core.pipeline import Client
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower import records
 from isthmus.distributed.flower.federation import Federation, OneTerm, narrowed

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.codecs import CodecError
-from isthmus.core.group import Aggregator, check_samplers, drawn_clients
-from isthmus.core.measuring import Client, contribute
+from isthmus.core.clients import drawn_clients
+from isthmus.core.group import Aggregator, check_samplers
 from isthmus.core.minimize import Result, minimize
-from isthmus.core.pipeline import Round, RunContext, Stage, pay
+from isthmus.core.pipeline import Client, Round, RunContext, Stage, contribute, pay
 from isthmus.core.wire import Message, State
 from isthmus.distributed.flower.federation import Elsewhere, Federation, NoisedSum, narrowed, reach_of, shortened
 from isthmus.distributed.flower.records import RECORD, answer_in, ask, flower, from_arrays, read_answer, to_arrays
@@ -38,7 +38,7 @@ from isthmus.distributed.order import Order, order_of, stage_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Chargeable, Ledger
-from isthmus.privacy.sampling import Sampler
+from isthmus.privacy.sampling import Sampler, rate_of
 from isthmus.privacy.statement import PrivacyStatement
 
 _LOG = logging.getLogger("flwr")
@@ -336,7 +336,7 @@ class FlowerClients(Aggregator):
             total = total + replace(message, divisor=total.divisor, fixed=True)
         share = float(plan.clients)
         if plan.unit == "client":
-            share *= getattr(source, "rate", 1.0)
+            share *= rate_of(source)
         sizes = [(bounded.value.numel(), bounded.value.element_size()) for bounded in empty.values.values()]
         dims, count = sum(size for size, _ in sizes), sum(size * width for size, width in sizes)
         return replace(total, dims=round(share * dims), bytes=round(share * count))
