@@ -143,25 +143,29 @@ def non_negative(**arguments: float) -> None:
 def positive_int(**arguments: int) -> None:
     """Each argument is an integer >= 1."""
     for name, value in arguments.items():
-        check(_is_int(value) and value >= 1, name, value, "give a whole number of at least 1")
+        if not (_is_int(value) and value >= 1):
+            refuse(name, value, "give a whole number of at least 1")
 
 
 def non_negative_int(**arguments: int) -> None:
     """Each argument is an integer >= 0."""
     for name, value in arguments.items():
-        check(_is_int(value) and value >= 0, name, value, "give a whole number of at least 0")
+        if not (_is_int(value) and value >= 0):
+            refuse(name, value, "give a whole number of at least 0")
 
 
 def open_unit(**arguments: float) -> None:
     """Each argument lies strictly between 0 and 1 (a delta, say)."""
     for name, value in arguments.items():
-        check(_is_real(value) and 0 < value < 1, name, value, "give a number strictly between 0 and 1")
+        if not (_is_real(value) and 0 < value < 1):
+            refuse(name, value, "give a number strictly between 0 and 1")
 
 
 def probability(**arguments: float) -> None:
     """Each argument lies in (0, 1] (a sampling rate, say)."""
     for name, value in arguments.items():
-        check(_is_real(value) and 0 < value <= 1, name, value, "give a number above 0 and at most 1")
+        if not (_is_real(value) and 0 < value <= 1):
+            refuse(name, value, "give a number above 0 and at most 1")
 
 
 def one_of(choices: Iterable[object], **arguments: object) -> None:

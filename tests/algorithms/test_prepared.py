@@ -89,7 +89,7 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     from isthmus.algorithms.purchases import paid as buys
     from isthmus.core.minimize import Binding
     from isthmus.core.private_side import PrivateSide
-    from isthmus.objectives.linear import largest_eigenvalue, top_eigenvalue
+    from isthmus.objectives.linear import top_eigenvalue
     from isthmus.privacy import Charge
 
     n, d = size
@@ -113,8 +113,6 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
 
     for record in (spread, single):
         assert abs(bought(sp.vstack([X, record]).tocsr()) - bought(X)) <= 1 + 1e-6
-    if size[1] > 2000:  # what the smoothness bound would have done
-        assert largest_eigenvalue(sp.vstack([X, spread]).tocsr()) - largest_eigenvalue(X) > 1.5
 
 
 def test_transformed_rows_stay_in_the_unit_ball() -> None:
