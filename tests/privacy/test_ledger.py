@@ -55,7 +55,7 @@ def test_a_reservation_is_charged_whole_and_consumed_round_by_round(path: Path |
         charged.append(ledger.rounds()["main"])
     run.charge("rare", 12)
     assert charged == [10] * 10 + [20] * 2
-    assert run.held() == {"main": 8, "rare": 0}
+    assert run._left == {"main": 8, "rare": 0}
     run.close()
     assert ledger.rounds() == {"main": 12, "rare": 1}
     kinds = [(r["kind"], r.get("what"), r.get("rounds")) for r in ledger.records()]
@@ -113,7 +113,7 @@ def test_another_process_cannot_spend_or_refund_a_reservation(
         if path is None:
             with pytest.raises(InvalidInput, match="give the ledger a path, through which processes share it"):
                 ledger.rounds()
-    assert ledger.rounds() == {"main": 5} and run.held() == {"main": 4}
+    assert ledger.rounds() == {"main": 5} and run._left == {"main": 4}
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -166,7 +166,7 @@ def test_the_budget_is_used_up_and_not_exceeded(path: Path | None, reserve: int,
         return accounting.epsilon_of(E.SelfComposedDpEvent(GAUSSIAN, count), 1e-5, adjacency)
 
     assert cost(rounds) <= 1.0 < cost(rounds + 1)
-    assert ledger.rounds() == {"main": rounds} and run.held() == {"main": 0}
+    assert ledger.rounds() == {"main": rounds} and run._left == {"main": 0}
     assert ledger.spent() == pytest.approx(cost(rounds), rel=1e-12)
     assert refused.value.spent == ledger.spent() and refused.value.left == ledger.remaining() == 1.0 - ledger.spent()
     assert refused.value.asked == pytest.approx(cost(rounds + 1), rel=1e-12)

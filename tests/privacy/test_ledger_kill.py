@@ -202,7 +202,7 @@ def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(*((_SealedRecords, "_write", half) if failing == "write" else (os, "fsync", failed)))
         with pytest.raises(OSError, match="space|output"):
             run.charge("main")
-    assert run.held() == {"main": 0}
+    assert run._left == {"main": 0}
     run.charge("main")
     assert ledger.rounds() == {"main": 8}  # the failed charge counts, and nobody may give it back
     run.close()
