@@ -13,7 +13,7 @@ from isthmus.distributed.flower import Federation, FlowerClients, LocalGrid, Nob
 from isthmus.distributed.flower.client import cost, secure_step
 from isthmus.distributed.flower.federation import AtClients
 from isthmus.distributed.flower.records import RECORD, flower
-from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
+from isthmus.distributed.secagg import BadMessage, SecurePlan, SecureServer
 from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.event_json import SkellamDpEvent
 from isthmus.privacy.sampling import FullBatch
@@ -223,35 +223,6 @@ def test_plans_that_secure_aggregation_cannot_hold_are_refused() -> None:
         plan_of(dropouts=0.5)
     with pytest.raises(InvalidInput, match="dropouts"):
         plan_of(unit="record", n=60)
-
-
-def test_a_secure_client_goes_on_in_another_process(draws: torch.Generator) -> None:
-    plan = SecurePlan(clients=3, m=8, bound=1.0, noise_multiplier=1e-3)
-    server, clients = SecureServer(plan, Ledger()), {k: SecureClient(plan, k) for k in range(3)}
-    vectors = torch.randn(3, 8, generator=draws, dtype=torch.float64)
-    vectors /= 2 * vectors.norm(dim=1, keepdim=True)
-
-    def moved() -> None:
-        for k, client in clients.items():
-            clients[k] = SecureClient.from_bytes(plan, client.to_bytes())
-
-    invitation = server.invitation()
-    for client in clients.values():
-        server.receive(client.keys(invitation))
-    moved()
-    roster = server.roster()
-    for client in clients.values():
-        server.receive(client.shares(roster))
-    moved()
-    for k, inbox in server.inboxes().items():
-        server.receive(clients[k].masked(inbox, vectors[k]))
-    moved()
-    with pytest.raises(BadMessage, match="answered once"):
-        SecureClient.from_bytes(plan, clients[0].to_bytes()).shares(roster)
-    survivors = server.survivors()
-    for client in clients.values():
-        server.receive(client.reveal(survivors))
-    assert torch.allclose(torch.from_numpy(server.value()), vectors.sum(0), atol=0.05)
 
 
 # ---------------------------------------------------------------- a hostile server

@@ -170,12 +170,7 @@ def test_rounding_is_unbiased_and_seldom_repeated(rng: np.random.Generator) -> N
 def test_short_rows_are_not_changed_by_the_clip() -> None:
     row = np.array([[3.0, -4.0, 0.0]])
     assert to_integers(row, 5.0, squared_limit(5.0, 3), SeededSource(0)).tolist() == [[3, -4, 0]]
-    assert to_integers(2 * row, 5.0, 25, SeededSource(0)).tolist() in (
-        [[3, -4, 0]],
-        [[2, -3, 0]],
-        [[2, -4, 0]],
-        [[3, -3, 0]],
-    )
+    assert np.abs(to_integers(2 * row, 5.0, 25, SeededSource(0)) - row).max() <= 1
 
 
 # ---------------------------------------------------------------- the plan
@@ -196,18 +191,10 @@ def test_a_plan_keeps_its_promises() -> None:
 
 def test_a_plan_is_text_and_back() -> None:
     ranked = plan(peak=0.5)
-    assert (
-        SecurePlan.from_json(ranked.to_json()) == ranked
-        and SecurePlan.from_json(ranked.to_json()).digest == ranked.digest
-    )
-    assert plan(peak=0.6).digest != ranked.digest
-    for wrong in (
-        "",
-        "{}",
-        "[1]",
-        ranked.to_json().replace("peak", "pique"),
-        ranked.to_json().replace('"version": 2', '"version": 1'),
-    ):
+    text = ranked.to_json()
+    again = SecurePlan.from_json(text)
+    assert again == ranked and again.digest == ranked.digest != plan(peak=0.6).digest
+    for wrong in ("", "{}", "[1]", text.replace("peak", "pique"), text.replace('"version": 2', '"version": 1')):
         with pytest.raises(InvalidInput, match="plan="):
             SecurePlan.from_json(wrong)
 
