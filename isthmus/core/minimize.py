@@ -20,7 +20,7 @@ from isthmus.core.clients import Clients
 from isthmus.core.group import Aggregator
 from isthmus.core.parts import Problem, Threshold, Update
 from isthmus.core.pipeline import Local, Pipeline, Release, RunContext, StepSize, bind_stage, run, start
-from isthmus.core.private_side import PrivateSide, same_terms
+from isthmus.core.private_side import PrivateSide, _same_terms
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
 from isthmus.penalties import NoPenalty, Penalty
@@ -179,7 +179,7 @@ class Purchased:
         return release
 
 
-def take_purchases(
+def _take_purchases(
     pipe: Pipeline, objective: Problem, side: PrivateSide | None, resume: State | None, aggregator: Aggregator
 ) -> tuple[Purchased, Memo, Aggregator]:
     """Take every purchase of the pipeline, or what an interrupted run has bought, and what follows from it.
@@ -301,7 +301,7 @@ def minimize(
             side.check_same(group, pipe, rounds)
             if resume is None:
                 group.on_leader(partial(side.require, pipe, rounds))
-        prepared, parts, aggregator = take_purchases(pipe, objective, side, resume, aggregator)
+        prepared, parts, aggregator = _take_purchases(pipe, objective, side, resume, aggregator)
         pipe, objective = prepared.fill(pipe), prepared.objective
         if side is not None:
             parts |= side.go_on(pipe, rounds, resume)
@@ -367,7 +367,7 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
 
 def _resumed(state: State, parts: Memo, d: int) -> State:
     """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
-    same = same_terms(state.parts.get("terms"), parts.get("terms"))
+    same = _same_terms(state.parts.get("terms"), parts.get("terms"))
     remedy = "continue with the recipe and the number of rounds that the run was begun with"
     validate.check(same, "resume", f"round {state.t}", remedy)
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")

@@ -29,7 +29,7 @@ GONE = "nobody has seen what the interrupted run released after the round it was
 
 
 class PrivateSide:
-    """Pays for every release of a run before it happens, and says afterwards what was promised.
+    """_Pays for every release of a run before it happens, and says afterwards what was promised.
 
     ledger      a `Ledger` or its path, perhaps shared by several runs; None: one of this run alone with its promise
     noise_seed  for tests only: the noise can then be subtracted, and the statement says "not private"
@@ -192,7 +192,7 @@ class PrivateSide:
         return account
 
 
-def same_terms(old: str | None, new: str | None) -> bool:
+def _same_terms(old: str | None, new: str | None) -> bool:
     """Whether a run goes on on the terms it was begun with (see `PrivateSide.terms`).
 
     States of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less: where that is all

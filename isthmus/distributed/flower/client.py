@@ -13,9 +13,9 @@ from isthmus.core.parts import Records
 from isthmus.core.pipeline import Client
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower import records
-from isthmus.distributed.flower.federation import Federation, OneTerm, narrowed
+from isthmus.distributed.flower.federation import Federation, _narrowed, _OneTerm
 from isthmus.distributed.flower.records import ARRAYS, RECORD, flower, from_arrays, to_arrays
-from isthmus.distributed.order import DataSite, Order, stage_of
+from isthmus.distributed.order import DataSite, Order, _stage_of
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
 from isthmus.distributed.secagg.wire import Kind, read
 from isthmus.privacy.event_json import DpEvent
@@ -64,7 +64,7 @@ def client_app(
             problem = data(context)
             if plan.unit == "record":
                 return problem
-            return OneTerm(lambda w: _term(plan, problem, w, order, name))
+            return _OneTerm(lambda w: _term(plan, problem, w, order, name))
 
         return _Site.of(federation, context, terms, noise, physical_batch_size, ledger).reply(message)
 
@@ -89,7 +89,7 @@ def sketch_mod(
         def change(plan: Federation, order: Order, name: str) -> Records:
             remedy = 'give unit="client": a mod sends what one client changed'
             validate.check(plan.unit == "client", "unit", plan.unit, remedy)
-            return OneTerm(lambda w: w - trained(plan, w))
+            return _OneTerm(lambda w: w - trained(plan, w))
 
         def trained(plan: Federation, w: Tensor) -> Tensor:
             arrays, rest = to_arrays(w, plan.whole), message.content.get("config", app.ConfigRecord())
@@ -108,7 +108,7 @@ def cost(plan: Federation, stage: str) -> DpEvent:
     """What one answer of a client costs it: a coin that the server has tossed for it is no longer secret."""
     promise = plan.pipe.promise
     assert promise is not None
-    return stage_of(plan.at_clients, stage).event(promise.adjacency)
+    return _stage_of(plan.at_clients, stage).event(promise.adjacency)
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,12 @@ class _Site:
     def reply(self, message: Letter) -> Letter:
         """The reply to an order, or to a step of secure aggregation."""
         plan, content, app = self.plan, message.content, flower().app
-        config = records.config_of(content)
+        config = records._config_of(content)
         sent = config.get("plan")  # looked at before any record is
         remedy = f"give server and clients the same Federation: this one is {records.ANOTHER} than this client's"
         validate.check(sent == plan.digest, "plan", sent, f"{remedy} ({plan.digest})")
         if plan.dropouts is None:
-            order = records.read_ask(content, plan.whole, records.kept_vectors(self.state, _ITERATE).get("w"))
+            order = records._read_ask(content, plan.whole, records._kept_vectors(self.state, _ITERATE).get("w"))
             if plan.down == "update" and order.w is not None:
                 records.keep(self.state, _ITERATE, {"w": order.w})
             added = self.added(order, int(config["visit"]))
@@ -162,7 +162,7 @@ class _Site:
     def added(self, order: Order, visit: int) -> Message:
         """What this client adds to a sum: sampled, encoded, clipped, coded."""
         plan, pipe = self.plan, self.plan.at_clients
-        keys, memory = Keys(order.seed), records.kept_vectors(self.state, _MEMORY)
+        keys, memory = Keys(order.seed), records._kept_vectors(self.state, _MEMORY)
         if plan.private:
             keys = Keys(order.seed, self.noise)
         site = DataSite(pipe, plan.whole, keys, physical=self.physical, memory=memory)
@@ -178,7 +178,7 @@ class _Site:
         if pipe.wire.remembers:
             records.keep(self.state, _MEMORY, site.memory)
         if plan.private and plan.dropouts is None:
-            return narrowed(message, plan, stage_of(pipe, order.stage).sampler)
+            return _narrowed(message, plan, _stage_of(pipe, order.stage).sampler)
         return message
 
     def pay(self, stage: str) -> None:
@@ -198,16 +198,16 @@ class _Site:
         secure = plan.secure(stage, int(config["m"]), stage.releases[0].clipped.init())
 
         def vector() -> Tensor:
-            order = records.read_ask(content, plan.whole, None)
+            order = records._read_ask(content, plan.whole, None)
             (value,) = self.added(order, int(config["visit"])).values.values()
             validate.shape((secure.m,), vector=value.value)
             self.pay(order.stage)
             return value.value
 
-        return secure_step(config, self.state, secure, plan.rounds, vector, self.noise)
+        return _secure_step(config, self.state, secure, plan.rounds, vector, self.noise)
 
 
-def secure_step(
+def _secure_step(
     config: dict[str, Any],
     state: RecordDict,
     plan: SecurePlan,
