@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,12 +19,11 @@ from isthmus.core.clients import Clients
 from isthmus.core.group import Aggregator
 from isthmus.core.parts import Problem, Threshold, Update
 from isthmus.core.pipeline import Local, Pipeline, Release, RunContext, StepSize, bind_stage, run, start
-from isthmus.core.private_side import PrivateSide, _same_terms
+from isthmus.core.private_side import Given, PrivateSide, _same_terms
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.clips import Clip
-from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.plan import Charge
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.problems.scaling import RowMaps
@@ -228,7 +226,7 @@ def minimize(
     progress: bool | None = None,
     physical_batch_size: int | None = None,
     clients: Sequence[Problem] | Aggregator | None = None,
-    ledger: Ledger | str | os.PathLike[str] | None = None,
+    ledger: Given = None,
     noise_seed: int | None = None,
 ) -> Result:
     """Minimise an objective over a set: `min over w in C of (1/n) sum_i l_i(w) + penalty(w)`.

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("flwr")
 
 _PAUSE = 1.0
+_Between = Callable[[int, "Letter"], "Letter | None"]
 
 
 class NobodyAnswered(RuntimeError):
@@ -354,12 +355,7 @@ class LocalGrid:
     """
 
     def __init__(
-        self,
-        app: ClientApp,
-        clients: int,
-        *,
-        config: dict[str, Any] | None = None,
-        between: Callable[[int, Letter], Letter | None] | None = None,
+        self, app: ClientApp, clients: int, *, config: dict[str, Any] | None = None, between: _Between | None = None
     ) -> None:
         validate.positive_int(clients=clients)
         flower().serverapp.Grid.register(type(self))

@@ -14,7 +14,7 @@ from isthmus.distributed.flower.client import _secure_step, cost
 from isthmus.distributed.flower.federation import _AtClients
 from isthmus.distributed.flower.records import RECORD, flower
 from isthmus.distributed.secagg import BadMessage, SecurePlan, SecureServer
-from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
+from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson, SecretSource
 from isthmus.privacy.event_json import SkellamDpEvent
 from isthmus.privacy.sampling import FullBatch
 
@@ -243,7 +243,7 @@ class Site:
     def ask(self, place: int, step: str, data: bytes, index: int | None = None) -> bytes:
         config = {"step": step, "data": data, "index": place if index is None else index}
         vector = lambda: self.vector(place)  # noqa: E731
-        return _secure_step(config, self.states[place], self.plan, self.rounds, vector, None)
+        return _secure_step(config, self.states[place], self.plan, self.rounds, vector, SecretSource())
 
     def invited(self) -> tuple[SecureServer, bytes]:
         server = SecureServer(self.plan, Ledger())
