@@ -321,7 +321,8 @@ def _heard(remembered: list[str], warn: Say) -> Iterator[None]:
         if words not in heard:
             heard.add(words)
             warn(words)
-            remembered.extend([words] if issubclass(category, PrivacyBudgetWarning | PrivacyLeakWarning) else [])
+            if issubclass(category, PrivacyBudgetWarning | PrivacyLeakWarning):
+                remembered.append(words)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
