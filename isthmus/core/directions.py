@@ -100,7 +100,7 @@ class Awaiting:
             warnings.warn(_EARLY.format(what="assigned"), stacklevel=5)
 
 
-class GradientWriter:
+class _GradientWriter:
     """Hands directions to an optimiser; on a device the steps of a sketch may be recorded ones."""
 
     def __init__(self, layers: Layers, optimizer: torch.optim.Optimizer) -> None:
@@ -212,12 +212,12 @@ class _PlainCopies:
         self.layer.__dict__.pop(_NAME, None)
 
 
-def plain_copies(module: nn.Module) -> list[_PlainCopies]:
+def _plain_copies(module: nn.Module) -> list[_PlainCopies]:
     """Let every layer of a module be copied and pickled without hooks of this package; returns the handles.
 
     >>> import copy
     >>> module = nn.Linear(2, 2)
-    >>> handles = plain_copies(module)
+    >>> handles = _plain_copies(module)
     >>> sorted(vars(copy.deepcopy(module)).keys() ^ vars(module).keys())
     ['__reduce_ex__']
     """

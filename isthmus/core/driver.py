@@ -31,9 +31,9 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from isthmus.base import storage, validate
 from isthmus.base.randomness import key
 from isthmus.base.recording import Replay, recording_now
-from isthmus.core.directions import Awaiting, GradientWriter, plain_copies
+from isthmus.core.directions import Awaiting, _GradientWriter, _plain_copies
 from isthmus.core.group import ALONE, Group
-from isthmus.core.loop_checks import Losses, MeanLossCorrection, mixed
+from isthmus.core.loop_checks import Losses, _MeanLossCorrection, mixed
 from isthmus.core.parts import Delegate, Last, current
 from isthmus.core.pipeline import (
     Maps,
@@ -183,7 +183,7 @@ class _PendingGradients:
         return tuple((layer, len(reads)) for layer, _, _, reads in self.items)
 
 
-class BackwardAccumulator:
+class _BackwardAccumulator:
     """What the backward pass of one physical batch tells: the rows of every leaf, until all of a record is known.
 
     A leaf's rows come from every use of its weight.  Where a release clips codes they are encoded at once, and only
@@ -386,11 +386,11 @@ class TorchDriver:
         mine = frozenset(map(id, module.parameters())) if self.private else None
         self.losses = Losses(reduction, self.layers.batch_dim, mine)
         self.guard = passes.Guard(module, secret, watched=self._parameters)
-        self._between, self._correction = Between(self.layers), MeanLossCorrection()
+        self._between, self._correction = Between(self.layers), _MeanLossCorrection()
         fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
-        self._accumulator = BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
+        self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
-        self._writer = GradientWriter(self.layers, optimizer)
+        self._writer = _GradientWriter(self.layers, optimizer)
         self._awaiting = Awaiting(self._parameters if self.private else ())
         if self.private:
             self._check_module()
@@ -424,7 +424,7 @@ class TorchDriver:
         layers.now.arrived = self._arrived
         layers.now.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
         self.handles += self.guard.attach(self._takes_part, self._between) if self.private else []
-        self.handles += plain_copies(module)
+        self.handles += _plain_copies(module)
         _DRIVERS.add(self)
 
     # ------------------------------------------------------------ what a loop calls

@@ -17,7 +17,7 @@ with too many numbers for a second derivative, and targets (or weights of single
 records before the loss got them.  What a loss divides by may also follow a public schedule, so that a divisor which
 changes is only warned of.
 
-**The division of a mean is undone** before anything is rounded to fewer than 32 bits (`MeanLossCorrection`).  A mean
+**The division of a mean is undone** before anything is rounded to fewer than 32 bits (`_MeanLossCorrection`).  A mean
 over n examples divides every example's gradient by n.  In float32 the rows are multiplied by n when all of them are
 known.  In bfloat16 that is too late: what rounding left of g / n is another number for every n, and one record more
 would change every record's share.  So the outputs of the module are handed on in float32 (nothing is lost by that), and
@@ -180,7 +180,7 @@ class _Undone(torch.autograd.Function):
         return torch.mul(g, ctx.n, out=out), None, None, None  # multiplied in float32 and rounded, in one kernel
 
 
-class MeanLossCorrection:
+class _MeanLossCorrection:
     """Undoes the division of a mean loss behind the outputs of one batch."""
 
     def __init__(self) -> None:

@@ -109,7 +109,7 @@ def charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
                 ledger.pay(f"{_RESTORED}{run}", json.loads(event), missing)
 
 
-def went_on_unseen(ledger: Ledger) -> bool:
+def _went_on_unseen(ledger: Ledger) -> bool:
     """Whether the ledger learned of rounds from a checkpoint: others may have gone on from it, and it cannot know."""
     return any(_RESTORED in name for name in ledger.rounds())
 

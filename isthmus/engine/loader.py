@@ -117,7 +117,7 @@ class PrivateLoader(DataLoader):
 
     def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
         self._draws, self._driver = draws, driver
-        self._together = _Collating(loader, driver.layers) if collates(loader) else None
+        self._together = _Collating(loader, driver.layers) if _collates(loader) else None
         options = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn")}
         if loader.num_workers > 0:
             options |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}
@@ -174,7 +174,7 @@ def moved(batch: object, device: torch.device) -> Any:
     return tree_map(lambda item: item.to(device) if hasattr(item, "to") else item, batch)
 
 
-def collates(loader: DataLoader) -> bool:
+def _collates(loader: DataLoader) -> bool:
     """Whether the user's own code sees a batch's records together: torch's stacks those of one shape, and keeps them
     apart."""
     return loader.collate_fn is not datasets.default_collate or _reads_together(loader.dataset)
@@ -192,7 +192,7 @@ def _reads_together(dataset: object) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
-def check_draws(loader: DataLoader) -> None:
+def _check_draws(loader: DataLoader) -> None:
     """Refuse generators that the dataset or the collate function keeps: whoever knows their seed knows what they draw.
 
     Records are read in the order of the batch, so one record more would shift the draws of all others.
@@ -344,7 +344,7 @@ class BatchMemoryManager:
         validate.check(private, "data_loader", data_loader, "give the loader that make_private returned")
         validate.positive_int(max_physical_batch_size=max_physical_batch_size)
         self.data_loader, self.size = data_loader, max_physical_batch_size
-        check_physical(self.size, data_loader._draws.micro)
+        _check_physical(self.size, data_loader._draws.micro)
 
     def __enter__(self) -> PrivateLoader:
         draws = self.data_loader._draws
@@ -355,7 +355,7 @@ class BatchMemoryManager:
         self.data_loader._draws.physical = self._before
 
 
-def check_physical(physical: int | None, micro: int) -> None:
+def _check_physical(physical: int | None, micro: int) -> None:
     """Micro-batches are clipped whole: they are not cut."""
     validate.positive_int(micro_batch_size=micro)
     if physical is not None:
@@ -364,7 +364,7 @@ def check_physical(physical: int | None, micro: int) -> None:
         validate.check(micro == 1, "max_physical_batch_size", physical, remedy)
 
 
-def check_loader(loader: Any) -> tuple[int, int]:
+def _check_loader(loader: Any) -> tuple[int, int]:
     """(n, batch size) of a user's loader."""
     validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
     remedy = "give a loader of your own: this one is private already"

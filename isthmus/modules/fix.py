@@ -14,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from isthmus.base.validate import InvalidInput, check, positive_int
 from isthmus.gradients.layers.layers import rule_for
-from isthmus.modules.recurrent import GRU, LSTM, RNN, Recurrent
+from isthmus.modules.recurrent import GRU, LSTM, RNN, _Recurrent
 
 _MAX_GROUPS = 32
 """Groups of the norm that takes the place of a batch norm, at most."""
@@ -145,7 +145,7 @@ def _instance_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
 
 
 def _recurrent(layer: Any, num_groups: int | None) -> nn.Module:
-    kind: type[Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
+    kind: type[_Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
     extra = {"nonlinearity": layer.nonlinearity} if kind is RNN else {}
     fit = kind(
         layer.input_size,

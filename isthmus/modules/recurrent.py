@@ -21,7 +21,7 @@ from isthmus.base import validate
 State = tuple[Tensor, ...]
 
 
-class Recurrent(nn.Module):
+class _Recurrent(nn.Module):
     """What the three kinds have in common; a kind supplies `gates`, `states` and `cell`.
 
     Parameters are named as torch names them, in the state dict and as attributes: `weight_ih_l0`, `weight_hh_l0`,
@@ -160,7 +160,7 @@ class Recurrent(nn.Module):
         return f"{self.input_size}, {self.hidden_size}{more}"
 
 
-class RNN(Recurrent):
+class RNN(_Recurrent):
     """h_t = tanh(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh), or with relu: a drop-in for `nn.RNN`.
 
     >>> theirs = nn.RNN(3, 4, batch_first=True)
@@ -185,7 +185,7 @@ class RNN(Recurrent):
         return (self._function(projected + recurrent(state[0])),)
 
 
-class LSTM(Recurrent):
+class LSTM(_Recurrent):
     """Gates i, f, g, o; c_t = f c_(t-1) + i g and h_t = o tanh(c_t): a drop-in for `nn.LSTM`.
 
     >>> sorted(LSTM(3, 4).state_dict())
@@ -201,7 +201,7 @@ class LSTM(Recurrent):
         return torch.sigmoid(o) * torch.tanh(c), c
 
 
-class GRU(Recurrent):
+class GRU(_Recurrent):
     """Gates r, z; n_t = tanh(x_n + r h_n) and h_t = (1 - z) n_t + z h_(t-1): a drop-in for `nn.GRU`.
 
     >>> GRU(3, 4, bidirectional=True)(torch.zeros(5, 2, 3))[0].shape
