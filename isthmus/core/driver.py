@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.utils._pytree import tree_map_only
 
 from isthmus.base import storage, validate
 from isthmus.base.randomness import key
@@ -246,7 +247,9 @@ class _BackwardAccumulator:
         def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
             if factor != 1.0:
                 rows = rows.scaled(factor)
-            return rows if groups is None else rows.regrouped(groups)
+            if groups is not None:
+                rows = rows.regrouped(groups)
+            return rows
 
         self._watched = names[round.t % len(names)]
         if round.device is not None and recording_now():
@@ -290,7 +293,9 @@ class _BackwardAccumulator:
         if not self.fast:
             return compact(rows)
         computed = as_computed(rows)
-        return rows if isinstance(computed, Computed) else computed
+        if isinstance(computed, Computed):
+            return rows
+        return computed
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
         """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""
@@ -304,7 +309,9 @@ class _BackwardAccumulator:
 
 
 def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
-    return bounds[name] if isinstance(bounds, Mapping) else bounds
+    if isinstance(bounds, Mapping):
+        return bounds[name]
+    return bounds
 
 
 class TorchDriver:
@@ -342,7 +349,7 @@ class TorchDriver:
         _check_drivable(pipe)
         validate.positive_int(n=n)
         validate.one_of(("mean", "sum"), reduction=reduction)
-        self.layers = Layers(module) if layers is None else layers
+        self.layers = layers or Layers(module)
         self.module, self.optimizer, self.stage, self.private = module, optimizer, pipe.stages[0], pipe.private
         self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
         self.keys, self.ledger, self.group = Keys(seed, noise), ledger, group
@@ -360,8 +367,10 @@ class TorchDriver:
         self.state = start(self.pipe, torch.empty(0), seed)
         self._move = optimizer.step
         self._parameters = list(self.layers.parameters())
-        where = self._parameters[0].device
-        self._device = None if where.type == "cpu" else where
+        self._device: torch.device | None = None
+        """Where the parameters are, if that is not the CPU."""
+        if self._parameters[0].device.type != "cpu":
+            self._device = self._parameters[0].device
         self._names = [leaf.name for leaf in self.layers.space.leaves]
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         # the round in progress
@@ -383,7 +392,9 @@ class TorchDriver:
         secret = self.private and noise is not None and not noise.seeded
         self._draws, self._followed = b"", not secret
         """The state of torch's generator when the batch was handed out; whether a loop that draws was told."""
-        mine = frozenset(map(id, module.parameters())) if self.private else None
+        mine = None
+        if self.private:
+            mine = frozenset(map(id, module.parameters()))
         self.losses = Losses(reduction, self.layers.batch_dim, mine)
         self.guard = passes.Guard(module, secret, watched=self._parameters)
         self._between, self._correction = Between(self.layers), _MeanLossCorrection()
@@ -391,8 +402,9 @@ class TorchDriver:
         self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
         self._writer = _GradientWriter(self.layers, optimizer)
-        self._awaiting = Awaiting(self._parameters if self.private else ())
+        self._awaiting = Awaiting([])
         if self.private:
+            self._awaiting = Awaiting(self._parameters)
             self._check_module()
         self._attach()
 
@@ -411,7 +423,9 @@ class TorchDriver:
                 self._before_forward(args, kwargs)
 
         def after(layer: nn.Module, args: Args, output: object) -> Any:
-            return self._after_forward(output) if layer is module and not self._busy else output
+            if layer is module and not self._busy:
+                output = self._after_forward(output)
+            return output
 
         watched = [p for p in module.parameters() if self.private and p.requires_grad]
         self.handles: list[Any] = [p.register_post_accumulate_grad_hook(passes.clear_raw) for p in watched]
@@ -420,10 +434,12 @@ class TorchDriver:
         self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self._listener = layers.now.listener = self._accumulator.take
-        layers.now.later = self.pending.keep if self._device is not None and self._accumulator.fast else None
+        if self._device is not None and self._accumulator.fast:
+            layers.now.later = self.pending.keep
         layers.now.arrived = self._arrived
         layers.now.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
-        self.handles += self.guard.attach(self._takes_part, self._between) if self.private else []
+        if self.private:
+            self.handles += self.guard.attach(self._takes_part, self._between)
         self.handles += _plain_copies(module)
         _DRIVERS.add(self)
 
@@ -443,7 +459,8 @@ class TorchDriver:
                 warnings.warn(_UNUSED, stacklevel=3)
         self._ticket, self.unmoved, self._handed = ticket, True, batch
         self._cut |= not ticket.last
-        self._draws = b"" if self._followed else passes.public_state()
+        if not self._followed:
+            self._draws = passes.public_state()
         self._new_physical_batch(ticket.size)
 
     def rest(self) -> object:
@@ -491,8 +508,10 @@ class TorchDriver:
             if self.private and (self._settings or not ticket.last):
                 groups = self.optimizer.param_groups  # all that they say but the parameters, in words
                 now = repr([{name: value for name, value in group.items() if name != "params"} for group in groups])
-                before, self._settings = self._settings, "" if ticket.last else now
-                validate.require(before in ("", now), _COUNTED)
+                validate.require(self._settings in ("", now), _COUNTED)
+                self._settings = now
+                if ticket.last:
+                    self._settings = ""
             if self._sum is None and ticket.last and ticket.size:  # before anything is charged
                 raise RuntimeError(_NOTHING)
         except Exception as error:
@@ -514,13 +533,16 @@ class TorchDriver:
 
         `data` is (x, y), ((x, y), loss), or None for the engine's own.
         """
-        pair, loss = data if data is not None and len(data) == 2 and callable(data[1]) else (data, None)
-        pair, loss = self.public if pair is None else pair, loss or self.loss
+        pair, loss = data, self.loss
+        if data is not None and len(data) == 2 and callable(data[1]):
+            pair, loss = data
+        if pair is None:
+            pair = self.public
         validate.check(pair is not None, "public", None, "give this sketch data=(X, y), or the engine public=(X, y)")
         remedy = "give loss= to the sketch or to the driver, which a public subspace needs"
         validate.check(loss is not None, "loss", loss, remedy)
         device = self._parameters[0].device
-        x, y = (part.to(device) if isinstance(part, Tensor) else part for part in pair)
+        x, y = tree_map_only(Tensor, lambda part: part.to(device), tuple(pair))
         self._busy = True  # the hooks look away
         try:
             return captured(self.layers, loss, x, y, self.reduction)
@@ -549,7 +571,9 @@ class TorchDriver:
 
     def _place(self, slot: str, sketch: Sketch) -> Sketch:
         """Memory that stays where it is, unless somebody keeps what was lifted through the map."""
-        return sketch if self._directions or self.observers else self.pending.placed(slot, sketch)
+        if self._directions or self.observers:
+            return sketch
+        return self.pending.placed(slot, sketch)
 
     def _close(self) -> None:
         """Release the logical batch; an empty one still takes its round."""
@@ -575,7 +599,9 @@ class TorchDriver:
 
         def checksum() -> int:
             """What the weights of all ranks are compared by, once in 100 rounds."""
-            return key(*map(storage.checksum, self._parameters)) if round.t % 100 == 0 else 0
+            if round.t % 100:
+                return 0
+            return key(*map(storage.checksum, self._parameters))
 
         return self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
 
@@ -610,7 +636,7 @@ class TorchDriver:
             sizes = self._sizes(args, kwargs)
             if self._ticket.size is None:
                 self._finish_backward()
-                self._new_physical_batch(sizes[0] if sizes else None)
+                self._new_physical_batch(next(iter(sizes), None))
             elif sizes and self._ticket.size not in sizes:
                 self._refuse_size(sizes)
             if self.private:
@@ -641,7 +667,8 @@ class TorchDriver:
         self._correction.reset()
         self.layers.uses.clear()
         self.layers.begin(size)
-        self._batch = self._batch if size is None else size
+        if size is not None:
+            self._batch = size
 
     def _look(self, args: Args, kwargs: Kwargs) -> passes.Things:
         """Refuse private batches that no guarantee holds for; what the module holds."""
@@ -672,7 +699,9 @@ class TorchDriver:
             if self._looks:
                 self.losses.expect(output, self._batch, self.loss_scale)
                 self._looks = False
-        return self._between.leave(output) if self.private else output
+        if self.private:
+            output = self._between.leave(output)
+        return output
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data; refused where the module would be."""
@@ -701,7 +730,9 @@ class TorchDriver:
 
         A mean has divided them by the size of the batch, a scaler has multiplied them.
         """
-        factor = float(self._batch) if self.reduction == "mean" and not self._correction.on else 1.0
+        factor = 1.0
+        if self.reduction == "mean" and not self._correction.on:
+            factor = float(self._batch)
         last = self._ticket.size is not None and self._ticket.last
         share = part_of_error(self._parts + 1, last) / self.group.size
         return factor / self.loss_scale, Rounding(self.stage.sampler.divisor(self.n, self.state.t), share)
@@ -713,11 +744,16 @@ class TorchDriver:
         try:
             self._between.look()
             with torch.no_grad():
-                message = self._summed(self._round) if self._ticket.counts else self._no_records()
+                if self._ticket.counts:
+                    message = self._summed(self._round)
+                else:
+                    message = self._no_records()
         finally:
             self._drop()
         self._parts += 1
-        self._sum = self._sum + message if self._sum else message
+        if self._sum is not None:
+            message = self._sum + message
+        self._sum = message
         self._spend()
 
     def _summed(self, round: Round) -> Message:
@@ -728,7 +764,8 @@ class TorchDriver:
         depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
         message = self.pending.message(round, depends, lambda: self._message(round, None))
         self._left_out = self.pending.idle(self._left_out)
-        self.layers.now.later = self.pending.keep if self.pending.replay.on else None
+        if not self.pending.replay.on:
+            self.layers.now.later = None
         return message
 
     def _message(self, round: Round, groups: Tensor | None) -> Message:
@@ -832,6 +869,10 @@ def _check_drivable(pipe: Pipeline) -> None:
 def _least_bound(pipe: Pipeline) -> float:
     """The least bound that rows of a pipeline may be clipped to."""
     clips = [release.clip for release in pipe.stages[0].releases if release.clip is not None]
-    bounds = [clip.each(clip.init()) for clip in clips]
-    least = [min(bound.values()) if isinstance(bound, Mapping) else bound for bound in bounds]
-    return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)
+    least = math.inf
+    for clip in clips:
+        bounds = clip.each(clip.init())
+        least = min([least, *bounds.values()] if isinstance(bounds, Mapping) else (least, bounds))
+    if any(clip.moves for clip in clips):
+        least /= SPAN
+    return least

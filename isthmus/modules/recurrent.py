@@ -76,7 +76,9 @@ class _Recurrent(nn.Module):
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
         """The parameters of every layer and direction, in torch's order."""
-        kinds = ["weight", "bias"] if self.bias else ["weight"]
+        kinds = ["weight"]
+        if self.bias:
+            kinds.append("bias")
         ends = [f"l{layer}{end}" for layer in range(self.num_layers) for end in self._ends()]
         return [[getattr(self, f"{kind}_{part}_{end}") for kind in kinds for part in ("ih", "hh")] for end in ends]
 
@@ -86,22 +88,20 @@ class _Recurrent(nn.Module):
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
         """Output and last state, as torch's layer of the same name returns them."""
-        packed = isinstance(input, PackedSequence)
-        x, mask = _steps_first(input) if packed else (input, None)
-        validate.check(
-            x.dim() == 3,
-            "input.shape",
-            tuple(x.shape),
-            "give a batch of sequences (three dimensions), or a PackedSequence",
-        )
-        x = x.transpose(0, 1) if self.batch_first and not packed else x
-        y, state = self._run(x, self._start(x, hx), mask)
-        last = state[0] if self.states == 1 else state
-        if packed:
+        if isinstance(input, PackedSequence):  # steps first, in the caller's order of examples
+            x, lengths = pad_packed_sequence(input)
+            mask = torch.arange(len(x))[:, None, None] < lengths[:, None]  # where a sequence has an entry
+            y, last = self._run(x, self._start(x, hx), mask.to(x.device, non_blocking=True))
             return _packed_like(y, input), last
-        return y.transpose(0, 1) if self.batch_first else y, last
+        remedy = "give a batch of sequences (three dimensions), or a PackedSequence"
+        validate.check(input.dim() == 3, "input.shape", tuple(input.shape), remedy)
+        if not self.batch_first:
+            return self._run(input, self._start(input, hx), None)
+        x = input.transpose(0, 1)
+        y, last = self._run(x, self._start(x, hx), None)
+        return y.transpose(0, 1), last
 
-    def _run(self, x: Tensor, start: State, mask: Tensor | None) -> tuple[Tensor, State]:
+    def _run(self, x: Tensor, start: State, mask: Tensor | None) -> tuple[Tensor, Tensor | State]:
         """All layers, one after the other, over (steps, examples, features)."""
         last: list[State] = []
         for layer in range(self.num_layers):
@@ -111,19 +111,21 @@ class _Recurrent(nn.Module):
                 y, state = self._direction(f"l{layer}{end}", x, state, mask, backwards=bool(end))
                 outputs.append(y)
                 last.append(state)
-            x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+            x = torch.cat(outputs, -1)
             if self.dropout and self.training and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout)
-        return x, tuple(torch.stack(pieces) for pieces in zip(*last, strict=True))
+        state = tuple(torch.stack(pieces) for pieces in zip(*last, strict=True))
+        if self.states == 1:
+            return x, state[0]
+        return x, state
 
     def _direction(
         self, end: str, x: Tensor, state: State, mask: Tensor | None, backwards: bool
     ) -> tuple[Tensor, State]:
         """One layer in one direction; a sequence that has ended (or not begun) keeps its state."""
         projected, recurrent = getattr(self, f"ih_{end}")(x).unbind(0), getattr(self, f"hh_{end}")
-        steps = range(len(projected))
         outputs: list[Tensor] = [x] * len(projected)
-        for t in reversed(steps) if backwards else steps:
+        for t in sorted(range(len(projected)), reverse=backwards):
             new = self.cell(projected[t], recurrent, state)
             if mask is None:
                 state, outputs[t] = new, new[0]
@@ -143,16 +145,16 @@ class _Recurrent(nn.Module):
         return state
 
     def _ends(self) -> tuple[str, ...]:
-        return ("", "_reverse") if self.bidirectional else ("",)
+        if self.bidirectional:
+            return "", "_reverse"
+        return ("",)
 
     def __getattr__(self, name: str) -> Any:
         kind, _, part = name.partition("_")
         modules = self.__dict__.get("_modules", {})
-        return (
-            getattr(modules[part], kind)
-            if kind in ("weight", "bias") and part in modules
-            else super().__getattr__(name)
-        )
+        if kind in ("weight", "bias") and part in modules:
+            return getattr(modules[part], kind)
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """The sizes."""
@@ -178,7 +180,7 @@ class RNN(_Recurrent):
         validate.one_of(("tanh", "relu"), nonlinearity=nonlinearity)
         super().__init__(*args, **kwargs)
         self.nonlinearity = nonlinearity
-        self._function: Callable[[Tensor], Tensor] = torch.tanh if nonlinearity == "tanh" else torch.relu
+        self._function: Callable[[Tensor], Tensor] = {"tanh": torch.tanh, "relu": torch.relu}[nonlinearity]
 
     def cell(self, projected: Tensor, recurrent: nn.Module, state: State) -> State:
         """One step."""
@@ -219,19 +221,13 @@ class GRU(_Recurrent):
         return ((1 - z) * n + z * state[0],)
 
 
-def _steps_first(packed: PackedSequence) -> tuple[Tensor, Tensor]:
-    """(steps, examples, features) in the caller's order of examples, and where a sequence has an entry."""
-    x, lengths = pad_packed_sequence(packed)
-    mask = torch.arange(len(x))[:, None, None] < lengths[:, None]
-    return x, mask.to(x.device, non_blocking=True)
-
-
 def _packed_like(output: Tensor, like: PackedSequence) -> PackedSequence:
     """Packed again, in the order and with the lengths of the input."""
     sizes = like.batch_sizes  # examples that still have an entry, step by step; on the CPU
     lengths = (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
-    ordered = output if like.sorted_indices is None else output.index_select(1, like.sorted_indices)
-    data = pack_padded_sequence(ordered, lengths).data
+    if like.sorted_indices is not None:
+        output = output.index_select(1, like.sorted_indices)
+    data = pack_padded_sequence(output, lengths).data
     return PackedSequence(data, sizes, like.sorted_indices, like.unsorted_indices)
 
 
