@@ -150,9 +150,9 @@ class _PendingGradients:
         self._maps: dict[str, list[Tensor]] = {}
         """Memory for the maps of the slots, which stays where it is."""
 
-    def keep(self, *item: Any) -> None:
+    def keep(self, name: str, push: Callable[[Tensor], None], gradient: Tensor, reads: Sequence[Tensor]) -> None:
         """A gradient, inside backward."""
-        self.items.append(item)
+        self.items.append((name, push, gradient, reads))
 
     def message(self, round: Round, key: Hashable, compute: Callable[[], Message]) -> Message:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
@@ -260,7 +260,9 @@ class _BackwardAccumulator:
             for name in names:
                 pieces = self.rows[name]
                 plain = len(pieces) == 1 and pieces[0].one_term
-                piece = pieces[0] if plain else self._joined(name, pieces)
+                piece: Rows | None = pieces[0]
+                if not plain:
+                    piece = self._joined(name, pieces)
                 if piece is not None:
                     leaves.append((name, piece))
             rows = whole(Stack(leaves))
@@ -422,7 +424,7 @@ class TorchDriver:
             if layer is module and not self._busy:
                 self._before_forward(args, kwargs)
 
-        def after(layer: nn.Module, args: Args, output: object) -> Any:
+        def after(layer: nn.Module, args: Args, output: object) -> object:
             if layer is module and not self._busy:
                 output = self._after_forward(output)
             return output
@@ -683,7 +685,7 @@ class TorchDriver:
             self._ticket.look(args, kwargs)
         return things
 
-    def _after_forward(self, output: object) -> Any:
+    def _after_forward(self, output: object) -> object:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.now.listener = self._listener
         things = self.guard.leave(self.module, output)
@@ -872,7 +874,9 @@ def _least_bound(pipe: Pipeline) -> float:
     least = math.inf
     for clip in clips:
         bounds = clip.each(clip.init())
-        least = min([least, *bounds.values()] if isinstance(bounds, Mapping) else (least, bounds))
+        if isinstance(bounds, Mapping):
+            bounds = min(bounds.values())
+        least = min(least, bounds)
     if any(clip.moves for clip in clips):
         least /= SPAN
     return least

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -69,6 +70,7 @@ _SHARED = (
     "one that counts"
 )
 _Make = TypeVar("_Make", bound=Callable[..., Any])
+_Ranks = Group | dist.ProcessGroup | bool | None
 _Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
 
@@ -78,7 +80,7 @@ class Training:
 
     driver: TorchDriver
     noise: Source
-    terms: dict[str, Any]
+    terms: dict[str, object]
     sampler: str
     draws: Draws
     free: Callable[[], None]
@@ -95,7 +97,7 @@ def _met(make: _Make) -> _Make:
     """`make_private` on all ranks: what is made begins once all have made theirs, and an error on one is one on all."""
 
     @functools.wraps(make)
-    def together(engine: PrivacyEngine, *, group: Any = None, **options: Any) -> Any:
+    def together(engine: PrivacyEngine, *, group: _Ranks = None, **options: Any) -> object:
         ranks, before = Group.of(group), len(engine._trainings)
         if ranks.size == 1:
             return make(engine, **options)
@@ -161,7 +163,9 @@ class PrivacyEngine:
         validate.one_of([member.value for member in Adjacency], adjacency=getattr(adjacency, "value", adjacency))
         self.secure_mode, self.seed, self.adjacency = secure_mode, seed, Adjacency(adjacency)
         self._kind, self._given = accountant, ledger
-        self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
+        self._ledger: Ledger | None = None
+        if isinstance(ledger, Ledger):
+            self._ledger = ledger
         self.driver: TorchDriver | None = None
         self._limit: Limit | None = None
         self._copy = False
@@ -198,7 +202,7 @@ class PrivacyEngine:
         micro_batch_size: int = 1,
         grad_scaler: torch.amp.GradScaler | None = None,
         precision: str = "network",
-        group: Any = None,
+        group: _Ranks = None,
         **more: float,
     ) -> _Triple:
         """The private triple (module, optimizer, data_loader): the first two are the user's own objects.

@@ -146,7 +146,9 @@ class _Unnoised(Mechanism):
 
 def _noise_of(z: float) -> Mechanism:
     """Gaussian noise of z times the bound of one record, or none where z is 0."""
-    return Gaussian(z) if z > 0 else _Unnoised()
+    if z > 0:
+        return Gaussian(z)
+    return _Unnoised()
 
 
 def releases(
@@ -231,5 +233,6 @@ def _shares(norm: Norm, names: list[str]) -> dict[str, float]:
 
 def _looks_at_public(sketch: Encoder | GradientEmbedding | None) -> bool:
     """Whether a sketch, or a part of it, is learned from public examples."""
-    encoder = sketch.encoder if isinstance(sketch, GradientEmbedding) else sketch
-    return isinstance(encoder, Encoder) and encoder.public
+    if isinstance(sketch, GradientEmbedding):
+        sketch = sketch.encoder
+    return sketch is not None and sketch.public

@@ -26,6 +26,7 @@ from isthmus.core.wire import Keys
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.apart import EXAMPLES, depends, due, examples_of
 from isthmus.gradients.layers.passes import hide
+from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.twin import Dice
 from isthmus.privacy import FixedSize, Poisson
 from isthmus.privacy.noise import Source
@@ -130,7 +131,7 @@ class PrivateLoader(DataLoader):
             names.append("generator")
         super().__init__(loader.dataset, batch_sampler=draws, **{name: getattr(loader, name) for name in names})
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         turn, secret = self._driver.rest(), self._driver.guard.secret
         back = hide(by_place=False, wanted=secret)  # the seeds of workers are drawn here
         try:
@@ -160,14 +161,14 @@ class PrivateLoader(DataLoader):
         return float(self._draws.draw.rate)
 
 
-def moved(batch: object, device: torch.device) -> Any:
+def moved(batch: object, device: torch.device) -> object:
     """A batch with its tensors on a device, its structure as it was.
 
     >>> moved({"x": [torch.ones(1)], "n": 3}, torch.device("cpu"))
     {'x': [tensor([1.])], 'n': 3}
     """
 
-    def placed(item: Any) -> Any:
+    def placed(item: Any) -> object:
         return item.to(device) if hasattr(item, "to") else item
 
     return tree_map(placed, batch)
@@ -233,7 +234,7 @@ class _Collating:
 
     def __init__(self, loader: DataLoader, layers: Layers) -> None:
         self.collate, self.dataset, self.layers = loader.collate_fn, loader.dataset, layers
-        self.fetch: Callable[[list[int]], Any] | None = None
+        self.fetch: Callable[[list[int]], list[Any]] | None = None
         self.where = "collate_fn"
         """Where records may meet."""
         if _reads_together(loader.dataset):
@@ -241,7 +242,7 @@ class _Collating:
             self.where = "__getitems__ of the dataset (or in collate_fn)"
         self._shapes: set[Hashable] = set()
 
-    def look(self, index: list[int], batch: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def look(self, index: list[int], batch: object, args: Args, kwargs: Kwargs) -> None:
         """Refuse a batch in whose arguments records meet; nothing else is changed or kept."""
         given = _tensors(batch)
         if not due(self.layers, tuple((place, x.shape[1:]) for place, x in given.items()), self._shapes):
@@ -259,20 +260,24 @@ class _Collating:
                 f"compute nothing in {self.where} from several records"
             )
 
-    def _meet(self, index: list[int], given: dict[str, Tensor], leaves: list[Any], spec: TreeSpec) -> bool:
-        n, records, fetch = len(index), dict[int, Any](), self.fetch
+    def _meet(self, index: list[int], given: dict[str, Tensor], leaves: list[object], spec: TreeSpec) -> bool:
+        n, records, fetch = len(index), dict[int, object](), self.fetch
         if fetch is None:
             records = {i: self.dataset[i] for i in index}
 
         def made(places: Iterable[int]) -> dict[str, Tensor]:
             chosen = [index[place] for place in places]
-            return _tensors(self.collate([records[i] for i in chosen] if fetch is None else fetch(chosen)))
+            if fetch is not None:
+                return _tensors(self.collate(fetch(chosen)))
+            return _tensors(self.collate([records[i] for i in chosen]))
 
         with Dice(torch.device("cpu")) as dice:
             whole, again = (made(range(n)) for _ in range(2))
             if dice.drew() or not all(torch.equal(x, again[place]) for place, x in whole.items()):
                 return False
-        copies, tried = 3 if n == 2 else 2, 0
+        copies, tried = 2, 0
+        if n == 2:  # as many as the batch has would say nothing
+            copies = 3
         drawn = torch.Generator().manual_seed(secret.randbits(63))
         for place in torch.randperm(n, generator=drawn)[:EXAMPLES].tolist():
             own = made([place] * copies)
@@ -328,10 +333,14 @@ def _of_a_batch(x: object, n: int, dim: int) -> bool:
     return examples_of(x, n, dim) is not None or (isinstance(x, (int, float)) and not isinstance(x, bool))
 
 
-def _filled(leaves: list[Any], origins: list[set[str]], source: dict[str, Tensor]) -> list[Any]:
+def _filled(leaves: list[object], origins: list[set[str]], source: dict[str, Tensor]) -> list[object]:
     """Arguments of another batch: each from where it came from, all else as it is."""
-    pairs = zip(leaves, origins, strict=True)
-    return [source[min(names)].to(x) if names else x for x, names in pairs]
+    filled = leaves.copy()
+    for place, names in enumerate(origins):
+        x = leaves[place]
+        if names and isinstance(x, Tensor):
+            filled[place] = source[min(names)].to(x)
+    return filled
 
 
 class BatchMemoryManager:
@@ -342,7 +351,7 @@ class BatchMemoryManager:
     isthmus.base.validate.InvalidInput: data_loader=None is not allowed: give the loader that make_private returned
     """
 
-    def __init__(self, *, data_loader: Any, max_physical_batch_size: int, optimizer: Any) -> None:
+    def __init__(self, *, data_loader: PrivateLoader, max_physical_batch_size: int, optimizer: object) -> None:
         private = isinstance(data_loader, PrivateLoader)
         validate.check(private, "data_loader", data_loader, "give the loader that make_private returned")
         validate.positive_int(max_physical_batch_size=max_physical_batch_size)
@@ -354,7 +363,7 @@ class BatchMemoryManager:
         self._before, draws.physical = draws.physical, self.size
         return self.data_loader
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.data_loader._draws.physical = self._before
 
 
@@ -367,7 +376,7 @@ def _check_physical(physical: int | None, micro: int) -> None:
         validate.check(micro == 1, "max_physical_batch_size", physical, remedy)
 
 
-def _check_loader(loader: Any) -> tuple[int, int]:
+def _check_loader(loader: DataLoader) -> tuple[int, int]:
     """(n, batch size) of a user's loader."""
     validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
     remedy = "give a loader of your own: this one is private already"

@@ -52,12 +52,12 @@ class _Private(torch.optim.Optimizer):
             validate.refuse(f"optimizer.{name}", value, remedy)
         super().__setattr__(name, value)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Refused: nothing of it would be private."""
         remedy = "call engine.detach() and add it before make_private: its parameters would move by raw gradients"
         validate.refuse("optimizer.add_param_group", sorted(param_group), remedy)
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return _bare, (self._plain,), self.__getstate__()
 
 
@@ -71,7 +71,7 @@ def _make_steps_private(optimizer: torch.optim.Optimizer, driver: TorchDriver, s
     before = optimizer.step
     private = {id(parameter) for parameter in driver.layers.parameters()}
 
-    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self: torch.optim.Optimizer, closure: Callable[[], object] | None = None) -> object:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -148,13 +148,14 @@ def _refuse_scaler(optimizer: torch.optim.Optimizer) -> NoReturn:
     validate.refuse("optimizer", type(optimizer).__name__, remedy)
 
 
-def unwrapped(optimizer: Any) -> Any:
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimiser inside the wrappers of a trainer, such as `accelerate`'s: it is the one that moves."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        remedy = "prepare the optimiser after make_private: it keeps a step of its own for its GradScaler"
-        validate.check(getattr(optimizer, "scaler", None) is None, "optimizer", type(optimizer).__name__, remedy)
-        optimizer = optimizer.optimizer
-    return optimizer
+    inner = getattr(optimizer, "optimizer", None)
+    if not isinstance(inner, torch.optim.Optimizer):
+        return optimizer
+    remedy = "prepare the optimiser after make_private: it keeps a step of its own for its GradScaler"
+    validate.check(getattr(optimizer, "scaler", None) is None, "optimizer", type(optimizer).__name__, remedy)
+    return unwrapped(inner)
 
 
 def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:
@@ -164,12 +165,14 @@ def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:
         binding.write(constraint.project(binding.read().reshape(-1)))
 
 
-def _leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
+def _leaf_sets(constraint: ConvexSet | Mapping[str, ConvexSet] | None, layers: Layers) -> dict[str, ConvexSet]:
     """The sets of single layers: given by name, or one set for every layer."""
     if constraint is None:
         return {}
     names = [leaf.name for leaf in layers.space.leaves]
-    sets = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(names, constraint)
+    if not isinstance(constraint, Mapping):
+        constraint = dict.fromkeys(names, constraint)
+    sets = dict(constraint)
     for name, given_set in sets.items():
         validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
         size, where = layers.space[name].size, f"constraint[{name!r}]"
@@ -186,7 +189,7 @@ def _product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | No
     return Product([(sets.get(leaf.name, Whole()), leaf.size) for leaf in layers.space.leaves])
 
 
-def _check_optimizer(optimizer: Any, layers: Layers) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, layers: Layers) -> None:
     """The optimiser moves exactly the parameters that are trained."""
     is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
     validate.check(is_optimizer, "optimizer", type(optimizer).__name__, "give a torch optimiser")
@@ -231,7 +234,7 @@ class _Fixed(torch.amp.GradScaler):
         """Nothing: what a private optimiser is given was divided by the scale before it was clipped."""
         self._check(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """The optimiser's step, always: whether one is taken must not depend on the data."""
         self._check(optimizer)
         return optimizer.step(*args, **kwargs)
@@ -240,7 +243,7 @@ class _Fixed(torch.amp.GradScaler):
         """Nothing: the scale stays."""
         validate.check(new_scale is None, "new_scale", new_scale, KEPT)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Only a state with the same scale."""
         scale = state_dict.get("scale", self.get_scale())
         validate.check(scale == self.get_scale(), "scale", scale, KEPT)
@@ -250,12 +253,12 @@ class _Fixed(torch.amp.GradScaler):
         remedy = "give other optimisers a scaler of their own: this one belongs to private training"
         validate.check(is_private, "optimizer", type(optimizer).__name__, remedy)
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         state = {name: value for name, value in self.__getstate__().items() if name != "_private"}
         return _bare, (self._plain,), state
 
 
-def _scale_of(scaler: Any, reduction: str) -> float:
+def _scale_of(scaler: torch.amp.GradScaler | None, reduction: str) -> float:
     """The scale that a loop multiplies its loss by: 1 without a scaler, or with one that is switched off.
 
     >>> _scale_of(None, "mean"), _scale_of(torch.amp.GradScaler("cpu", init_scale=8.0), "mean")

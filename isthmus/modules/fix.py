@@ -114,7 +114,9 @@ def _replacement(layer: nn.Module, num_groups: int | None) -> nn.Module | None:
     for kinds, make in _MAKERS:
         if isinstance(layer, kinds) and any(type(layer).forward is kind.forward for kind in kinds):
             fit = make(layer, num_groups)
-            return None if fit is None else fit.train(layer.training)
+            if fit is not None:
+                fit.train(layer.training)
+            return fit
     return None
 
 
@@ -146,7 +148,9 @@ def _instance_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
 
 def _recurrent(layer: Any, num_groups: int | None) -> nn.Module:
     kind: type[_Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
-    extra = {"nonlinearity": layer.nonlinearity} if kind is RNN else {}
+    extra = {}
+    if kind is RNN:
+        extra["nonlinearity"] = layer.nonlinearity
     fit = kind(
         layer.input_size,
         layer.hidden_size,

@@ -43,7 +43,7 @@ class _Recurrent(nn.Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
-        device: Any = None,
+        device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -54,7 +54,9 @@ class _Recurrent(nn.Module):
         self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, float(dropout), bidirectional
         self.proj_size = 0
         for layer in range(num_layers):
-            width = input_size if layer == 0 else hidden_size * (1 + bidirectional)
+            width = input_size
+            if layer > 0:
+                width = hidden_size * (1 + bidirectional)
             for end in self._ends():
                 for part, size in (("ih", width), ("hh", hidden_size)):
                     linear = nn.Linear(size, self.gates * hidden_size, bias, device=device, dtype=dtype)
@@ -86,7 +88,9 @@ class _Recurrent(nn.Module):
         """The next state from the projected input of a step and the state before it."""
         raise NotImplementedError
 
-    def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | State | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor | State]:
         """Output and last state, as torch's layer of the same name returns them."""
         if isinstance(input, PackedSequence):  # steps first, in the caller's order of examples
             x, lengths = pad_packed_sequence(input)
@@ -134,11 +138,13 @@ class _Recurrent(nn.Module):
                 outputs[t] = torch.where(mask[t], new[0], 0.0)
         return torch.stack(outputs), state
 
-    def _start(self, x: Tensor, hx: Any) -> State:
+    def _start(self, x: Tensor, hx: Tensor | State | None) -> State:
         shape = (self.num_layers * (1 + self.bidirectional), x.shape[1], self.hidden_size)
         if hx is None:
             return (x.new_zeros(shape),) * self.states
-        state = (hx,) if self.states == 1 else tuple(hx)
+        state = tuple(hx)
+        if isinstance(hx, Tensor):
+            state = (hx,)
         validate.check(len(state) == self.states, "hx", type(hx).__name__, f"give {self.states} tensors")
         for piece in state:
             validate.shape(shape, hx=piece)
@@ -231,7 +237,7 @@ def _packed_like(output: Tensor, like: PackedSequence) -> PackedSequence:
     return PackedSequence(data, sizes, like.sorted_indices, like.unsorted_indices)
 
 
-def _torch_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _torch_names(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
     """`ih_l0.weight` becomes `weight_ih_l0`."""
     for part in module._modules:
         for kind in ("weight", "bias"):
@@ -239,7 +245,7 @@ def _torch_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata
                 state[f"{prefix}{kind}_{part}"] = state.pop(f"{prefix}{part}.{kind}")
 
 
-def _own_names(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _own_names(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """`weight_ih_l0` becomes `ih_l0.weight`."""
     for part in module._modules:
         for kind in ("weight", "bias"):

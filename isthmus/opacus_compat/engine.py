@@ -15,6 +15,7 @@ from torch import nn
 from isthmus.base import validate
 from isthmus.core.driver import TorchDriver
 from isthmus.engine import PrivacyEngine
+from isthmus.engine.filling import Norm
 from isthmus.engine.optimizer import beside, unwrapped
 from isthmus.gradients.layers import Layers
 from isthmus.opacus_compat.names import IAccountant, ModuleValidator, method
@@ -52,7 +53,7 @@ class OpacusEngine(PrivacyEngine):
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        max_grad_norm: Any,
+        max_grad_norm: Norm,
         wrap_model: bool = True,
         **rest: Any,
     ) -> Any:
@@ -84,7 +85,7 @@ class OpacusEngine(PrivacyEngine):
 
     def get_epsilon(self, delta: float, alphas: Sequence[float] | None = None) -> float:
         """Epsilon at delta of everything released so far; "rdp" takes the orders `alphas`."""
-        return super().get_epsilon(delta) if alphas is None else self.accountant.get_epsilon(delta, alphas)
+        return self.accountant.get_epsilon(delta, alphas)
 
     @classmethod
     def is_compatible(cls, *, module: nn.Module, **rest: object) -> bool:  # type: ignore[override]
@@ -166,15 +167,17 @@ class GradSampleModule:
     def _module(self) -> GradSampleModule:
         return self
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Copies and pickles are of the module's own class."""
         own, plain = type(self), self._plain
         reduced = plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
 
-        def named(part: object) -> Any:
+        def named(part: object) -> object:
             if isinstance(part, tuple):
                 return tuple(map(named, part))
-            return plain if part is own else part
+            if part is own:
+                return plain
+            return part
 
         return tuple(map(named, reduced))
 
@@ -248,7 +251,7 @@ def _answer(optimizer: torch.optim.Optimizer, driver: TorchDriver, sums: bool) -
     """
     beside(optimizer, DPOptimizer, _driver=driver, _plain=optimizer._plain)  # type: ignore[attr-defined]
 
-    def show(private: Any, args: Any, kwargs: Any) -> None:
+    def show(private: Any, args: object, kwargs: object) -> None:
         for parameter in private.params:
             if parameter.grad is not None:
                 parameter.summed_grad = parameter.grad * private.expected_batch_size
