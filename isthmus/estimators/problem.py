@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from isthmus.privacy.plan import mu_of
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import _PrivateLinear
+    from isthmus.estimators.base import Bounds, _PrivateLinear
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
@@ -196,7 +196,7 @@ def _public_rows(model: _PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarr
 # ---------------------------------------------------------------- maps of rows
 
 
-def _check_bounds(bounds: Any, data_norm: float | str | None) -> None:
+def _check_bounds(bounds: Bounds | str | None, data_norm: float | str | None) -> None:
     """Refuse bounds and norms that are none, before data is read."""
     if isinstance(bounds, str):
         validate.one_of(("data",), bounds=bounds)
@@ -233,7 +233,7 @@ def _inputs(model: _PrivateLinear, X: Matrix, public: Matrix | None, intercept: 
         inputs.leaks.append(
             leak(f"the largest row norm (data_norm={norm:.4g}) was", "give a data_norm= that is public")
         )
-    by_ranges: dict[str, Any] = {"bias": float(intercept), "origin": not model.fit_intercept}
+    by_ranges: dict = {"bias": float(intercept), "origin": not model.fit_intercept}
     if bounds is not None:
         low, high = (_column(side, d) for side in bounds)
         unknown = low.isnan() | high.isnan()

@@ -8,9 +8,8 @@ for `partial_fit` the state it goes on from.  Left out is what belongs to a fit 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -97,7 +96,7 @@ def _attributes(estimator: _PrivateLinear, names: tuple[str, ...]) -> dict[str, 
     return {name: own[name] for name in names if own.get(name) is not None}
 
 
-def _rebuilt(tree: dict[str, Any]) -> _PrivateLinear:
+def _rebuilt(tree: dict) -> _PrivateLinear:
     written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
     for part, more in (*written, ("partial", {*tree["partial"]} - {*_PARTIAL})):
         remedy = "give a file that this library wrote: models are stored without these entries"
@@ -116,7 +115,7 @@ def _rebuilt(tree: dict[str, Any]) -> _PrivateLinear:
 
 def _usable(estimator: _PrivateLinear) -> _PrivateLinear:
     """The model, where it predicts for a row of zeros: else its parts were made up, or are of different models."""
-    fitted: Mapping[str, Any] = vars(estimator)
+    fitted = vars(estimator)
     columns, classes = fitted.get("n_features_in_", ""), fitted.get("classes_")
     shape = np.shape(fitted.get("coef_", 0.0))
     whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
@@ -152,12 +151,12 @@ def _named(part: object) -> object:
     return {"recipe": part.name if KNOWN.get(part.name) is part else part.address}
 
 
-def _looked_up(part: Any) -> Any:
+def _looked_up(part: object) -> object:
     """What a name stands for, among what this process has imported."""
     if not isinstance(part, dict):
         return part
     if "loss" in part:
-        return class_registry.imported(LinearModel, part["loss"])
+        return class_registry.imported(LinearModel, part["loss"])  # type: ignore[type-abstract]
     recipe = KNOWN.get(part["recipe"]) or find(part["recipe"])
     remedy = "import the module that defines this algorithm first: reading a file never imports code"
     validate.check(recipe is not None, "path", part["recipe"], remedy)

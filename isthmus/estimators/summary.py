@@ -18,13 +18,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from isthmus.algorithms.purchases import BINS, octaves, ranges
 from isthmus.base import validate
+from isthmus.estimators.base import LedgerLike
 from isthmus.estimators.figures import _Bins
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import PrivacyStatement
@@ -105,14 +105,14 @@ class Summary:
 
 
 def private_summary(
-    table: Any,
+    table: object,
     schema: Schema | Mapping[str, object] | str | Path,
     *,
     epsilon: float = 1.0,
     delta: float = DELTA,
     bins: int = 20,
     adjacency: str = "add-remove",
-    ledger: Any = None,
+    ledger: LedgerLike = None,
     noise_seed: int | None = None,
 ) -> Summary:
     """Counts, histograms, quantiles and means of a table's declared columns, (epsilon, delta)-differentially private.

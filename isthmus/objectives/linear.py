@@ -9,11 +9,12 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
@@ -100,7 +101,7 @@ class LinearModel(Objective):
         y: object,
         targets: Targets | None = None,
         *,
-        classes: Any = None,
+        classes: object = None,
         l2: float = 0.0,
         l1: float = 0.0,
         penalty: Penalty | None = None,
@@ -198,7 +199,7 @@ class LinearModel(Objective):
         if isinstance(self.X, View):
             self.X.forget()
 
-    def predict(self, w: Tensor, X: object = None) -> Any:
+    def predict(self, w: Tensor, X: object = None) -> NDArray[np.generic] | Tensor:
         """Labels (NumPy, as they were given) or numbers (tensor), for X or for the training data."""
         return self.targets.predict(self._decide(w, X))
 
@@ -218,7 +219,7 @@ class LinearModel(Objective):
         return self.score(w, X, y)
 
     @property
-    def classes(self) -> tuple[Any, ...] | None:
+    def classes(self) -> tuple[object, ...] | None:
         """The labels in order, or None for a regression."""
         return self.targets.classes
 
