@@ -351,18 +351,18 @@ def _derived(
         if k == 2:
             derived.append(figures._auc_figure(scores, noise))
         if sure:
-            loss = figures._log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
+            if k == 2:
+                loss = figures._log_loss_figure(scores, groups.margin, noise)
+            else:
+                value, spread = (
+                    float(counts[2] @ _LOSSES.middles) / n,
+                    noise * figures._centred_norm(_LOSSES.middles) / n,
+                )
+                loss = figures._log_loss(max(value, 0.0), spread, counts[0].reshape(k, k).sum(1))
             derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
             curves.append(figures._calibration_curve(scores, groups.predicted, noise, classes))
     readable = [figures._readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
-
-
-def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
-    """The log loss of more than two classes, from the counts of losses."""
-    actual = counts[0].reshape(k, k).sum(1)
-    spread = noise * figures._centred_norm(_LOSSES.middles) / n
-    return figures._log_loss(max(float(counts[2] @ _LOSSES.middles) / n, 0.0), spread, actual)
 
 
 def _least(figure: Figure) -> float:

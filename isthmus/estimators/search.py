@@ -114,7 +114,11 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
         candidates, classifies = self._candidates(), self._classifies
         kinds = [np.float64, np.float32]
         rows, labels = _checked(self, X, y, accept_sparse="csr", dtype=kinds, y_numeric=not classifies)
-        leaks = self._read_classes(labels)
+        leaks: tuple[str, ...] = ()
+        if classifies:
+            self._classes = self.estimator.classes
+            if self._classes is None:
+                self._classes, leaks = np.unique(labels), (leak(*CLASSES_READ),)
         n = self.estimator.n or rows.shape[0]
         promise = Promise(self.epsilon, self._delta(n), self._adjacency)
         split = _Split(n, len(candidates), self.share, self.validation, promise)
@@ -171,15 +175,6 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
             remedy = "give (low, high) that is public: errors are clipped to it"
             validate.check(declared, "target_bounds", bounds, remedy)
         return candidates
-
-    def _read_classes(self, y: np.ndarray) -> tuple[str, ...]:
-        if not self._classifies:
-            return ()
-        self._classes = self.estimator.classes
-        if self._classes is not None:
-            return ()
-        self._classes = np.unique(y)
-        return (leak(*CLASSES_READ),)
 
     def _estimator(self, params: Mapping[str, object], epsilon: float, delta: float, seed: int) -> _PrivateLinear:
         settings = {**params, "epsilon": epsilon, "delta": delta}

@@ -92,11 +92,7 @@ SHORT = {"n": 2000, "epsilon": 3.0, "seed": 0}
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
     ("residual_sd=None is not allowed: give the standard deviation", lambda: regressor(0, 3.0), {}),
     ("level=1.5 is not allowed", lambda: regressor(0, 3.0), {"level": 1.5, "residual_sd": 1.0}),
-    (
-        r"fit with clip=\S+ or more: this one shortens",
-        lambda: regressor(0, 3.0),
-        {"residual_sd": 40.0},
-    ),
+    (r"fit with clip=\S+ or more: this one shortens", lambda: regressor(0, 3.0), {"residual_sd": 40.0}),
     ("clip=0.5 is not allowed: fit with clip=1: this one shortens", lambda: signs(PrivateClassifier, clip=0.5), {}),
     ("leave it out: labels have no residuals", lambda: classifier(0, 3.0), {"residual_sd": 1.0}),
     ("need noisy X'X", lambda: classifier(**SHORT, algorithm="dp_sgd", batch_size=200, max_iter=5), {}),

@@ -179,7 +179,7 @@ def test_selection_and_last_fit_together_cost_epsilon(share: float, adjacency: p
 def test_every_trial_is_as_private_as_the_selection_is_charged_for(bounds: Any, adjacency: str) -> None:
     X, y = labelled(600)
     search = PrivateSearch(classifier(adjacency=adjacency, bounds=bounds), GRID)
-    search._read_classes(y)
+    search._classes = [0, 1]
     split = _Split(600, 2, 0.2, 0.2, Promise(1.0, 1e-5, privacy.Adjacency(adjacency)))
     for params in search._candidates():
         for made, multiplier in (
