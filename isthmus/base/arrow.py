@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.streamed import FileRows, Streamed, large
+from isthmus.base.streamed import FileRows, Streamed, _large
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table
@@ -159,7 +159,7 @@ def column_names(schema: Schema) -> list[str]:
     return [str(name) for name in schema.names if not re.fullmatch(r"__index_level_\d+__", str(name))]
 
 
-def is_dataset(x: object) -> bool:
+def _is_dataset(x: object) -> bool:
     """Whether `x` is a pyarrow dataset; pyarrow is not imported to find out."""
     return any(kind.__module__.split(".")[0] == "pyarrow" and kind.__name__ == "Dataset" for kind in type(x).__mro__)
 
@@ -189,14 +189,14 @@ def opened(X: object, y: object = None) -> tuple[object, object]:
     """
     if isinstance(X, Streamed):
         return X, y
-    if isinstance(X, np.memmap) and large(X):
+    if isinstance(X, np.memmap) and _large(X):
         return FileRows(X), y
     if isinstance(X, (str, Path)) and str(X).endswith(".npy"):
         validate.present(os.path.isfile(X), X)
         return FileRows(np.load(X, mmap_mode="r")), y
     if isinstance(X, (str, Path)):
         X = parquet_dataset(X)
-    if is_dataset(X):
+    if _is_dataset(X):
         table = ArrowTable(X)
         if not isinstance(y, str):
             return ArrowRows(table), y

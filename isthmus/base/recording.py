@@ -57,7 +57,7 @@ def reads(*tensors: Tensor) -> None:
             x.detach()  # an operation that asks nothing of the device, and is refused as any other
 
 
-class Unrecordable(RuntimeError):
+class _Unrecordable(RuntimeError):
     """Work that cannot be recorded: it reads memory that is no input."""
 
 
@@ -87,7 +87,7 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         for x in tree_leaves((args, kwargs)):
             if isinstance(x, Tensor) and x.numel() and _place(x) not in self.known:
-                raise Unrecordable(f"{func} reads a tensor that is no input")
+                raise _Unrecordable(f"{func} reads a tensor that is no input")
         out = func(*args, **kwargs)
         self.known.update(_place(x) for x in tree_leaves(out) if isinstance(x, Tensor))
         return out

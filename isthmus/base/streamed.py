@@ -223,7 +223,7 @@ def _file_offset(array: Mapped) -> int | None:
     return int(root.offset) + int(inside)
 
 
-def large(array: Mapped) -> bool:
+def _large(array: Mapped) -> bool:
     """Whether a mapped array is worth reading in slices: by its size alone."""
     return array.nbytes >= CHUNK_BYTES
 

@@ -25,7 +25,7 @@ from isthmus.base.matrix import Array, Matrix, View, as_matrix, is_sparse
 from isthmus.base.space import Space
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.gradients.rounding import Lengths, upper_norms
-from isthmus.objectives.base import Index, Objective, as_index, check_point
+from isthmus.objectives.base import Index, Objective, _check_point, as_index
 from isthmus.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.penalties import Penalty, penalty_of
 
@@ -33,7 +33,7 @@ CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be 
 """What a classifier without declared classes has read off y, and the remedy."""
 
 
-class Options(TypedDict, total=False):
+class _Options(TypedDict, total=False):
     """What every linear model takes beside its data (see `LinearModel`)."""
 
     l2: float
@@ -280,7 +280,7 @@ class LinearModel(Objective):
         X, y, weights = self.X, self.y, self.weights
         if where is not None:
             X, y = matrix.take(X, where), y[where]
-        z = matrix.margins(X, self._as_columns(check_point(w, self.d)))
+        z = matrix.margins(X, self._as_columns(_check_point(w, self.d)))
         values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
         values = values.to(dtype or values.dtype)
         if weights is not None:
@@ -314,7 +314,7 @@ class LinearModel(Objective):
         if X is not None:
             data = as_matrix("X", opened(X)[0])
         validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
-        return matrix.matmul(data, self._as_columns(check_point(w, self.d)))
+        return matrix.matmul(data, self._as_columns(_check_point(w, self.d)))
 
     def _as_columns(self, w: Tensor) -> Tensor:
         return w
@@ -392,7 +392,7 @@ class SmoothHinge(Hinge):
 
     name, curvature = "smooth_hinge", 1.0
 
-    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[_Options]) -> None:
         validate.positive(gamma=gamma)
         self.gamma, self.curvature = gamma, 1 / gamma
         super().__init__(X, y, **options)
@@ -426,7 +426,7 @@ class Huber(LinearModel):
 
     name, curvature, default_clip = "huber", 1.0, 0.3
 
-    def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[_Options]) -> None:
         validate.positive(delta=delta)
         self.delta = self.slope_bound = delta
         super().__init__(X, y, **options)
@@ -452,7 +452,7 @@ class Poisson(LinearModel):
 
     name, reads, default_clip = "poisson", CountTargets, 0.3
 
-    def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[_Options]) -> None:
         validate.positive(max_log=max_log)
         validate.at_most(80.0, "the largest whose exponential float32 holds well", max_log=max_log)
         self.max_log = max_log
@@ -530,7 +530,7 @@ class OneVsRest(Softmax):
     name, probabilities, default_clip = "", False, 1.0
     extends: type[LinearModel] | None = Hinge
 
-    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[_Options]) -> None:
         validate.non_negative(gamma=gamma)
         super().__init__(X, y, **options)
         self.gamma, self.curvature = gamma, None  # type: ignore[assignment]
@@ -560,7 +560,7 @@ class SmoothOneVsRest(OneVsRest):
 
     extends = SmoothHinge
 
-    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[_Options]) -> None:
         super().__init__(X, y, gamma=gamma, **options)
 
 

@@ -120,7 +120,7 @@ def test_a_file_names_only_classes_that_are_there() -> None:
             class_registry.imported(ConvexSet, name)
     for tree in ({"@set": "os:system", "fields": {}}, {"@other": {}}):
         with pytest.raises(InvalidInput, match="path="):
-            storage.decode(tree, {})
+            storage._decode(tree, {})
 
 
 def test_states_of_the_first_format_are_read(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_states_of_the_first_format_are_read(tmp_path: Path) -> None:
 def test_texts_are_read_as_they_are_or_not_at_all(dtype: str) -> None:
     """A width that cuts them would make two labels one, and an absurd one would fill the memory."""
     with pytest.raises(InvalidInput):
-        storage.decode({"@array": ["cat", "car"], "dtype": dtype}, {})
-    wide = storage.decode({"@array": ["cat", "car"], "dtype": "<U400000000"}, {})
+        storage._decode({"@array": ["cat", "car"], "dtype": dtype}, {})
+    wide = storage._decode({"@array": ["cat", "car"], "dtype": "<U400000000"}, {})
     assert wide.tolist() == ["cat", "car"] and wide.nbytes < 100
 
 

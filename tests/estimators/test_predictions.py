@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from typing import Any
 
 import numpy as np
@@ -196,15 +195,6 @@ def test_pipeline_clone_and_parameters() -> None:
     assert is_classifier(model) and is_regressor(regressor())
     for made in (classifier, regressor):
         assert clone(made(ledger=(ledger := Ledger()))).ledger is ledger
-
-
-@pytest.mark.parametrize("made", [classifier, regressor])
-def test_a_fitted_model_is_pickled(made: Any) -> None:
-    X, y = labelled()
-    model = made(bounds=None).fit(X, y)
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict(X), model.predict(X))
-    assert again.privacy_ == model.privacy_ and again.choice_.arguments == model.choice_.arguments
 
 
 def test_secret_noise_differs_and_the_statement_says_what_it_is() -> None:

@@ -22,21 +22,23 @@ from isthmus.estimators import load, save, stored
 from isthmus.estimators.stored import LEFT_OUT
 from isthmus.privacy import Adjacency, Ledger
 
+SOME = ([-2, math.nan, -2, -3], np.full(4, 2.0))
+
+
+def named(*words: str, kind: Any = str) -> tuple[np.ndarray, np.ndarray]:
+    X, y = labelled(classes=len(words))
+    return X, np.array(words, dtype=kind)[y]
+
+
 FITTED: dict[str, Any] = {
     "logistic": lambda: classifier().fit(*labelled()),
-    "three classes": lambda: classifier(classes=["b", "a", "c"], bounds=None).fit(
-        labelled(classes=3)[0], np.array(["a", "b", "c"])[labelled(classes=3)[1]]
-    ),
-    "objects": lambda: classifier(classes=["no", "yes"]).fit(
-        labelled()[0], np.array(["no", "yes"], dtype=object)[labelled()[1]]
-    ),
+    "three classes": lambda: classifier(classes=["b", "a", "c"], bounds=None).fit(*named("a", "b", "c")),
+    "objects": lambda: classifier(classes=["no", "yes"]).fit(*named("no", "yes", kind=object)),
     "booleans": lambda: classifier(classes=[False, True], loss="hinge").fit(labelled()[0], labelled()[1] > 0),
     "sparse": lambda: classifier(bounds=None).fit(*sparse_rows()),
     "moments": lambda: classifier(scale="moments", step=None).fit(*labelled()),
     "public": lambda: classifier(bounds=None, public=labelled(60, seed=4)[0]).fit(*labelled()),
-    "arrays": lambda: classifier(bounds=([-2, math.nan, -2, -3], np.full(4, 2.0)), class_weight={0: 1.0, 1: 2}).fit(
-        *labelled()
-    ),
+    "arrays": lambda: classifier(bounds=SOME, class_weight={0: 1.0, 1: 2}).fit(*labelled()),
     "set": lambda: classifier(constraint=L1Ball(2.0), step=None).fit(*labelled()),
     "frame": lambda: classifier().fit(pandas.DataFrame(labelled()[0], columns=list("abcd")), labelled()[1]),
     "secret": lambda: classifier(noise_seed=None).fit(*labelled()),
