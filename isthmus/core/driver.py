@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -248,7 +248,9 @@ class BackwardAccumulator:
                 rows = rows.scaled(factor)
             return rows if groups is None else rows.regrouped(groups)
 
-        self._watched = None if recording_now() else names[round.t % len(names)]
+        self._watched = names[round.t % len(names)]
+        if round.device is not None and recording_now():
+            self._watched = None
         rows, codes, ready = None, {}, {}
         if self._keeps_rows:
             leaves: list[tuple[str, Rows]] = []
@@ -429,7 +431,8 @@ class TorchDriver:
 
     def begin(self, ticket: Ticket, turn: object = None, batch: object = None) -> None:
         """The next physical batch is about to be handed out, by the pass over the loader that `rest` began."""
-        validate.require(turn is None or turn is self._turn, _ANOTHER_PASS)
+        if turn is not None and turn is not self._turn:
+            raise validate.InvalidInput(_ANOTHER_PASS)
         before = self._end_batch()
         self._adrift |= bool(before.size)  # nobody used it: what comes may be of it
         if before.last:
@@ -550,7 +553,7 @@ class TorchDriver:
 
     def _close(self) -> None:
         """Release the logical batch; an empty one still takes its round."""
-        round, empty, t = self._open(), self._sum is None, self.state.t
+        round, empty, t = self._round or self._open(), self._sum is None, self.state.t
         values, dims, size = {}, 0, 0
         for name, bounded in (self._sum or self._no_records()).values.items():
             values[name] = replace(bounded, spare=True)  # to be used up
@@ -602,7 +605,14 @@ class TorchDriver:
             if self.layers.now.listener is not None:
                 self._check_trained()
             self._check_ready()
-            self._admit(self._sizes(args, kwargs))
+            if self._round is None:
+                self._open()
+            sizes = self._sizes(args, kwargs)
+            if self._ticket.size is None:
+                self._finish_backward()
+                self._new_physical_batch(sizes[0] if sizes else None)
+            elif sizes and self._ticket.size not in sizes:
+                self._refuse_size(sizes)
             if self.private:
                 things = self._look(args, kwargs)
         else:
@@ -619,18 +629,12 @@ class TorchDriver:
                 sizes.append(x.shape[dim])
         return sizes
 
-    def _admit(self, sizes: list[int]) -> None:
-        """Let a batch in whose tensors have these sizes, or refuse it."""
-        if self._round is None:
-            self._open()
-        if self._ticket.size is None:
-            self._finish_backward()
-            self._new_physical_batch(sizes[0] if sizes else None)
-        elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
-            raise validate.InvalidInput(
-                f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
-                "pass whole batches of the loader through it, and call module.eval() for other data"
-            )
+    def _refuse_size(self, sizes: list[int]) -> NoReturn:
+        """Tensors of other sizes are of other examples; a mask or a table may stand beside the examples."""
+        raise validate.InvalidInput(
+            f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
+            "pass whole batches of the loader through it, and call module.eval() for other data"
+        )
 
     def _new_physical_batch(self, size: int | None) -> None:
         """Gradients that come from now on are of other examples, so many where that is known."""
@@ -730,7 +734,9 @@ class TorchDriver:
     def _message(self, round: Round, groups: Tensor | None) -> Message:
         """Make the rows that are still to be made, zeros for layers that took no part, and add all up."""
         plain, accumulator = dict(round.sketches), self._accumulator
-        if recording_now():  # what a map remembers is no input, and what it learns now is computed later only
+        if (
+            self.pending.items and recording_now()
+        ):  # what a map remembers is no input, and what it learns now is computed later only
             round.sketches.update({slot: without_memo(sketch) for slot, sketch in plain.items()})
         try:
             if self.pending.items:
@@ -786,9 +792,11 @@ class TorchDriver:
 
     def _check_ready(self) -> None:
         """Refuse a pass of private records, of the module or a part of it, that no guarantee holds for."""
-        validate.require(not callable(get_eval_frame_callback()), _COMPILED)
+        if callable(get_eval_frame_callback()):
+            raise validate.InvalidInput(_COMPILED)
         self.layers.check_apart()
-        validate.require(not self._adrift, _ADRIFT)
+        if self._adrift:
+            raise validate.InvalidInput(_ADRIFT)
 
     def _check_trained(self) -> None:
         """Refuse to move what has been frozen since: the number of coordinates of a round was fixed with its noise."""

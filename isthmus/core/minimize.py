@@ -258,10 +258,18 @@ def minimize(
     [0.5, 0.0, 0.0, 0.0]
     """
     aggregator = _holders(objective, clients)
-    group, constraint = aggregator.group, constraint or Whole()
+    group, constraint = aggregator.group, Whole() if constraint is None else constraint
     with group.joined("minimize"):
-        d = objective.space.d
-        _check_arguments(constraint, steps, epochs, record, physical_batch_size, d)
+        d, every = objective.space.d, None if record == "epoch" else record
+        validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
+        for name, number in {"steps": steps, "physical_batch_size": physical_batch_size, "record": every}.items():
+            if number is not None:
+                validate.positive_int(**{name: number})  # type: ignore[arg-type]
+        if epochs is not None:
+            validate.positive(epochs=epochs)
+        validate.check(isinstance(constraint, ConvexSet), "constraint", constraint, "give a set from isthmus.sets")
+        remedy = f"give a set of dimension {d}, which is that of the objective: this one has {constraint.dim}"
+        validate.check(constraint.dim in (None, d), "constraint", constraint, remedy)
         for problem in (objective, *aggregator.problems):
             getattr(problem, "forget", int)()  # rows may have been written to since the last run
         n = sum(header[0] for header in group.agree("records", [objective.n]))
@@ -319,21 +327,8 @@ def minimize(
         if side is not None:
             resumed = None if resume is None else resume.t
             privacy = side.statement(pipe, rounds, state.t, resumed, physical_batch_size is not None)
-        return Result(
-            x,
-            average,
-            status,
-            tuple(watch.history),
-            privacy,
-            state.dims,
-            state.bytes,
-            seconds,
-            state,
-            certificate,
-            prepared.transform,
-            prepared.target,
-            prepared.centre,
-        )
+        counts, facts = (state.dims, state.bytes, seconds), (prepared.transform, prepared.target, prepared.centre)
+        return Result(x, average, status, tuple(watch.history), privacy, *counts, state, certificate, *facts)
 
 
 def _holders(objective: Problem, clients: Sequence[Problem] | Aggregator | None) -> Aggregator:
@@ -356,27 +351,6 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
     if pipe.rounds is None:
         validate.refuse("steps, epochs", (None, None), "give one of the two: the recipe does not say how long it runs")
     return pipe.rounds
-
-
-def _check_arguments(
-    constraint: ConvexSet,
-    steps: int | None,
-    epochs: float | None,
-    record: int | str | None,
-    physical: int | None,
-    d: int,
-) -> None:
-    validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
-    for name, number in {"steps": steps, "physical_batch_size": physical}.items():
-        if number is not None:
-            validate.positive_int(**{name: number})
-    if epochs is not None:
-        validate.positive(epochs=epochs)
-    if record not in (None, "epoch"):
-        validate.positive_int(record=record)  # type: ignore[arg-type]
-    validate.check(isinstance(constraint, ConvexSet), "constraint", constraint, "give a set from isthmus.sets")
-    remedy = f"give a set of dimension {d}, which is that of the objective: this one has {constraint.dim}"
-    validate.check(constraint.dim in (None, d), "constraint", constraint, remedy)
 
 
 def _private_side(

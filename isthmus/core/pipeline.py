@@ -42,7 +42,7 @@ from isthmus.base.space import Space
 from isthmus.core.group import ALONE, Aggregator, Group, check_samplers
 from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step, Update, current
 from isthmus.core.sound import check_sound
-from isthmus.core.wire import Keys, Message, StageOutput, State, Wire
+from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import kappa
 from isthmus.gradients.layers.passes import private_records
@@ -235,52 +235,49 @@ def no_public(w: Tensor, data: object) -> NoReturn:
     validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")
 
 
+@dataclass(eq=False)
 class Round:
     """Everything that is fixed while a round lasts, public things only: what an encoder may look at when it is bound.
 
     eta, read   the step size; the iterate, where it is not the state's: it is read at most once
+    maps        what is held between rounds; `place` puts a new map where a driver holds memory for it
     held        what stages that do not run every round last released
     parts       what encoders, clips and lifts remember of earlier rounds, by slot; `changed` what this one adds
     memory      what senders keep of what a sketch lost, by client and slot (runs without noise only)
-    maps        what is held between rounds; `place` puts a new map where a driver holds memory for it
     sketches, bounds   this round's maps and clip bounds, by slot: public, given or paid for
     released, paid     what its stages released, by stage and release; which of them were charged
     """
 
-    def __init__(
-        self,
-        pipe: Pipeline,
-        state: State,
-        *,
-        space: Space,
-        seed: int,
-        epoch: int = 0,
-        read: Callable[[], Tensor] | None = None,
-        public_rows: Callable[[Tensor, Any], Rows] = no_public,
-        eta: float | Tensor | None = None,
-        maps: Maps | None = None,
-        group: Group = ALONE,
-        device: torch.device | None = None,
-        place: Callable[[str, Sketch], Sketch] | None = None,
-    ) -> None:
-        self.pipe, self.space, self.t, self.epoch, self.seed = pipe, space, state.t, epoch, seed
-        self.eta: float | Tensor = pipe.step(state.t) if eta is None else eta
-        self.read, self.public_rows, self.place = read, public_rows, place
-        self.held, self.parts, self.memory = dict(state.held), state.parts, dict(state.memory)
-        self.maps: Maps = {} if maps is None else maps
-        self.group, self.device = group, device
-        self.active: list[Stage] = []
-        for stage in pipe.stages:
-            if state.t % stage.every == 0:
-                self.active.append(stage)
-        self.changed: dict[str, Any] = {}
-        self.sketches: dict[str, Sketch] = {}
-        self.bounds: dict[str, float] = {}
-        self.released: dict[str, dict[str, Tensor]] = {}
-        self.paid: set[str] = set()
-        self._bound: dict[str, Sketch] = {}
-        if read is None:
+    pipe: Pipeline
+    state: State
+    space: Space
+    seed: int
+    epoch: int = 0
+    read: Callable[[], Tensor] | None = None
+    public_rows: Callable[[Tensor, Any], Rows] = no_public
+    eta: float | Tensor = None  # type: ignore[assignment]  # as the pipeline says
+    maps: Maps = field(default_factory=dict)
+    group: Group = ALONE
+    device: torch.device | None = None
+    place: Callable[[str, Sketch], Sketch] | None = None
+    changed: Memo = field(default_factory=dict, init=False)
+    sketches: dict[str, Sketch] = field(default_factory=dict, init=False)
+    bounds: dict[str, float] = field(default_factory=dict, init=False)
+    released: dict[str, dict[str, Tensor]] = field(default_factory=dict, init=False)
+    paid: set[str] = field(default_factory=set, init=False)
+    _bound: dict[str, Sketch] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        state = self.state
+        self.t, self.parts, self.held, self.memory = state.t, state.parts, dict(state.held), dict(state.memory)
+        if self.eta is None:
+            self.eta = self.pipe.step(self.t)
+        if self.read is None:
             self.w = state.w
+        self.active: list[Stage] = []
+        for stage in self.pipe.stages:
+            if self.t % stage.every == 0:
+                self.active.append(stage)
 
     @cached_property
     def w(self) -> Tensor:
@@ -697,16 +694,8 @@ class RunContext:
 
     def open(self, pipe: Pipeline, state: State) -> Round:
         """The round that follows a state."""
-        return Round(
-            pipe,
-            state,
-            space=self.space,
-            seed=self.keys.seed,
-            epoch=state.t // self.per_epoch,
-            public_rows=self.public_rows,
-            maps=self.maps,
-            group=self.aggregator.group,
-        )
+        where, group = (self.space, self.keys.seed, state.t // self.per_epoch), self.aggregator.group
+        return Round(pipe, state, *where, public_rows=self.public_rows, maps=self.maps, group=group)
 
 
 def start(pipe: Pipeline, w: Tensor, seed: int = 0) -> State:

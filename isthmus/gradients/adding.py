@@ -20,6 +20,7 @@ is public; it is part of the bound that the noise is scaled to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -54,6 +55,7 @@ def kappa(batch: float | None, dtype: torch.dtype, encoded: bool) -> float:
     return min(WIDE, max(NETWORK, 3 * batch**2 * unit(dtype)))
 
 
+@lru_cache(1 << 10)
 def roundings(rho: float, dtype: torch.dtype) -> int:
     """The largest k with gamma_k = k u / (1 - k u) <= rho.
 
@@ -121,7 +123,7 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
 def row_sum(b: Tensor, rho: float, out: Tensor) -> None:
     """out = sum_k b_k for b (K, q), within rho sum_k |b_k|."""
     if not b.is_cuda and len(b) <= roundings(rho, b.dtype) - SPARE:  # products with 1 are exact
-        outer_sum(b.new_ones(len(b), 1), b, rho, out[:, None])
+        out[:, None].copy_(b.T @ b.new_ones(len(b), 1))
         return
     most = max(1, CHUNK_BYTES // (8 * max(1, b.shape[1])))
 

@@ -386,12 +386,6 @@ def test_a_file_changed_under_a_live_ledger_is_refused(filled: Path, tmp_path: P
     assert Ledger.open(filled).rounds()
 
 
-def test_an_empty_file_becomes_a_ledger(tmp_path: Path) -> None:
-    (tmp_path / "l").touch()
-    assert Ledger.open(tmp_path / "l", (1.0, 1e-5)).rounds() == {}
-    assert Ledger.open(tmp_path / "l").budget == (1.0, 1e-5)
-
-
 @pytest.mark.parametrize(
     "content",
     [b"hello", b"hello\n", b"\n", b"{}\n", b"[1, 2]\n", b"\x00\xff\xfe" * 50, b"\x00" * 64 + b"\n", b"1", b"[" * 10**5]

@@ -15,6 +15,7 @@ cannot be followed (`torch.func`, scripted functions, code between the module's 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from copy import copy
@@ -60,22 +61,15 @@ class _Way:
 
     def __init__(self, token: object) -> None:
         self.token, self.open = token, True
+        self.parted = False
+        """Whether a part was called by itself."""
         self.steps: list[Step] = []
         self.given: dict[int, Tensor] = {}
         """What came from elsewhere, examples or what they share, by place."""
         self.returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """What the module itself returned, which is handed to the loop as it is."""
-        self._count = 0
-
-    def close(self) -> None:
-        """Forget everything; tensors that are still around become plain ones at their next use."""
-        self.open = False
-        self.steps, self.given, self.returned = [], {}, {}
-
-    def place(self) -> int:
-        """A new place."""
-        self._count += 1
-        return self._count
+        self.places = itertools.count(1)
+        """A new place each time."""
 
     def reference(self, x: object) -> object:
         """An argument as it is written down."""
@@ -86,7 +80,10 @@ class _Way:
         known = self.returned.get(id(x))
         if known is not None and known[0]() is x:
             return _Place(known[1])
-        place = next((place for place, other in self.given.items() if other is x), 0) or self.place()
+        for place, other in self.given.items():
+            if other is x:
+                return _Place(place)
+        place = next(self.places)
         self.given[place] = x
         return _Place(place)
 
@@ -109,7 +106,7 @@ class _Way:
         if not (isinstance(x, Followed) and x.way is self):  # what is changed in place keeps its place
             with torch._C.DisableTorchFunctionSubclass():
                 followed: Followed = x.as_subclass(Followed)
-            followed.way, followed.place = self, self.place()
+            followed.way, followed.place = self, next(self.places)
             x = followed
         results.append(x.place)
         return x
@@ -121,9 +118,10 @@ class _Way:
     @property
     def tried(self) -> list[Step]:
         """The steps up to the last part that was called; none where no part was called by itself."""
-        parts = [i for i, step in enumerate(self.steps) if isinstance(step.what, str) and step.what]
+        if not self.parted:
+            return []
         calls = [i for i, step in enumerate(self.steps) if isinstance(step.what, str)]
-        return self.steps[: calls[-1] + 1] if parts else []
+        return self.steps[: calls[-1] + 1]
 
     def again(self, module: nn.Module, given: Args) -> list[Tensor]:
         """What the parts return that no later step uses, of other examples; `module` may be a copy."""
@@ -171,7 +169,7 @@ class Between:
 
     def __init__(self, layers: Layers) -> None:
         self.layers, self.way = layers, _Way(None)
-        self.way.close()
+        self.forget()
         self._call: tuple[str, list[Any], TreeSpec] | None = None
 
     def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
@@ -181,11 +179,12 @@ class Between:
             self._check_again(name)
             return args, kwargs
         leaves, spec = tree_flatten((args, kwargs))
-        if self.layers.listens() and self.layers.batch:
-            if self.way.token is not self.layers.now.token:
+        now = self.layers.now
+        if now.batch and now.listener is not None and torch.is_grad_enabled():
+            if self.way.token is not now.token:
                 self.forget()
-                self.way = _Way(self.layers.now.token)
-            references = [self.way.reference(x) for x in leaves]
+                self.way = _Way(now.token)
+            references = list(map(self.way.reference, leaves))
             for x, reference in zip(leaves, references, strict=True):
                 if name and isinstance(reference, _Place) and reference.number in self.way.given and self._of_module(x):
                     raise validate.InvalidInput(
@@ -195,7 +194,7 @@ class Between:
                         "this code into the module's forward"
                     )
             self._call = name, references, spec
-        if not any(isinstance(x, Followed) for x in leaves):
+        if Followed not in map(type, leaves):
             return args, kwargs
         with torch._C.DisableTorchFunctionSubclass():
             plain: tuple[Args, Kwargs] = tree_map(_plain, (args, kwargs))
@@ -220,12 +219,13 @@ class Between:
         results: list[int] = []
         way = self.way
         if name:
+            way.parted = True
             self.layers.now.pieces = None  # those of a part are compared with nothing
             output = mapped(lambda x: way.mark(x, results), output)
         else:
 
             def keep(x: Tensor) -> Tensor:
-                results.append(way.place())
+                results.append(next(way.places))
                 way.returned[id(x)] = weakref.ref(x), results[-1]
                 return x
 
@@ -236,7 +236,7 @@ class Between:
     def look(self) -> None:
         """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
         way = self.way
-        if not way.tried or way.token is not self.layers.now.token:
+        if not way.parted or way.token is not self.layers.now.token:
             return
         with torch._C.DisableTorchFunctionSubclass():
             given = tuple(_plain(x) for x in way.given.values())
@@ -248,8 +248,10 @@ class Between:
             self.forget()
 
     def forget(self) -> None:
-        """Another batch, or none."""
-        self.way.close()
+        """Another batch, or none: tensors that are still around become plain ones at their next use."""
+        way = self.way
+        way.open = way.parted = False
+        way.steps, way.given, way.returned = [], {}, {}
 
     def _of_module(self, x: object) -> bool:
         """Whether a tensor has one of our taps in its history."""
@@ -270,6 +272,9 @@ class Between:
 
 def mapped(change: Callable[[Tensor], Any], output: Any) -> Any:
     """The same lists, dicts, dataclasses, ... with every tensor changed."""
+
+    if isinstance(output, Tensor):
+        return change(output)
 
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
