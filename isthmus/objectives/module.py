@@ -19,7 +19,7 @@ from isthmus.base import validate
 from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import Pieces, look
-from isthmus.gradients.rows import Outer, Rows, Stack, compact
+from isthmus.gradients.rows import Rows, Stack, compact
 from isthmus.penalties import NoPenalty, Penalty
 
 
@@ -150,8 +150,7 @@ def unused(layers: Layers, names: Sequence[str], n: int, warned: set[str] | None
             "the same; freeze (requires_grad_(False)) what is never used",
             stacklevel=4,
         )
-    like, shapes = next(layers.parameters()), {name: layers.bindings[name].shape for name in names}
-    return [(name, Outer(like.new_zeros(n, p), like.new_zeros(n, q))) for name, (q, p) in shapes.items()]
+    return layers.zeros(names, n)
 
 
 @overload

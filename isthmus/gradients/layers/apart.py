@@ -30,7 +30,7 @@ from isthmus.base import secret, validate
 from isthmus.gradients.layers.folding import pieces_of
 from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.operations import Leaves, near_enough
-from isthmus.gradients.layers.rules import Args, Found, Kwargs, Site
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, LayerRule
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
 from isthmus.gradients.rows import Rows
@@ -305,7 +305,7 @@ class _Trial:
     def __init__(self, layers: Layers, run: Run, dice: Dice, module: nn.Module | None = None) -> None:
         self.layers, self.run, self.dice = layers, run, dice
         self.module = layers.module if module is None else module
-        self.trained = {name for name, _ in layers._named()}
+        self.trained = {name for name, _ in layers.named()}
         self.remote = next(self.module.parameters()).device.type != "cpu"
         self._key = secret.randbits(63)
         self._base = Seen()
@@ -464,19 +464,19 @@ class _Trial:
     def _plain(self, batch: _Batch, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
         """Outputs and gradient of one example beside copies of itself (not as many as the batch has), without taps."""
         probe = self._probe()
+        probe.plain = True
         _quiet(probe.module)
         bindings = [probe.bindings[name] for name in self.names]
         parameters = list({id(p): p for binding in bindings for p in binding.parameters}.values())
         among = torch.full((3 if batch.n == 2 else 2,), i)
-        with probe.listening(None), probe.untouched():
-            outputs = [x for x in tree_flatten(self._run(probe, batch.take(among)))[0] if _moves(x)]
-            pulls = []
-            for x, cut in zip(outputs, cuts, strict=True):
-                size = [batch.n if dim == cut else length for dim, length in enumerate(x.shape)]
-                pull = torch.zeros_like(x)
-                pull.narrow(cut, 0, 1).copy_(self._drawn_like(x, size).narrow(cut, i, 1))
-                pulls.append(pull)
-            pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
+        outputs = [x for x in tree_flatten(self._run(probe, batch.take(among)))[0] if _moves(x)]
+        pulls = []
+        for x, cut in zip(outputs, cuts, strict=True):
+            size = [batch.n if dim == cut else length for dim, length in enumerate(x.shape)]
+            pull = torch.zeros_like(x)
+            pull.narrow(cut, 0, 1).copy_(self._drawn_like(x, size).narrow(cut, i, 1))
+            pulls.append(pull)
+        pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
         gradients = dict(zip(map(id, parameters), pulled, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
@@ -556,16 +556,16 @@ class _RecordingLayers(Layers):
 
     def tap(
         self,
-        site: Site,
+        rule: LayerRule[Any],
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
-        rows_of: Found,
-        feeds: Iterable[str] | None = None,
+        rows_of: Callable[[Tensor], Found],
+        feeds: Iterable[str] = (),
     ) -> Tensor:
         """The output with a tap that records."""
         if self.record is None:
-            return super().tap(site, output, dim, inputs, rows_of, feeds)
+            return super().tap(rule, output, dim, inputs, rows_of, feeds)
         record, place = self.record, len(self.record.got)
         k = pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
         divided = k == 1 or (k > 1 and dim == 0)
@@ -575,11 +575,11 @@ class _RecordingLayers(Layers):
             return x.unflatten(0, (len(x) // k, k)).clone() if divided else None
 
         if k > 1:
-            self.note_pieces(site, k)
+            self.note_pieces(rule, k)
         if divided and self.rows is not None and self.value is not None:
             output = altered(output, dim, (self.rows[:, None] * k + torch.arange(k)).flatten(), self.value)
-        where = f"the gradient at layer {site.name!r}"
-        record.given.append((f"the output of layer {site.name!r}", examples(output)))
+        where = f"the gradient at layer {rule.name!r}"
+        record.given.append((f"the output of layer {rule.name!r}", examples(output)))
         record.got.append((where, None))
 
         def push(b: Tensor) -> None:

@@ -16,6 +16,7 @@ number of entries before: then all examples share it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _functorch as functorch
 from torch._C._functorch import is_batchedtensor
 from torch.func import vjp, vmap
@@ -34,23 +35,11 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.gradients import rounding
 from isthmus.gradients.layers.convolution import weight_rows
-from isthmus.gradients.layers.embedding import table_rows
+from isthmus.gradients.layers.embedding import counts, table_rows
 from isthmus.gradients.layers.folding import folded, pieces_of
-from isthmus.gradients.layers.rules import Args, Kwargs, Site, as_multiplied, positions
-from isthmus.gradients.layers.shared import (
-    HANDLERS,
-    READ,
-    SAME,
-    TURNED,
-    Found,
-    Shared,
-    Trace,
-    Unseen,
-    bare,
-    mark,
-    pulled,
-)
-from isthmus.gradients.rows import Dense, Lazy, Outer, Rows
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, as_multiplied, bias_rows, positions
+from isthmus.gradients.layers.shared import HANDLERS, READ, SAME, TURNED, Shared, Trace, Unseen, bare, mark, pulled
+from isthmus.gradients.rows import Dense, Lazy, Outer
 
 Function = Callable[..., Any]
 """An operation of torch."""
@@ -87,11 +76,15 @@ class _Operation:
     leaves: Leaves
     spec: TreeSpec
     """The arguments, and how they are laid out."""
+    values: list[Shared]
+    """The shared values among the arguments."""
 
     @property
-    def values(self) -> list[Shared]:
-        """The shared values among the arguments."""
-        return [x for x in self.leaves if isinstance(x, Shared)]
+    def changes(self) -> bool:
+        """Whether it changes its first argument."""
+        name: str = self.func.__name__
+        changes = name.endswith("_") and not name.startswith("__") and name != "requires_grad_"
+        return changes or self.name in ("setitem", "iadd", "imul", "isub", "itruediv", "ipow")
 
     def of(self, leaves: Leaves) -> Any:
         """The same of other arguments."""
@@ -107,42 +100,38 @@ class _Operation:
         with torch._C.DisableTorchFunctionSubclass():
             return self.of(self.leaves)
 
-    def changes(self) -> bool:
-        """Whether it changes its first argument."""
-        name: str = self.func.__name__
-        changes = name.endswith("_") and not name.startswith("__") and name != "requires_grad_"
-        return changes or self.name in ("setitem", "iadd", "imul", "isub", "itruediv", "ipow")
-
     def check_unchanged(self) -> None:
         """Refuse to change a shared value."""
-        if isinstance(self.leaves[0], Shared) and self.changes():
+        if isinstance(self.leaves[0], Shared) and self.changes:
             raise Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
 
 
 def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """What every operation on shared values does."""
-    op = _Operation(func, getattr(func, "__name__", "").strip("_"), *tree_flatten((args, kwargs)))
-    if not torch.is_grad_enabled() or (op.name == "get" and func not in TURNS):
+    leaves, spec = tree_flatten((args, kwargs))
+    name = str(getattr(func, "__name__", "")).strip("_")
+    op = _Operation(func, name, leaves, spec, [x for x in leaves if isinstance(x, Shared)])
+    if not torch.is_grad_enabled() or (name == "get" and func not in TURNS):
         return op.untouched()
-    tensors = [x for x in op.leaves if isinstance(x, Tensor)]
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
     if any(is_batchedtensor(x) for x in tensors):
         return _single(op)
-    if op.name in _LIKE and not isinstance(args[0], Shared):
+    if name in _LIKE and not isinstance(args[0], Shared):
         return op.plain()
     value = op.values[0]
     leaf = value.history.leaves[0]
-    n = leaf.layers.batch if leaf.layers.batch is not None else leaf.n
+    n = leaf.n if leaf.layers.batch is None else leaf.layers.batch
     if leaf.single:
         return _without_examples(op)
     if n is None:
         return op.untouched()
     leaf.operations += 1
-    others = [(i, x) for i, x in enumerate(tensors) if not isinstance(x, Shared)]
+    others = [(place, x) for place, x in enumerate(tensors) if not isinstance(x, Shared)]
     asking = [x for _, x in others if x.requires_grad]
-    examples = asking or [x for i, x in others if _one_for_each(value, i, _size(op, x), n, x)]
-    if op.name in _LIKE or not examples:
+    examples = asking or [x for place, x in others if _one_for_each(value, place, _size(op, x), n, x)]
+    if name in _LIKE or not examples:
         result = _without_examples(op)
-        return _spread(op, result, n) if op.name in _SPREADS and len(op.values) == 1 else result
+        return _spread(op, result, n) if name in _SPREADS and len(op.values) == 1 else result
     if not n:
         return _of_none(op.plain(), op.values)
     try:
@@ -159,23 +148,24 @@ def _one_for_each(value: Shared, place: object, size: int, n: int, x: Tensor | N
     A tensor x that asks for no gradient may be a buffer, or positions 0, 1, 2, ... rather than a place for each.
     """
     leaf = value.history.leaves[0]
-    known, key = leaf.layers.known, (leaf.site.name, leaf.operations, place)
+    known, key = leaf.layers.known, (leaf.rule.name, leaf.operations, place)
     if size != n:
         known.shared_places.add(key)
     elif key not in known.example_places:
-        fixed = x is not None and (leaf.layers.fixed(x) or _counts(x))
+        fixed = x is not None and (_fixed(x, leaf.layers.module) or counts(x))
         (known.shared_places if fixed else known.example_places).add(key)
     return key not in known.shared_places
 
 
-def _counts(x: Tensor) -> bool:
-    whole = x.ndim == 1 and not x.is_floating_point()
-    return whole and torch.equal(x, torch.arange(len(x), device=x.device))
+def _fixed(x: Tensor, module: nn.Module) -> bool:
+    """Whether a tensor is a buffer or a frozen parameter of the module, or a part of one."""
+    tensors = itertools.chain(module.buffers(), module.parameters())
+    return any(x.untyped_storage().data_ptr() == held.untyped_storage().data_ptr() for held in tensors)
 
 
 def _dim(value: Shared, ndim: int) -> int:
     """Where a tensor of so many dimensions keeps its examples."""
-    return 0 if ndim < 3 else value.history.leaves[0].layers.batch_dim
+    return value.history.leaves[0].layers.batch_dim if ndim >= 3 else 0
 
 
 def _where(op: _Operation, x: Tensor) -> int:
@@ -254,7 +244,7 @@ def _spread(op: _Operation, result: Shared, n: int) -> Any:
     leaf = trace.leaves[0]
     if not n and not times:
         return _of_none(whole.detach(), [value])
-    if left or (times == 1 and (leaf.site.name, leaf.operations, op.name) not in leaf.layers.known.example_places):
+    if left or (times == 1 and (leaf.rule.name, leaf.operations, op.name) not in leaf.layers.known.example_places):
         return result
     if lead == 1:
         first = whole.narrow(dim, 0, 1)
@@ -292,9 +282,9 @@ def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
     if count != n * k:
         raise Unseen(value, f"meets tensors without one entry for each of the examples in {name!r}")
     if k > 1:
-        layers.note_pieces(value.history.leaves[0].site, k)
+        layers.note_pieces(value.history.leaves[0].rule, k)
     op.check_unchanged()
-    if op.changes() and name not in _PAIRED:
+    if op.changes and name not in _PAIRED:
         raise Unseen(value, f"is written into examples by {name!r}")
     leaves, widest = list(op.leaves), max(x.ndim for x in examples)
     for place, x in enumerate(leaves):
@@ -308,9 +298,9 @@ def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
         if beside or id(x) in ids:
             cuts[place] = _where(op, x)
     try:
-        with plain_steps(examples[0]):
+        with plain_steps(examples[0].device.type):
             pieces, shape = one_by_one(op.func, leaves, op.spec, cuts, n)
-    except (RuntimeError, IndexError, NotImplementedError) as error:
+    except (RuntimeError, IndexError) as error:
         reason = str(error).strip().split("\n")[0]
         raise Unseen(value, f"cannot be used one example at a time in {name!r} ({reason})") from error
     outputs = [_joined(x, value, k, name) for x in pieces]
@@ -371,15 +361,13 @@ def one_by_one(
 
 
 @contextmanager
-def plain_steps(like: Tensor) -> Iterator[None]:
+def plain_steps(kind: str) -> Iterator[None]:
     """Attention in steps that vmap knows, and products in the precision of now, nothing of them kept."""
-    kind, fused = like.device.type, torch.backends.mha.get_fastpath_enabled()
-    narrow = torch.autocast(
-        kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
-    )
+    fused, narrow = torch.backends.mha.get_fastpath_enabled(), torch.is_autocast_enabled(kind)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with narrow, sdpa_kernel(SDPBackend.MATH):
+        precision = torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=narrow, cache_enabled=False)
+        with precision, sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -387,7 +375,7 @@ def plain_steps(like: Tensor) -> Iterator[None]:
 
 def near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
     """Equal but for rounding, of so much of the largest number."""
-    x, kind = x.detach(), x.device.type
+    x, y, kind = x.detach(), y.detach(), x.device.type
     if not x.is_floating_point():
         return torch.equal(x, y)
     if slack is None:
@@ -402,14 +390,11 @@ def near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
 
 # ------------------------------------------------------------ one example at a time
 
-_Below = Callable[[int, list[Tensor]], Tensor]
-"""What is computed of n examples, from tensors that have them in front."""
-
 
 def _single(op: _Operation) -> Any:
     """An operation on shared values and single examples."""
     args, kwargs = tree_unflatten(op.leaves, op.spec)
-    if op.name in FACTORED and not op.changes():
+    if op.name in FACTORED and not op.changes:
         answer = FACTORED[op.name](op.func, args, kwargs)
         if answer is not None:
             return answer
@@ -418,15 +403,11 @@ def _single(op: _Operation) -> Any:
     n = functorch.get_unwrapped(batched[0]).shape[functorch.maybe_get_bdim(batched[0])]
     if n * sum(x.source.numel() * x.source.element_size() for x in op.values) > rounding.CHUNK_BYTES:
         return _lower(partial(_in_chunks, op), *batched)
-    copies = [_lower(partial(_copy_of, x), batched[0]) if isinstance(x, Shared) else x for x in op.leaves]
+    copies = [_lower(partial(_copies, x), batched[0]) if isinstance(x, Shared) else x for x in op.leaves]
     return op.of(copies)
 
 
-def _copy_of(value: Shared, n: int, _: list[Tensor]) -> Tensor:
-    return _copies(value, n)
-
-
-def _copies(value: Shared, n: int) -> Tensor:
+def _copies(value: Shared, n: int, _: object = None) -> Tensor:
     """A copy of a value for every example, with a tap."""
 
     def rows(b: Tensor) -> Found:
@@ -455,7 +436,7 @@ def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
                 own: Tensor = vjp(lambda *weights: call(*weights, *mine), *weights)[1](b)[which]
                 return own
 
-            with torch.no_grad(), plain_steps(b):
+            with torch.no_grad(), plain_steps(b.device.type):
                 return vmap(one)(b[lo:hi], *(x[lo:hi] for x in kept)).reshape(hi - lo, -1)
 
         lazy = [Lazy(partial(chunk, i), n, x.numel(), dtype=x.dtype, device=x.device) for i, x in enumerate(weights)]
@@ -465,8 +446,8 @@ def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
     return _tap(values, out, whole, rows)
 
 
-def _lower(below: _Below, *tensors: Tensor) -> Tensor:
-    """What is computed of the whole batch, below vmap, as a tensor of single examples."""
+def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Tensor:
+    """What is computed of the n examples, below vmap, from tensors that have them in front, as single examples."""
     level = next(functorch.maybe_get_level(x) for x in tensors if is_batchedtensor(x))
     pairs = [functorch._unwrap_batched(x, level) for x in tensors]
     if any(is_batchedtensor(x) for x, _ in pairs):
@@ -485,35 +466,30 @@ def _lower(below: _Below, *tensors: Tensor) -> Tensor:
 def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: Callable[[Tensor], Found]) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
-
-    def rows(b: Tensor) -> list[tuple[Site, dict[str, Rows]]]:
-        return [(leaf.site, {leaf.suffix: rows}) for leaf, rows in rows_of(b.detach())]
-
-    feeds = [leaf.site.leaves[leaf.suffix] for leaf in leaves]
-    tapped: Tensor = leaves[0].layers.tap(leaves[0].site, output, 0, inputs, rows, feeds)
-    return tapped
+    feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
+    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, lambda b: rows_of(b.detach()), feeds)
 
 
 # ------------------------------------------------------------ products, tables and convolutions
 
 
-def _named(names: str, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """Arguments by name, None where one is missing."""
+def _named(names: str, args: Args, kwargs: Kwargs, **defaults: Any) -> dict[str, Any]:
+    """Arguments by name, their defaults (None) where one is missing."""
     listed = names.split()
-    return {**dict.fromkeys(listed), **dict(zip(listed, args, strict=False)), **kwargs}
+    return dict.fromkeys(listed) | defaults | dict(zip(listed, args, strict=False)) | kwargs
 
 
 def _linear(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     named = _named("input weight bias", args, kwargs)
-    x, weight, bias = named["input"], named["weight"], named["bias"]
+    x, weight = named["input"], named["weight"]
     if isinstance(weight, Shared) and weight.ndim == 2 and is_batchedtensor(x):
-        return _product(x, weight, bias, turned=False)
+        return _product(x, weight, named["bias"])
     return None
 
 
 def _addmm(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
-    named = _named("input mat1 mat2", args, kwargs)
-    if named.get("beta", 1) != 1 or named.get("alpha", 1) != 1:
+    named = _named("input mat1 mat2 beta alpha", args, kwargs, beta=1, alpha=1)
+    if named["beta"] != 1 or named["alpha"] != 1:
         return None
     if isinstance(named["mat2"], Shared) and is_batchedtensor(named["mat1"]):
         return _product(named["mat1"], named["mat2"], named["input"], turned=True)
@@ -525,17 +501,17 @@ def _matmul(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     if len(args) != 2:
         return None
     left, right = args if func.__name__ != "__rmatmul__" else reversed(args)
-    if isinstance(right, Shared) and is_batchedtensor(left):
+    if isinstance(right, Shared) and is_batchedtensor(left) and right.ndim <= 2:
         if right.ndim == 2:
-            return _product(left, right, None, turned=True)
-        column: Any = right[:, None] if right.ndim == 1 else None
-        return None if column is None else _product(left, column, None, turned=True).squeeze(-1)
+            return _product(left, right, turned=True)
+        column: Any = right[:, None]
+        return _product(left, column, turned=True).squeeze(-1)
     if isinstance(left, Shared) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
-        return _product(right.mT, left, None, turned=False).mT
+        return _product(right.mT, left).mT
     return None
 
 
-def _product(x: Tensor, weight: Shared, bias: Tensor | None, turned: bool) -> Tensor:
+def _product(x: Tensor, weight: Shared, bias: Tensor | None = None, turned: bool = False) -> Tensor:
     """x W' + c, or x W + c where `turned`: outer products of the input and the gradient."""
     own = bias if isinstance(bias, Shared) and bias.ndim == 1 else None
 
@@ -547,9 +523,7 @@ def _product(x: Tensor, weight: Shared, bias: Tensor | None, turned: bool) -> Te
         def rows(b: Tensor) -> Found:
             a, b = positions(kept), positions(b)
             found = pulled(weight, Outer(b, a) if turned else Outer(a, b))
-            if own is not None:
-                found += pulled(own, Dense(b if b.ndim == 2 else b.sum(1, dtype=rounding.working(b.dtype))))
-            return found
+            return found if own is None else found + pulled(own, bias_rows(b))
 
         return _tap([weight] if own is None else [weight, own], out, [x], rows)
 
@@ -579,14 +553,15 @@ def _einsum(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
 def _places(func: Function, args: Args, kwargs: Kwargs) -> tuple[object, Tensor | None, int | None]:
     """A table that is read, the places if they are named by integers, and the one that gets no gradient."""
     name, index, padding = func.__name__.strip("_"), None, None
-    table = args[0] if args else None
+    table = next(iter(args), None)
     if func is F.embedding:
         named = _named("input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", args, kwargs)
         index, table, padding = named["input"], named["weight"], named["padding_idx"]
         for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
             if named[setting]:
                 raise Unseen(table, f"is read by an embedding with {setting}")
-        padding = None if padding is None else padding % len(table)
+        if padding is not None:
+            padding = padding % len(table)
     elif name == "getitem":
         index = args[1]
     elif name == "index_select" and len(args) > 2 and args[1] % args[0].ndim == 0:
@@ -616,16 +591,15 @@ def _read(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
 
 def _convolution(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     """A linear layer over patches; the bias has the sum over places."""
-    named = _named("input weight bias stride padding dilation groups", args, kwargs)
-    x, weight, bias = named["input"], named["weight"], named["bias"]
+    settings = _named("input weight bias stride padding dilation groups", args, kwargs, stride=1, padding=0, dilation=1)
+    x, weight, bias = (settings.pop(name) for name in ("input", "weight", "bias"))
     if not isinstance(weight, Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
         return None
-    defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    settings = {key: value if named[key] is None else named[key] for key, value in defaults.items()}
-    own, shape = bias if isinstance(bias, Shared) else None, weight.shape
-    spans = {key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in settings.items() if key != "groups"}
-    sizes = {"in_channels": shape[1] * settings["groups"], "out_channels": shape[0], "kernel_size": tuple(shape[2:])}
-    layer: Any = SimpleNamespace(**spans, **sizes, groups=settings["groups"], weight=bare(weight), padding_mode="zeros")
+    own, shape, groups = bias if isinstance(bias, Shared) else None, weight.shape, settings["groups"] or 1
+    settings["groups"] = groups
+    spans = {key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in settings.items()} | {"groups": groups}
+    sizes = {"in_channels": shape[1] * groups, "out_channels": shape[0], "kernel_size": tuple(shape[2:])}
+    layer: Any = SimpleNamespace(**spans, **sizes, weight=bare(weight), padding_mode="zeros")
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
         x = whole[0].flatten(0, 1)
@@ -635,12 +609,9 @@ def _convolution(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
         def rows(b: Tensor) -> Found:
             b = b.flatten(2)
             found = pulled(weight, folded(weight_rows(layer, kept, b, ones=False), n))
-            if own is not None:
-                found += pulled(own, folded(Dense(b.sum(2, dtype=rounding.working(b.dtype))), n))
-            return found
+            return found if own is None else found + pulled(own, folded(bias_rows(b.mT), n))
 
-        values = [weight] if own is None else [weight, own]
-        tapped = _tap(values, out, [x], rows)
+        tapped = _tap([weight] if own is None else [weight, own], out, [x], rows)
         return tapped.reshape(n, len(tapped) // n, *tapped.shape[1:])
 
     out = _lower(below, x)
