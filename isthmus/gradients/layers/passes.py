@@ -32,25 +32,25 @@ from __future__ import annotations
 import random
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isthmus.base import secret as draws
 from isthmus.base import validate
 from isthmus.gradients.layers.between import Between
-from isthmus.gradients.layers.rules import Args, Kwargs
+from isthmus.gradients.layers.rules import Args, Handle, Kwargs
 from isthmus.gradients.layers.twin import host_draws
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
+_FRESH = torch.Generator().get_state()
+"""The state of a generator on the CPU that nothing was drawn from."""
 _NUMPY = np.random.MT19937()
 """The generator that NumPy's functions draw from meanwhile."""
 _WORDS = slice(24, 24 + 8 * 624)
@@ -76,14 +76,23 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callabl
     >>> torch.initial_seed(), bool((torch.rand(4) == one).any())
     (0, False)
     """
-    generators = [torch.default_generator, *(_generator(device) for device in set(devices) if device.type == "cuda")]
+    generators = [torch.default_generator]
+    for device in set(devices):
+        if device.type == "cuda":
+            place = torch.cuda.current_device() if device.index is None else device.index
+            generators.append(torch.cuda.default_generators[place])
     states = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
-    torch.default_generator.set_state(_secret_state(states[0]))
+    # all 624 words of both Mersenne twisters come from the kernel: seeds of torch's have 32 bits only
+    mine, theirs = np.frombuffer(draws.token_bytes(8 * 624), np.uint32).reshape(2, 624)
+    state = _FRESH.clone()
+    state.numpy()[:8].view(np.uint64)[:] = _MARK
+    state.numpy()[_WORDS].view(np.uint64)[:] = mine
+    torch.default_generator.set_state(state)
     for generator in generators[1:]:
         generator.manual_seed(draws.randbits(64))
     random.seed(draws.token_bytes(64))
-    _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": _words(), "pos": 624}}
+    _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": theirs, "pos": 624}}
     np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
 
     here = draws.stand_in()
@@ -101,14 +110,16 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callabl
 
 
 @contextmanager
-def hiding(wanted: bool = True, by_place: bool = True) -> Iterator[None]:
-    """Hidden generators on the CPU for a while, where they are wanted and not hidden already."""
-    back = hide(by_place=by_place) if wanted and not hidden() else None
+def hiding(wanted: bool = True, by_place: bool = True, devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Hidden generators for a while, where they are wanted and not hidden already."""
+    if not wanted or hidden():
+        yield
+        return
+    back = hide(devices, by_place)
     try:
         yield
     finally:
-        if back is not None:
-            back()
+        back()
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,15 +153,13 @@ def present() -> _PrivateRecords | None:
 @contextmanager
 def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
     """Stands around whatever is computed from one batch of private records."""
-    places = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    back = hide(torch.device("cuda", place) for place in places) if secret and not hidden() else None
-    token = _PRESENT.set(_PrivateRecords(secret, cut))
-    try:
-        yield
-    finally:
-        _PRESENT.reset(token)
-        if back is not None:
-            back()
+    count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    with hiding(secret, devices=[torch.device("cuda", place) for place in range(count)]):
+        token = _PRESENT.set(_PrivateRecords(secret, cut))
+        try:
+            yield
+        finally:
+            _PRESENT.reset(token)
 
 
 _SEEDS = 1 << 32
@@ -177,37 +186,16 @@ def first_state() -> bytes:
     return torch.Generator().manual_seed(torch.default_generator.initial_seed()).get_state().numpy().tobytes()
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
-
-
-def _words() -> NDArray[np.uint32]:
-    """The words of a Mersenne twister, from the kernel."""
-    return np.frombuffer(draws.token_bytes(4 * 624), np.uint32)
-
-
-def _secret_state(like: Tensor) -> Tensor:
-    """A state of torch's Mersenne twister whose 624 words come from the kernel: its seeds have 32 bits only."""
-    state = torch.Generator().get_state()
-    assert state.shape == like.shape
-    bytes_ = state.numpy()
-    bytes_[:8].view(np.uint64)[:] = _MARK
-    bytes_[_WORDS].view(np.uint64)[:] = _words()
-    return state
-
-
 # ---------------------------------------------------------------- what a module holds
 
 
-_Held = dict[str, tuple[Tensor, int, int, Tensor | None]]
-"""Tensors by name: how often they had been changed in place, where their memory was, and perhaps their numbers."""
-LOOKS = 3
-"""Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
-
-
-Things = dict[str, Any]
+Things = dict[str, Tensor | torch.Generator]
 """Tensors and generators by name."""
+_Marks = dict[str, tuple[Tensor, int, int]]
+"""Tensors by name, how often they were changed in place, and where their memory is."""
+_OWN = frozenset(vars(nn.Module()))
+_LOOKS = 3
+"""Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
 
 
 def things(module: nn.Module) -> Things:
@@ -215,52 +203,46 @@ def things(module: nn.Module) -> Things:
     by_name: Things = {}
     for path, layer in module.named_modules():
         dot, own = path and f"{path}.", layer.__dict__
-        for table in (own["_parameters"], own["_buffers"]):
-            for name, x in table.items():
-                if x is not None:
-                    by_name[dot + name] = x
-        for name, value in own.items():
-            if name in _OWN or type(value) in _PLAIN:
-                continue
-            items: Any = enumerate(value) if isinstance(value, (list, tuple)) else ()
-            if isinstance(value, dict):
-                items = value.items()
-            elif isinstance(value, (Tensor, torch.Generator)):
-                by_name[dot + name] = value
-            for key, item in items:
-                if isinstance(item, (Tensor, torch.Generator)):
-                    by_name[f"{dot}{name}[{key!r}]"] = item
+        for table in (own["_parameters"], own["_buffers"], own):
+            for name, value in table.items():
+                if table is own and name in _OWN:
+                    continue
+                items: Iterable[tuple[object, object]] = ()
+                if isinstance(value, (Tensor, torch.Generator)):
+                    by_name[dot + name] = value
+                elif isinstance(value, dict):
+                    items = value.items()
+                elif isinstance(value, (list, tuple)):
+                    items = enumerate(value)
+                for key, item in items:
+                    if isinstance(item, (Tensor, torch.Generator)):
+                        by_name[f"{dot}{name}[{key!r}]"] = item
     return by_name
 
 
-_OWN = frozenset(vars(nn.Module()))
-_PLAIN = frozenset((int, float, bool, str, type(None), torch.device, torch.dtype))
-"""Types of attributes that hold no tensor."""
-
-
-def held(present: Things, copies: bool = False) -> _Held:
-    """The tensors of a module as they are now; `copies` keeps the numbers of all but its parameters."""
-    result: _Held = {}
+def _marks(present: Things) -> _Marks:
+    marks: _Marks = {}
     for name, x in present.items():
         if isinstance(x, Tensor):
-            numbers = x.detach().clone() if copies and not isinstance(x, nn.Parameter) else None
-            result[name] = x, _version(x), x.data_ptr(), numbers
-    return result
+            marks[name] = x, -1 if x.is_inference() else x._version, x.data_ptr()
+    return marks
 
 
-def moved(present: Things, before: _Held) -> list[str]:
+def _moved(present: Things, before: _Marks, numbers: Mapping[str, Tensor]) -> list[str]:
     """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
-    return [name for name, x in present.items() if isinstance(x, Tensor) and not _same(x, before.get(name))]
-
-
-def _same(x: Tensor, before: tuple[Tensor, int, int, Tensor | None] | None) -> bool:
-    if before is None:
-        return False
-    then, version, place, numbers = before
-    if x is then:
-        quiet = _version(x) == version and x.data_ptr() == place
-        return quiet and (numbers is None or _equal(x, numbers))
-    return version == _version(then) and _equal(x, then if numbers is None else numbers)  # computed again, of no data
+    names: list[str] = []
+    for name, mark in _marks(present).items():
+        if name not in before:
+            names.append(name)
+            continue
+        x, then = mark[0], before[name]
+        if x is then[0]:
+            same = mark == then and (name not in numbers or _equal(x, numbers[name]))
+        else:  # computed again, of no data
+            same = _marks({name: then[0]})[name] == then and _equal(x, numbers.get(name, then[0]))
+        if not same:
+            names.append(name)
+    return names
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
@@ -270,14 +252,13 @@ def _equal(x: Tensor, y: Tensor) -> bool:
     return bool(((x == y) | ((x != x) & (y != y))).all())
 
 
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
-
-
 def _check_silent(present: Things, watched: Set[int] = frozenset()) -> None:
     """Refuse tensors that backward() would write a raw gradient to; a watch on the others refuses it then."""
-    asking = {name: x for name, x in present.items() if isinstance(x, Tensor) and x.requires_grad and x.is_leaf}
-    raw = [name for name, x in asking.items() if id(x) not in watched]
+    raw = [
+        name
+        for name, x in present.items()
+        if isinstance(x, Tensor) and x.requires_grad and x.is_leaf and id(x) not in watched
+    ]
     if raw:
         raise validate.InvalidInput(
             f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
@@ -307,42 +288,44 @@ class Guard:
         self.module, self.secret, self.watched = module, secret, frozenset(id(x) for x in watched)
         self.changed: dict[str, None] = {}
         """The names of tensors that private passes have changed."""
-        self._outer: nn.Module | None = None
         self._depth, self._looks = 0, 0
-        self._before: _Held = {}
+        self._outer: nn.Module | None = None
+        self._before: _Marks = {}
+        self._numbers: dict[str, Tensor] = {}
+        """Copies of what the module holds beside its parameters, in the first passes."""
         self._back: Callable[[], None] | None = None
 
-    def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Any]:
+    def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Handle]:
         """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
-        handles: list[Any] = []
+        handles: list[Handle] = []
         for name, layer in self.module.named_modules():
             if layer is not self.module and not isinstance(layer, torch.jit.ScriptModule):
-                before, after = self._hooks(name, layer, private, between)
-                handles += [layer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
-                handles += [layer.register_forward_hook(after, always_call=True)]
+                handles += self._watch_part(name, layer, private, between)
         return handles
 
-    def _hooks(
+    def _watch_part(
         self, name: str, mine: nn.Module, private: Callable[[nn.Module], bool], between: Between
-    ) -> tuple[Any, Any]:
+    ) -> list[Handle]:
+        # a copy of the layer has its hooks too, and is none of ours
         def before(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-            if layer is not mine:
-                return None
-            if self._outer is layer:
+            if layer is mine and self._outer is layer:
                 self.enter(layer)
-            elif self._outer is None and private(layer):
+            elif layer is mine and self._outer is None and private(layer):
                 args, kwargs = between.enter(name, args, kwargs)
                 self.enter(layer)
                 return args, kwargs
             return None
 
-        def after(layer: nn.Module, args: Any, output: Any) -> Any:
+        def after(layer: nn.Module, args: Args, output: object) -> object:
             if layer is not mine or self._outer is not layer:
                 return output
             self.leave(layer, output)
             return between.leave(output) if self._outer is None else output
 
-        return before, after
+        return [
+            mine.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            mine.register_forward_hook(after, always_call=True),
+        ]
 
     def check(self) -> Things:
         """Refuse a module that would get raw gradients, or draw masks that others may know."""
@@ -372,12 +355,15 @@ class Guard:
             self._depth += layer is self._outer
             return
         present = self.check() if present is None else present
-        self._outer, self._depth, self._before = layer, 1, held(present, copies=self._looks < LOOKS)
+        self._outer, self._depth, self._before = layer, 1, _marks(present)
+        if self._looks < _LOOKS:  # of all but the parameters
+            kept = {name: x for name, (x, _, _) in self._before.items() if not isinstance(x, nn.Parameter)}
+            self._numbers = {name: x.detach().clone() for name, x in kept.items()}
         self._looks += 1
         if self.secret and not hidden():
-            self._back = hide(x.device for x, *_ in self._before.values())
+            self._back = hide([x.device for x in present.values()])
 
-    def leave(self, layer: nn.Module, output: Any) -> Things | None:
+    def leave(self, layer: nn.Module, output: object) -> Things | None:
         """A pass ends; what it did to the module is looked at unless it has failed (with no output).
 
         Returns what the module holds, where that was looked at.
@@ -387,7 +373,7 @@ class Guard:
         self._depth -= 1
         if self._depth:
             return None
-        before, exposed = self._before, self.secret and not hidden()
+        before, numbers, exposed = self._before, self._numbers, self.secret and not hidden()
         self.reset()
         if output is None:
             return None
@@ -398,24 +384,22 @@ class Guard:
             )
         present = things(self.module)
         _check_silent(present, self.watched)
-        self._warn(moved(present, before))
-        return present
-
-    def reset(self) -> None:
-        """No pass is going on, as after one that was interrupted: the generators are the user's again."""
-        self._outer, self._depth, self._before = None, 0, {}
-        back, self._back = self._back, None
-        if back is not None:
-            back()
-
-    def _warn(self, names: list[str]) -> None:
+        names = _moved(present, before, numbers)
         if names:
             self.changed |= dict.fromkeys(names)
             warnings.warn(
                 f"the forward pass changed the buffers or attributes {names}: what they keep of the data is not "
                 "protected, and buffers are part of state_dict()",
-                stacklevel=4,
+                stacklevel=3,
             )
+        return present
+
+    def reset(self) -> None:
+        """No pass is going on, as after one that was interrupted: the generators are the user's again."""
+        self._outer, self._depth, self._before, self._numbers = None, 0, {}, {}
+        back, self._back = self._back, None
+        if back is not None:
+            back()
 
 
 def check_idle(now: list[str], before: list[str]) -> None:
