@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeGuard
@@ -67,17 +67,16 @@ TURNS = {*(turn.__get__ for turn in _ASIDE), torch.t, Tensor.t}
 """Operations that lay a matrix on its side."""
 
 
-@dataclass(frozen=True, eq=False)
 class _Operation:
     """One call of an operation on shared values."""
 
-    func: Function
-    name: str
-    leaves: Leaves
-    spec: TreeSpec
-    """The arguments, and how they are laid out."""
-    values: list[Shared]
-    """The shared values among the arguments."""
+    def __init__(self, func: Function, args: Args, kwargs: Kwargs) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.name = getattr(func, "__name__", "").strip("_")
+        self.leaves, self.spec = tree_flatten((args, kwargs))
+        self.tensors = [x for x in self.leaves if isinstance(x, Tensor)]
+        self.values = [x for x in self.tensors if isinstance(x, Shared)]
+        """The shared values among the arguments."""
 
     @property
     def changes(self) -> bool:
@@ -86,19 +85,20 @@ class _Operation:
         changes = name.endswith("_") and not name.startswith("__") and name != "requires_grad_"
         return changes or self.name in ("setitem", "iadd", "imul", "isub", "itruediv", "ipow")
 
+    def named(self, names: str, **defaults: object) -> dict[str, Any]:
+        """Arguments by name, their defaults (None) where one is missing."""
+        listed = names.split()
+        return dict.fromkeys(listed) | defaults | dict(zip(listed, self.args, strict=False)) | self.kwargs
+
     def of(self, leaves: Leaves) -> Any:
         """The same of other arguments."""
         args, kwargs = tree_unflatten(leaves, self.spec)
         return self.func(*args, **kwargs)
 
-    def plain(self) -> Any:
-        """The same of numbers alone."""
-        return self.of([bare(x) if isinstance(x, Shared) else x for x in self.leaves])
-
     def untouched(self) -> Any:
         """The same, not looked at."""
         with torch._C.DisableTorchFunctionSubclass():
-            return self.of(self.leaves)
+            return self.func(*self.args, **self.kwargs)
 
     def check_unchanged(self) -> None:
         """Refuse to change a shared value."""
@@ -106,18 +106,21 @@ class _Operation:
             raise Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
 
 
+def _bare(leaves: Leaves) -> Leaves:
+    """The numbers of shared values alone."""
+    return [bare(x) if isinstance(x, Shared) else x for x in leaves]
+
+
 def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """What every operation on shared values does."""
-    leaves, spec = tree_flatten((args, kwargs))
-    name = str(getattr(func, "__name__", "")).strip("_")
-    op = _Operation(func, name, leaves, spec, [x for x in leaves if isinstance(x, Shared)])
+    op = _Operation(func, args, kwargs)
+    name = op.name
     if not torch.is_grad_enabled() or (name == "get" and func not in TURNS):
         return op.untouched()
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
-    if any(is_batchedtensor(x) for x in tensors):
+    if any(is_batchedtensor(x) for x in op.tensors):
         return _single(op)
     if name in _LIKE and not isinstance(args[0], Shared):
-        return op.plain()
+        return op.of(_bare(op.leaves))
     value = op.values[0]
     leaf = value.history.leaves[0]
     n = leaf.n if leaf.layers.batch is None else leaf.layers.batch
@@ -126,14 +129,14 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if n is None:
         return op.untouched()
     leaf.operations += 1
-    others = [(place, x) for place, x in enumerate(tensors) if not isinstance(x, Shared)]
+    others = [(place, x) for place, x in enumerate(op.tensors) if not isinstance(x, Shared)]
     asking = [x for _, x in others if x.requires_grad]
     examples = asking or [x for place, x in others if _one_for_each(value, place, _size(op, x), n, x)]
     if name in _LIKE or not examples:
         result = _without_examples(op)
         return _spread(op, result, n) if name in _SPREADS and len(op.values) == 1 else result
     if not n:
-        return _of_none(op.plain(), op.values)
+        return _of_none(op.of(_bare(op.leaves)), op.values)
     try:
         return _apart(op, n, examples)
     except Unseen:
@@ -193,13 +196,13 @@ def _marked(x: Any, op: _Operation) -> Any:
         return type(x)([_marked(y, op) for y in x])  # torch's own tuples too
     if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, Shared):
         return x
-    values = op.values
-    trace = Trace(tuple(dict.fromkeys(leaf for value in values for leaf in value.history.leaves)))
-    if len(values) == 1:
+    trace = Trace(tuple(dict.fromkeys(leaf for value in op.values for leaf in value.history.leaves)))
+    if len(op.values) == 1:
         trace = _followed(op, x) or trace
-        dim, lead = _lead(values[0], x.ndim) if x.ndim else (0, 0)
-        if op.name in _PAIRED and lead == 1 < x.shape[dim]:
-            trace = replace(trace, repeat=partial(_repeated, op, x.ndim))
+        if x.ndim and op.name in _PAIRED:
+            dim, lead = _lead(op.values[0], x.ndim)
+            if lead == 1 < x.shape[dim]:
+                trace = replace(trace, repeat=partial(_repeated, op, x.ndim))
     return mark(x, trace)
 
 
@@ -218,15 +221,14 @@ def _followed(op: _Operation, result: Tensor) -> Trace | None:
     trace, source = value.history, value.source
     if trace.form is None:
         return None
-    (args, kwargs), (leaf,) = tree_unflatten(op.leaves, op.spec), trace.leaves
-    whole = trace.form == SAME and source.shape == leaf.value.shape
+    whole = trace.form == SAME and source.shape == trace.leaves[0].value.shape
     if whole:
-        _, index, padding = _places(op.func, args, kwargs)
+        _, index, padding = _places(op)
         if index is not None and index.ndim:
             return Trace(trace.leaves, READ, index.flatten(), padding)
     if result.numel() != source.numel():
         return None
-    swapped = op.name in ("transpose", "swapaxes", "swapdims") and args[1] % 2 != args[2] % 2
+    swapped = op.name in ("transpose", "swapaxes", "swapdims") and op.args[1] % 2 != op.args[2] % 2
     if source.ndim == 2 and (swapped or op.func in TURNS):
         if trace.form == TURNED:
             return Trace(trace.leaves, SAME)
@@ -250,9 +252,7 @@ def _spread(op: _Operation, result: Shared, n: int) -> Any:
         first = whole.narrow(dim, 0, 1)
         kept = first.numel() == source.numel() and trace.form != TURNED
         once = mark(first, trace if kept else Trace(trace.leaves))
-    elif (
-        op.name in ("repeat", "tile") and whole.ndim == source.ndim and whole.shape[1:] == source.shape[1:] and not dim
-    ):
+    elif op.name in ("repeat", "tile") and not dim and (whole.ndim, whole.shape[1:]) == (source.ndim, source.shape[1:]):
         once = value
     else:
         return result
@@ -276,13 +276,12 @@ def _side_by_side(once: Shared, n: int, dim: int) -> Tensor:
 
 def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
     """An operation done one example at a time."""
-    value, name, counts = op.values[0], op.name, {_size(op, x) for x in examples}
-    (count,) = counts if len(counts) == 1 else (-1,)
-    layers, k = value.history.leaves[0].layers, pieces_of(count, n) or 1
-    if count != n * k:
+    value, name, count = op.values[0], op.name, _size(op, examples[0])
+    leaf, k = value.history.leaves[0], pieces_of(count, n) or 1
+    if any(_size(op, x) != n * k for x in examples):
         raise Unseen(value, f"meets tensors without one entry for each of the examples in {name!r}")
     if k > 1:
-        layers.note_pieces(value.history.leaves[0].rule, k)
+        leaf.layers.note_pieces(leaf.rule, k)
     op.check_unchanged()
     if op.changes and name not in _PAIRED:
         raise Unseen(value, f"is written into examples by {name!r}")
@@ -306,10 +305,10 @@ def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
     outputs = [_joined(x, value, k, name) for x in pieces]
     if name not in _PAIRED and name not in FACTORED:
         with torch.no_grad():
-            whole = tree_flatten(replace(op, leaves=leaves).plain())[0]
-        pairs = [(x, y) for x, y in zip(outputs, whole, strict=True) if is_plain(x)]
-        if not all(x.shape == y.shape and near_enough(x, y) for x, y in pairs):
-            raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
+            whole = tree_flatten(op.of(_bare(leaves)))[0]
+        for x, y in zip(outputs, whole, strict=True):
+            if is_plain(x) and not (x.shape == y.shape and near_enough(x, y)):
+                raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
     return tree_unflatten(outputs, shape)
 
 
@@ -393,13 +392,12 @@ def near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
 
 def _single(op: _Operation) -> Any:
     """An operation on shared values and single examples."""
-    args, kwargs = tree_unflatten(op.leaves, op.spec)
     if op.name in FACTORED and not op.changes:
-        answer = FACTORED[op.name](op.func, args, kwargs)
+        answer = FACTORED[op.name](op)
         if answer is not None:
             return answer
     op.check_unchanged()
-    batched = [x for x in op.leaves if isinstance(x, Tensor) and is_batchedtensor(x)]
+    batched = [x for x in op.tensors if is_batchedtensor(x)]
     n = functorch.get_unwrapped(batched[0]).shape[functorch.maybe_get_bdim(batched[0])]
     if n * sum(x.source.numel() * x.source.element_size() for x in op.values) > rounding.CHUNK_BYTES:
         return _lower(partial(_in_chunks, op), *batched)
@@ -473,22 +471,16 @@ def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: Ca
 # ------------------------------------------------------------ products, tables and convolutions
 
 
-def _named(names: str, args: Args, kwargs: Kwargs, **defaults: Any) -> dict[str, Any]:
-    """Arguments by name, their defaults (None) where one is missing."""
-    listed = names.split()
-    return dict.fromkeys(listed) | defaults | dict(zip(listed, args, strict=False)) | kwargs
-
-
-def _linear(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
-    named = _named("input weight bias", args, kwargs)
+def _linear(op: _Operation) -> Tensor | None:
+    named = op.named("input weight bias")
     x, weight = named["input"], named["weight"]
     if isinstance(weight, Shared) and weight.ndim == 2 and is_batchedtensor(x):
         return _product(x, weight, named["bias"])
     return None
 
 
-def _addmm(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
-    named = _named("input mat1 mat2 beta alpha", args, kwargs, beta=1, alpha=1)
+def _addmm(op: _Operation) -> Tensor | None:
+    named = op.named("input mat1 mat2 beta alpha", beta=1, alpha=1)
     if named["beta"] != 1 or named["alpha"] != 1:
         return None
     if isinstance(named["mat2"], Shared) and is_batchedtensor(named["mat1"]):
@@ -497,10 +489,10 @@ def _addmm(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     return total
 
 
-def _matmul(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
-    if len(args) != 2:
+def _matmul(op: _Operation) -> Tensor | None:
+    if len(op.args) != 2:
         return None
-    left, right = args if func.__name__ != "__rmatmul__" else reversed(args)
+    left, right = reversed(op.args) if op.name == "rmatmul" else op.args
     if isinstance(right, Shared) and is_batchedtensor(left) and right.ndim <= 2:
         if right.ndim == 2:
             return _product(left, right, turned=True)
@@ -531,9 +523,9 @@ def _product(x: Tensor, weight: Shared, bias: Tensor | None = None, turned: bool
     return out if bias is None or own is not None else out + bias
 
 
-def _einsum(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
+def _einsum(op: _Operation) -> Tensor | None:
     """An einsum of two tensors that is a product with a shared matrix; None where it is another."""
-    equation, *operands = args
+    equation, *operands = op.args
     if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
         return None
     inputs, output = equation.replace(" ", "").split("->")
@@ -550,29 +542,29 @@ def _einsum(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     return product.permute([[*rest, q].index(c) for c in output])
 
 
-def _places(func: Function, args: Args, kwargs: Kwargs) -> tuple[object, Tensor | None, int | None]:
+def _places(op: _Operation) -> tuple[object, Tensor | None, int | None]:
     """A table that is read, the places if they are named by integers, and the one that gets no gradient."""
-    name, index, padding = func.__name__.strip("_"), None, None
-    table = next(iter(args), None)
-    if func is F.embedding:
-        named = _named("input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", args, kwargs)
+    table, index, padding = next(iter(op.args), None), None, None
+    if op.func is F.embedding:
+        named = op.named("input weight padding_idx max_norm norm_type scale_grad_by_freq sparse")
         index, table, padding = named["input"], named["weight"], named["padding_idx"]
         for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
             if named[setting]:
                 raise Unseen(table, f"is read by an embedding with {setting}")
         if padding is not None:
             padding = padding % len(table)
-    elif name == "getitem":
-        index = args[1]
-    elif name == "index_select" and len(args) > 2 and args[1] % args[0].ndim == 0:
-        index = args[2]
-    whole = is_plain(index) and index.dtype not in (torch.bool, torch.uint8)
-    return table, (index if whole else None), padding
+    elif op.name == "getitem":
+        index = op.args[1]
+    elif op.name == "index_select" and len(op.args) > 2 and op.args[1] % op.args[0].ndim == 0:
+        index = op.args[2]
+    if not is_plain(index) or index.dtype in (torch.bool, torch.uint8):
+        index = None
+    return table, index, padding
 
 
-def _read(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
+def _read(op: _Operation) -> Tensor | None:
     """z = W[k]: the places and the gradients there."""
-    table, index, padding = _places(func, args, kwargs)
+    table, index, padding = _places(op)
     if not isinstance(table, Shared) or index is None or not is_batchedtensor(index):
         return None
 
@@ -589,22 +581,22 @@ def _read(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     return _lower(below, index)
 
 
-def _convolution(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
+def _convolution(op: _Operation) -> Tensor | None:
     """A linear layer over patches; the bias has the sum over places."""
-    settings = _named("input weight bias stride padding dilation groups", args, kwargs, stride=1, padding=0, dilation=1)
-    x, weight, bias = (settings.pop(name) for name in ("input", "weight", "bias"))
+    named = op.named("input weight bias stride padding dilation groups", stride=1, padding=0, dilation=1, groups=1)
+    x, weight, bias, groups = named["input"], named["weight"], named["bias"], named["groups"]
     if not isinstance(weight, Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
         return None
-    own, shape, groups = bias if isinstance(bias, Shared) else None, weight.shape, settings["groups"] or 1
-    settings["groups"] = groups
-    spans = {key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in settings.items()} | {"groups": groups}
-    sizes = {"in_channels": shape[1] * groups, "out_channels": shape[0], "kernel_size": tuple(shape[2:])}
-    layer: Any = SimpleNamespace(**spans, **sizes, weight=bare(weight), padding_mode="zeros")
+    own, shape = bias if isinstance(bias, Shared) else None, weight.shape
+    spans = {key: named[key] for key in ("stride", "padding", "dilation")}
+    layer: Any = SimpleNamespace(groups=groups, weight=bare(weight), padding_mode="zeros", kernel_size=tuple(shape[2:]))
+    layer.in_channels, layer.out_channels = shape[1] * groups, shape[0]
+    vars(layer).update({key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in spans.items()})
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
         x = whole[0].flatten(0, 1)
         kept = x.detach()
-        out = func(x, bare(weight), None if own is None else bare(own), **settings)
+        out = op.func(x, bare(weight), None if own is None else bare(own), groups=groups, **spans)
 
         def rows(b: Tensor) -> Found:
             b = b.flatten(2)
@@ -618,13 +610,13 @@ def _convolution(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     return out if bias is None or own is not None else out + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _filled(func: Function, args: Args, kwargs: Kwargs) -> Tensor:
+def _filled(op: _Operation) -> Tensor:
     """vmap knows no `masked_fill` with a value for each example."""
-    x, mask, value = args
+    x, mask, value = op.args
     return torch.where(mask, value, x)
 
 
-FACTORED: dict[str, Callable[[Function, Args, Kwargs], Tensor | None]] = {
+FACTORED: dict[str, Callable[[_Operation], Tensor | None]] = {
     "linear": _linear,
     "addmm": _addmm,
     "einsum": _einsum,
