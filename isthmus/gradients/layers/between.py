@@ -124,9 +124,8 @@ class _Way:
     def tried(self) -> list[_Step]:
         """The steps up to the last part that was called; none where no part was called by itself."""
         calls = [place for place, step in enumerate(self.steps) if isinstance(step.what, str)]
-        if not any(self.steps[place].what for place in calls):
-            return []
-        return self.steps[: calls[-1] + 1]
+        parts = [place for place in calls if self.steps[place].what]
+        return self.steps[: calls[-1] + 1] if parts else []
 
     def again(self, module: nn.Module, given: Args) -> list[Tensor]:
         """What the parts return that no later step uses, of other examples; `module` may be a copy."""
@@ -188,18 +187,23 @@ class Between:
                 self.forget()
                 self.way = _Way(self.layers.now.token)
             self._call = _Step(name, self.way.references(leaves), spec)
-            given = [x for x in self._call.leaves if isinstance(x, _Place) and x.number in self.way.given]
-            if name and any(self._of_module(self.way.given[x.number]) for x in given):
-                raise validate.InvalidInput(
-                    f"the part {name!r} of the module is given a tensor that was computed from what the module "
-                    "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
-                    "functions, or code after the module's own forward): examples could meet there unseen; move "
-                    "this code into the module's forward"
-                )
-        if not any(isinstance(x, Followed) for x in leaves):
+            if name:
+                self._check_followed(self._call)
+        if not [x for x in leaves if isinstance(x, Followed)]:
             return args, kwargs
         plain: tuple[Args, Kwargs] = tree_map_only(Followed, _plain, (args, kwargs))
         return plain
+
+    def _check_followed(self, part: _Step) -> None:
+        """Refuse a part that is given what came of the module by a way that is not written down."""
+        given = [x.number for x in part.leaves if isinstance(x, _Place) and x.number in self.way.given]
+        if any(self._of_module(self.way.given[number]) for number in given):
+            raise validate.InvalidInput(
+                f"the part {part.what!r} of the module is given a tensor that was computed from what the module "
+                "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
+                "functions, or code after the module's own forward): examples could meet there unseen; move "
+                "this code into the module's forward"
+            )
 
     def _check_again(self, name: str) -> None:
         """Refuse a part that computes inside a backward pass and was not called by the loop before."""
