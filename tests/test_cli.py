@@ -256,15 +256,15 @@ def test_completion_completes() -> None:
 
 def test_the_audit_prints_json_and_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short audit of two cases: a sound one passes, a broken one is caught; a broken promise fails the audit."""
-    sound = suite.recipe_pipelines()["dp_gd"]
+    sound = suite._recipe_pipelines()["dp_gd"]
     eighth = known_bad.halved(known_bad.halved(known_bad.halved(sound.pipe)))
     broken = replace(sound, pipe=eighth, sound=False)
-    monkeypatch.setattr(suite, "recipe_pipelines", lambda: {"full batch": sound})
-    monkeypatch.setattr(suite, "broken_pipelines", lambda: {"an eighth of the noise": broken})
-    monkeypatch.setattr(suite, "canary_runs", dict)
+    monkeypatch.setattr(suite, "_recipe_pipelines", lambda: {"full batch": sound})
+    monkeypatch.setattr(suite, "_broken_pipelines", lambda: {"an eighth of the noise": broken})
+    monkeypatch.setattr(suite, "_canary_runs", dict)
     result = invoke("audit", "--draws", "20000", "--json")
     data = json.loads(result.stdout)
     assert data["recipes"]["full batch"]["verdict"] == "consistent"
     assert data["broken on purpose"]["an eighth of the noise"]["verdict"] == "violation"
-    monkeypatch.setattr(suite, "recipe_pipelines", lambda: {"bad": replace(broken, sound=True)})
+    monkeypatch.setattr(suite, "_recipe_pipelines", lambda: {"bad": replace(broken, sound=True)})
     invoke("audit", "--draws", "20000", "--json", code=1)

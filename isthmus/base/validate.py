@@ -143,25 +143,29 @@ def non_negative(**arguments: float) -> None:
 def positive_int(**arguments: int) -> None:
     """Each argument is an integer >= 1."""
     for name, value in arguments.items():
-        check(_is_int(value) and value >= 1, name, value, "give a whole number of at least 1")
+        if not (_is_int(value) and value >= 1):
+            refuse(name, value, "give a whole number of at least 1")
 
 
 def non_negative_int(**arguments: int) -> None:
     """Each argument is an integer >= 0."""
     for name, value in arguments.items():
-        check(_is_int(value) and value >= 0, name, value, "give a whole number of at least 0")
+        if not (_is_int(value) and value >= 0):
+            refuse(name, value, "give a whole number of at least 0")
 
 
 def open_unit(**arguments: float) -> None:
     """Each argument lies strictly between 0 and 1 (a delta, say)."""
     for name, value in arguments.items():
-        check(_is_real(value) and 0 < value < 1, name, value, "give a number strictly between 0 and 1")
+        if not (_is_real(value) and 0 < value < 1):
+            refuse(name, value, "give a number strictly between 0 and 1")
 
 
 def probability(**arguments: float) -> None:
     """Each argument lies in (0, 1] (a sampling rate, say)."""
     for name, value in arguments.items():
-        check(_is_real(value) and 0 < value <= 1, name, value, "give a number above 0 and at most 1")
+        if not (_is_real(value) and 0 < value <= 1):
+            refuse(name, value, "give a number above 0 and at most 1")
 
 
 def one_of(choices: Iterable[object], **arguments: object) -> None:
@@ -187,8 +191,10 @@ def shape(expected: tuple[int, ...], **arguments: Tensor) -> None:
 def finite(**arguments: Tensor) -> None:
     """No tensor holds NaN or infinity."""
     for name, value in arguments.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            bad = int((~value.isfinite()).sum())
+        if not value.is_floating_point() or math.isfinite(float(value.detach().sum())):
+            continue  # one sum in place of a mask: entries are counted only where it is not finite
+        bad = int((~value.isfinite()).sum())
+        if bad:
             raise InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
 
 

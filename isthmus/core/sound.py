@@ -12,6 +12,7 @@ from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import GroupClip
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, words_of
+from isthmus.privacy.sampling import rate_of
 
 if TYPE_CHECKING:
     from isthmus.core.pipeline import Pipeline, Release, Stage
@@ -82,7 +83,7 @@ def _check_claim(pipe: Pipeline) -> None:
     remedy = "give each of them a mechanism: they are released without noise, and the pipeline claims to be private"
     validate.check(not bare, "mechanism", bare, remedy)
     for stage in pipe.stages:
-        whole = promise.adjacency is Adjacency.REPLACE_ONE and getattr(stage.sampler, "rate", 0.0) == 1
+        whole = promise.adjacency is Adjacency.REPLACE_ONE and rate_of(stage.sampler, 0.0) == 1
         for release in stage.releases:  # a record moves the mean of its micro-batch by 2C
             _check_costs(release.mechanism, promise.adjacency)
             clip = release.clip

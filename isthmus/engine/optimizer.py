@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -23,6 +23,8 @@ LOCKED = (
     *("secure_mode", "grad_samples", "accumulated_iterations", "summed_grad", "step_hook"),
 )
 """What Opacus' optimiser and its schedulers set: here an assignment would change nothing, and is refused."""
+_RAW = "keep them frozen, or call engine.detach() and make private again: they were not trained by make_private"
+"""A gradient that did not come out of the pipeline would move its parameter by unprotected data."""
 
 
 def _bare(kind: type[T]) -> T:
@@ -71,10 +73,15 @@ def make_steps_private(
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        _refuse_scaler(self)
-        _refuse_raw(self, private)
-        self._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it, also while pieces are to come
-        if driver.step():
+        attributes = vars(self)
+        if "grad_scale" in attributes or "found_inf" in attributes:
+            _refuse_scaler(self)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) not in private:
+                    validate.refuse("optimizer", "parameters with a gradient of their own", _RAW)
+        attributes["_opt_called"] = True  # schedulers look for it, also while pieces are to come
+        if driver.step() and sets:
             with driver.group.alike():
                 project(driver.layers, sets)
         return loss
@@ -129,24 +136,15 @@ def _watch_others(driver: TorchDriver, private: set[int]) -> None:
     weakref.finalize(driver, handle.remove)
 
 
-def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:
-    """A gradient that did not come out of the pipeline would move its parameter by unprotected data."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    raw = len([p for p in held if p.grad is not None and id(p) not in private])
-    remedy = "keep them frozen, or call engine.detach() and make private again: they were not trained by make_private"
-    validate.check(not raw, "optimizer", f"{raw} parameter(s) with a gradient of their own", remedy)
-
-
-def _refuse_scaler(optimizer: torch.optim.Optimizer) -> None:
+def _refuse_scaler(optimizer: torch.optim.Optimizer) -> NoReturn:
     """A `GradScaler` leaves its scale and what it found on an optimiser before it asks it to move."""
-    attributes = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
-    for name in attributes:
-        delattr(optimizer, name)
+    for name in ("grad_scale", "found_inf"):
+        vars(optimizer).pop(name, None)
     remedy = (
         "give the GradScaler that scales its gradients to make_private(grad_scaler=), so that rows are divided "
         "by its scale before they are clipped and no step is skipped for what overflows"
     )
-    validate.check(not attributes, "optimizer", type(optimizer).__name__, remedy)
+    validate.refuse("optimizer", type(optimizer).__name__, remedy)
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -33,7 +33,7 @@ from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import PrivateLinear
+    from isthmus.estimators.base import _PrivateLinear
 
 _DRAWN = (
     "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted"
@@ -85,7 +85,7 @@ class Intervals:
         return self.words()
 
 
-def coefficient_intervals(model: PrivateLinear, level: float = 0.95, residual_sd: float | None = None) -> Intervals:
+def coefficient_intervals(model: _PrivateLinear, level: float = 0.95, residual_sd: float | None = None) -> Intervals:
     """Intervals that hold each true coefficient with about probability `level`, noise and sampling both counted.
 
     residual_sd   of a regression: the standard deviation of y about its prediction, a public number, such as the root
@@ -122,7 +122,7 @@ def coefficient_intervals(model: PrivateLinear, level: float = 0.95, residual_sd
     return Intervals(names, values, values - away, values + away, quiet, drawn, level, assumptions)
 
 
-def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
+def _released(model: _PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
     """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
     name = type(model).__name__
     remedy = "compute ordinary confidence intervals: this fit is not private"
@@ -155,7 +155,7 @@ def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
     return weights, gram, n
 
 
-def _check_shape(model: PrivateLinear, gram: np.ndarray, n: int) -> None:
+def _check_shape(model: _PrivateLinear, gram: np.ndarray, n: int) -> None:
     """Refuse X'X that its noise hides, and rows that were shortened: their coefficients answer to other rows."""
     d = len(gram)
     noise = math.sqrt(2) / (model.plan_.facts.mu * math.sqrt(Statistics().share))  # in each entry of X'X
@@ -175,7 +175,7 @@ def _check_shape(model: PrivateLinear, gram: np.ndarray, n: int) -> None:
 
 
 def _curvature(
-    model: PrivateLinear, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
+    model: _PrivateLinear, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
 ) -> tuple[np.ndarray, float, tuple[str, ...]]:
     """H, v with J = v H, and what they assume."""
     clip = _clip(model)
@@ -218,7 +218,7 @@ def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -
     return zero * second
 
 
-def _averaged(model: PrivateLinear) -> float:
+def _averaged(model: _PrivateLinear) -> float:
     """sum_t c_t^2: what is left of the noise of a round in the point, by the steps that were taken."""
     steps = np.array([record["eta"] for record in model.result_.history if record["t"] > 0], dtype=float)
     output = (model.options or {}).get("output", model.choice_.arguments.get("output", "last"))
@@ -232,12 +232,12 @@ def _averaged(model: PrivateLinear) -> float:
     return float(np.square(mean if output == "average" else carried).sum())
 
 
-def _clip(model: PrivateLinear) -> float:
+def _clip(model: _PrivateLinear) -> float:
     """The bound of a record's gradient as it was in the end: given, planned or bought."""
     return float(model.result_.state.parts[CLIP])
 
 
-def _carry(model: PrivateLinear, d: int) -> np.ndarray:
+def _carry(model: _PrivateLinear, d: int) -> np.ndarray:
     """The linear map from the point to coefficients and intercept."""
     p = model.n_features_in_
     weight, offset = (tensor.numpy() for tensor in model._maps.affine(p))

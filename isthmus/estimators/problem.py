@@ -21,7 +21,7 @@ from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import ALONE, Group
 from isthmus.estimators import rank_group
-from isthmus.estimators.stateless_steps import leak, learned_before
+from isthmus.estimators.stateless_steps import _learned_before, leak
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives.linear import LinearModel
 from isthmus.privacy.leaks import Leak
@@ -29,7 +29,7 @@ from isthmus.privacy.plan import mu_of
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import PrivateLinear
+    from isthmus.estimators.base import _PrivateLinear
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
@@ -44,7 +44,7 @@ Start = tuple[Scaled, np.ndarray, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Problem:
+class _Problem:
     """One problem, ready to be planned: its objective, what is bought first, what is assumed, what was read off.
 
     facts     what the planner is told; `public` among them are the public rows as algorithms learn from them
@@ -74,12 +74,12 @@ class _Inputs:
     leaks: list[str] = field(default_factory=list)
 
 
-def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | None) -> Problem:
+def _posed(model: _PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | None) -> _Problem:
     """Objective, maps and purchases of a fit; what is private in X is not looked at, except where a warning says so."""
     private, several = model._private, model._group.size > 1
     learned: tuple[str, ...] = ()
     if private or several:
-        learned = learned_before()
+        learned = _learned_before()
     remedy = "put steps that learn nothing before the model: each rank's steps would learn from its own rows alone"
     validate.check(not learned or not several, "group", [*map(str, learned)], remedy)
     guessed = model._learn_targets(y)
@@ -120,10 +120,10 @@ def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | No
             facts["public"] = (facts["public"], labelled[1]) if same else None
     leaks = tuple(fact for fact in assumed if isinstance(fact, Leak))
     rest = tuple(fact for fact in assumed if not isinstance(fact, Leak))
-    return Problem(objective, RowMaps(inputs.maps), buys, facts, rest, leaks, labelled)
+    return _Problem(objective, RowMaps(inputs.maps), buys, facts, rest, leaks, labelled)
 
 
-def _public_facts(model: PrivateLinear, X: Matrix) -> dict[str, object]:
+def _public_facts(model: _PrivateLinear, X: Matrix) -> dict[str, object]:
     """What is public of the problem before it is posed."""
     ranged = model.bounds is not None or model.data_norm is None and model.public is None
     features = {True: model.features, False: "linear"}[model._private]
@@ -134,7 +134,7 @@ def _public_facts(model: PrivateLinear, X: Matrix) -> dict[str, object]:
 # ---------------------------------------------------------------- where column scales come from
 
 
-def _scale(model: PrivateLinear, X: Matrix, public: Matrix | None) -> str:
+def _scale(model: _PrivateLinear, X: Matrix, public: Matrix | None) -> str:
     """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
     if model.scale != "auto" or not model._private:
         return model.scale
@@ -152,7 +152,7 @@ def _scale(model: PrivateLinear, X: Matrix, public: Matrix | None) -> str:
     return "auto"
 
 
-def _bought_scale(model: PrivateLinear, X: Matrix, chosen: str) -> str:
+def _bought_scale(model: _PrivateLinear, X: Matrix, chosen: str) -> str:
     """The scale that will be bought: centred columns bring an intercept of their own."""
     if not model._private:
         return "none"
@@ -165,17 +165,17 @@ def _bought_scale(model: PrivateLinear, X: Matrix, chosen: str) -> str:
     return str(planned.best.arguments.get("scale", "none"))
 
 
-def _certainty(model: PrivateLinear, n: int) -> float:
+def _certainty(model: _PrivateLinear, n: int) -> float:
     n = model._records(n)
     return n * mu_of(model.epsilon, model._delta(n), model._adjacency)
 
 
-def _many(model: PrivateLinear, n: int, d: int) -> bool:
+def _many(model: _PrivateLinear, n: int, d: int) -> bool:
     """Whether there are so many records that rows which are shortened would bend more than their noise."""
     return _certainty(model, n) >= CONSTANTS.clip_b * d
 
 
-def _public_rows(model: PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarray | None]:
+def _public_rows(model: _PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarray | None]:
     X, y = model.public, None
     if isinstance(X, tuple):
         X, y = X
@@ -215,7 +215,7 @@ def _check_bounds(bounds: Any, data_norm: float | str | None) -> None:
         validate.positive(data_norm=data_norm)
 
 
-def _inputs(model: PrivateLinear, X: Matrix, public: Matrix | None, intercept: bool, whole: bool) -> _Inputs:
+def _inputs(model: _PrivateLinear, X: Matrix, public: Matrix | None, intercept: bool, whole: bool) -> _Inputs:
     """The maps of rows X: by bounds and data_norm, by public rows, by a purchase; a CSR row gets length 1.
 
     whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
@@ -283,7 +283,7 @@ def _from_rows(X: Matrix, intercept: bool, group: Group = ALONE) -> RowMap:
     X = as_matrix("public", X)
     if is_sparse(X):
         return RowMap(limit=None, bias=SPARSE_BIAS * intercept)
-    mean, spread = rank_group.moments(group, X)
+    mean, spread = rank_group._moments(group, X)
     if not intercept:  # without a constant to make up for it columns keep their place
         mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
@@ -297,6 +297,6 @@ def _ranges_of(X: Matrix, group: Group = ALONE) -> tuple[Tensor, Tensor]:
     high = -low
     for part in dense_parts(X):
         low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
-    low, high = rank_group.extremes(group, low, high)
+    low, high = rank_group._extremes(group, low, high)
     same = (low == high).double()
     return low - same, high + same

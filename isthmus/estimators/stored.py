@@ -24,11 +24,11 @@ from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap, RowMaps
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import PrivateLinear
+    from isthmus.estimators.base import _PrivateLinear
 
-Kind = TypeVar("Kind", bound="type[PrivateLinear]")
+Kind = TypeVar("Kind", bound="type[_PrivateLinear]")
 FORMAT = storage.Format("isthmus-estimator-3", "isthmus.estimators.save")
-KINDS: dict[str, type[PrivateLinear]] = {}
+KINDS: dict[str, type[_PrivateLinear]] = {}
 """The classes that can be stored, by name."""
 MAPS: dict[str, type[RowMap | SmoothMap]] = {kind.__name__: kind for kind in (RowMap, SmoothMap)}
 """The maps of rows that a model can have."""
@@ -46,7 +46,7 @@ def _storable(kind: Kind) -> Kind:
     return kind
 
 
-def save(estimator: PrivateLinear, path: str | Path) -> None:
+def save(estimator: _PrivateLinear, path: str | Path) -> None:
     """Write a fitted estimator to one file, whole or not at all.
 
     A seal (SHA-256) shows damage to the file; it is no signature: whoever may write the file can forge a whole one.
@@ -80,24 +80,24 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
     FORMAT.write(path, tree)
 
 
-def load(path: str | Path) -> PrivateLinear:
+def load(path: str | Path) -> _PrivateLinear:
     """The estimator that `save` wrote, able to predict, score and `partial_fit` further; damaged files are refused."""
     return FORMAT.read(path, lambda tree: _usable(_rebuilt(tree)))
 
 
-def _params(estimator: PrivateLinear) -> dict[str, object]:
+def _params(estimator: _PrivateLinear) -> dict[str, object]:
     params = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
     if not isinstance(params["random_state"], (int, np.integer)):  # a generator's state is not a choice
         params["random_state"] = None
     return params | {"loss": _named(params["loss"]), "algorithm": _named(params["algorithm"])}
 
 
-def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, object]:
+def _attributes(estimator: _PrivateLinear, names: tuple[str, ...]) -> dict[str, object]:
     own = vars(estimator)
     return {name: own[name] for name in names if own.get(name) is not None}
 
 
-def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
+def _rebuilt(tree: dict[str, Any]) -> _PrivateLinear:
     written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
     for part, more in (*written, ("partial", {*tree["partial"]} - {*_PARTIAL})):
         remedy = "give a file that this library wrote: models are stored without these entries"
@@ -114,7 +114,7 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     return estimator
 
 
-def _usable(estimator: PrivateLinear) -> PrivateLinear:
+def _usable(estimator: _PrivateLinear) -> _PrivateLinear:
     """The model, where it predicts for a row of zeros: else its parts were made up, or are of different models."""
     fitted: Mapping[str, Any] = vars(estimator)
     columns, classes = fitted.get("n_features_in_", ""), fitted.get("classes_")

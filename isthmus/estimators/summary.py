@@ -25,7 +25,7 @@ import torch
 
 from isthmus.algorithms.purchases import BINS, octaves, ranges
 from isthmus.base import validate
-from isthmus.estimators.figures import Bins
+from isthmus.estimators.figures import _Bins
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import PrivacyStatement
 from isthmus.tables.encode import NamedColumns, as_frame, encode, readable
@@ -235,7 +235,7 @@ class _Grid:
     """The cells of one column: below, parts of the range, above (or words), and missing."""
 
     labels: tuple[str, ...]
-    bins: Bins | None = None
+    bins: _Bins | None = None
 
     @staticmethod
     def of(column: Column, parts: int) -> _Grid:
@@ -248,7 +248,7 @@ class _Grid:
         edges[-1] = np.nextafter(edges[-1], np.inf)  # the end of the range is part of it
         labels = [_place(column, edge) for edge in np.linspace(*column.bounds, parts + 1)]
         between = [f"{a} to {b}" for a, b in zip(labels, labels[1:], strict=False)]
-        return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), Bins(tuple(edges.tolist())))
+        return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), _Bins(edges))
 
     def cells(self, entries: np.ndarray) -> np.ndarray:
         """The cell of each entry."""

@@ -15,7 +15,7 @@ from isthmus.gradients import Dense, Rows, rounding
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
 from isthmus.sketches import Context, Encoder
-from isthmus.sketches.base import ChangesSum, Sketch
+from isthmus.sketches.base import Sketch
 
 SPAN = 1e6
 """An adaptive bound stays within this factor of its start."""
@@ -378,8 +378,6 @@ class ClippedSum:
 
     def settled(self, sketch: Sketch) -> ClippedSum:
         """What the map makes of the whole sum: nothing, for maps of single records."""
-        if not isinstance(sketch, ChangesSum):
-            return self
         value, ord, bound = sketch.settle(self.value, self.ord, self.bound)
         return replace(self, value=value, ord=ord, bound=bound)
 
@@ -441,11 +439,7 @@ def encoded_sum(
 
 
 def weighted_sum(
-    rows: Rows,
-    weights: Tensor | Mapping[str, Tensor],
-    bound: float | Mapping[str, float],
-    kappa: float,
-    ord: float = 2,
+    rows: Rows, weights: Tensor | Mapping[str, Tensor], bound: float | Mapping[str, float], kappa: float, ord: float = 2
 ) -> Tensor:
     """sum_i c_i v_i, computed to within kappa / 2 of the bound: with one weight a record or one a record and leaf.
 

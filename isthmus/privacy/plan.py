@@ -17,7 +17,7 @@ from isthmus.base import validate
 from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency, noise_multiplier
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.mechanisms import Mechanism, named
+from isthmus.privacy.mechanisms import Mechanism, _named
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 
 
@@ -99,7 +99,7 @@ class Charge:
         mechanism = self.mechanism
         if isinstance(mechanism, Mechanism):
             return mechanism
-        kind = named(mechanism) if isinstance(mechanism, str) else mechanism
+        kind = _named(mechanism) if isinstance(mechanism, str) else mechanism
         subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
         validate.check(subclass, "mechanism", mechanism, "give a Mechanism, its class or its name")
         options: set[str] = {member.name for member in fields(kind)} if is_dataclass(kind) else set()
@@ -203,7 +203,8 @@ class PrivacyPlan:
     def event(self, name: str, rounds: int | None = None) -> DpEvent:
         """The event of that many rounds of an item (all its rounds by default), on its own."""
         item = self.item(name)
-        rounds = item.rounds if rounds is None else rounds
+        if rounds is None:
+            rounds = item.rounds
         validate.non_negative_int(rounds=rounds)
         if rounds == 0:
             return dpa.NoOpDpEvent()
@@ -229,9 +230,9 @@ class PrivacyPlan:
             }
             for item in self.items
         ]
-        record = {key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}
-        record |= {"format": FORMAT, "numbers": self.numbers}
-        return json.dumps({**record, "adjacency": self.adjacency.value, "items": items}, sort_keys=True)
+        record = {"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta, "n_public": self.n_public}
+        record |= {"numbers": self.numbers, "adjacency": self.adjacency.value, "items": items}
+        return json.dumps(record, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyPlan:
@@ -303,9 +304,12 @@ def _read(data: Any) -> Any:
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:
-    stages: dict[tuple[str | None, str], list[Charge]] = {}
+    stages: dict[tuple[bool, str], list[Charge]] = {}
     for item in items:
-        stages.setdefault((item.stage, "" if item.stage is not None else item.name), []).append(item)
+        alone, name = False, item.stage
+        if name is None:
+            alone, name = True, item.name
+        stages.setdefault((alone, name), []).append(item)
     events = []
     for group in stages.values():
         together = accounting.joint(item.mechanism_at(numbers[item.name]).event() for item in group)

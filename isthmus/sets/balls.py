@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,8 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.sets import projections
-from isthmus.sets.base import Ball, ConvexSet, VertexForm, inside, of_length, own
-from isthmus.sets.widths import Width, chi_mean, exactly, max_abs_normal
+from isthmus.sets.base import Ball, ConvexSet, VertexForm, _of_length, inside, own
+from isthmus.sets.widths import Width, _chi_mean, _exactly, _max_abs_normal
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class L1Ball(Ball):
     def _derivative(self, z: Array, w: Array) -> projections.Derivative:
         if np.array_equal(z, w):
             return projections.same
-        return projections.unthresholded(w)
+        return projections._unthresholded(w)
 
     def _lmo(self, g: Tensor) -> Tensor:
         s, i = torch.zeros_like(g), g.abs().argmax()
@@ -55,7 +56,7 @@ class L1Ball(Ball):
         return float(x.abs().sum(dtype=torch.float64))
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * max_abs_normal(d))
+        return _exactly(self.radius * _max_abs_normal(d))
 
     def _vertex_form(self) -> VertexForm:
         return VertexForm(self.radius, signed=True)
@@ -104,7 +105,7 @@ class L2Ball(ConvexSet):
         return projections.shortened(z - middle, w - middle)
 
     def _lmo(self, g: Tensor) -> Tensor:
-        return self._middle(g) + of_length(g, -self.radius)
+        return self._middle(g) + _of_length(g, -self.radius)
 
     def _gauge(self, x: Tensor) -> float:
         low, high = self._scales(x)
@@ -116,7 +117,7 @@ class L2Ball(ConvexSet):
         if self.center is None:
             return projections.norm(x) / self.radius, math.inf
         center, x64 = self.center.to(x.device), x.double()
-        low, high = ball_scales(x64, center, self.radius)
+        low, high = _ball_scales(x64, center, self.radius)
         # Near the tangent cone both roots lose half the digits: membership, which does not, settles t = 1.
         slack = 4 * torch.finfo(x.dtype).eps * (self.radius + projections.norm(center))
         if projections.norm(x64 - center) <= self.radius + slack:
@@ -127,7 +128,7 @@ class L2Ball(ConvexSet):
         return 2 * self.radius
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * chi_mean(d))
+        return _exactly(self.radius * _chi_mean(d))
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class LInfBall(Ball):
         return 2 * self.radius * math.sqrt(d)
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * d * math.sqrt(2 / math.pi))
+        return _exactly(self.radius * d * math.sqrt(2 / math.pi))
 
 
 @dataclass(frozen=True)
@@ -182,13 +183,8 @@ class LpBall(Ball):
 
     @property
     def _simple(self) -> ConvexSet | None:
-        if self.p == 1:
-            return L1Ball(self.radius)
-        if self.p == 2:
-            return L2Ball(self.radius)
-        if self.p == math.inf:
-            return LInfBall(self.radius)
-        return None
+        kinds: dict[float, Callable[[float], ConvexSet]] = {1.0: L1Ball, 2.0: L2Ball, math.inf: LInfBall}
+        return kinds[self.p](self.radius) if self.p in kinds else None
 
     def _project(self, x: Tensor) -> Tensor:
         if self._simple is not None:
@@ -196,7 +192,7 @@ class LpBall(Ball):
         if self._gauge(x) <= 1:
             return x
         far = max(1.0, float(x.abs().max()) / 1e300 / self.radius)  # very far away only the ray counts
-        y = projections.project_unit_lp(x.abs().double() / far / self.radius, self.p) * self.radius
+        y = projections._project_unit_lp(x.abs().double() / far / self.radius, self.p) * self.radius
         return inside(y, self._gauge(y)).to(x).copysign(x)
 
     def _derivative(self, z: Array, w: Array) -> projections.Derivative:
@@ -211,11 +207,11 @@ class LpBall(Ball):
         if self._simple is not None:
             return self._simple._lmo(g)
         s = (g.abs().double() / (float(g.abs().max()) or 1.0)) ** (1 / (self.p - 1))
-        s = s.where(g != 0, 0.0) * (self.radius / (float(projections.pnorm(s, self.p)) or 1.0))
+        s = s.where(g != 0, 0.0) * (self.radius / (float(projections._pnorm(s, self.p)) or 1.0))
         return -inside(s, self._gauge(s)).to(g).copysign(g)
 
     def _norm(self, x: Tensor) -> float:
-        return float(projections.pnorm(x.double(), self.p))
+        return float(projections._pnorm(x.double(), self.p))
 
     def _support(self, g: Tensor) -> Tensor:
         dual = math.inf
@@ -223,7 +219,7 @@ class LpBall(Ball):
             dual = 1.0
         elif self.p > 1:
             dual = self.p / (self.p - 1)
-        return self.radius * projections.pnorm(g, dual)
+        return self.radius * projections._pnorm(g, dual)
 
     def _diameter(self, d: int) -> float:
         return float(2 * self.radius * d ** max(0.0, 0.5 - 1 / self.p))
@@ -234,7 +230,7 @@ class LpBall(Ball):
         return self._simple._width(d, samples, seed)
 
 
-def ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]:
+def _ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]:
     """The t >= 0 with ||x - t c|| <= t radius: the roots of (|c|^2 - radius^2) t^2 - 2 <x, c> t + |x|^2 <= 0."""
     far, unit = (2.0 ** math.frexp(size)[1] for size in (float(x.abs().max()), max(radius, float(center.abs().max()))))
     x, center, radius = x / far, center / unit, radius / unit  # powers of two: no square overflows, no digit is lost

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from isthmus.base import storage
 from isthmus.base.matrix import Array
-from isthmus.base.validate import as_tensor, check, finite, non_negative, positive, positive_int
+from isthmus.base.validate import as_tensor, check, non_negative, positive, positive_int
 from isthmus.sets.projections import Derivative, norm
-from isthmus.sets.widths import Width, monte_carlo
+from isthmus.sets.widths import Width, _monte_carlo
 
 Point = TypeVar("Point", Tensor, np.ndarray)
 Size = int | Sequence[int] | None
@@ -193,7 +193,7 @@ class ConvexSet(ABC):
         if exact is not None:
             return exact
         self.require("support")
-        return monte_carlo(self._support, size, samples, seed)
+        return _monte_carlo(self._support, size, samples, seed)
 
     def vertex_form(self) -> VertexForm:
         """The vertices of a polytope that has few of them, as private vertex selection asks for them."""
@@ -275,12 +275,12 @@ class ConvexSet(ABC):
         if d is None:
             d = self.dim
             check(d is not None, "d", None, f"give the dimension d: a {type(self).__name__} exists in every dimension")
-        size = size_of("d", d)
+        size = _size_of("d", d)
         check(self.dim in (None, size), "d", d, f"give {self.dim}, which is the dimension of the set")
         return size
 
     def _read(self, name: str, value: object) -> Tensor:
-        x = _as_point(name, value)
+        x = as_tensor(name, value).detach()
         if self.matrix_shape is not None and tuple(x.shape) == self.matrix_shape:
             return x
         allowed = "(d,) with d >= 1"
@@ -323,7 +323,7 @@ class Ball(ConvexSet):
         return 2 * self.radius
 
 
-def size_of(name: str, shape: Size) -> int:
+def _size_of(name: str, shape: Size) -> int:
     """How many numbers a dimension or a shape stands for."""
     sides = np.atleast_1d(np.asarray(shape, dtype=object)).tolist()
     for side in sides:
@@ -331,7 +331,7 @@ def size_of(name: str, shape: Size) -> int:
     return math.prod(sides)
 
 
-def of_length(x: Tensor, length: float) -> Tensor:
+def _of_length(x: Tensor, length: float) -> Tensor:
     """x scaled to this norm, a zero vector as it is."""
     size = norm(x) or 1.0
     factor = length / size
@@ -360,18 +360,6 @@ def working(x: Tensor) -> Tensor:
 def tolerance(x: Tensor) -> float:
     """eps^(2/3), the room that a test of equality leaves to rounding."""
     return float(torch.finfo(x.dtype).eps ** (2 / 3))
-
-
-def _as_point(name: str, value: object) -> Tensor:
-    if isinstance(value, np.ndarray) and value.dtype.char in "efd" and value.flags.carray:
-        value = torch.from_numpy(value)
-    if not (isinstance(value, Tensor) and value.is_floating_point()):
-        return as_tensor(name, value)
-    x = value.detach()
-    # One reduction instead of a mask: the full check runs only when the sum is not finite.
-    if not math.isfinite(float(x.sum())):
-        finite(**{name: x})
-    return x
 
 
 storage.register("set", ConvexSet)  # type: ignore[type-abstract]

@@ -20,12 +20,10 @@ SMALL = 32
 """Matrices with a side below this are decomposed: Lanczos saves nothing there."""
 
 
-@dataclass(frozen=True)
 class _MatrixSet(Ball):
     """The shape (p, q) and the passage between a flat vector and its matrix."""
 
-    radius: float = 1.0
-    shape: tuple[int, int] = (0, 0)
+    shape: tuple[int, int]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +60,9 @@ class NuclearBall(_MatrixSet):
     tensor([[1., 0.],
             [0., 0.]])
     """
+
+    radius: float = 1.0
+    shape: tuple[int, int] = (0, 0)
 
     def _project(self, x: Tensor) -> Tensor:
         u, s, vh = self._svd(x)
@@ -101,7 +102,7 @@ class NuclearBall(_MatrixSet):
         return -self.radius * torch.outer(u[:, 0], vh[0]).flatten().to(g.dtype)
 
     def _lmo_near(self, g: Tensor, error: float) -> tuple[Tensor, float]:
-        pair = top_pair(self._matrix(g.double()).cpu(), error / self.radius)
+        pair = _top_pair(self._matrix(g.double()).cpu(), error / self.radius)
         if pair is None:
             return self._lmo(g), 0.0
         u, v, missed = pair
@@ -131,16 +132,16 @@ class LowRank(_MatrixSet):
     False
     """
 
-    rank: int = 1
+    rank: int
+    radius: float = 1.0
+    shape: tuple[int, int] = (0, 0)
 
     convex = False
 
-    def __init__(self, rank: int, radius: float = 1.0, shape: tuple[int, int] = (0, 0)) -> None:
-        for name, value in (("rank", rank), ("radius", radius), ("shape", shape)):
-            object.__setattr__(self, name, value)
-        self.__post_init__()
-        positive_int(rank=rank)
-        at_most(min(self.shape), "min(shape)", rank=rank)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive_int(rank=self.rank)
+        at_most(min(self.shape), "min(shape)", rank=self.rank)
 
     def _refusal(self, operation: str) -> str | None:
         if operation in ("project", "support", "gaussian_width"):
@@ -165,14 +166,14 @@ TINY = 1e-9
 """Errors below this share of ||G||_F are left to the singular value decomposition."""
 
 
-def top_pair(g: Tensor, error: float) -> tuple[Tensor, Tensor, float] | None:
+def _top_pair(g: Tensor, error: float) -> tuple[Tensor, Tensor, float] | None:
     """(u, v, e): unit vectors with <u, G v> >= sigma_1(G) - e and e <= error, proven; None for the decomposition.
 
     Lanczos steps find v.  With G v = theta u, G'u = theta v + w and what G maps the complements to, of Frobenius norm
     rho, sigma_1(G) is at most that of [[theta, ||w||], [0, rho]].  Where that is not tight (flat spectra) a Cholesky
     factor of t^2 I - G G' proves sigma_1(G) <= t.
 
-    >>> u, v, missed = top_pair(torch.diag(torch.arange(40.0).double()), 0.1)
+    >>> u, v, missed = _top_pair(torch.diag(torch.arange(40.0).double()), 0.1)
     >>> bool(u @ (torch.arange(40.0).double() * v) >= 39 - missed), missed <= 0.1
     (True, True)
     """

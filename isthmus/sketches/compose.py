@@ -16,7 +16,7 @@ from torch import Tensor
 from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
-from isthmus.gradients.rows import ResidualRows, Rows, Stack
+from isthmus.gradients.rows import ResidualRows, Rows
 from isthmus.sketches import base
 
 
@@ -34,11 +34,15 @@ class Identity(base.Random):
         """The identity on a space."""
         return IdentityMap(space)
 
+    def token(self, context: base.Context) -> Hashable:
+        """It is the same in every round."""
+        return "identity"
 
-class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
+
+class IdentityMap(base.Sketch):
     """The identity of a space."""
 
-    tight = True
+    tight = apart = True
 
     def __init__(self, space: Space):
         self.space, self.d, self.m = space, space.d, space.d
@@ -48,28 +52,24 @@ class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
         """None at all."""
         return ()
 
-    def placed(self, tensors: Sequence[Tensor]) -> base.Sketch:
-        """The map itself."""
-        return self
-
     def forward(self, v: Tensor) -> Tensor:
         """v."""
-        base.check_vector(self, v, "v", self.d)
+        base._check_vector(self, v, "v", self.d)
         return v
 
     def adjoint(self, y: Tensor) -> Tensor:
         """y."""
-        base.check_vector(self, y, "y", self.d)
+        base._check_vector(self, y, "y", self.d)
         return y
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """A view of y."""
-        base.check_vector(self, y, "y", self.d)
+        base._check_vector(self, y, "y", self.d)
         return y[self.space.slice(name)]
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The block itself, in its place among d columns."""
-        hi = base.check_block(self, x, lo)
+        hi = base._check_block(self, x, lo)
         return torch.nn.functional.pad(to_dense(x), (lo, self.d - hi))
 
     def gain(self, ord: float) -> float:
@@ -80,22 +80,9 @@ class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
         """The rows of the leaf."""
         return rows
 
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The leaves side by side."""
-        return stack(pieces)
-
     def encode(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
-
-
-def stack(pieces: Mapping[str, Rows | None]) -> Rows:
-    """Pieces that own one slice of the code each, in order; None is left out."""
-    items = [(name, piece) for name, piece in pieces.items() if piece is not None]
-    first = items[0][1]
-    if len(items) == 1:
-        return first
-    return Stack(items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +93,7 @@ class Residual(base.Encoder):
 
     >>> import torch
     >>> from isthmus.sketches import Coordinates
-    >>> rest = ResidualMap(Coordinates(2).draw(5))
+    >>> rest = _ResidualMap(Coordinates(2).draw(5))
     >>> round(float(rest.forward(torch.ones(5)).sum()), 6)
     3.0
     """
@@ -120,17 +107,17 @@ class Residual(base.Encoder):
 
     def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """The residual of the map that the context binds for the inner encoder."""
-        return ResidualMap(context.bind(self.encoder)), None
+        return _ResidualMap(context.bind(self.encoder)), None
 
     def token(self, context: base.Context) -> Hashable:
         """That of the inner encoder."""
         return self.encoder.token(context)
 
 
-class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
+class _ResidualMap(base.Sketch):
     """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
 
-    leafwise = False
+    leafwise, apart = False, True
 
     def __init__(self, inner: base.Sketch):
         validate.check(inner.tight, "encoder", inner, "give a tight sketch, which the residual needs")
@@ -152,11 +139,11 @@ class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
         code = self._memo.latest("code", y, lambda: self.inner.forward(y))
-        return y[self.space.slice(name)] - base.pinv_leaf(self.inner, name, code)
+        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
-        base.check_block(self, x, lo)
+        base._check_block(self, x, lo)
         whole = IdentityMap(self.space).rows(to_dense(x), lo)
         codes = self.inner.rows(x, lo)
         for i in range(len(whole)):
@@ -166,10 +153,10 @@ class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
     def gain(self, ord: float) -> float:
         """At most 1 + ||Phi||_1 ||Phi||_inf / norm^2 for the norms 1 and inf."""
         if ord == 2:
-            return base.as_applied(self.norm, self.d, self.d)
+            return base._as_applied(self.norm, self.d, self.d)
         validate.one_of((1, float("inf")), ord=ord)
         whole = base.round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
-        return base.as_applied(whole, self.d, self.d)
+        return base._as_applied(whole, self.d, self.d)
 
     def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The rows themselves: the residual needs all leaves."""
@@ -177,13 +164,11 @@ class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
 
     def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The residual of all leaves."""
-        return self.encode(stack(pieces))
+        return self.encode(super().join(pieces))
 
-    def encode(self, rows: Rows, codes: Rows | None = None) -> Rows:
-        """Residual rows; `codes` are those of the inner sketch where the caller has them."""
-        if codes is None:
-            codes = self.inner.encode(rows)
-        return ResidualRows(rows, codes, self.inner)
+    def encode(self, rows: Rows) -> Rows:
+        """Residual rows."""
+        return ResidualRows(rows, self.inner.encode(rows), self.inner)
 
 
 @dataclass(frozen=True)
@@ -207,16 +192,16 @@ class PerLeaf(base.Random):
         leaves = {
             x.name: self.encoder.build(Space.of({"w": x.shape}), randomness.key(key, x.name), t) for x in space.leaves
         }
-        return PerLeafMap(space, leaves)
+        return _PerLeafMap(space, leaves)
 
 
-class BlockMap(base.CodesLeaves, base.LiftsLeaves):
+class _BlockMap(base.LiftsLeaves):
     """A map of its own for each leaf, times a factor; their codes lie side by side, or `together` in one code space."""
 
     def __init__(
         self, space: Space, blocks: Mapping[str, base.Sketch], scales: Mapping[str, float], together: bool = False
     ):
-        self.space, self.d, self.blocks, self.scales, self.together = space, space.d, dict(blocks), scales, together
+        self.space, self.d, self.blocks, self.scales, self.apart = space, space.d, dict(blocks), scales, not together
         self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
         self.m = self.code_space.d
         if together:
@@ -224,23 +209,23 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
 
     def place(self, name: str) -> slice:
         """Where the code of a leaf lies."""
-        if self.together:
-            return slice(0, self.m)
-        return self.code_space.slice(name)
+        if self.apart:
+            return self.code_space.slice(name)
+        return slice(0, self.m)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         return self.blocks[name].adjoint(self.scales[name] * y[self.place(name)])
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """Some columns of one leaf."""
         block = self.blocks[name]
-        return base.adjoint_columns(block, block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
+        return block.adjoint_columns(block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
-        hi = base.check_block(self, x, lo)
+        hi = base._check_block(self, x, lo)
         code = code_room(x, self.m)
         for leaf, left, right in self.space.overlaps(lo, hi):
             part = self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
@@ -250,19 +235,13 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
     def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The code of one leaf, from its own map."""
         block = self.blocks[name]
-        piece = base.leaf_code(block, block.space.leaves[0].name, rows)
+        piece = block.leaf(block.space.leaves[0].name, rows)
         if piece is None or self.scales[name] == 1.0:
             return piece
         return piece.scaled(self.scales[name])
 
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The codes of the leaves side by side, or added up."""
-        if self.together:
-            return base.add_codes(pieces)
-        return stack({name: pieces[name] for name in self.blocks})
 
-
-class PerLeafMap(BlockMap):
+class _PerLeafMap(_BlockMap):
     """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
 
     def __init__(self, space: Space, blocks: Mapping[str, base.Sketch]):
@@ -273,12 +252,12 @@ class PerLeafMap(BlockMap):
             scales = {name: common / block.norm for name, block in blocks.items()}
         super().__init__(space, blocks, scales)
         self.norm = base.round_up(max(scales[name] * block.norm for name, block in blocks.items()))
-        self.coverage = base.coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
+        self.coverage = base._coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
 
     def gain(self, ord: float) -> float:
         """The largest of the blocks': leaves do not mix."""
         whole = base.round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
-        return base.as_applied(whole, 1, 1)  # the scale of a block is one more factor
+        return base._as_applied(whole, 1, 1)  # the scale of a block is one more factor
 
 
 @dataclass(frozen=True, eq=False)

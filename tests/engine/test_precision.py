@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import isthmus
 from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import BackwardAccumulator, Ticket
-from isthmus.core.measuring import measure_leaf, measured_leaves
+from isthmus.core.pipeline import measure_leaf, measured_leaves
 from isthmus.gradients import Computed, Dense
 from isthmus.gradients.adding import kappa
 from isthmus.privacy import PerLeafClip
@@ -118,7 +118,7 @@ def rows_of(module: nn.Module, n: int, run) -> Tensor:
         seen[name] = (rows.dense() * engine.driver._scale()[0])[:2]
         take(name, rows)
 
-    engine.driver._accumulator.take = watch
+    engine.driver.layers.now.listener = engine.driver._listener = watch
     x, y = data(n)
     engine.driver.begin(Ticket(n))
     with torch.autocast("cpu", torch.bfloat16):

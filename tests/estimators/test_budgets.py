@@ -170,7 +170,7 @@ from estimator_tables import classifier, labelled
 import os, signal, torch
 from isthmus.estimators import base
 torch.set_num_threads(1)
-watch = base.RoundNotes.__call__
+watch = base._RoundNotes.__call__
 
 def killed(self, record, state):
     stop = watch(self, record, state)
@@ -178,7 +178,7 @@ def killed(self, record, state):
         os.kill(os.getpid(), signal.SIGKILL)
     return stop
 
-base.RoundNotes.__call__ = killed
+base._RoundNotes.__call__ = killed
 classifier(bounds=None, max_iter=400, noise_seed=None, checkpoint={path!r}).fit(*labelled(3000))
 """
 

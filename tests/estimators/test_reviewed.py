@@ -88,18 +88,18 @@ def test_lost_rounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     X, y = data()
     path = tmp_path / "shared.ledger" if shared else None
     output = model(max_iter=20, checkpoint=tmp_path / "c", ledger=path)
-    watch = base.RoundNotes.__call__
+    watch = base._RoundNotes.__call__
 
     def killed(self: Any, record: Any, state: Any) -> bool:
         if state.t == 5:
             raise KeyboardInterrupt
         return watch(self, record, state)
 
-    monkeypatch.setattr(base.RoundNotes, "__call__", killed)
+    monkeypatch.setattr(base._RoundNotes, "__call__", killed)
     for _ in range(10):
         with pytest.raises(KeyboardInterrupt):
             output.fit(X, y)
-    monkeypatch.setattr(base.RoundNotes, "__call__", watch)
+    monkeypatch.setattr(base._RoundNotes, "__call__", watch)
     output.fit(X, y)
     spent = Ledger.open(path or f"{tmp_path / 'c'}.ledger").spent(1e-5)
     assert output.privacy_.epsilon >= spent - 1e-9 > 1.05

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import Total
 from isthmus.base.space import Space
-from isthmus.core.measuring import measure
-from isthmus.core.pipeline import Release
+from isthmus.core.pipeline import Release, measure
 from isthmus.gradients import Dense, Lazy, Lookup, Outer, ResidualRows, Rows, Stack, adding
 from isthmus.gradients.rows import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip
@@ -94,19 +93,7 @@ def residual(v: Tensor) -> Rows:
 
 KINDS: dict[str, Callable[[Tensor], Rows]] = {
     kind.__name__: kind
-    for kind in (
-        dense,
-        outer,
-        with_ones,
-        csr,
-        mapped,
-        positions,
-        lookup,
-        lazy,
-        tied,
-        stacked,
-        residual,
-    )
+    for kind in (dense, outer, with_ones, csr, mapped, positions, lookup, lazy, tied, stacked, residual)
 }
 
 

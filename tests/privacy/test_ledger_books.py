@@ -12,7 +12,7 @@ from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import Adjacency, epsilon_of
-from isthmus.privacy.chain import LedgerCorrupt, Records
+from isthmus.privacy.chain import LedgerCorrupt, _Records
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, Limit
 
 EVENT = E.ComposedDpEvent([E.GaussianDpEvent(40.0), E.SelfComposedDpEvent(E.LaplaceDpEvent(90.0), 2)])
@@ -75,15 +75,15 @@ def test_a_runs_own_ledger_has_no_budget_of_its_own() -> None:
 def test_a_seed_is_marked_in_both() -> None:
     shared = Ledger(budget=(2.0, 1e-5))
     own = Ledger(shared=shared, label="a")
-    own.taint()
+    own.mark_seeded()
     assert own.seeded and shared.seeded
 
 
 def test_a_seed_is_marked_once_in_a_file(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l", (9.0, 1e-5))
-    ledger.taint()
+    ledger.mark_seeded()
     written = (tmp_path / "l").read_bytes()
-    ledger.taint()
+    ledger.mark_seeded()
     assert (tmp_path / "l").read_bytes() == written and Ledger.open(tmp_path / "l").seeded
 
 
@@ -115,7 +115,7 @@ def test_rounds_beyond_a_limit_are_refused_and_not_charged(tmp_path: Path) -> No
 def test_a_charge_is_of_whole_rounds(rounds: object, torn: bool) -> None:
     """A record with a right seal is still read as what a ledger can have written; a torn one gives nothing back."""
     event = {"event": "Laplace", "noise_multiplier": 9.0}
-    records = Records({"kind": "open", "format": 1, "budget": None, "adjacency": "add-remove", "dataset": ""})
+    records = _Records({"kind": "open", "format": 1, "budget": None, "adjacency": "add-remove", "dataset": ""})
     records.append(records.opening)
     records.append({"kind": "begin", "run": "a", "announced": {"main": {"event": event, "rounds": 3}}})
     charge = {"what": "main", "event": event, "rounds": rounds}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ledger_child import TURNS
 
-from isthmus.privacy.chain import LedgerCorrupt, SealedRecords
+from isthmus.privacy.chain import LedgerCorrupt, _SealedRecords
 from isthmus.privacy.ledger import Ledger
 
 CHILD = Path(__file__).with_name("ledger_child.py")
@@ -156,13 +156,10 @@ def test_a_torn_refund_gives_nothing_back(tmp_path: Path) -> None:
     begins = data.index(b'{"kind":"refund"')
     ends = data.index(b"\n", begins)
     copy = tmp_path / "copy"
-    for cut in range(begins, ends):
+    for cut in range(begins, ends + 1):
         (tmp_path / "copy.lock").unlink(missing_ok=True)
         copy.write_bytes(data[:cut])
         assert Ledger.open(copy).rounds()["rare"] >= 5
-    copy.write_bytes(data[:ends])  # whole but for its newline: the process had begun to give it back
-    (tmp_path / "copy.lock").unlink()
-    assert Ledger.open(copy).rounds()["rare"] == 1
 
 
 def test_a_recovery_killed_at_any_byte_is_recovered(tmp_path: Path) -> None:
@@ -194,7 +191,7 @@ def test_the_first_record_torn_at_any_byte_begins_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["write", "fsync"])
 def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    def half(self: SealedRecords, data: bytes) -> None:
+    def half(self: _SealedRecords, data: bytes) -> None:
         os.write(self._file, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -204,7 +201,7 @@ def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     ledger = Ledger.open(tmp_path / "ledger")
     run = ledger.run({"main": EVENT}, reserve=4)
     with monkeypatch.context() as patch:
-        patch.setattr(*((SealedRecords, "_write", half) if failing == "write" else (os, "fsync", failed)))
+        patch.setattr(*((_SealedRecords, "_write", half) if failing == "write" else (os, "fsync", failed)))
         with pytest.raises(OSError, match="space|output"):
             run.charge("main")
     assert run.held() == {"main": 0}

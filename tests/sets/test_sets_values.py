@@ -26,8 +26,8 @@ from isthmus.sets import (
     widths,
 )
 from isthmus.sets.base import UnsupportedOperation
-from isthmus.sets.projections import pnorm
-from isthmus.sets.widths import chi_mean, max_abs_normal, max_chi, max_normal, weighted_norm
+from isthmus.sets.projections import _pnorm
+from isthmus.sets.widths import _chi_mean, _max_abs_normal, _max_chi, _max_normal, _weighted_norm
 
 VERTICES = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -81,16 +81,16 @@ def test_diameters(subject, d, value):
 
 
 def test_width_helpers_have_full_precision():
-    assert chi_mean(2) == pytest.approx(math.sqrt(math.pi / 2), rel=1e-14)
-    assert chi_mean(1001) == pytest.approx(math.sqrt(2) * math.exp(math.lgamma(501) - math.lgamma(500.5)), rel=1e-12)
-    assert max_normal(1) == pytest.approx(0.0, abs=1e-13)
-    assert max_normal(3) == pytest.approx(1.5 / math.sqrt(math.pi), rel=1e-12)
-    assert max_abs_normal(1) == pytest.approx(math.sqrt(2 / math.pi), rel=1e-12)
-    assert max_abs_normal(2) == pytest.approx(2 / math.sqrt(math.pi), rel=1e-12)
-    assert max_chi(torch.tensor([1, 1])) == pytest.approx(max_abs_normal(2), rel=1e-12)
-    assert max_chi(torch.tensor([400])) == pytest.approx(chi_mean(400), rel=1e-12)
-    assert weighted_norm(torch.full((50,), 3.0)) == pytest.approx(3 * chi_mean(50), rel=1e-12)
-    assert weighted_norm(torch.tensor([2.0, 1e-9])) == pytest.approx(2 * chi_mean(1), rel=1e-12)
+    assert _chi_mean(2) == pytest.approx(math.sqrt(math.pi / 2), rel=1e-14)
+    assert _chi_mean(1001) == pytest.approx(math.sqrt(2) * math.exp(math.lgamma(501) - math.lgamma(500.5)), rel=1e-12)
+    assert _max_normal(1) == pytest.approx(0.0, abs=1e-13)
+    assert _max_normal(3) == pytest.approx(1.5 / math.sqrt(math.pi), rel=1e-12)
+    assert _max_abs_normal(1) == pytest.approx(math.sqrt(2 / math.pi), rel=1e-12)
+    assert _max_abs_normal(2) == pytest.approx(2 / math.sqrt(math.pi), rel=1e-12)
+    assert _max_chi(torch.tensor([1, 1])) == pytest.approx(_max_abs_normal(2), rel=1e-12)
+    assert _max_chi(torch.tensor([400])) == pytest.approx(_chi_mean(400), rel=1e-12)
+    assert _weighted_norm(torch.full((50,), 3.0)) == pytest.approx(3 * _chi_mean(50), rel=1e-12)
+    assert _weighted_norm(torch.tensor([2.0, 1e-9])) == pytest.approx(2 * _chi_mean(1), rel=1e-12)
 
 
 def test_widths_grow_as_in_the_table_of_low_width_sets():
@@ -101,7 +101,7 @@ def test_widths_grow_as_in_the_table_of_low_width_sets():
     assert float(NuclearBall(1.0, (40, 40)).gaussian_width(samples=200)) == pytest.approx(2 * math.sqrt(40), rel=0.05)
     low = LowRank(2, shape=(40, 40)).gaussian_width(samples=200)
     assert 0.9 * 2 * math.sqrt(2 * 40) <= float(low) <= 2 * math.sqrt(2 * 40)
-    assert float(Subspace(torch.eye(100)[:10], 1.0).gaussian_width()) == pytest.approx(chi_mean(10))
+    assert float(Subspace(torch.eye(100)[:10], 1.0).gaussian_width()) == pytest.approx(_chi_mean(10))
 
 
 def test_width_seeds_repeat_and_matter():
@@ -132,7 +132,7 @@ def test_a_point_very_far_away_is_projected_along_its_ray(p, radius):
 
 def test_the_p_norm_of_what_is_not_finite():
     x = torch.tensor([[math.inf, 1.0], [0.0, 0.0], [math.nan, 1.0]])
-    norms = pnorm(x, 3.0)
+    norms = _pnorm(x, 3.0)
     assert norms[0] == math.inf and norms[1] == 0 and bool(norms[2].isnan())
 
 
@@ -255,7 +255,7 @@ def test_widths_that_are_known_are_not_sampled():
     axes = torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
     width = Ellipsoid(axes, 1.5).gaussian_width(3)
     assert width.exact and width.standard_error == 0.0
-    assert float(width) == pytest.approx(1.5 * weighted_norm(axes), rel=1e-12)
+    assert float(width) == pytest.approx(1.5 * _weighted_norm(axes), rel=1e-12)
 
 
 @pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
@@ -290,5 +290,5 @@ def test_a_simulated_width_rests_on_as_many_draws_as_asked(samples, monkeypatch)
         seen.append(len(rows))
         return rows.amax(-1)
 
-    widths.monte_carlo(support, 3, samples, seed=0)
+    widths._monte_carlo(support, 3, samples, seed=0)
     assert sum(seen) == samples and max(seen) <= 4

@@ -21,8 +21,8 @@ from isthmus.sketches import (
     SparseJL,
     TensorSketch,
 )
-from isthmus.sketches.bijections import Buckets, Permutation, next_prime
-from isthmus.sketches.srht import block_sizes
+from isthmus.sketches.bijections import Buckets, Permutation, _next_prime
+from isthmus.sketches.srht import _block_sizes
 
 D, M = 60, 12
 
@@ -160,7 +160,7 @@ def test_buckets_of_a_huge_dimension_follow_the_formula():
 
 def test_primes():
     sieve = [n for n in range(3, 2000) if all(n % k for k in range(2, math.isqrt(n) + 1))]
-    assert all(next_prime(d) == next(p for p in sieve if p >= d) for d in range(1, 1900))
+    assert all(_next_prime(d) == next(p for p in sieve if p >= d) for d in range(1, 1900))
 
 
 def test_sign_range_is_signs():
@@ -170,7 +170,7 @@ def test_sign_range_is_signs():
 
 @pytest.mark.parametrize("d", [1, 511, 1023, 1024, 1025, 1535, 1536, 2**20 + 1, 2**21 - 1, 3 * 2**20 + 700, 10**8])
 def test_srht_blocks(d):
-    sizes = block_sizes(d)
+    sizes = _block_sizes(d)
     assert sum(sizes) == d
     odd = [size for size in sizes if size & (size - 1)]
     assert len(odd) <= 1 and all(512 <= size < 1024 for size in odd if d >= 1024)

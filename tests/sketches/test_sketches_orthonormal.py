@@ -12,7 +12,7 @@ from isthmus.gradients import Dense, Lazy, Outer, Stack
 from isthmus.sketches import Kronecker, base
 from isthmus.sketches import dense as module
 from isthmus.sketches.dense import orthonormal, random_rows
-from isthmus.sketches.public import completed, leaf_pieces, side_directions, top_directions, top_right
+from isthmus.sketches.public import _completed, _leaf_pieces, _side_directions, _top_right, top_directions
 
 
 def normal(*shape, seed=0):
@@ -125,14 +125,14 @@ def test_sides_are_those_of_both_unfoldings(kind, n, chunk, monkeypatch):
     rows = public(kind, n)
     cube = rows.dense().view(n, 4, 5)
     moments = torch.einsum("nij,nkj->ik", cube, cube), torch.einsum("nij,nik->jk", cube, cube)
-    for found, moment in zip(side_directions(rows, (4, 5), (2, 3)), moments, strict=True):
+    for found, moment in zip(_side_directions(rows, (4, 5), (2, 3)), moments, strict=True):
         top = torch.linalg.eigh(moment)[1][:, -found.shape[1] :]
         torch.testing.assert_close(found @ found.T, top @ top.T, rtol=1e-8, atol=1e-9)
 
 
 def test_wide_dense_leaves_never_need_the_moment_of_their_long_side():
     whole = normal(2, 3 * 400)
-    left, right = side_directions(Dense(whole), (3, 400), (2, 4))
+    left, right = _side_directions(Dense(whole), (3, 400), (2, 4))
     top = np.linalg.svd(whole.view(-1, 400).numpy(), full_matrices=False)[2][:4].T
     np.testing.assert_allclose(projector(right), top @ top.T, atol=1e-10)
     assert left.shape == (3, 2)
@@ -143,19 +143,19 @@ def test_top_right_of_sparse_and_dense_matrices():
         x = normal(*shape) * (normal(*shape, seed=1) > 0)
         top = np.linalg.svd(x.numpy(), full_matrices=False)[2][:2].T
         for given in (x, sp.csr_array(x.numpy())):
-            np.testing.assert_allclose(projector(top_right(given, 2)), top @ top.T, atol=1e-9)
+            np.testing.assert_allclose(projector(_top_right(given, 2)), top @ top.T, atol=1e-9)
 
 
 def test_completed_directions_start_with_the_given_ones():
     given = orthonormal(normal(12, 3))
-    whole = completed(given, 12, key=1)
-    assert torch.equal(whole[:, :3], given) and completed(given, 2, key=1) is given
+    whole = _completed(given, 12, key=1)
+    assert torch.equal(whole[:, :3], given) and _completed(given, 2, key=1) is given
     torch.testing.assert_close(whole.T @ whole, torch.eye(12, dtype=torch.float64))
 
 
 def test_rows_without_leaves_are_cut():
     space = Space.of({"a": (2, 3), "b": (1, 4)})
-    pieces = leaf_pieces(space, Dense(normal(3, 10)))
+    pieces = _leaf_pieces(space, Dense(normal(3, 10)))
     assert [(piece.n, piece.d) for piece in pieces.values()] == [(3, 6), (3, 4)]
 
 

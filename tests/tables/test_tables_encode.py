@@ -12,7 +12,7 @@ import pytest
 from messy import rows
 
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.encode import as_days, as_numbers, as_words, bounds_of, bucket, encode, encode_target
+from isthmus.tables.encode import _as_days, _bucket, as_numbers, as_words, bounds_of, encode, encode_target
 from isthmus.tables.entries import Signs
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema, Target
@@ -62,7 +62,7 @@ def test_each_type_of_column_is_encoded() -> None:
     ]
     hashed = encoded[[name for name in SCHEMA.features if name.startswith("city")]].to_numpy()
     assert hashed.shape[1] == 17 and hashed.sum(1).tolist() == [1, 1, 1, 1]
-    assert hashed.argmax(1).tolist() == [bucket("city", "Łódź", 16)] * 2 + [bucket("city", "東京", 16), 16]
+    assert hashed.argmax(1).tolist() == [_bucket("city", "Łódź", 16)] * 2 + [_bucket("city", "東京", 16), 16]
     assert encoded["member"].tolist() == [1, 0, 0.5, 1]
     assert encoded["pay / month"].tolist() == [1234.5, -1, 20, 12]
     assert encoded["pay / month (missing)"].tolist() == [0, 1, 0, 0]
@@ -178,7 +178,7 @@ def test_dates_of_private_rows_are_refused_with_what_to_do(values: Any) -> None:
     with pytest.raises(InvalidInput, match=r'--drop "when"\), or declare its public range \(--bounds "when=2010-01-01'):
         infer("when", pandas.Series(values))
     column = infer("when", pandas.Series(values), public=True).column
-    assert column.type == "date" and column.bounds == tuple(as_days(pandas.Series(values), column.format))
+    assert column.type == "date" and column.bounds == tuple(_as_days(pandas.Series(values), column.format))
 
 
 def test_private_rows_never_give_words_or_ranges() -> None:
@@ -210,21 +210,21 @@ def test_numbers_and_words_read_alike_from_text_and_numbers() -> None:
 def test_dates_with_and_without_a_zone() -> None:
     first = 18262.0  # 2020-01-01
     text = ["2020-01-01", "2020-01-01T12:00:00Z", "2020-01-01T12:00:00+12:00", "2020/1/1", None, "soon"]
-    assert as_days(pandas.Series(text))[:4].tolist() == [first, first + 0.5, first, first]
-    assert np.isnan(as_days(pandas.Series(text))[4:]).all()
+    assert _as_days(pandas.Series(text))[:4].tolist() == [first, first + 0.5, first, first]
+    assert np.isnan(_as_days(pandas.Series(text))[4:]).all()
     zoned = pandas.to_datetime(pandas.Series(["2020-01-01T12:00:00+12:00", None]), utc=True).dt.tz_convert("Asia/Tokyo")
-    assert as_days(zoned)[0] == first and np.isnan(as_days(zoned)[1])
+    assert _as_days(zoned)[0] == first and np.isnan(_as_days(zoned)[1])
 
 
 def test_dates_are_read_one_by_one() -> None:
     """pandas takes the unit of a column from its finest entry, and the range with it."""
     text = ["9999-12-31", "2024-01-01T00:00:00.123456789", "0001-01-01", "2024-2-1", "2024/01/02"]
-    days = as_days(pandas.Series(text))
+    days = _as_days(pandas.Series(text))
     assert days[[0, 2, 3, 4]].tolist() == [2932896, -719162, 19754, 19724]
     assert days[1] == pytest.approx(19723 + 0.123456 / 86400, abs=1e-12)
-    assert all(as_days(pandas.Series([word]))[0] == day for word, day in zip(text, days, strict=True))
-    assert np.isnan(as_days(pandas.Series(["now", "today", "12:30", "soon", "-"]))).all()  # no date of their own
-    assert as_days(pandas.Series([20240102.0, None]))[0] == 19724
+    assert all(_as_days(pandas.Series([word]))[0] == day for word, day in zip(text, days, strict=True))
+    assert np.isnan(_as_days(pandas.Series(["now", "today", "12:30", "soon", "-"]))).all()  # no date of their own
+    assert _as_days(pandas.Series([20240102.0, None]))[0] == 19724
 
 
 def test_truth_values_are_numbers_between_0_and_1() -> None:

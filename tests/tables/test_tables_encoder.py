@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from isthmus import PrivateClassifier, PrivateRegressor, TableEncoder
 from isthmus.base.validate import InvalidInput
 from isthmus.cli import main
-from isthmus.estimators.stateless_steps import learners
+from isthmus.estimators.stateless_steps import _learners
 from isthmus.tables.encode import as_frame, encode
 
 COLUMNS = {
@@ -256,7 +256,7 @@ def people(n: int = 2000) -> tuple[pandas.DataFrame, np.ndarray]:
 def test_it_is_harmless_before_a_private_estimator() -> None:
     frame, y = people()
     encoder = TableEncoder({"age": (18, 90), "sex": ["f", "m"]}).fit(frame)
-    assert list(learners(encoder)) == [] and list(learners(make_pipeline(encoder, StandardScaler()))) != []
+    assert list(_learners(encoder)) == [] and list(_learners(make_pipeline(encoder, StandardScaler()))) != []
     model = PrivateClassifier(epsilon=1.0, classes=["no", "yes"], bounds=encoder.bounds_)
     pipeline = make_pipeline(encoder, model).fit(frame, y)  # warnings are errors here
     assert pipeline[-1].privacy_.leaks == () and pipeline.score(frame, y) > 0.8
@@ -264,7 +264,7 @@ def test_it_is_harmless_before_a_private_estimator() -> None:
     class Learning(TableEncoder):
         pass
 
-    assert list(learners(Learning())) == ["Learning"]  # a subclass may learn
+    assert list(_learners(Learning())) == ["Learning"]  # a subclass may learn
 
 
 @pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])

@@ -128,7 +128,7 @@ def test_parquet(tmp_path: Path) -> None:
     pandas.DataFrame({"a": [1, 2], "when": pandas.to_datetime(["2020-01-01", None])}).to_parquet(path)
     assert columns_of(path) == ["a", "when"] and list(read(path).frame["a"]) == [1, 2]
     path.write_bytes(b"PAR1 nonsense")
-    with pytest.raises(InvalidInput, match="Cannot read .*: give a Parquet file"):
+    with pytest.raises(InvalidInput, match="Cannot read .*: give a folder of Parquet files"):
         read(path)
 
 

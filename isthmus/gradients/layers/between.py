@@ -62,17 +62,14 @@ class _Way:
 
     def __init__(self, token: object) -> None:
         self.token, self.open = token, True
+        self.parted = False
+        """Whether a part was called by itself."""
         self.steps: list[_Step] = []
         self.given: dict[int, Tensor] = {}
         """What came from elsewhere, examples or what they share, by place."""
         self.returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """What the module itself returned, which is handed to the loop as it is."""
         self._places = itertools.count(1)
-
-    def close(self) -> None:
-        """Forget everything; tensors that are still around become plain ones at their next use."""
-        self.open = False
-        self.steps, self.given, self.returned = [], {}, {}
 
     def references(self, leaves: list[object]) -> list[object]:
         """Arguments as they are written down."""
@@ -122,10 +119,9 @@ class _Way:
         return x
 
     def tried(self) -> list[_Step]:
-        """The steps up to the last part that was called; none where no part was called by itself."""
+        """The steps up to the last part that was called."""
         calls = [place for place, step in enumerate(self.steps) if isinstance(step.what, str)]
-        parts = [place for place in calls if self.steps[place].what]
-        return self.steps[: calls[-1] + 1] if parts else []
+        return self.steps[: calls[-1] + 1]
 
     def again(self, module: nn.Module, given: Args) -> list[Tensor]:
         """What the parts return that no later step uses, of other examples; `module` may be a copy."""
@@ -172,7 +168,7 @@ class Between:
 
     def __init__(self, layers: Layers) -> None:
         self.layers, self.way = layers, _Way(None)
-        self.way.close()
+        self.forget()
         self._call: _Step | None = None
 
     def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
@@ -182,14 +178,15 @@ class Between:
             self._check_again(name)
             return args, kwargs
         leaves, spec = tree_flatten((args, kwargs))
-        if self.layers.listens() and self.layers.now.batch:
-            if self.way.token is not self.layers.now.token:
+        now = self.layers.now
+        if now.batch and self.layers.listens():
+            if self.way.token is not now.token:
                 self.forget()
-                self.way = _Way(self.layers.now.token)
+                self.way = _Way(now.token)
             self._call = _Step(name, self.way.references(leaves), spec)
             if name:
                 self._check_followed(self._call)
-        if not [x for x in leaves if isinstance(x, Followed)]:
+        if Followed not in map(type, leaves):
             return args, kwargs
         plain: tuple[Args, Kwargs] = tree_map_only(Followed, _plain, (args, kwargs))
         return plain
@@ -224,15 +221,16 @@ class Between:
         self.way.steps.append(call)
         if not call.what:
             return mapped(partial(self.way.keep, call), output)
+        self.way.parted = True
         self.layers.now.pieces = None  # those of a part are compared with nothing
         return mapped(partial(self.way.mark, call), output)
 
     def look(self) -> None:
         """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
         way = self.way
-        steps = way.tried()
-        if not steps or way.token is not self.layers.now.token:
+        if not way.parted or way.token is not self.layers.now.token:
             return
+        steps = way.tried()
         given = tuple(_plain(x) for x in way.given.values())
         names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in steps)
         way.open = False  # what is done again is not written down
@@ -243,9 +241,10 @@ class Between:
             self.forget()
 
     def forget(self) -> None:
-        """Another batch, or none."""
-        if self.way.open or self.way.steps:
-            self.way.close()
+        """Another batch, or none: tensors that are still around become plain ones at their next use."""
+        way = self.way
+        way.open = way.parted = False
+        way.steps, way.given, way.returned = [], {}, {}
 
     def _of_module(self, x: Tensor) -> bool:
         """Whether a tensor has one of our taps in its history."""

@@ -32,7 +32,7 @@ from __future__ import annotations
 import random
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -49,11 +49,11 @@ from isthmus.gradients.layers.twin import host_draws
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
-_FRESH = torch.Generator().get_state()
-"""The state of a generator on the CPU that nothing was drawn from."""
 _NUMPY = np.random.MT19937()
 """The generator that NumPy's functions draw from meanwhile."""
-_WORDS = slice(24, 24 + 8 * 624)
+_KEY = 4 * 624
+"""The bytes of a key of the Mersenne twister."""
+_WORDS = slice(24, 24 + 2 * _KEY)
 """The words of the Mersenne twister in the state of torch's generator on the CPU, one in every eight bytes."""
 
 
@@ -62,10 +62,11 @@ def hidden() -> bool:
     return torch.default_generator.initial_seed() == _MARK
 
 
-def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callable[[], None]:
+def hide(devices: Iterable[torch.device] = (), by_place: bool = True, wanted: bool = True) -> Callable[[], None]:
     """Set every global generator to a state nobody knows; returns what brings the old states back.
 
-    `by_place` says that whatever is drawn meanwhile is drawn by the place in a batch, which a replay has to know.
+    Nothing happens where it is not wanted, or they are hidden already.  `by_place` says that whatever is drawn
+    meanwhile is drawn by the place in a batch, which a replay has to know.
 
     >>> _ = torch.manual_seed(0)
     >>> back = hide()
@@ -76,24 +77,27 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callabl
     >>> torch.initial_seed(), bool((torch.rand(4) == one).any())
     (0, False)
     """
+    if not wanted or torch.default_generator.initial_seed() == _MARK:
+        return _nothing
     generators = [torch.default_generator]
     for device in set(devices):
         if device.type == "cuda":
-            place = torch.cuda.current_device() if device.index is None else device.index
-            generators.append(torch.cuda.default_generators[place])
-    states = [generator.get_state() for generator in generators]
+            index = torch.cuda.current_device() if device.index is None else device.index
+            generators.append(torch.cuda.default_generators[index])
+    states = list(map(torch.Generator.get_state, generators))
     python, numpy = random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
-    # all 624 words of both Mersenne twisters come from the kernel: seeds of torch's have 32 bits only
-    mine, theirs = np.frombuffer(draws.token_bytes(8 * 624), np.uint32).reshape(2, 624)
-    state = _FRESH.clone()
+    entropy = draws.token_bytes(2 * _KEY + 64)
+    words = np.frombuffer(entropy, np.uint32, 2 * 624)
+    state = torch.Generator().get_state()  # its words come from the kernel: a seed has 32 bits only
+    assert state.shape == states[0].shape
     state.numpy()[:8].view(np.uint64)[:] = _MARK
-    state.numpy()[_WORDS].view(np.uint64)[:] = mine
+    state.numpy()[_WORDS].view(np.uint64)[:] = words[:624]
     torch.default_generator.set_state(state)
+    _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": words[624:], "pos": 624}}
+    np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
+    random.seed(entropy[2 * _KEY :])
     for generator in generators[1:]:
         generator.manual_seed(draws.randbits(64))
-    random.seed(draws.token_bytes(64))
-    _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": theirs, "pos": 624}}
-    np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
 
     here = draws.stand_in()
     begun = None if here is None else host_draws()
@@ -109,17 +113,8 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callabl
     return back
 
 
-@contextmanager
-def hiding(wanted: bool = True, by_place: bool = True, devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Hidden generators for a while, where they are wanted and not hidden already."""
-    if not wanted or hidden():
-        yield
-        return
-    back = hide(devices, by_place)
-    try:
-        yield
-    finally:
-        back()
+def _nothing() -> None:
+    """Nothing was hidden."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,13 +148,14 @@ def present() -> _PrivateRecords | None:
 @contextmanager
 def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
     """Stands around whatever is computed from one batch of private records."""
-    count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
-    with hiding(secret, devices=[torch.device("cuda", place) for place in range(count)]):
-        token = _PRESENT.set(_PrivateRecords(secret, cut))
-        try:
-            yield
-        finally:
-            _PRESENT.reset(token)
+    places = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    back = hide([torch.device("cuda", place) for place in places], wanted=secret)
+    token = _PRESENT.set(_PrivateRecords(secret, cut))
+    try:
+        yield
+    finally:
+        _PRESENT.reset(token)
+        back()
 
 
 _SEEDS = 1 << 32
@@ -171,12 +167,13 @@ _DEFAULT = torch.Generator().initial_seed()
 def public_state() -> bytes:
     """The state of torch's generator on the host where its seed may be known; nothing while it is hidden.
 
-    >>> with hiding(True):
-    ...     public_state()
+    >>> back = hide()
+    >>> public_state()
     b''
+    >>> back()
     """
     seed = torch.default_generator.initial_seed()
-    if hidden() or not (seed == _DEFAULT or seed < _SEEDS):
+    if seed == _MARK or not (seed == _DEFAULT or seed < _SEEDS):
         return b""
     return torch.default_generator.get_state().numpy().tobytes()
 
@@ -189,13 +186,13 @@ def first_state() -> bytes:
 # ---------------------------------------------------------------- what a module holds
 
 
-Things = dict[str, Tensor | torch.Generator]
-"""Tensors and generators by name."""
-_Marks = dict[str, tuple[Tensor, int, int]]
-"""Tensors by name, how often they were changed in place, and where their memory is."""
-_OWN = frozenset(vars(nn.Module()))
+_Held = dict[str, tuple[Tensor, int, int, Tensor | None]]
+"""Tensors by name: how often they had been changed in place, where their memory was, and perhaps their numbers."""
 _LOOKS = 3
 """Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
+_OWN = frozenset(vars(nn.Module()))
+Things = dict[str, Tensor | torch.Generator]
+"""Tensors and generators by name."""
 
 
 def things(module: nn.Module) -> Things:
@@ -203,46 +200,19 @@ def things(module: nn.Module) -> Things:
     by_name: Things = {}
     for path, layer in module.named_modules():
         dot, own = path and f"{path}.", layer.__dict__
-        for table in (own["_parameters"], own["_buffers"], own):
-            for name, value in table.items():
-                if table is own and name in _OWN:
-                    continue
-                items: Iterable[tuple[object, object]] = ()
-                if isinstance(value, (Tensor, torch.Generator)):
-                    by_name[dot + name] = value
-                elif isinstance(value, dict):
-                    items = value.items()
-                elif isinstance(value, (list, tuple)):
-                    items = enumerate(value)
-                for key, item in items:
-                    if isinstance(item, (Tensor, torch.Generator)):
-                        by_name[f"{dot}{name}[{key!r}]"] = item
+        attributes = {name: value for name, value in own.items() if name not in _OWN}
+        for name, value in (own["_parameters"] | own["_buffers"] | attributes).items():
+            items: Iterable[tuple[object, object]] = ()
+            if isinstance(value, (Tensor, torch.Generator)):
+                by_name[dot + name] = value
+            elif isinstance(value, dict):
+                items = value.items()
+            elif isinstance(value, (list, tuple)):
+                items = enumerate(value)
+            for key, item in items:
+                if isinstance(item, (Tensor, torch.Generator)):
+                    by_name[f"{dot}{name}[{key!r}]"] = item
     return by_name
-
-
-def _marks(present: Things) -> _Marks:
-    marks: _Marks = {}
-    for name, x in present.items():
-        if isinstance(x, Tensor):
-            marks[name] = x, -1 if x.is_inference() else x._version, x.data_ptr()
-    return marks
-
-
-def _moved(present: Things, before: _Marks, numbers: Mapping[str, Tensor]) -> list[str]:
-    """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
-    names: list[str] = []
-    for name, mark in _marks(present).items():
-        if name not in before:
-            names.append(name)
-            continue
-        x, then = mark[0], before[name]
-        if x is then[0]:
-            same = mark == then and (name not in numbers or _equal(x, numbers[name]))
-        else:  # computed again, of no data
-            same = _marks({name: then[0]})[name] == then and _equal(x, numbers.get(name, then[0]))
-        if not same:
-            names.append(name)
-    return names
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
@@ -252,19 +222,23 @@ def _equal(x: Tensor, y: Tensor) -> bool:
     return bool(((x == y) | ((x != x) & (y != y))).all())
 
 
-def _check_silent(present: Things, watched: Set[int] = frozenset()) -> None:
-    """Refuse tensors that backward() would write a raw gradient to; a watch on the others refuses it then."""
-    raw = [
-        name
-        for name, x in present.items()
-        if isinstance(x, Tensor) and x.requires_grad and x.is_leaf and id(x) not in watched
-    ]
-    if raw:
-        raise validate.InvalidInput(
-            f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
-            "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives the parameters "
-            "that are trained what was released), or call engine.detach() and make the module private again"
-        )
+def _moved(present: Things, before: _Held) -> list[str]:
+    """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
+    names = []
+    for name, x in present.items():
+        if not isinstance(x, Tensor):
+            continue
+        then, version, place, numbers = before.get(name, (None, 0, 0, None))
+        if x is then and x.data_ptr() == place and (x.is_inference() or x._version == version):
+            same = numbers is None or _equal(x, numbers)
+        elif then is None or x is then:
+            same = False
+        else:  # computed again, of no data
+            kept = then.is_inference() or then._version == version
+            same = kept and _equal(x, then if numbers is None else numbers)
+        if not same:
+            names.append(name)
+    return names
 
 
 def check_public_draws(present: Things) -> None:
@@ -288,12 +262,10 @@ class Guard:
         self.module, self.secret, self.watched = module, secret, frozenset(id(x) for x in watched)
         self.changed: dict[str, None] = {}
         """The names of tensors that private passes have changed."""
-        self._depth, self._looks = 0, 0
         self._outer: nn.Module | None = None
-        self._before: _Marks = {}
-        self._numbers: dict[str, Tensor] = {}
-        """Copies of what the module holds beside its parameters, in the first passes."""
-        self._back: Callable[[], None] | None = None
+        self._depth, self._looks = 0, 0
+        self._before: _Held = {}
+        self._back = _nothing
 
     def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Handle]:
         """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
@@ -328,11 +300,21 @@ class Guard:
         ]
 
     def check(self) -> Things:
-        """Refuse a module that would get raw gradients, or draw masks that others may know."""
-        present = things(self.module)
-        _check_silent(present, self.watched)
-        if self.secret:
-            check_public_draws(present)
+        """What the module holds; refused where it would get raw gradients, or draw masks that others may know."""
+        present, raw = things(self.module), []
+        for name, x in present.items():
+            if isinstance(x, torch.Generator):
+                if self.secret:
+                    check_public_draws(present)
+            elif x.requires_grad and x.is_leaf and id(x) not in self.watched:
+                raw.append(name)
+        if raw:  # a watch on the others refuses it then
+            raise validate.InvalidInput(
+                f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
+                "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives the "
+                "parameters that are trained what was released), or call engine.detach() and make the module private "
+                "again"
+            )
         return present
 
     @contextmanager
@@ -354,14 +336,21 @@ class Guard:
         if self._outer is not None:
             self._depth += layer is self._outer
             return
-        present = self.check() if present is None else present
-        self._outer, self._depth, self._before = layer, 1, _marks(present)
-        if self._looks < _LOOKS:  # of all but the parameters
-            kept = {name: x for name, (x, _, _) in self._before.items() if not isinstance(x, nn.Parameter)}
-            self._numbers = {name: x.detach().clone() for name, x in kept.items()}
+        present = present or self.check()
+        self._outer, self._depth, self._before = layer, 1, {}
         self._looks += 1
-        if self.secret and not hidden():
-            self._back = hide([x.device for x in present.values()])
+        devices = set()
+        for name, x in present.items():
+            if isinstance(x, Tensor):
+                devices.add(x.device)
+                numbers = None
+                if self._looks <= _LOOKS and not isinstance(x, nn.Parameter):
+                    numbers = x.detach().clone()
+                version = 0
+                if not x.is_inference():
+                    version = x._version
+                self._before[name] = x, version, x.data_ptr(), numbers
+        self._back = hide(devices, wanted=self.secret)
 
     def leave(self, layer: nn.Module, output: object) -> Things | None:
         """A pass ends; what it did to the module is looked at unless it has failed (with no output).
@@ -373,7 +362,7 @@ class Guard:
         self._depth -= 1
         if self._depth:
             return None
-        before, numbers, exposed = self._before, self._numbers, self.secret and not hidden()
+        before, exposed = self._before, self.secret and not hidden()
         self.reset()
         if output is None:
             return None
@@ -382,9 +371,8 @@ class Guard:
                 "the module seeds torch's generator inside its forward pass: whoever knows the seed knows its masks; "
                 "leave the generator alone, it is secret during a private pass"
             )
-        present = things(self.module)
-        _check_silent(present, self.watched)
-        names = _moved(present, before, numbers)
+        present = self.check()
+        names = _moved(present, before)
         if names:
             self.changed |= dict.fromkeys(names)
             warnings.warn(
@@ -396,10 +384,9 @@ class Guard:
 
     def reset(self) -> None:
         """No pass is going on, as after one that was interrupted: the generators are the user's again."""
-        self._outer, self._depth, self._before, self._numbers = None, 0, {}, {}
-        back, self._back = self._back, None
-        if back is not None:
-            back()
+        self._outer, self._depth, self._before = None, 0, {}
+        back, self._back = self._back, _nothing
+        back()
 
 
 def check_idle(now: list[str], before: list[str]) -> None:
