@@ -30,7 +30,7 @@ from isthmus.base import secret, validate
 from isthmus.gradients.layers.folding import pieces_of
 from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.operations import Leaves, near_enough
-from isthmus.gradients.layers.rules import Args, Found, Kwargs, LayerRule
+from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, RowsOf
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
 from isthmus.gradients.rows import Rows
@@ -564,7 +564,7 @@ class _RecordingLayers(Layers):
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
-        rows_of: Callable[[Tensor], Found],
+        rows_of: RowsOf,
         feeds: Iterable[str] = (),
     ) -> Tensor:
         """The output with a tap that records."""

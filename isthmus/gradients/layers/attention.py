@@ -167,8 +167,7 @@ class AttentionRule(LayerRule[nn.MultiheadAttention]):
 
         def found(b: Tensor) -> Found:
             pieces = b.detach().transpose(0, dim).chunk(len(parts), -1)
-            rows = [factored(a, piece, leaves) for leaves, piece in zip(wanted, pieces, strict=True)]
-            return [(self, suffix, piece) for by_suffix in rows for suffix, piece in by_suffix.items()]
+            return [found for own, piece in zip(wanted, pieces, strict=True) for found in factored(self, own, a, piece)]
 
         feeds = [self.leaves[suffix] for leaves in wanted for suffix in leaves]
         return layers.tap(self, z, dim, [a], found, feeds) if feeds else z

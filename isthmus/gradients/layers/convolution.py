@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.gradients import rounding
-from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, RowsOf, bias_rows
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, LayerRule, RowsOf, bias_rows
 from isthmus.gradients.rows import Dense, Outer, Rows, Stack, row_spans
 
 _PRODUCT_BYTES = 1 << 24
@@ -39,14 +39,14 @@ class ConvolutionRule(LayerRule[_ConvNd]):
         needed = f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)"
         validate.check(x.ndim == dims, "input.ndim", x.ndim, needed)
 
-        def rows_of(b: Tensor) -> dict[str, Rows]:
+        def rows_of(b: Tensor) -> Found:
             b = b.detach().flatten(2)
-            rows: dict[str, Rows] = {}
+            rows: Found = []
             for suffix, binding in self.wanted.items():
                 if suffix == "bias":
-                    rows[suffix] = bias_rows(b.mT)
+                    rows.append((self, suffix, bias_rows(b.mT)))
                 else:
-                    rows[suffix] = weight_rows(layer, x, b, ones=binding.bias is not None)
+                    rows.append((self, suffix, weight_rows(layer, x, b, ones=binding.bias is not None)))
             return rows
 
         return rows_of

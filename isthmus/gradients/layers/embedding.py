@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from isthmus.base import validate
 from isthmus.gradients import rounding
-from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, RowsOf
-from isthmus.gradients.rows import Lookup, Rows
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, LayerRule, RowsOf
+from isthmus.gradients.rows import Lookup
 
 
 def check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
@@ -50,9 +50,10 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
         index = self.first(index, 2)
         places = index.reshape(len(index), math.prod(index.shape[1:]))
 
-        def rows_of(b: Tensor) -> dict[str, Rows]:
+        def rows_of(b: Tensor) -> Found:
             values = self.first(b).reshape(*places.shape, b.shape[-1])
-            return dict.fromkeys(self.wanted, table_rows(places, values, layer.num_embeddings, layer.padding_idx))
+            rows = table_rows(places, values, layer.num_embeddings, layer.padding_idx)
+            return [(self, suffix, rows) for suffix in self.wanted]
 
         return rows_of
 
@@ -88,9 +89,10 @@ class EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
         if layer.mode == "mean":
             weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
 
-        def rows_of(b: Tensor) -> dict[str, Rows]:
+        def rows_of(b: Tensor) -> Found:
             values = weights[:, :, None] * b.detach()[:, None, :]
-            return dict.fromkeys(self.wanted, table_rows(index, values, layer.num_embeddings, layer.padding_idx))
+            rows = table_rows(index, values, layer.num_embeddings, layer.padding_idx)
+            return [(self, suffix, rows) for suffix in self.wanted]
 
         return rows_of
 

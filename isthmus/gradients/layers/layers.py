@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +26,7 @@ from isthmus.gradients.layers.embedding import EmbeddingBagRule, EmbeddingRule
 from isthmus.gradients.layers.folding import folded, pieces_of
 from isthmus.gradients.layers.normalisation import GroupNormRule, LayerNormRule
 from isthmus.gradients.layers.opened import OperationRule, open_layers
-from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, LayerRule, LinearRule, Trainable
+from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, LinearRule, RowsOf, Trainable
 from isthmus.gradients.layers.shared import Shared, open_leaves, placed
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.rows import Outer, Rows, Stack
@@ -66,6 +67,8 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any]:
     return rule
 
 
+_VERSION = operator.attrgetter("_version")
+"""How often a tensor was changed in place."""
 _LARGE = 1 << 24
 """A module with more parameters is tried out on its own device, but for one extreme."""
 _Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], None]
@@ -91,7 +94,7 @@ class _Known:
 
 
 @dataclass(eq=False)
-class Pass:
+class _Pass:
     """A pass in progress: who is told its rows, and what is known of it."""
 
     listener: Callable[[str, Rows], None] | None = None
@@ -129,7 +132,7 @@ class Layers:
 
     def __init__(self, module: nn.Module, *, batch_first: bool = True, known: _Known | None = None) -> None:
         self.module, self.batch_dim = module, int(not batch_first)
-        self.known, self.now = known or _Known(), Pass()
+        self.known, self.now = known or _Known(), _Pass()
         trained = {id(p) for p in module.parameters() if p.requires_grad and not _watched(p)}
         remedy = "give a module with at least one trainable parameter"
         validate.check(bool(trained), "module", type(module).__name__, remedy)
@@ -171,7 +174,7 @@ class Layers:
     ) -> Iterator[None]:
         """Send the rows of every backward pass to `listener` meanwhile."""
         before, token = self.now, object()
-        self.now = Pass(listener, batch, before.token if listener is None else token, pieces)
+        self.now = _Pass(listener, batch, before.token if listener is None else token, pieces)
         try:
             yield
         finally:
@@ -188,9 +191,10 @@ class Layers:
 
     def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
         """Parameters that ask for no gradient until what is returned is called."""
-        asking = [parameter for parameter in parameters if parameter.requires_grad and not self.plain]
-        for parameter in asking:
-            parameter.requires_grad_(False)
+        asking: list[Tensor] = []
+        for parameter in parameters:
+            if parameter.requires_grad and not self.plain:
+                asking.append(parameter.requires_grad_(False))
 
         def restore() -> None:
             for parameter in asking:
@@ -242,7 +246,8 @@ class Layers:
     def tap_layer(self, rule: LayerRule[Any]) -> list[Handle]:
         """Hooks that stand as close to a layer's own forward as can be; returns their handles.
 
-        What other hooks do with its output or its weights is seen as done by others.
+        What other hooks do with its output or its weights is seen as done by others.  While the layer computes, its
+        parameters ask for no gradient; where its input holds no examples they are shared tensors, and so is its output.
         """
         endings: list[Callable[[], None]] = []
 
@@ -250,11 +255,17 @@ class Layers:
         def enter(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
             if layer is not rule.layer:
                 return None
-            if not self.listens():
+            if self.now.listener is None or not torch.is_grad_enabled():
                 endings.append(self.silence(rule.parameters))
                 return None
             args = rule.prepare(args)
-            endings.append(self._hand_out(rule, self._given_no_examples(rule, args, kwargs)))
+            if self._given_no_examples(rule, args, kwargs):
+                endings.append(_while_placed(rule.layer, open_leaves(rule, self, self.now.batch), None))
+            elif self.known.read:  # what others were given of the parameters is taken away meanwhile
+                own = dict.fromkeys(rule.layer._parameters)
+                endings.append(_while_placed(rule.layer, own, self.silence(rule.parameters)))
+            else:
+                endings.append(self.silence(rule.parameters))
             return args, kwargs
 
         def leave(layer: nn.Module, args: Args, kwargs: Kwargs, output: Tensor | None) -> Tensor | None:
@@ -262,37 +273,17 @@ class Layers:
                 return output
             if endings:
                 endings.pop()()
-            if output is None or isinstance(output, Shared) or not self.listens():
+            quiet = self.now.listener is None or not torch.is_grad_enabled()
+            if output is None or quiet or isinstance(output, Shared):
                 return output
             self._check_dimensions(rule, output)
             inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-            rows_of = rule.watch(args, kwargs)
-
-            def found(b: Tensor) -> Found:
-                return [(rule, suffix, rows) for suffix, rows in rows_of(b).items()]
-
-            return self.tap(rule, output, rule.dim(output), inputs, found, rule.leaves.values())
+            return self.tap(rule, output, rule.dim(output), inputs, rule.watch(args, kwargs), rule.leaves.values())
 
         return [
             rule.layer.register_forward_pre_hook(enter, with_kwargs=True),
             rule.layer.register_forward_hook(leave, prepend=True, always_call=True, with_kwargs=True),
         ]
-
-    def _hand_out(self, rule: LayerRule[Any], shared: bool) -> Callable[[], None]:
-        """The parameters of a layer while it computes, until what is returned is called.
-
-        They ask for no gradient.  Where its input holds no examples they are shared tensors instead, and so is its
-        output.  What others were given of them is taken away meanwhile.
-        """
-        if not shared and not self.known.read:
-            return self.silence(rule.parameters)
-        with ExitStack() as stack:
-            if shared:
-                stack.enter_context(placed(rule.layer, open_leaves(rule, self, self.now.batch)))
-            else:
-                stack.enter_context(placed(rule.layer, dict.fromkeys(rule.layer._parameters)))
-                stack.callback(self.silence(rule.parameters))
-            return stack.pop_all().close
 
     def _given_no_examples(self, rule: LayerRule[Any], args: Args, kwargs: Kwargs) -> bool:
         """Whether all examples share the input: it comes from parameters alone, or has not one entry for each."""
@@ -328,7 +319,7 @@ class Layers:
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
-        rows_of: Callable[[Tensor], Found],
+        rows_of: RowsOf,
         feeds: Iterable[str] = (),
     ) -> Tensor:
         """An output of a layer with a tap on it: its gradient gives the rows of this and perhaps other layers.
@@ -337,16 +328,17 @@ class Layers:
         the leaves whose rows it gives, each as often as it does.
         """
         self.uses.update(feeds)
-        token, versions = self.now.token, [x._version for x in inputs]
+        token, versions = self.now.token, [*map(_VERSION, inputs)]
 
         def push(b: Tensor) -> None:
-            if versions != [x._version for x in inputs]:
+            if versions != [*map(_VERSION, inputs)]:
                 raise validate.InvalidInput(
                     f"the input of layer {rule.name!r} was changed in place after the layer used it: write y = f(x) in "
                     "place of f_(x)"
                 )
             for owner, suffix, rows in rows_of(b):
-                rows = self._of_examples(owner, rows)
+                if rows.n != self.now.batch:
+                    rows = self._of_examples(owner, rows)
                 if self.now.listener is not None:
                     self.now.listener(owner.leaves[suffix], rows)
 
@@ -374,7 +366,7 @@ class Layers:
     def _of_examples(self, rule: LayerRule[Any], rows: Rows) -> Rows:
         """Rows as many as there are examples, those of pieces added up; refused where there are others."""
         batch = self.now.batch
-        if batch is None or rows.n == batch:
+        if batch is None:
             return rows
         if batch and self.batch_dim == 0 and pieces_of(rows.n, batch):
             self.note_pieces(rule, rows.n // batch)
@@ -411,6 +403,17 @@ class _Watch:
                 "itself, or tie a second layer to the same Parameter; write .detach() where no gradient is meant, "
                 "let the optimiser do penalties (weight_decay=), or freeze it before training is made private"
             )
+
+
+def _while_placed(
+    layer: nn.Module, values: Mapping[str, object], after: Callable[[], None] | None
+) -> Callable[[], None]:
+    """Attributes before a layer's parameters until what is returned is called, which calls `after` first."""
+    with ExitStack() as stack:
+        stack.enter_context(placed(layer, values))
+        if after is not None:
+            stack.callback(after)
+        return stack.pop_all().close
 
 
 def _watched(parameter: nn.Parameter) -> bool:

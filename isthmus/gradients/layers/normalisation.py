@@ -14,8 +14,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from isthmus.base import validate
 from isthmus.gradients import fused, rounding
 from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, RowsOf
-from isthmus.gradients.rows import Dense, Rows, row_spans
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, LayerRule, RowsOf
+from isthmus.gradients.rows import Dense, row_spans
 
 L = TypeVar("L", bound=nn.Module)
 
@@ -35,7 +35,7 @@ class _NormalisationRule(LayerRule[L], Generic[L]):
         x = self.examples(self.input(args, kwargs))
         return lambda b: self.rows(x, self.examples(b))
 
-    def rows(self, x: Tensor, b: Tensor) -> dict[str, Rows]:
+    def rows(self, x: Tensor, b: Tensor) -> Found:
         """The rows of the leaves from input and gradient, examples in front."""
         work = rounding.working(x.dtype, b.dtype)
         row_bytes = 3 * work.itemsize * math.prod(b.shape[1:])
@@ -51,7 +51,7 @@ class _NormalisationRule(LayerRule[L], Generic[L]):
                 if binding.bias is not None:
                     columns.append(shift)
                 parts[suffix].append(torch.stack(columns, 2).flatten(1))
-        return {suffix: Dense(torch.cat(pieces)) for suffix, pieces in parts.items()}
+        return [(self, suffix, Dense(torch.cat(pieces))) for suffix, pieces in parts.items()]
 
     @abstractmethod
     def examples(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
 
     kinds = (nn.LayerNorm, nn.RMSNorm)
 
-    def rows(self, x: Tensor, b: Tensor) -> dict[str, Rows]:
+    def rows(self, x: Tensor, b: Tensor) -> Found:
         """On a device in one kernel, where scale and shift are one leaf."""
         layer, work = self.layer, rounding.working(x.dtype, b.dtype)
         whole = list(self.wanted) == [""] and self.wanted[""].bias is not None
@@ -79,7 +79,7 @@ class LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
             shape = (len(b), -1, math.prod(layer.normalized_shape))
             sums = fused.norm_sums(x.reshape(shape), b.reshape(shape), layer.eps)
             if sums is not None:
-                return {"": Dense(sums)}
+                return [(self, "", Dense(sums))]
         return super().rows(x, b)
 
     def examples(self, x: Tensor) -> Tensor:

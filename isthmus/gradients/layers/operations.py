@@ -37,7 +37,7 @@ from isthmus.gradients import rounding
 from isthmus.gradients.layers.convolution import weight_rows
 from isthmus.gradients.layers.embedding import counts, table_rows
 from isthmus.gradients.layers.folding import folded, pieces_of
-from isthmus.gradients.layers.rules import Args, Found, Kwargs, as_multiplied, bias_rows, positions
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, RowsOf, as_multiplied, bias_rows, positions
 from isthmus.gradients.layers.shared import HANDLERS, READ, SAME, TURNED, Shared, Trace, Unseen, bare, mark, pulled
 from isthmus.gradients.rows import Dense, Lazy, Outer
 
@@ -461,7 +461,7 @@ def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Te
     return lowered
 
 
-def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: Callable[[Tensor], Found]) -> Tensor:
+def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: RowsOf) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
     feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]

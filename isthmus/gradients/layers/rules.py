@@ -29,10 +29,10 @@ Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 L = TypeVar("L", bound=nn.Module)
 
-RowsOf: TypeAlias = Callable[[Tensor], dict[str, Rows]]
-"""The rows of a layer's leaves, by suffix, from the gradient of its output."""
 Found: TypeAlias = "list[tuple[LayerRule[Any], str, Rows]]"
 """Rows of leaves: the layer, the suffix, and what was found."""
+RowsOf: TypeAlias = Callable[[Tensor], Found]
+"""The rows of leaves from the gradient of an output."""
 _ABSENT = object()
 
 
@@ -143,12 +143,15 @@ class LinearRule(LayerRule[nn.Linear]):
 
     def prepare(self, args: Args) -> Args:
         """The input as autocast rounds it: kept so, it takes half the room."""
-        return (as_multiplied(args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else args
+        x = args[0] if args else None
+        if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
+            return (as_multiplied(x), *args[1:])
+        return args
 
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """Outer products of the input and the gradient."""
         a = self.first(self.input(args, kwargs))
-        return lambda b: factored(a, self.first(b), self.wanted)
+        return lambda b: factored(self, self.wanted, a, self.first(b))
 
 
 def as_multiplied(x: Tensor) -> Tensor:
@@ -159,15 +162,16 @@ def as_multiplied(x: Tensor) -> Tensor:
     return x
 
 
-def factored(a: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
+def factored(rule: LayerRule[Any], wanted: Mapping[str, LeafBinding], a: Tensor, b: Tensor) -> Found:
     """The rows of a weight and its bias from a (n, ..., p) and b (n, ..., q); a bias alone is the sum of b."""
-    a, b = positions(a), positions(b)
-    rows: dict[str, Rows] = {}
+    if a.ndim > 2:
+        a, b = positions(a), positions(b)
+    rows: Found = []
     for suffix, binding in wanted.items():
         if suffix.endswith("bias"):
-            rows[suffix] = bias_rows(b)
+            rows.append((rule, suffix, bias_rows(b)))
         else:
-            rows[suffix] = Outer(a, b, ones=binding.bias is not None)
+            rows.append((rule, suffix, Outer(a, b, ones=binding.bias is not None)))
     return rows
 
 
