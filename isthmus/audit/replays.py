@@ -22,19 +22,21 @@ import re
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.audit.public import Facts, digest, facts_of, facts_of_folder, same, told, unequal
+from isthmus.audit.public import Facts, _digest, _facts_of, _facts_of_folder, _told, _unequal
 from isthmus.base import randomness, secret, validate
 from isthmus.base.secret import Handed
 
+Data = TypeVar("Data")
 _LIMIT = 1 + 1e-9
 """Of movement over bound: the norm of a difference is itself computed."""
 _REPEATS = 1e-6
@@ -107,9 +109,9 @@ class Replayed:
 
 
 def replay(
-    run: Callable[[Any], Any],
-    data: Any,
-    neighbour: Any = None,
+    run: Callable[[Data], object],
+    data: Data,
+    neighbour: Data | None = None,
     *,
     at: int | None = None,
     takes_part: bool = True,
@@ -147,13 +149,16 @@ def replay(
     output['line 1']: 'the mean is 0.075' against 'the mean is 0.084'
     """
     validate.non_negative_int(seed=seed)
-    place = _absent(data, at) if neighbour is None else _place(data, neighbour, at)
+    if neighbour is None:
+        place, neighbour = _absent(data, at), data
+    else:
+        place = _place(data, neighbour, at)
     tape = _Tape(seed, place, takes_part)
     beginning = _Generators()
     try:
         first = _watched(run, data, tape, beginning)
         again = _watched(run, data, tape.again(present=place.more >= 0), beginning)
-        other = _watched(run, data if neighbour is None else neighbour, tape.again(present=place.more <= 0), beginning)
+        other = _watched(run, neighbour, tape.again(present=place.more <= 0), beginning)
     finally:
         beginning.restore()
     _check_repeats(again)
@@ -164,16 +169,14 @@ def replay(
         "augmentation), where a record more shifts those of the others; they are secret, so that this harms nobody"
     )
     validate.check(place.more == 0 or not other.tape.by_place, "neighbour", "one record more or less", remedy)
-    if (
-        first.error is not None
-        and same(first.facts["ended"], other.facts["ended"])
-        and not isinstance(first.error, catch)
-    ):
-        raise first.error
-    unlike = unequal(first.facts, again.facts)
-    differing = [path for path in unequal(again.facts, other.facts) if path not in set(unlike)]
-    refused = "" if first.error is None else str(first.facts["ended"])
-    words = tuple(told(path, again.facts, other.facts) for path in differing)
+    refused = ""
+    if first.error is not None:
+        if first.facts["ended"] == other.facts["ended"] and not isinstance(first.error, catch):
+            raise first.error
+        refused = str(first.facts["ended"])
+    unlike = _unequal(first.facts, again.facts)
+    differing = [path for path in _unequal(again.facts, other.facts) if path not in set(unlike)]
+    words = tuple(_told(path, again.facts, other.facts) for path in differing)
     return Replayed(tuple(other.tape.moved), words, tuple(unlike), refused)
 
 
@@ -203,15 +206,15 @@ class _Generators:
     def facts() -> Facts:
         """How far they have come."""
         return {
-            "state of torch's generator": digest(torch.get_rng_state().numpy().tobytes()),
-            "state of NumPy's generator": digest(repr(np.random.get_state(legacy=False)).encode()),
-            "state of Python's generator": digest(repr(random.getstate()).encode()),
+            "state of torch's generator": _digest(torch.get_rng_state().numpy().tobytes()),
+            "state of NumPy's generator": _digest(repr(np.random.get_state(legacy=False)).encode()),
+            "state of Python's generator": _digest(repr(random.getstate()).encode()),
         }
 
 
-def _watched(run: Callable[[Any], Any], data: Any, tape: _Tape, beginning: _Generators) -> _Watched:
+def _watched(run: Callable[[Data], object], data: Data, tape: _Tape, beginning: _Generators) -> _Watched:
     """One training, and everything that the world sees of it."""
-    output, errors, result, error = io.StringIO(), io.StringIO(), None, None
+    output, errors, result, error, ended = io.StringIO(), io.StringIO(), None, None, "well"
     beginning.restore()
     with _folder() as folder, secret.standing_in(tape), warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
@@ -219,15 +222,15 @@ def _watched(run: Callable[[Any], Any], data: Any, tape: _Tape, beginning: _Gene
             try:
                 result = run(data)
             except Exception as problem:
-                error = problem
-        facts: Facts = {"ended": "well" if error is None else f"{type(error).__name__}: {error}"}
+                error, ended = problem, f"{type(problem).__name__}: {problem}"
+        facts: Facts = {"ended": ended}
         facts |= tape.facts | {"number of releases": tape.count} | _Generators.facts()
         for name, text in (("output", output), ("errors", errors)):
             lines = _WHILE.sub("(a while)", text.getvalue()).splitlines()
-            facts |= facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
+            facts |= _facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
         for number, warning in enumerate(raised, 1):
             facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
-        facts |= facts_of_folder(folder) | facts_of(result)
+        facts |= _facts_of_folder(folder) | _facts_of(result)
     return _Watched(facts, error, tape)
 
 
@@ -276,10 +279,12 @@ class _Place:
         """Its place in a draw of n of the records: of some of them it must be the first or the last."""
         if self.at is None or n == self.n or self.at == 0:
             return self.at
-        return n - 1 if self.at == self.n - 1 else None
+        if self.at == self.n - 1:
+            return n - 1
+        return None
 
 
-def _place(data: Any, neighbour: Any, at: int | None) -> _Place:
+def _place(data: object, neighbour: object, at: int | None) -> _Place:
     sizes = _size(data), _size(neighbour)
     more, n = sizes[0] - sizes[1], max(sizes)
     remedy = f"give one record more, one less or one replaced: the data have {sizes[0]} and this has {sizes[1]}"
@@ -289,28 +294,30 @@ def _place(data: Any, neighbour: Any, at: int | None) -> _Place:
         return _Place(at % n, n, more)
     both = _columns(data), _columns(neighbour)
     for k in range(min(sizes)):
-        ours, theirs = (facts_of([column[k] for column in columns]) for columns in both)
-        if unequal(ours, theirs):
+        ours, theirs = (_facts_of([column[k] for column in columns]) for columns in both)
+        if _unequal(ours, theirs):
             return _Place(k, n, more)
     if more == 0:
         return _Place(None, n, more)
     return _Place(n - 1, n, more)
 
 
-def _absent(data: Any, at: int | None) -> _Place:
+def _absent(data: object, at: int | None) -> _Place:
     n, remedy = _size(data), "give the place of the record that is drawn in one training and not in the other"
     if at is None or not -n <= at < n:
         validate.refuse("at", at, remedy)
     return _Place(at % n, n, 1, both=True)
 
 
-def _size(data: Any) -> int:
+def _size(data: object) -> int:
     column = _columns(data)[0]
-    if len(getattr(column, "shape", ())):
+    if sp.issparse(column):
         return int(column.shape[0])
-    sized = hasattr(column, "__len__") and hasattr(column, "__getitem__")
-    kinds = "an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
-    validate.check(sized, "data", type(column).__name__, f"give {kinds}")
+    if not isinstance(column, Sized) or not hasattr(column, "__getitem__"):
+        kinds = (
+            "an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
+        )
+        validate.refuse("data", type(column).__name__, f"give {kinds}")
     return len(column)
 
 
@@ -382,7 +389,9 @@ class _Tape:
         """Which of n records are in a batch."""
         member = self.uniform(n) < q
         at = self.place.among(max(n, self.sizes[f"uniform {self._numbers['uniform']}"]))
-        self._before = None if at is None else int(member[:at].sum())
+        self._before = None
+        if at is not None:
+            self._before = int(member[:at].sum())
         return member
 
     def integers(self, high: int, size: int) -> Tensor:
@@ -390,9 +399,13 @@ class _Tape:
         draw = lambda rng, count: rng.integers(high, size=count)  # noqa: E731
         if self._noising:
             return torch.from_numpy(draw(self._generator("noise"), size))
-        before = self._before
-        where = self.place.among if before is None else lambda count: min(before, count - 1)
-        return torch.from_numpy(self._of_records("integers", size, draw, where, forced=False))
+        return torch.from_numpy(self._of_records("integers", size, draw, self._in_batch, forced=False))
+
+    def _in_batch(self, count: int) -> int | None:
+        """The place of the record that differs in the latest batch."""
+        if self._before is None:
+            return self.place.among(count)
+        return min(self._before, count - 1)
 
     def subset(self, n: int, k: int) -> Tensor:
         """k of n records, the one that differs always or never among them."""
@@ -424,13 +437,17 @@ class _Tape:
         name = f"{kind} {self._numbers[kind]}"
         size = self.sizes.setdefault(name, n)
         drawn = draw(generator, size)
-        own = np.asarray(self._coin if forced else draw(generator, 1)[0], drawn.dtype)
+        own = self._coin
+        if not forced:
+            own = draw(generator, 1)[0]
         longer = max(n, size)
         at = where(longer)
-        if abs(n - size) == 1:
-            self.lost |= at is None  # said when the run is over: it may catch errors
-            at = longer - 1 if at is None else at
-            drawn = np.delete(drawn, at) if n < size else np.insert(drawn, at, own)
+        if abs(n - size) == 1 and at is None:
+            self.lost, at = True, longer - 1  # said when the run is over: it may catch errors
+        if at is not None and n == size - 1:
+            drawn = np.delete(drawn, at)
+        elif at is not None and n == size + 1:
+            drawn = np.insert(drawn, at, own)
         elif n != size:
             drawn = draw(generator, n)
         known = self.place.more >= 0  # else it is in no draw of the first training, and comes in by the insertion
@@ -443,7 +460,7 @@ class _Tape:
         """Of the record that differs."""
         if self.place.both and not self.present:
             return _NEVER
-        return _IN if self.takes_part else _OUT
+        return {True: _IN, False: _OUT}[self.takes_part]
 
     # ------------------------------------------------------------ releases
 
@@ -475,9 +492,13 @@ class _Tape:
             self._noising = False
 
     def _movement(self, name: str, ours: Tensor, theirs: Tensor, handed: Handed) -> ReplayedRelease:
-        bound = handed.bound * (2 if self.place.more == 0 else 1)
-        moved = _distance(ours, theirs, handed.ord)
-        ratio = 0.0 if moved == 0 else math.inf if math.isinf(bound) else moved / bound
+        bound, moved, ratio = handed.bound, _distance(ours, theirs, handed.ord), math.inf
+        if self.place.more == 0:
+            bound *= 2
+        if moved == 0:
+            ratio = 0.0
+        elif math.isfinite(bound):
+            ratio = moved / bound
         return ReplayedRelease(name, moved, bound, ratio)
 
 
@@ -486,7 +507,9 @@ def _distance(one: Tensor, other: Tensor, ord: float) -> float:
     if not (torch.isfinite(one).all() and torch.isfinite(other).all()):
         return math.inf
     gap = (one.double() - other.double()).abs().reshape(-1)
-    largest = float(gap.max()) if gap.numel() else 0.0
+    if gap.numel() == 0:
+        return 0.0
+    largest = float(gap.max())
     if largest == 0 or math.isinf(ord):
         return largest
     return float(torch.linalg.vector_norm(gap / largest, ord)) * largest

@@ -16,6 +16,8 @@ from isthmus.core.pipeline import Client, Round, RunContext, Stage, contribute
 from isthmus.core.wire import Message
 from isthmus.privacy.sampling import Sampler
 
+PerRound = int | Callable[[int], int] | None
+
 
 @dataclass(frozen=True)
 class Clients(Aggregator):
@@ -31,7 +33,7 @@ class Clients(Aggregator):
     """
 
     problems: Sequence[Any]
-    per_round: int | Callable[[int], int] | None = None
+    per_round: PerRound = None
     uniform: bool = False
 
     def __post_init__(self) -> None:
@@ -54,25 +56,35 @@ class Clients(Aggregator):
 
     def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of the drawn clients' messages."""
-        chosen: Sequence[int] = range(len(self.problems))
-        if self.per_round is not None:
-            chosen = drawn_clients(self.per_round, round, len(self.problems))
-        messages, visits = [], Counter[int]()
+        messages, count = [], len(self.problems)
+        chosen = drawn_clients(self.per_round, round, count)
         whole = None if self.uniform else sum(problem.n for problem in self.problems)
-        for number in chosen:
-            client = Client(str(number), self.problems[number], visits[number], whole, 1 / len(chosen))
+        for number, visit in chosen:
+            client = Client(str(number), self.problems[number], visit, whole, 1 / len(chosen))
             message = contribute(round, stage, client, context.keys, context.physical)
-            visits[number] += 1
-            message = message.normalised() if whole is None else message.by_records()
-            if whole is not None and self.per_round is not None and not message.fixed:
-                message = replace(message, divisor=whole / len(self.problems))
-            messages.append(message)
+            messages.append(counted(message, whole, self.per_round, count))
         return reduce(add, messages)
 
 
-def drawn_clients(per_round: int | Callable[[int], int], round: Round, clients: int) -> list[int]:
-    """Who is asked in a round, by public randomness: a client may be drawn twice."""
-    count = per_round(round.t) if callable(per_round) else per_round
-    validate.positive_int(**{f"per_round({round.t})": count})
-    drawn: list[int] = generator(round.seed, round.t, "clients").integers(0, clients, count).tolist()
+def drawn_clients(per_round: PerRound, round: Round, clients: int) -> list[tuple[int, int]]:
+    """Who is asked in a round, and how often each was before: all, or some by public randomness, perhaps twice."""
+    if per_round is None:
+        return [(number, 0) for number in range(clients)]
+    if callable(per_round):
+        per_round = per_round(round.t)
+    validate.positive_int(**{f"per_round({round.t})": per_round})
+    visits, drawn = Counter[int](), []
+    for number in generator(round.seed, round.t, "clients").integers(0, clients, per_round).tolist():
+        drawn.append((number, visits[number]))
+        visits[number] += 1
     return drawn
+
+
+def counted(message: Message, records: int | None, per_round: PerRound, clients: int) -> Message:
+    """A client's message as it counts among `clients`, who have so many records together; None: all count the same."""
+    if records is None:
+        return message.normalised()
+    message = message.by_records()
+    if per_round is None or message.fixed:
+        return message
+    return replace(message, divisor=records / clients)

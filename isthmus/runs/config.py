@@ -23,26 +23,15 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from isthmus import sets
 from isthmus.base import validate
+from isthmus.tables.declared import checked, declarable, known_keys, one_of, read_bounds, read_sign, read_words
 from isthmus.tables.files import Reading, has_part, is_libsvm
-from isthmus.tables.schema import (
-    TASKS,
-    Schema,
-    Target,
-    checked,
-    known_keys,
-    one_of,
-    read_bounds,
-    read_column,
-    read_sign,
-    read_target,
-    read_words,
-)
+from isthmus.tables.schema import TASKS, Schema, Target, read_column, read_target
 
 _NEEDS_ROWS = "give test or test_fraction with it: it needs test rows"
 _HIDDEN = "give a public test file instead: the held-out rows would give the private number of rows away"
@@ -138,11 +127,6 @@ _POSITIVE, _SIZE = checked(validate.positive, float), checked(validate.positive_
 _NATURAL, _UNIT = checked(validate.non_negative, float), checked(validate.open_unit, float)
 
 
-def _setting(default: object, check: Callable[[str, object], object]) -> Any:
-    """A setting: its value where nobody gives one, and what reads and checks one that is given."""
-    return field(default=default, metadata={"check": check})
-
-
 @dataclass(frozen=True)
 class Settings:
     """Every choice of a run; None leaves a choice to the estimator.
@@ -160,47 +144,47 @@ class Settings:
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
     """
 
-    data: str = _setting("", _path)
-    target: str | None = _setting(None, _text)
-    task: str | None = _setting(None, one_of(*TASKS))
-    classes: tuple[str, ...] | None = _setting(None, read_words)
-    target_bounds: tuple[float, float] | None = _setting(None, read_bounds)
-    epsilon: float = _setting(1.0, _epsilon)
-    delta: float | None = _setting(None, _UNIT)
-    adjacency: str = _setting("add-remove", one_of("add-remove", "replace-one"))
-    n: int | None = _setting(None, _SIZE)
-    loss: str | None = _setting(None, _text)
-    algorithm: str = _setting("auto", _text)
-    constraint: str | None = _setting(None, _constraint)
-    l1: float = _setting(0.0, _NATURAL)
-    l2: float = _setting(0.0, _NATURAL)
-    clip: float | None = _setting(None, _POSITIVE)
-    step: float | None = _setting(None, _POSITIVE)
-    max_iter: int | None = _setting(None, _SIZE)
-    batch_size: int | None = _setting(None, _SIZE)
-    scale: str = _setting("auto", _text)
-    shape: str = _setting("auto", one_of("auto", "linear", "smooth"))
-    data_norm: float | None = _setting(None, _POSITIVE)
-    intercept: bool = _setting(True, _flag)
-    class_weight: dict[str, float] | str | None = _setting(None, _weights)
-    options: dict[str, Any] | None = _setting(None, _table)
-    bounds: tuple[float, float] | None = _setting(None, read_bounds)
-    public: str | None = _setting(None, _path)
-    test: str | None = _setting(None, _path)
-    test_fraction: float | None = _setting(None, _UNIT)
-    test_epsilon: float | None = _setting(None, _POSITIVE)
-    release_test_metrics: bool = _setting(False, _flag)
-    budget: str | None = _setting(None, _path)
-    title: str | None = _setting(None, _text)
-    purpose: str | None = _setting(None, _text)
-    owner: str | None = _setting(None, _text)
-    schema: str | None = _setting(None, _path)
-    out: str | None = _setting(None, _path)
-    separator: str | None = _setting(None, _separator)
-    encoding: str = _setting("utf-8", _encoding)
-    decimal: str | None = _setting(None, one_of(".", ","))
-    features: int | None = _setting(None, _SIZE)
-    zero_based: bool = _setting(False, _flag)
+    data: str = declarable("", _path)
+    target: str | None = declarable(None, _text)
+    task: str | None = declarable(None, one_of(*TASKS))
+    classes: tuple[str, ...] | None = declarable(None, read_words)
+    target_bounds: tuple[float, float] | None = declarable(None, read_bounds)
+    epsilon: float = declarable(1.0, _epsilon)
+    delta: float | None = declarable(None, _UNIT)
+    adjacency: str = declarable("add-remove", one_of("add-remove", "replace-one"))
+    n: int | None = declarable(None, _SIZE)
+    loss: str | None = declarable(None, _text)
+    algorithm: str = declarable("auto", _text)
+    constraint: str | None = declarable(None, _constraint)
+    l1: float = declarable(0.0, _NATURAL)
+    l2: float = declarable(0.0, _NATURAL)
+    clip: float | None = declarable(None, _POSITIVE)
+    step: float | None = declarable(None, _POSITIVE)
+    max_iter: int | None = declarable(None, _SIZE)
+    batch_size: int | None = declarable(None, _SIZE)
+    scale: str = declarable("auto", _text)
+    shape: str = declarable("auto", one_of("auto", "linear", "smooth"))
+    data_norm: float | None = declarable(None, _POSITIVE)
+    intercept: bool = declarable(True, _flag)
+    class_weight: dict[str, float] | str | None = declarable(None, _weights)
+    options: dict[str, Any] | None = declarable(None, _table)
+    bounds: tuple[float, float] | None = declarable(None, read_bounds)
+    public: str | None = declarable(None, _path)
+    test: str | None = declarable(None, _path)
+    test_fraction: float | None = declarable(None, _UNIT)
+    test_epsilon: float | None = declarable(None, _POSITIVE)
+    release_test_metrics: bool = declarable(False, _flag)
+    budget: str | None = declarable(None, _path)
+    title: str | None = declarable(None, _text)
+    purpose: str | None = declarable(None, _text)
+    owner: str | None = declarable(None, _text)
+    schema: str | None = declarable(None, _path)
+    out: str | None = declarable(None, _path)
+    separator: str | None = declarable(None, _separator)
+    encoding: str = declarable("utf-8", _encoding)
+    decimal: str | None = declarable(None, one_of(".", ","))
+    features: int | None = declarable(None, _SIZE)
+    zero_based: bool = declarable(False, _flag)
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -208,7 +192,7 @@ class Settings:
             given = value is not None or setting.default is None
             validate.check(given, setting.name, None, "give a value, or leave it out")
             if value is not None:
-                vars(self)[setting.name] = setting.metadata["check"](setting.name, value)
+                vars(self)[setting.name] = setting.metadata["read"](setting.name, value)
         validate.check(bool(self.data), "data", self.data, "give the file to train on")
         fraction, bought = self.test_fraction, self.test_epsilon
         tested = self.test is not None or fraction is not None

@@ -22,11 +22,11 @@ from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
 from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
-from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
+from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target
 from isthmus.tables.entries import Signs
 from isthmus.tables.files import Rows, Table, check_numbers, columns_of, numbers_of, read
 from isthmus.tables.infer import check_decimal, infer
-from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
+from isthmus.tables.schema import BUCKETS, TASKS, Column, Schema, Target, check_names, listed
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -310,7 +310,7 @@ def as_option(words: Iterable[str]) -> str:
 
 
 def _numbers_of(values: Series, decimal: str | None, separator: str | None) -> np.ndarray:
-    return as_numbers(values, target_column(Target("y", decimal=decimal), separator))
+    return as_numbers(values, Column("y", "number").read_by(separator, decimal))
 
 
 def _targets(table: Table, name: str) -> Series | None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.entries import _DAY, Signs, day, number
+from isthmus.tables.entries import _DAY, day, number
 from isthmus.tables.schema import Column, Schema, Target
 
 if TYPE_CHECKING:  # pandas is an extra; polars and numpy have what is asked of its columns and tables too
@@ -306,16 +306,9 @@ def encode_target(values: Series, target: Target, separator: str | None = None) 
         validate.check(not bool(unknown[codes].any()), "classes", list(target.classes), remedy)
         present = ~absent[codes]
         return np.array([label or "" for label in labels])[codes][present], present
-    column = target_column(target, separator)
-    numbers = readable(values, column)
+    numbers = readable(values, Column(target.name, "number").read_by(separator, target.decimal))
     present = ~np.isnan(numbers)
     return numbers[present], present
-
-
-def target_column(target: Target, separator: str | None = None) -> Column:
-    """How the numbers of a target are read in a file with this separator."""
-    signs = Signs.of(target.decimal, separator)
-    return Column(target.name, "number", decimal=signs.decimal, thousands=signs.thousands)
 
 
 def as_labels(words: Iterable[str]) -> set[str]:

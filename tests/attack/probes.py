@@ -117,10 +117,7 @@ def noise_seed() -> int | None:
 
 
 def observe(
-    train: Callable[[Arrays], object],
-    arrays: Arrays,
-    member: Membership,
-    transcript: list[torch.Tensor] | None = None,
+    train: Callable[[Arrays], object], arrays: Arrays, member: Membership, transcript: list[torch.Tensor] | None = None
 ) -> Seen:
     """One training, watched."""
     record = Seen()
