@@ -571,12 +571,9 @@ class TorchDriver:
 
     def _added(self, round: Round, mine: Message, empty: bool) -> Message:
         """This rank's message and those of all others."""
-        own = len(range(self.group.rank, self.n, self.group.size))
-
-        def checksum() -> int:
-            """What the weights of all ranks are compared by, once in 100 rounds."""
-            return key(*map(storage.checksum, self._parameters)) if round.t % 100 == 0 else 0
-
+        own, checksum = len(range(self.group.rank, self.n, self.group.size)), 0
+        if round.t % 100 == 0:  # the weights of all ranks are compared once in 100 rounds
+            checksum = key(*map(storage.checksum, self._parameters))
         return self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
 
     def _no_records(self) -> Message:
