@@ -301,10 +301,10 @@ class _BackwardAccumulator:
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
         """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""
-        rows = merged(name, pieces)
-        if not self.fast or rows is None:
-            return rows
-        computed = as_computed(rows, bound)
+        present = [piece for piece in pieces if piece is not None]  # a sketch may take nothing of a leaf
+        if not present or not self.fast:
+            return merged(name, present) if present else None
+        computed = as_computed(merged(name, present), bound)
         if isinstance(computed, Computed):
             computed.watched = self._watched in (None, name)
         return computed
@@ -597,14 +597,9 @@ class TorchDriver:
 
     def _added(self, round: Round, mine: Message, empty: bool) -> Message:
         """This rank's message and those of all others."""
-        own = len(range(self.group.rank, self.n, self.group.size))
-
-        def checksum() -> int:
-            """What the weights of all ranks are compared by, once in 100 rounds."""
-            if round.t % 100:
-                return 0
-            return key(*map(storage.checksum, self._parameters))
-
+        own, checksum = len(range(self.group.rank, self.n, self.group.size)), 0
+        if round.t % 100 == 0:  # the weights of all ranks are compared once in 100 rounds
+            checksum = key(*map(storage.checksum, self._parameters))
         return self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
 
     def _no_records(self) -> Message:

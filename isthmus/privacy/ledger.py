@@ -457,8 +457,8 @@ class RunLedger:
 
     >>> run = Ledger().run({"main": {"event": "Gaussian", "noise_multiplier": 2.0}}, reserve=5)
     >>> run.charge("main", 0)
-    >>> run.held()
-    {'main': 4}
+    >>> run.ledger.rounds()
+    {'main': 5}
     >>> run.charge("tuning", 0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: stage='tuning' is not allowed: name a stage that this run announced, ...
@@ -512,10 +512,6 @@ class RunLedger:
                 self._left[name] = self.ledger._reserve(self.id, name, int(t), event, rounds, least, self.seeded)
             self._left[name] -= 1
             self._used[name] += 1
-
-    def held(self) -> dict[str, int]:
-        """The rounds of each stage that are charged and not yet begun."""
-        return dict(self._left)
 
     def close(self, refund: bool = True) -> None:
         """End the run; rounds reserved and never begun are given back.  Closing twice does nothing.

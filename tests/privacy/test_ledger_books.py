@@ -58,7 +58,7 @@ def test_a_ledger_in_memory_does_not_read_or_write_json(monkeypatch: pytest.Monk
         monkeypatch.setattr(module, name, never)
     for t in range(20):
         run.charge("main", t)
-    assert run.held() == {"main": 0}
+    assert run._left == {"main": 0}
 
 
 def test_a_ledger_is_told_from_others(tmp_path: Path) -> None:

@@ -102,13 +102,6 @@ def test_mechanisms_by_kind(plans: dict[str, PrivacyPlan]) -> None:
     assert kinds == [NoisyMax, Gaussian, DiscreteGaussian]
 
 
-def test_exact_plans_compute_their_epsilon() -> None:
-    items = [Charge("g", rounds=1200, sampler=Poisson(0.025))]
-    plan = PrivacyPlan.exact(items, {"g": 4.0}, delta=1e-5)
-    assert plan.epsilon == pytest.approx(0.81577, abs=1e-3) and plan.multiplier("g") == 4.0
-    assert PrivacyPlan.from_json(plan.to_json()) == plan
-
-
 def test_a_text_that_under_reports_is_refused(plans: dict[str, PrivacyPlan]) -> None:
     record = json.loads(plans["one"].to_json())
     with pytest.raises(InvalidInput, match="epsilon=0.5"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from isthmus.base import validate
 from isthmus.gradients.layers.embedding import table_rows
-from isthmus.gradients.layers.rules import Site
+from isthmus.gradients.layers.rules import Found, LayerRule
 from isthmus.gradients.rounding import CHUNK_BYTES
 from isthmus.gradients.rows import Dense, Lazy, Outer, Rows, row_spans
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 HANDLERS: list[Callable[..., Any]] = []
 """What is called for every operation on a `Shared` tensor: added by `operations`, which imports this file."""
-Found: TypeAlias = "list[tuple[_SharedLeaf, Rows]]"
-"""Rows by parameter."""
 
 
 class Shared(Tensor):
@@ -49,9 +47,9 @@ class Shared(Tensor):
 class _SharedLeaf:
     """A parameter as one pass sees it."""
 
-    site: Site
+    rule: LayerRule[Any]
     suffix: str
-    """The leaf of the site that the parameter lies in."""
+    """The leaf of the layer that the parameter lies in."""
     attribute: str
     """What the layer calls it."""
     layers: Layers
@@ -69,15 +67,15 @@ class _SharedLeaf:
     @property
     def name(self) -> str:
         """The name that the module gives the parameter."""
-        return f"{self.site.name}.{self.attribute}".strip(".")
+        return f"{self.rule.name}.{self.attribute}".strip(".")
 
     def laid(self, rows: Rows) -> Rows:
         """The rows of the parameter, its numbers in order, as rows of the leaf it lies in."""
-        binding = self.site.wanted[self.suffix]
+        binding = self.rule.wanted[self.suffix]
         q, p = binding.shape
         if binding.bias is None:
             return _dense(rows) if isinstance(rows, Outer) and (rows.q, rows.p) != (q, p) else rows
-        if self.site.layer._parameters[self.attribute] is binding.bias:
+        if self.rule.layer._parameters[self.attribute] is binding.bias:
             values = rows.dense()
             return Outer(values.new_zeros(rows.n, p - 1), values, ones=True)
         if isinstance(rows, Outer) and isinstance(rows.a, Tensor) and (rows.q, rows.p) == (q, p - 1):
@@ -117,16 +115,16 @@ class Unseen(validate.InvalidInput):
 
 
 def open_leaves(
-    site: Site, layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
+    rule: LayerRule[Any], layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
 ) -> dict[str, Shared]:
-    """The parameters of a site (those with the ids `only`) as shared tensors, by attribute."""
+    """The parameters of a layer (those with the ids `only`) as shared tensors, by attribute."""
     opened = {}
-    for attribute, parameter in site.layer._parameters.items():
-        for suffix, binding in site.wanted.items():
-            mine = parameter is not None and any(parameter is p for p in binding.parameters)
-            if mine and binding.rows is None and (only is None or id(parameter) in only):
-                assert parameter is not None
-                opened[attribute] = _open(_SharedLeaf(site, suffix, attribute, layers, parameter.detach(), n, single))
+    for attribute, parameter in rule.layer._parameters.items():
+        if parameter is None or (only is not None and id(parameter) not in only):
+            continue
+        for suffix, binding in rule.wanted.items():
+            if binding.rows is None and any(parameter is p for p in binding.parameters):
+                opened[attribute] = _open(_SharedLeaf(rule, suffix, attribute, layers, parameter.detach(), n, single))
     return opened
 
 
@@ -180,7 +178,7 @@ def pulled(value: Shared, rows: Rows) -> Found:
     """The rows of every parameter behind a shared value, from the rows of that value (its numbers in order)."""
     trace = value.history
     if trace.form is None:
-        return [(leaf, leaf.laid(_back(value, leaf, rows))) for leaf in trace.leaves]
+        return [(leaf.rule, leaf.suffix, leaf.laid(_back(value, leaf, rows))) for leaf in trace.leaves]
     (leaf,) = trace.leaves
     if trace.form == TURNED and isinstance(rows, Outer) and isinstance(rows.a, Tensor):
         rows = Outer(rows.b, rows.a)
@@ -191,7 +189,7 @@ def pulled(value: Shared, rows: Rows) -> Found:
         vocabulary = leaf.value.shape[0]
         values = rows.dense().reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
         rows = table_rows(index, values, vocabulary, trace.padding)
-    return [(leaf, leaf.laid(rows))]
+    return [(leaf.rule, leaf.suffix, leaf.laid(rows))]
 
 
 def _dense(rows: Rows) -> Rows:
@@ -209,14 +207,15 @@ def _back(value: Shared, leaf: _SharedLeaf, rows: Rows) -> Rows:
         pull = rows.part(lo, hi).dense().to(plain.dtype).view(hi - lo, *plain.shape)
         for each in value.history.leaves:
             each.gate.append(True)
+        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
         try:
-            (gradient,) = torch.autograd.grad(
-                plain, [own], pull, retain_graph=True, allow_unused=True, is_grads_batched=True
-            )
+            (gradient,) = torch.autograd.grad(plain, [own], pull, **options)
         finally:
             for each in value.history.leaves:
                 each.gate.pop()
-        return own.new_zeros(hi - lo, own.numel()) if gradient is None else gradient.detach().reshape(hi - lo, -1)
+        if gradient is None:
+            return own.new_zeros(hi - lo, own.numel())
+        return gradient.detach().reshape(hi - lo, -1)
 
     row_bytes = own.numel() * own.element_size()
     if rows.n * row_bytes > CHUNK_BYTES:
