@@ -76,6 +76,7 @@ def kinds(n, seed, dtype=torch.float64):
         "one-3d": Outer(a[:, :1], b[:, :1]),
         "bias": Outer(a[:, 0, :4], b[:, 0], ones=True),
         "many": Outer(a, b),
+        "many-bias": Outer(a[..., :4], b, ones=True),
         "sparse": Outer(sparse, b[:, 0]),
         "dense": Dense(normal(n, 20, seed=seed, dtype=dtype)),
         "lazy": Lazy(lambda lo, hi: normal(n, 20, seed=seed, dtype=dtype)[lo:hi], n, 20, dtype=dtype),
