@@ -275,7 +275,7 @@ class _Batch:
 
         return replace(self, leaves=tree_map_only(Tensor, moved, self.leaves))
 
-    def altered(self, rows: Tensor, value: float | None) -> _Batch:
+    def exchanged(self, rows: Tensor, value: float | None) -> _Batch:
         """Floats of some examples set to a value; None: those examples replaced by others of the batch."""
         # an integer beside tensors that are not cut may say where in those an example begins
         whole = all(cut is not None for x, cut in zip(self.leaves, self.cuts, strict=True) if isinstance(x, Tensor))
@@ -398,7 +398,7 @@ class _Trial:
             order = torch.randperm(batch.n, generator=drawn)
             for gone, stays in ((order[:half], order[half:]), (order[half:], order[:half])):
                 try:
-                    record = self._pass(batch.altered(gone, value), gone, value)
+                    record = self._pass(batch.exchanged(gone, value), gone, value)
                 except Exception:  # values that the module itself refuses
                     continue
                 where = self._base.differs(record, stays)

@@ -106,7 +106,7 @@ class _Operation:
             raise Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
 
 
-def _bare(leaves: Leaves) -> Leaves:
+def _without_history(leaves: Leaves) -> Leaves:
     """The numbers of shared values alone."""
     return [bare(x) if isinstance(x, Shared) else x for x in leaves]
 
@@ -120,7 +120,7 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if any(is_batchedtensor(x) for x in op.tensors):
         return _single(op)
     if name in _LIKE and not isinstance(args[0], Shared):
-        return op.of(_bare(op.leaves))
+        return op.of(_without_history(op.leaves))
     value = op.values[0]
     leaf = value.history.leaves[0]
     n = leaf.n if leaf.layers.batch is None else leaf.layers.batch
@@ -136,7 +136,7 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
         result = _without_examples(op)
         return _spread(op, result, n) if name in _SPREADS and len(op.values) == 1 else result
     if not n:
-        return _of_none(op.of(_bare(op.leaves)), op.values)
+        return _of_none(op.of(_without_history(op.leaves)), op.values)
     try:
         return _apart(op, n, examples)
     except Unseen:
@@ -305,7 +305,7 @@ def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
     outputs = [_joined(x, value, k, name) for x in pieces]
     if name not in _PAIRED and name not in FACTORED:
         with torch.no_grad():
-            whole = tree_flatten(op.of(_bare(leaves)))[0]
+            whole = tree_flatten(op.of(_without_history(leaves)))[0]
         for x, y in zip(outputs, whole, strict=True):
             if is_plain(x) and not (x.shape == y.shape and near_enough(x, y)):
                 raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
