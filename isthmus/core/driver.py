@@ -294,10 +294,10 @@ class BackwardAccumulator:
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
         """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""
-        rows = merged(name, pieces)
-        if not self.fast or rows is None:
-            return rows
-        computed = as_computed(rows, bound)
+        present = [piece for piece in pieces if piece is not None]  # a sketch may take nothing of a leaf
+        if not present or not self.fast:
+            return merged(name, present) if present else None
+        computed = as_computed(merged(name, present), bound)
         if isinstance(computed, Computed):
             computed.watched = self._watched in (None, name)
         return computed

@@ -257,8 +257,8 @@ def test_a_restored_state_gives_the_same_map(sparse):
         public, space = network(PUBLIC, 100), SPACE
     context, tensors = Rounds(public, space), {}
     sketch, state = PublicSubspace(3, refresh=5).bind(context, None)
-    tree = json.loads(json.dumps(storage.encode(state, "state", tensors)))
-    restored = storage.decode(tree, load(save(tensors)))
+    tree = json.loads(json.dumps(storage._encode(state, "state", tensors)))
+    restored = storage._decode(tree, load(save(tensors)))
     context.t = 4
     again, _ = PublicSubspace(3, refresh=5).bind(context, restored)
     assert len(context.asked) == 1 and again.norm == sketch.norm and torch.equal(again.dense(), sketch.dense())
