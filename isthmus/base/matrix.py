@@ -185,8 +185,7 @@ def dtype_of(x: Matrix) -> torch.dtype:
     """The torch dtype of a dense or CSR matrix."""
     if not is_sparse(x):
         return x.dtype
-    dtype: torch.dtype = getattr(torch, x.dtype.name)
-    return dtype
+    return torch.from_numpy(x.data[:0]).dtype
 
 
 def device_of(x: Matrix) -> torch.device:
@@ -289,10 +288,10 @@ def _row_products(x: Tensor, w: Tensor) -> Tensor:
         at = slice(*rows)
         np.einsum(how, x[at].to(w.dtype).contiguous().numpy(), vectors, out=products[at].numpy())
 
-    spans = [(0, x.shape[0])]
     if x.shape[0] * w.numel() > ALONE:
-        spans = _row_chunks(x)
-    share_out(part, spans)
+        share_out(part, _row_chunks(x))
+    else:
+        part((0, x.shape[0]))
     return products
 
 

@@ -195,16 +195,12 @@ class Group:
         """The mean of everybody's number or tensor, weighted by how many records each has."""
         if self.size == 1:
             return value
-        own = torch.as_tensor(value, dtype=torch.float64) * n
-        if n == 0:  # the mean of no records is no number
-            own = torch.zeros_like(own)
-        headers = self.agree("figure", [n, own.numel()], names=("", "figure"))
-        total = self.reduce(own)
-        shared = self.on_leader(lambda: total / sum(header[0] for header in headers), met=True)
+        told = self.all((n, torch.as_tensor(value, dtype=torch.float64)))
+        total = sum(each * count for count, each in told if count)  # the mean of no records is no number
+        mean = torch.as_tensor(total / sum(count for count, _ in told))
         if isinstance(value, Tensor):
-            whole: Tensor = shared.to(value.dtype)
-            return whole
-        return float(shared)
+            return mean.to(value.dtype)
+        return float(mean)
 
     @contextmanager
     def joined(self, place: str) -> Iterator[None]:
@@ -218,34 +214,25 @@ class Group:
         self.agree(place)
 
     def add(
-        self,
-        round: Round,
-        stage: Stage,
-        make: Callable[[], Message],
-        same: Callable[[], int],
-        own: int,
-        whole: int,
-        empty: bool = False,
+        self, round: Round, stage: Stage, make: Callable[[], Message], same: int, own: int, n: int, empty: bool = False
     ) -> Message:
-        """This process's message plus everybody else's, where the leader is; elsewhere it has no meaning.
+        """This rank's message plus everybody else's, where the leader is; elsewhere it has no meaning.
 
         same        a checksum of what everybody must have alike
-        own, whole  how many records there are here, and of everybody
+        own, n      how many records there are here, and of everybody
         empty       whether the message is of no records, whose bounds do not know in what dtype they are
         """
-        if self.size == 1:
-            return make()
         message, error, header = None, None, list[float]()
         try:
             promise, longest = round.pipe.promise, (math.inf, math.inf)
             if promise is None or promise.n is not None:  # lengths that follow from a private number are not sent
                 rate = rate_of(stage.sampler)
-                longest = 16 + 2 * rate * own, 16 * self.size + 2 * rate * whole  # twice what is expected, and some
+                longest = 16 + 2 * rate * own, 16 * self.size + 2 * rate * n  # twice what is expected, and some
             message = make().for_wire(*longest, self.size)
             sent = [(name, b.value.numel(), b.value.dtype, b.bound) for name, b in message.values.items()]
             asked = key(stage.name, round.t, round.seed, round.eta, sorted(round.bounds.items()))
             maps = key(*(sketch.fingerprint for sketch in round.sketches.values()))
-            digests = [0 if empty else key(*sent), asked, maps, same()]
+            digests = [0 if empty else key(*sent), asked, maps, same]
             header = [*digests, message.divisor, message.bytes]
         except Exception as failed:
             error = failed

@@ -21,7 +21,6 @@ from isthmus.core.group import Aggregator
 from isthmus.core.parts import Problem, Threshold, Update
 from isthmus.core.pipeline import Local, Pipeline, Release, RunContext, StepSize, bind_stage, run, start
 from isthmus.core.private_side import PrivateSide, same_terms
-from isthmus.core.sound import claims
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
 from isthmus.penalties import NoPenalty, Penalty
@@ -260,11 +259,14 @@ def minimize(
     aggregator = _holders(objective, clients)
     group, constraint = aggregator.group, Whole() if constraint is None else constraint
     with group.joined("minimize"):
-        d, every = objective.space.d, None if record == "epoch" else record
+        d, every = objective.space.d, record
+        if isinstance(every, str):
+            validate.one_of(("epoch",), record=every)
+            every = None
         validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
         for name, number in {"steps": steps, "physical_batch_size": physical_batch_size, "record": every}.items():
             if number is not None:
-                validate.positive_int(**{name: number})  # type: ignore[arg-type]
+                validate.positive_int(**{name: number})
         if epochs is not None:
             validate.positive(epochs=epochs)
         validate.check(isinstance(constraint, ConvexSet), "constraint", constraint, "give a set from isthmus.sets")
@@ -284,13 +286,18 @@ def minimize(
         assert isinstance(pipe, Pipeline)
         if clients is not None and not isinstance(clients, Aggregator):
             aggregator = Clients(list(clients), pipe.wire.per_round)
-        if claims(pipe):
+        if pipe.promise is not None:  # no stage adds noise without one
             view.close(name)
         per_epoch = pipe.stages[-1].sampler.rounds(n)
         rounds = _rounds(pipe, steps, epochs, per_epoch)
         validate.check(x0 is None or not pipe.before, "x0", x0, "leave it out: this recipe finds its own start")
-        side = _private_side(pipe, objective, ledger, noise_seed, aggregator, n)
-        if side is not None:
+        side = None
+        if pipe.promise is not None:
+            aggregator.check_private(n, [stage.sampler for stage in pipe.stages])
+            if group.rank:  # the ledger is in one process only, and other records have other coins
+                ledger, noise_seed = None, None if noise_seed is None else key(noise_seed, group.rank)
+            side = PrivateSide(pipe.promise, ledger, noise_seed, whole=n, leads=not group.rank)
+            side.warn(objective, *aggregator.problems)
             side.check_same(group, pipe, rounds)
             if resume is None:
                 group.on_leader(partial(side.require, pipe, rounds))
@@ -308,11 +315,16 @@ def minimize(
         if group.rank:
             progress = False
         bar = notebook.bar(rounds, progress, initial=state.t, leave=False, unit="round")
-        watch = _Watch(view, pipe, rounds, per_epoch, record, list(callbacks), bar, side, state)
+        if isinstance(record, str):
+            every = per_epoch
+        watch = _Watch(view, pipe, rounds, per_epoch, every, list(callbacks), bar, side)
+        if every is not None and state.t == 0:
+            watch.add(state, 0.0)
         with bar, nullcontext() if side is None else side.open(pipe, state.t, rounds) as book:
             keys = Keys(seed, None if side is None else side.noise)
             where = (aggregator, objective.space, keys, partial(_public_rows, objective), per_epoch)
             context = RunContext(*where, physical_batch_size, ledger=book, whole=n)
+            watch.began = time.perf_counter()
             state, x, status = run(pipe, state, rounds, context, watch.observer())
             seconds = watch.seconds
         with group.alike():
@@ -351,28 +363,6 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
     if pipe.rounds is None:
         validate.refuse("steps, epochs", (None, None), "give one of the two: the recipe does not say how long it runs")
     return pipe.rounds
-
-
-def _private_side(
-    pipe: Pipeline,
-    objective: Problem,
-    ledger: Ledger | str | os.PathLike[str] | None,
-    noise_seed: int | None,
-    aggregator: Aggregator,
-    n: int,
-) -> PrivateSide | None:
-    """The private side of the run, where it has one; the ledger is in one process only."""
-    if pipe.promise is None:
-        return None
-    aggregator.check_private(n, [stage.sampler for stage in pipe.stages])
-    rank = aggregator.group.rank
-    if rank:
-        ledger = None
-        if noise_seed is not None:  # other coins for other records
-            noise_seed = key(noise_seed, rank)
-    side = PrivateSide(pipe.promise, ledger, noise_seed, whole=n, leads=not rank)
-    side.warn(objective, *aggregator.problems)
-    return side
 
 
 def _resumed(state: State, parts: Memo, d: int) -> State:
@@ -461,28 +451,20 @@ class EarlyStop:
         return self.waited >= self.patience
 
 
+@dataclass
 class _Watch:
     """Records, callbacks and the progress bar; its own time does not count as the run's."""
 
-    def __init__(
-        self,
-        view: _View,
-        pipe: Pipeline,
-        rounds: int,
-        per_epoch: int,
-        record: int | str | None,
-        callbacks: Sequence[_Callback],
-        bar: Any,
-        side: PrivateSide | None,
-        state: State,
-    ) -> None:
-        self.view, self.pipe, self.rounds, self.per_epoch = view, pipe, rounds, per_epoch
-        self.every = per_epoch if isinstance(record, str) else record
-        self.callbacks, self.bar, self.side = callbacks, bar, side
-        self.history: list[Record] = []
-        if self.every is not None and state.t == 0:
-            self._add(state, 0.0)
-        self.began = time.perf_counter()
+    view: _View
+    pipe: Pipeline
+    rounds: int
+    per_epoch: int
+    every: int | None
+    callbacks: Sequence[_Callback]
+    bar: Any
+    side: PrivateSide | None
+    history: list[Record] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
 
     @property
     def seconds(self) -> float:
@@ -504,14 +486,14 @@ class _Watch:
         if self.every is None or (state.t % self.every and state.t != self.rounds):
             return False
         seconds = self.seconds
-        record = self._add(state, seconds)
+        record = self.add(state, seconds)
         if "loss" in record:
             self.bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
         answers = [callback(record, state) for callback in self.callbacks]  # every callback is called
         self.began += self.seconds - seconds
         return any(answers)
 
-    def _add(self, state: State, seconds: float) -> Record:
+    def add(self, state: State, seconds: float) -> Record:
         """One record more."""
         record: Record = {"t": state.t, "epoch": state.t / self.per_epoch, "seconds": seconds}
         record |= {"dims": state.dims, "bytes": state.bytes}

@@ -335,6 +335,12 @@ def bind_stage(round: Round, stage: Stage) -> None:
 # ---------------------------------------------------------------- where the data is
 
 
+_Rows = Rows | Query | None
+_Codes = Mapping[str, Rows] | None
+_Sums = Mapping[str, ClippedSum] | None
+_EXACT = Rounding()
+
+
 @dataclass(frozen=True)
 class Client:
     """One holder of records: its name, its problem, and how often it was asked in this round before.
@@ -360,19 +366,14 @@ class Client:
 
 
 def measure(
-    release: Release,
-    sketch: Sketch,
-    bound: float,
-    rows: Rows | Query | None,
-    codes: Rows | None = None,
-    rounding: Rounding | None = None,
+    release: Release, sketch: Sketch, bound: float, rows: _Rows, codes: Rows | None = None, rounding: Rounding = _EXACT
 ) -> ClippedSum:
     """The only code that reads per-example values: the clipped sum of codes, with its bound.
 
     With no clip, or a clip before the sketch, the sum is encoded and never the rows (the map is linear).  What is no
     sum over records is a `Query`, whose proven bound must be within that of the clip.
     """
-    clip, rounding = release.clip, rounding or Rounding()
+    clip = release.clip
     if isinstance(rows, Query):
         if clip is None or clip.ord != 2 or rows.bound > clip.total(bound):
             remedy = f"give a clip in the norm 2 of at least {rows.bound}, by which one record can move it"
@@ -418,31 +419,27 @@ def measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], ro
 
 
 def fragment(
-    round: Round,
-    stage: Stage,
-    rows: Rows | Query | None,
-    codes: Mapping[str, Rows] | None = None,
-    rounding: Rounding | None = None,
-    ready: Mapping[str, ClippedSum] | None = None,
+    round: Round, stage: Stage, rows: _Rows, codes: _Codes = None, rounding: Rounding = _EXACT, ready: _Sums = None
 ) -> Message:
     """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
-    values, codes, ready = {}, codes or {}, ready or {}
+    values, codes = dict(ready or {}), codes or {}
     for release, slot in stage.slots:
-        if release.name in ready:
-            values[release.name] = ready[release.name]
-        elif round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
+        if release.name in values:
+            continue
+        if round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = ClippedSum(rows.sum(), 2, math.inf)
         else:
-            bound = round.bounds.get(slot, math.inf)
-            values[release.name] = measure(
-                release, round.sketches[slot], bound, rows, codes.get(release.name), rounding
-            )
+            bound, own = round.bounds.get(slot, math.inf), codes.get(release.name)
+            values[release.name] = measure(release, round.sketches[slot], bound, rows, own, rounding)
     return Message(values, 0.0)
 
 
 def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical: int | None = None) -> Message:
-    """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
+    """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once.
+
+    The rows of a physical batch are, of what is no sum over records, the query; of micro-batches, their means.
+    """
     problem, sampler, role = client.problem, stage.sampler, client.role
     n, linear = problem.n, bool(getattr(problem, "linear", False))  # a linear model draws nothing and keeps nothing
     index, times = sampler.draw(n, round.t, keys, role), None
@@ -450,14 +447,24 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
         # more draws than records: how often each was drawn.  Copies that are clipped one by one stay apart
         times = torch.bincount(index, minlength=n)
         index = times.nonzero().reshape(-1)
-    divisor = batch = sampler.divisor(n, round.t)
-    if client.whole not in (None, n):
-        batch = sampler.divisor(client.whole, round.t)
-    expected = None if linear else batch
+    divisor, alone = sampler.divisor(n, round.t), client.whole in (None, n)
+    expected = None if linear else sampler.divisor(client.whole or n, round.t)
     parts, apart = _batches(problem, stage, index, physical)
 
     def measured(number: int) -> Message:
-        rows = _rows(round, stage, client, parts[number], times, keys, physical)
+        part = parts[number]
+        rows = stage.source(problem, round.w, part, round.held)
+        if isinstance(rows, Query):
+            rows = _answered(rows, client, physical, alone)
+        elif times is not None and isinstance(part, Tensor):
+            rows = rows.mixed(torch.arange(len(part))[:, None], times[part][:, None])
+        if stage.groups is not None:
+            if physical is not None or not alone or not isinstance(rows, Rows):
+                remedy = "leave out physical_batch_size, and let one process hold the records"
+                validate.refuse("micro_batch", stage.groups, f"{remedy}: a micro-batch is clipped whole")
+            if keys.noise is None:
+                validate.refuse("noise", None, "give a SecretSource as keys.noise: micro-batches are drawn secretly")
+            rows = rows.regrouped(keys.noise.integers(stage.groups, rows.n))  # a record's own is drawn for it alone
         share = part_of_error(number + 1, number + 1 == len(parts)) * client.share
         return fragment(round, stage, rows, rounding=Rounding(expected, share))
 
@@ -469,36 +476,17 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
     return _sent(round, stage, total, client.name, role)
 
 
-def _rows(
-    round: Round,
-    stage: Stage,
-    client: Client,
-    part: Tensor | slice | None,
-    times: Tensor | None,
-    keys: Keys,
-    physical: int | None,
-) -> Rows | Query:
-    """The rows of one physical batch: of what is no sum over records, the query; of micro-batches, their means."""
-    rows, whole = stage.source(client.problem, round.w, part, round.held), client.whole in (None, client.problem.n)
-    if isinstance(rows, Query):
-        name = type(rows).__name__
-        remedy = f"leave it out: {name} is no sum, and one record more would shift every batch after it"
-        validate.check(physical is None, "physical_batch_size", physical, remedy)
-        if client.joint is not None or not whole:  # ranks answer together, an empty one too
-            remedy = f"give what follows from it (step=), or use ranks: {name} is no sum of several holders'"
-            if client.joint is None or not rows.adds_up:
-                validate.refuse("clients", client.name, remedy)
-            rows = Answered(client.joint(rows), rows.bound)
-    elif times is not None and isinstance(part, Tensor):
-        rows = rows.mixed(torch.arange(len(part))[:, None], times[part][:, None])
-    if stage.groups is None:
-        return rows
-    if physical is not None or not whole or not isinstance(rows, Rows):
-        remedy = "leave out physical_batch_size, and let one process hold the records: a micro-batch is clipped whole"
-        validate.refuse("micro_batch", stage.groups, remedy)
-    if keys.noise is None:
-        validate.refuse("noise", None, "give a SecretSource as keys.noise: micro-batches are drawn secretly")
-    return rows.regrouped(keys.noise.integers(stage.groups, rows.n))  # a record's own is drawn for it alone
+def _answered(query: Query, client: Client, physical: int | None, alone: bool) -> Query:
+    """What is no sum over records, with its value where ranks find it together, an empty one too."""
+    name = type(query).__name__
+    remedy = f"leave it out: {name} is no sum, and one record more would shift every batch after it"
+    validate.check(physical is None, "physical_batch_size", physical, remedy)
+    if client.joint is None and alone:
+        return query
+    if client.joint is None or not query.adds_up:
+        remedy = f"give what follows from it (step=), or use ranks: {name} is no sum of several holders'"
+        validate.refuse("clients", client.name, remedy)
+    return Answered(client.joint(query), query.bound)
 
 
 def _batches(
@@ -574,7 +562,7 @@ class Local(Aggregator):
             return contribute(round, stage, client, context.keys, context.physical)
         client = Client(str(group.rank), problem, 0, context.whole, 1 / group.size, group.answer)
         mine = partial(contribute, round, stage, client, context.keys, context.physical)
-        return group.add(round, stage, mine, lambda: storage.checksum(round.w), problem.n, context.whole or problem.n)
+        return group.add(round, stage, mine, storage.checksum(round.w), problem.n, context.whole or problem.n)
 
 
 class AllReduce(Local):
@@ -606,8 +594,11 @@ def close_stage(
     round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is, charge BEFORE the release; everywhere, lift what was released and hold it in the round."""
-    released = round.group.on_leader(partial(_release, round, stage, message, keys, ledger), met=True)
-    if round.group.rank:
+    make = partial(_release, round, stage, message, keys, ledger)
+    if round.group.size == 1:
+        released = make()
+    else:
+        released = round.group.on_leader(make, met=True)
         released = {name: value.to(message.values[name].value.device) for name, value in released.items()}
     lifted: list[Lifted] = []
     for release, slot in stage.slots:
