@@ -185,8 +185,7 @@ def dtype_of(x: Matrix) -> torch.dtype:
     """The torch dtype of a dense or CSR matrix."""
     if not is_sparse(x):
         return x.dtype
-    dtype: torch.dtype = getattr(torch, x.dtype.name)
-    return dtype
+    return torch.from_numpy(x.data[:0]).dtype
 
 
 def device_of(x: Matrix) -> torch.device:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import Map, RowMaps, Scaled
 from isthmus.sets import ConvexSet
 
+LedgerLike = Ledger | str | os.PathLike[str] | None
+"""What `ledger=` takes."""
 SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
 
 FEATURES = ("auto", "linear", "smooth")
@@ -58,7 +60,7 @@ class _PrivateEstimator(BaseEstimator):
 
     epsilon: float
     delta: float | None
-    ledger: object
+    ledger: LedgerLike
     privacy_: PrivacyStatement | None
 
     def __sklearn_clone__(self) -> Self:
@@ -119,7 +121,7 @@ class _RoundNotes:
     assumed: dict[str, list[str]]
     last: tuple[int, Tensor] | None = None
 
-    def __call__(self, record: dict[str, Any], state: State) -> bool:
+    def __call__(self, record: Mapping[str, float], state: State) -> bool:
         note: dict[str, float] = {"t": state.t}
         if self.last is not None and self.last[0] == state.t - 1:
             note["moved"] = float(torch.linalg.vector_norm(state.w - self.last[1]))
@@ -154,7 +156,7 @@ class _PrivateLinear(_PrivateEstimator):
     delta: float | None = None
     _: KW_ONLY
     loss: str | Loss = ""
-    algorithm: str | Algorithm[Any] | Callable[..., object] = "auto"
+    algorithm: str | Algorithm | Callable[..., object] = "auto"
     constraint: ConvexSet | None = None
     l1: float = 0.0
     l2: float = 0.0
@@ -167,15 +169,15 @@ class _PrivateLinear(_PrivateEstimator):
     bounds: Bounds | str | None = None
     data_norm: float | str | None = None
     fit_intercept: bool = True
-    public: Any = None
+    public: object = None
     n: int | None = None
     max_weight: float = 1.0
     adjacency: str | Adjacency = "add-remove"
     partial_calls: int = 10
-    ledger: Any = None
+    ledger: LedgerLike = None
     checkpoint: str | Path | None = None
-    options: dict[str, Any] | None = None
-    facts: dict[str, Any] | None = None
+    options: dict | None = None
+    facts: dict | None = None
     as_published: bool = False
     random_state: int | np.random.RandomState | None = None
     noise_seed: int | None = None
@@ -280,7 +282,8 @@ class _PrivateLinear(_PrivateEstimator):
         run, claims = claimed
         if claims:
             partial_fit_claims._claim(run, past)
-        ledger, spends = self._run_ledger(), {}
+        ledger = self._run_ledger()
+        spends: dict = {}
         if self._private:
             spends = {"ledger": ledger, "noise_seed": self.noise_seed}
         with one_thread(X.shape[0] * X.shape[1] < _THREADED):  # waiting for others would take longer than the products
@@ -303,10 +306,10 @@ class _PrivateLinear(_PrivateEstimator):
         self.history_, self.seconds_, self.n_iter_ = history, time.perf_counter() - began, result.state.t
         self._store(problem, result)
 
-    def _planned(self, facts: dict[str, Any], exact: bool, names: Sequence[object] | None = None) -> Plan:
+    def _planned(self, facts: dict[str, object], exact: bool, names: Sequence[object] | None = None) -> Plan:
         if names is None and self._named_algorithm is not None:
             names = [self._named_algorithm]
-        own: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self._adjacency.value}
+        own: dict = {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self._adjacency.value}
         own |= {"constraint": self.constraint, "penalty": bool(self.l1 or self.l2), "algorithms": names, "exact": exact}
         own |= {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size, **facts}
         more = self.facts or {}
@@ -359,7 +362,7 @@ class _PrivateLinear(_PrivateEstimator):
 
         return replace(recipe, build=build)
 
-    def _run_ledger(self) -> Any:
+    def _run_ledger(self) -> Ledger | None:
         """What the rounds are charged to: beside a checkpoint a ledger of the run's own, which charges that of all."""
         if not self._private:
             return None
@@ -509,7 +512,7 @@ class _PrivateLinear(_PrivateEstimator):
         return self.epsilon != math.inf
 
     @property
-    def _named_algorithm(self) -> Algorithm[Any] | None:
+    def _named_algorithm(self) -> Algorithm | None:
         """The algorithm that was asked for; None leaves it to the planner."""
         if isinstance(self.algorithm, str):
             return KNOWN.get(self.algorithm)
@@ -569,7 +572,7 @@ class _PrivateLinear(_PrivateEstimator):
         remedy = 'name the algorithm that is to run as published, such as algorithm="priv_sgd"'
         validate.check(not forced, "as_published", True, remedy)
 
-    def _opened_ledger(self) -> Any:
+    def _opened_ledger(self) -> Ledger | None:
         if self._group.rank:
             return None
         return opened_ledger(self.ledger, self._adjacency)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
 
     loss: str | Loss = "logistic"
     classes: ArrayLike | None = None
-    class_weight: dict[Any, float] | str | None = None
+    class_weight: dict | str | None = None
     _LABELS = True
 
     def partial_fit(

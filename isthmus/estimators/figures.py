@@ -85,7 +85,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class _ShownCurve:
+class ShownCurve:
     """A curve of shares, from released or public figures, as a report shows it."""
 
     title: str
@@ -159,7 +159,7 @@ def _rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
 # ---------------------------------------------------------------- public rows: exact
 
 
-def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[_ShownCurve]]:
+def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y = np.asarray(y)
     classes = _classes_of(model)
@@ -173,7 +173,7 @@ def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[
     if len(classes) == 2 and margins is not None and 0 < true.sum() < len(true):
         area = float(roc_auc_score(true, margins))
         figures.append(Figure("AUC", area, baseline=0.5, than="guessing"))
-    curves: list[_ShownCurve] = []
+    curves: list[ShownCurve] = []
     if logs is not None:
         loss = float(np.minimum(-logs[np.arange(len(true)), true], _MOST_LOSS).mean())
         figures.append(_log_loss(loss, 0.0, confusion.sum(1)))
@@ -323,7 +323,7 @@ def _calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float)
 
 def _calibration_curve(
     counts: np.ndarray, predicted: np.ndarray, noise: float, classes: Sequence[object] | np.ndarray
-) -> _ShownCurve:
+) -> ShownCurve:
     """What happened in each group beside what was predicted; groups that the noise hides are left out."""
     event = "the class that was predicted"
     if len(classes) == 2:
@@ -334,7 +334,7 @@ def _calibration_curve(
     y = np.clip(counts[1][filled] / whole[filled], 0, 1)
     ends = tuple(np.sort(x)[[0, -1]].tolist()) if len(x) else ()
     series = (("happened", tuple(x.tolist()), tuple(y.tolist())), ("as predicted", ends, ends))
-    return _ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
+    return ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
 
 
 def _error_figures(sums: np.ndarray, n: int, noise: float, scale: _Scale) -> list[Figure]:

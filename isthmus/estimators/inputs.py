@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from isthmus.base import validate
 from isthmus.base.arrow import opened
-from isthmus.base.matrix import Matrix, canonical, is_sparse
+from isthmus.base.matrix import Csr, Matrix, canonical, is_sparse
 from isthmus.base.streamed import Streamed
 from isthmus.tables.encode import is_frame
 from isthmus.tables.encoder import check_numbers_only
@@ -39,7 +39,7 @@ def _read(estimator: _PrivateLinear, X: object, *y: object, reset: bool = False,
         return _read_in_slices(estimator, table, targets, reset)
     if is_frame(table):
         check_numbers_only(table)
-    how: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
+    how: dict = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
     if not y:
         return _as_rows(_checked(estimator, table, reset=reset, **how)), None
     rows, targets = _checked(estimator, table, targets, y_numeric=not estimator._LABELS, reset=reset, **how)
@@ -81,7 +81,7 @@ def _other_words(said: str) -> str:
     return next((words for begun, words in others.items() if begun in said), "")
 
 
-def _as_rows(X: Any) -> Matrix:
+def _as_rows(X: np.ndarray | Csr) -> Matrix:
     """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
     if is_sparse(X):
         return canonical(X if X.dtype == np.float64 else X.astype(np.float64))

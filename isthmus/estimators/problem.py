@@ -6,8 +6,8 @@ Rows are mapped to norm at most 1 by arguments, by public data, or by a release 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,12 +29,12 @@ from isthmus.privacy.plan import mu_of
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import _PrivateLinear
+    from isthmus.estimators.base import Bounds, _PrivateLinear
 
-DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
+_DENSE_BIAS, _SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
 DECLARED = "what was declared about the data (its columns, classes, bounds, norms, ranges) is public knowledge"
-PUBLIC = "the rows given as public are public, and none of the private records is among them"
+_PUBLIC = "the rows given as public are public, and none of the private records is among them"
 _PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
 Objective = tuple[LinearModel, tuple[SumPurchase, ...], tuple[str, ...]]
@@ -65,13 +65,8 @@ class _Problem:
         return int(self.facts["n"])  # type: ignore[call-overload]
 
 
-@dataclass
-class _Inputs:
-    """Public maps of rows, what has to be bought first, and what was read off the rows."""
-
-    maps: list[RowMap] = field(default_factory=list)
-    buys: tuple[SumPurchase, ...] = ()
-    leaks: list[str] = field(default_factory=list)
+_Inputs = tuple[list[RowMap], tuple[SumPurchase, ...], list[str]]
+"""Public maps of rows, what has to be bought first, and what was read off the rows."""
 
 
 def _posed(model: _PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | None) -> _Problem:
@@ -87,25 +82,25 @@ def _posed(model: _PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | 
     chosen = _scale(model, X, public)
     bought = _bought_scale(model, X, chosen)
     intercept = model.fit_intercept and chosen != "public" and bought not in ("moments", "shapes")
-    inputs = _inputs(model, X, public, intercept, bought == "shapes" or private and _many(model, *X.shape))
+    # among so many records rows that are shortened would bend more than their noise
+    many = private and _certainty(model, X.shape[0]) >= CONSTANTS.clip_b * X.shape[1]
+    maps, buys, assumed = _inputs(model, X, public, intercept, bought == "shapes" or many)
     seen = None
     if public is not None:
-        seen = RowMaps(inputs.maps)(public)
+        seen = RowMaps(maps)(public)
         if chosen == "public":
-            extra = _standardised(seen)
-            inputs.maps.append(extra)
-            seen = extra(seen)
-    view = RowMaps(inputs.maps)(Scaled.of(X))
-    if any(isinstance(item, Ranges) and item.bias for item in inputs.buys):  # a column that the bought map will fill
+            maps.append(_standardised(seen))
+            seen = maps[-1](seen)
+    view = RowMaps(maps)(Scaled.of(X))
+    if any(isinstance(item, Ranges) and item.bias for item in buys):  # a column that the bought map will fill
         view = view.with_constant()
-    objective, buys, remarks = model._objective(view, y, weight)
-    assumed = [*inputs.leaks]
+    objective, more, remarks = model._objective(view, y, weight)
+    buys += more
     if private:
         assumed += [DECLARED, *learned, *guessed]
     if public is not None:
-        assumed.append(PUBLIC)
+        assumed.append(_PUBLIC)
     assumed += remarks
-    buys = (*inputs.buys, *buys)
     facts = {**_public_facts(model, X), "d": view.shape[1]}
     facts |= {"scale": "none", "before": sum(item.share for item in buys), "public": None}
     if private and chosen != "public":
@@ -113,14 +108,15 @@ def _posed(model: _PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | 
     labelled = None
     if seen is not None:
         same = seen.shape[1] == view.shape[1]
+        if not same:  # seen as the private rows before anything is bought: a bought map fills a column
+            seen = seen.with_constant()
+        if targets is not None:
+            labelled = seen, model._targets(targets), model._public_weights(targets)
         if same:
-            facts["public"] = seen.plain()
-        if targets is not None:  # seen as the private rows before anything is bought: a bought map fills a column
-            labelled = seen if same else seen.with_constant(), model._targets(targets), model._public_weights(targets)
-            facts["public"] = (facts["public"], labelled[1]) if same else None
+            facts["public"] = seen.plain() if labelled is None else (seen.plain(), labelled[1])
     leaks = tuple(fact for fact in assumed if isinstance(fact, Leak))
     rest = tuple(fact for fact in assumed if not isinstance(fact, Leak))
-    return _Problem(objective, RowMaps(inputs.maps), buys, facts, rest, leaks, labelled)
+    return _Problem(objective, RowMaps(maps), buys, facts, rest, leaks, labelled)
 
 
 def _public_facts(model: _PrivateLinear, X: Matrix) -> dict[str, object]:
@@ -170,11 +166,6 @@ def _certainty(model: _PrivateLinear, n: int) -> float:
     return n * mu_of(model.epsilon, model._delta(n), model._adjacency)
 
 
-def _many(model: _PrivateLinear, n: int, d: int) -> bool:
-    """Whether there are so many records that rows which are shortened would bend more than their noise."""
-    return _certainty(model, n) >= CONSTANTS.clip_b * d
-
-
 def _public_rows(model: _PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarray | None]:
     X, y = model.public, None
     if isinstance(X, tuple):
@@ -189,14 +180,16 @@ def _public_rows(model: _PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarr
         validate.check(len(y) == X.shape[0], "public", sizes, "give one target for each public row")
     if X.shape[0] > _PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
         some = np.random.default_rng(0).permutation(X.shape[0])[:_PUBLIC_ROWS]
-        X, y = take(X, torch.from_numpy(some)), None if y is None else y[some]
+        X = take(X, torch.from_numpy(some))
+        if y is not None:
+            y = y[some]
     return X, y
 
 
 # ---------------------------------------------------------------- maps of rows
 
 
-def _check_bounds(bounds: Any, data_norm: float | str | None) -> None:
+def _check_bounds(bounds: Bounds | str | None, data_norm: float | str | None) -> None:
     """Refuse bounds and norms that are none, before data is read."""
     if isinstance(bounds, str):
         validate.one_of(("data",), bounds=bounds)
@@ -220,41 +213,34 @@ def _inputs(model: _PrivateLinear, X: Matrix, public: Matrix | None, intercept: 
 
     whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
     """
-    d, bounds, norm, inputs = X.shape[1], model.bounds, model.data_norm, _Inputs()
+    d, bounds, norm, leaks = X.shape[1], model.bounds, model.data_norm, list[str]()
     if not model._private:
-        inputs.maps.append(_from_rows(X, intercept, model._group))
-        return inputs
+        return [_from_rows(X, intercept, model._group)], (), leaks
     if isinstance(bounds, str):
         bounds = _ranges_of(X, model._group)
-        inputs.leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
-    if isinstance(norm, str) and norm == "data":
-        own = float(upper_norms(X).max()) if X.shape[0] else 0.0
-        norm = max(*model._group.all(own), 1e-12)
-        inputs.leaks.append(
-            leak(f"the largest row norm (data_norm={norm:.4g}) was", "give a data_norm= that is public")
-        )
-    by_ranges: dict[str, Any] = {"bias": float(intercept), "origin": not model.fit_intercept}
+        leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
+    if norm == "data":
+        norm = max(*model._group.all(float(upper_norms(X).max()) if X.shape[0] else 0.0), 1e-12)
+        leaks.append(leak(f"the largest row norm (data_norm={norm:.4g}) was", "give a data_norm= that is public"))
+    by_ranges: dict = {"bias": float(intercept), "origin": not model.fit_intercept}
     if bounds is not None:
         low, high = (_column(side, d) for side in bounds)
         unknown = low.isnan() | high.isnan()
         if public is not None:
             low, high = (torch.where(unknown, *ends) for ends in zip(_ranges_of(public), (low, high), strict=True))
         elif unknown.any():
-            inputs.buys = (Ranges(low, high, whole=whole, **by_ranges),)
-            return inputs
+            return [], (Ranges(low, high, whole=whole, **by_ranges),), leaks
         limit = math.sqrt(d) if whole else None
         if norm is not None and not isinstance(norm, str):
             limit = float(norm)
-        inputs.maps.append(ranged(low, high, limit=limit, **by_ranges))
-    elif norm == "unit" or (norm is None and public is None and is_sparse(X)):
-        inputs.maps.append(RowMap(limit=None, bias=SPARSE_BIAS * intercept))
-    elif norm is not None:
-        inputs.maps.append(RowMap(limit=float(norm), bias=DENSE_BIAS * intercept * float(norm)))
-    elif public is not None:
-        inputs.maps.append(_from_rows(public, intercept))
-    else:
-        inputs.buys = (Ranges(whole=whole, **by_ranges),)
-    return inputs
+        return [ranged(low, high, limit=limit, **by_ranges)], (), leaks
+    if norm == "unit" or (norm is None and public is None and is_sparse(X)):
+        return [RowMap(limit=None, bias=_SPARSE_BIAS * intercept)], (), leaks
+    if norm is not None:
+        return [RowMap(limit=float(norm), bias=_DENSE_BIAS * intercept * float(norm))], (), leaks
+    if public is not None:
+        return [_from_rows(public, intercept)], (), leaks
+    return [], (Ranges(whole=whole, **by_ranges),), leaks
 
 
 def _standardised(public: Scaled) -> RowMap:
@@ -282,7 +268,7 @@ def _from_rows(X: Matrix, intercept: bool, group: Group = ALONE) -> RowMap:
     """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
     X = as_matrix("public", X)
     if is_sparse(X):
-        return RowMap(limit=None, bias=SPARSE_BIAS * intercept)
+        return RowMap(limit=None, bias=_SPARSE_BIAS * intercept)
     mean, spread = rank_group._moments(group, X)
     if not intercept:  # without a constant to make up for it columns keep their place
         mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import storage, validate
 from isthmus.base.matrix import Matrix, is_sparse
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import Group
@@ -36,7 +36,7 @@ def _shared_rows(group: Group, X: Matrix, names: list[str]) -> tuple[Matrix, int
     if not X.shape[0] and sparse:  # an empty part is of whatever kind the others are
         X = sp.csr_matrix((0, d))
     elif not X.shape[0]:
-        X = torch.zeros(0, d, dtype=getattr(torch, dtype.split(".")[-1]))
+        X = torch.zeros(0, d, dtype=storage.DTYPES[dtype.split(".")[-1]])
     return X, n
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +85,9 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
 
     def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
         remarks: tuple[str, ...] = ()
-        own: dict[str, Any] = {"delta": self.huber_delta} if issubclass(self._kind, Huber) else {}
+        own: dict = {}
+        if issubclass(self._kind, Huber):
+            own = {"delta": self.huber_delta}
         y, weights = np.asarray(y, dtype=np.float64), self._checked_weights(weight, X.shape[0])
         model = self._kind(X, y, weights=weights, l1=self.l1, l2=self.l2, **own)
         bounds = self.target_bounds

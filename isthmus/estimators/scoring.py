@@ -31,8 +31,8 @@ from isthmus.core.parts import FixedRows
 from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
-from isthmus.estimators.base import GroupLike
-from isthmus.estimators.figures import Figure, Model, _Bins, _Scale, _ShownCurve
+from isthmus.estimators.base import GroupLike, LedgerLike
+from isthmus.estimators.figures import Figure, Model, ShownCurve, _Bins, _Scale
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
 from isthmus.privacy.event_json import dpa
@@ -74,7 +74,7 @@ class Scores:
     """
 
     figures: tuple[Figure, ...]
-    curves: tuple[_ShownCurve, ...] = ()
+    curves: tuple[ShownCurve, ...] = ()
     privacy: privacy.PrivacyStatement | None = None
     releases: int = 0
     paid: tuple[str, ...] = field(default=(), repr=False, compare=False)
@@ -103,7 +103,7 @@ def private_score(
     delta: float | None = None,
     target_bounds: tuple[float, float] | None = None,
     adjacency: str = "add-remove",
-    ledger: Any = None,
+    ledger: LedgerLike = None,
     noise_seed: int | None = None,
     group: GroupLike = None,
 ) -> Scores:
@@ -201,7 +201,7 @@ class Looks:
             self.source = privacy.SeededSource(self.noise_seed)
 
     @classmethod
-    def paid_from(cls, ledger: Any, epsilon: float, delta: float, adjacency: str, **others: Any) -> Looks:
+    def paid_from(cls, ledger: LedgerLike, epsilon: float, delta: float, adjacency: str, **others: Any) -> Looks:
         """Looks that cost so much together, charged to a ledger, its path, or to one of their own."""
         validate.positive(epsilon=epsilon)
         validate.one_of([member.value for member in privacy.Adjacency], adjacency=adjacency)
@@ -342,7 +342,7 @@ def _derived(
     """Figures and curves from the noisy counts: post-processing."""
     k = len(classes)
     derived = figures._confusion_figures(counts[0].reshape(k, k), list(classes), noise)
-    curves: list[_ShownCurve] = []
+    curves: list[ShownCurve] = []
     if groups is not None:
         scores = counts[1].reshape(2, groups.count)
         if k > 2 and k - 1 > groups.count / 2:  # fewer cells tell how many were right
@@ -351,18 +351,18 @@ def _derived(
         if k == 2:
             derived.append(figures._auc_figure(scores, noise))
         if sure:
-            loss = figures._log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
+            if k == 2:
+                loss = figures._log_loss_figure(scores, groups.margin, noise)
+            else:
+                value, spread = (
+                    float(counts[2] @ _LOSSES.middles) / n,
+                    noise * figures._centred_norm(_LOSSES.middles) / n,
+                )
+                loss = figures._log_loss(max(value, 0.0), spread, counts[0].reshape(k, k).sum(1))
             derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
             curves.append(figures._calibration_curve(scores, groups.predicted, noise, classes))
     readable = [figures._readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
-
-
-def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
-    """The log loss of more than two classes, from the counts of losses."""
-    actual = counts[0].reshape(k, k).sum(1)
-    spread = noise * figures._centred_norm(_LOSSES.middles) / n
-    return figures._log_loss(max(float(counts[2] @ _LOSSES.middles) / n, 0.0), spread, actual)
 
 
 def _least(figure: Figure) -> float:

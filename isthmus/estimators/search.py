@@ -22,7 +22,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from isthmus.base import validate
 from isthmus.core.parts import FixedRows
 from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
-from isthmus.estimators.base import GroupLike, _PrivateEstimator, _PrivateLinear
+from isthmus.estimators.base import GroupLike, LedgerLike, _PrivateEstimator, _PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.inputs import _checked
 from isthmus.estimators.stateless_steps import leak
@@ -98,7 +98,7 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
     delta: float | None = None
     share: float = 0.2
     validation: float = 0.2
-    ledger: Any = None
+    ledger: LedgerLike = None
     noise_seed: int | None = None
 
     # ------------------------------------------------------------ fit
@@ -114,7 +114,11 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
         candidates, classifies = self._candidates(), self._classifies
         kinds = [np.float64, np.float32]
         rows, labels = _checked(self, X, y, accept_sparse="csr", dtype=kinds, y_numeric=not classifies)
-        leaks = self._read_classes(labels)
+        leaks: tuple[str, ...] = ()
+        if classifies:
+            self._classes = self.estimator.classes
+            if self._classes is None:
+                self._classes, leaks = np.unique(labels), (leak(*CLASSES_READ),)
         n = self.estimator.n or rows.shape[0]
         promise = Promise(self.epsilon, self._delta(n), self._adjacency)
         split = _Split(n, len(candidates), self.share, self.validation, promise)
@@ -142,7 +146,7 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
         self.best_estimator_._state(self.privacy_)  # its parameters were chosen on the same records
         return self
 
-    def _candidates(self) -> list[dict[str, Any]]:
+    def _candidates(self) -> list[dict[str, object]]:
         """All combinations, checked; nothing of the data is looked at yet."""
         validate.positive(epsilon=self.epsilon)
         if self.delta is not None:
@@ -172,15 +176,6 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
             validate.check(declared, "target_bounds", bounds, remedy)
         return candidates
 
-    def _read_classes(self, y: np.ndarray) -> tuple[str, ...]:
-        if not self._classifies:
-            return ()
-        self._classes = self.estimator.classes
-        if self._classes is not None:
-            return ()
-        self._classes = np.unique(y)
-        return (leak(*CLASSES_READ),)
-
     def _estimator(self, params: Mapping[str, object], epsilon: float, delta: float, seed: int) -> _PrivateLinear:
         settings = {**params, "epsilon": epsilon, "delta": delta}
         if self._classifies:
@@ -198,7 +193,7 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
         """A candidate as it is fitted in the end."""
         return self._estimator(params, split.rest, split.promise.delta, 0)
 
-    def _check_gaussian(self, estimator: _PrivateLinear, data: tuple[Any, ...], multiplier: float) -> None:
+    def _check_gaussian(self, estimator: _PrivateLinear, data: tuple, multiplier: float) -> None:
         """Refuse a fit that would not be as private as it is counted; it is planned, and stopped before it begins."""
         X, y, weight = data
         try:
@@ -211,7 +206,7 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
             remedy = 'choose algorithm="dp_gd", say, and leave out batch_size: each round must look at all records'
             validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
 
-    def _scores(self, trials: list[_PrivateLinear], X: Any, y: np.ndarray, weight: np.ndarray | None) -> Dense:
+    def _scores(self, trials: list[_PrivateLinear], X: object, y: np.ndarray, weight: np.ndarray | None) -> Dense:
         """For each record of the last part and each trial a number in [0, 1]: a right answer, or 1 less the error."""
         if not len(y):
             return Dense(torch.zeros(0, len(trials), dtype=torch.float64))
@@ -378,7 +373,7 @@ def _choose(scores: Dense, split: _Split, noise: privacy.Source, ledger: privacy
         return int(look(stage, setting, split.promise)["choice"].argmax())
 
 
-def _some(data: tuple[Any, ...], chosen: np.ndarray) -> tuple[Any, ...]:
+def _some(data: tuple, chosen: np.ndarray) -> tuple:
     """Some of the records, in each of the arrays that are given."""
     return tuple(rows if rows is None else rows[chosen] for rows in data)
 

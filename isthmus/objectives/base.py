@@ -95,7 +95,7 @@ def as_index(index: Index, n: int, device: torch.device | str = "cpu") -> Tensor
     return tensor.to(device=device, dtype=torch.int64)
 
 
-def check_point(w: object, d: int) -> Tensor:
+def _check_point(w: object, d: int) -> Tensor:
     """A flat floating vector of length d, detached."""
     if isinstance(w, Tensor) and w.shape == (d,) and w.is_floating_point():
         return w.detach()
@@ -144,7 +144,7 @@ class TorchObjective(Objective):
 
     def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean loss of the chosen examples."""
-        w, count, total = check_point(w, self.d), 0, 0.0
+        w, count, total = _check_point(w, self.d), 0, 0.0
         losses = vmap(self._one, in_dims=self._axes())
         with torch.no_grad():
             for batch in self._batches(index):
@@ -155,7 +155,7 @@ class TorchObjective(Objective):
 
     def rows(self, w: Tensor, index: Index = None) -> Lazy:
         """The per-example gradients, computed when they are asked for."""
-        point, chosen = check_point(w, self.d).clone(), self._chosen(index)
+        point, chosen = _check_point(w, self.d).clone(), self._chosen(index)
         gradients = vmap(grad(self._one), in_dims=self._axes())
 
         def chunk(lo: int, hi: int) -> Tensor:
@@ -166,7 +166,7 @@ class TorchObjective(Objective):
 
     def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """The gradient of the mean loss, by one backward pass a batch, plus that of the penalty's l2 part."""
-        w, count, total = check_point(w, self.d), 0, torch.zeros_like(w)
+        w, count, total = _check_point(w, self.d), 0, torch.zeros_like(w)
         summed = grad(lambda v, *batch: vmap(self._one, in_dims=self._axes())(v, *batch).sum())
         for batch in self._batches(index):
             total, count = total + summed(w, *batch), count + len(batch[0])

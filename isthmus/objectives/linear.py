@@ -9,11 +9,12 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from isthmus.base.matrix import Array, Matrix, View, as_matrix, is_sparse
 from isthmus.base.space import Space
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.gradients.rounding import Lengths, upper_norms
-from isthmus.objectives.base import Index, Objective, as_index, check_point
+from isthmus.objectives.base import Index, Objective, _check_point, as_index
 from isthmus.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.penalties import Penalty, penalty_of
 
@@ -32,7 +33,7 @@ CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be 
 """What a classifier without declared classes has read off y, and the remedy."""
 
 
-class Options(TypedDict, total=False):
+class _Options(TypedDict, total=False):
     """What every linear model takes beside its data (see `LinearModel`)."""
 
     l2: float
@@ -100,7 +101,7 @@ class LinearModel(Objective):
         y: object,
         targets: Targets | None = None,
         *,
-        classes: Any = None,
+        classes: object = None,
         l2: float = 0.0,
         l1: float = 0.0,
         penalty: Penalty | None = None,
@@ -198,7 +199,7 @@ class LinearModel(Objective):
         if isinstance(self.X, View):
             self.X.forget()
 
-    def predict(self, w: Tensor, X: object = None) -> Any:
+    def predict(self, w: Tensor, X: object = None) -> NDArray[np.generic] | Tensor:
         """Labels (NumPy, as they were given) or numbers (tensor), for X or for the training data."""
         return self.targets.predict(self._decide(w, X))
 
@@ -218,7 +219,7 @@ class LinearModel(Objective):
         return self.score(w, X, y)
 
     @property
-    def classes(self) -> tuple[Any, ...] | None:
+    def classes(self) -> tuple[object, ...] | None:
         """The labels in order, or None for a regression."""
         return self.targets.classes
 
@@ -279,7 +280,7 @@ class LinearModel(Objective):
         X, y, weights = self.X, self.y, self.weights
         if where is not None:
             X, y = matrix.take(X, where), y[where]
-        z = matrix.margins(X, self._as_columns(check_point(w, self.d)))
+        z = matrix.margins(X, self._as_columns(_check_point(w, self.d)))
         values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
         values = values.to(dtype or values.dtype)
         if weights is not None:
@@ -313,7 +314,7 @@ class LinearModel(Objective):
         if X is not None:
             data = as_matrix("X", opened(X)[0])
         validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
-        return matrix.matmul(data, self._as_columns(check_point(w, self.d)))
+        return matrix.matmul(data, self._as_columns(_check_point(w, self.d)))
 
     def _as_columns(self, w: Tensor) -> Tensor:
         return w
@@ -391,7 +392,7 @@ class SmoothHinge(Hinge):
 
     name, curvature = "smooth_hinge", 1.0
 
-    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[_Options]) -> None:
         validate.positive(gamma=gamma)
         self.gamma, self.curvature = gamma, 1 / gamma
         super().__init__(X, y, **options)
@@ -425,7 +426,7 @@ class Huber(LinearModel):
 
     name, curvature, default_clip = "huber", 1.0, 0.3
 
-    def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[_Options]) -> None:
         validate.positive(delta=delta)
         self.delta = self.slope_bound = delta
         super().__init__(X, y, **options)
@@ -451,7 +452,7 @@ class Poisson(LinearModel):
 
     name, reads, default_clip = "poisson", CountTargets, 0.3
 
-    def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[_Options]) -> None:
         validate.positive(max_log=max_log)
         validate.at_most(80.0, "the largest whose exponential float32 holds well", max_log=max_log)
         self.max_log = max_log
@@ -529,7 +530,7 @@ class OneVsRest(Softmax):
     name, probabilities, default_clip = "", False, 1.0
     extends: type[LinearModel] | None = Hinge
 
-    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[_Options]) -> None:
         validate.non_negative(gamma=gamma)
         super().__init__(X, y, **options)
         self.gamma, self.curvature = gamma, None  # type: ignore[assignment]
@@ -559,7 +560,7 @@ class SmoothOneVsRest(OneVsRest):
 
     extends = SmoothHinge
 
-    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[_Options]) -> None:
         super().__init__(X, y, gamma=gamma, **options)
 
 

@@ -42,12 +42,7 @@ class _Adapter(ConvexSet):
             positive_int(d=d)
         if bound is not None:
             non_negative(bound=bound)
-        self.d, self.bound, self.minimiser = d, bound, minimiser
-
-    @property
-    def dim(self) -> int | None:
-        """The dimension given by the caller, or None."""
-        return self.d
+        self.d, self.dim, self.bound, self.minimiser = d, d, bound, minimiser
 
     def _call(self, oracle: Oracle, x: Tensor, name: str) -> Tensor:
         result = own(f"the result of {name}", oracle(x.clone()))

@@ -78,14 +78,8 @@ class L2Ball(ConvexSet):
     def __post_init__(self) -> None:
         positive(radius=self.radius)
         if self.center is not None:
-            object.__setattr__(self, "center", own("center", self.center, ndim=1))
-
-    @property
-    def dim(self) -> int | None:
-        """The dimension of the centre, or None."""
-        if self.center is None:
-            return None
-        return int(self.center.numel())
+            center = own("center", self.center, ndim=1)
+            self._keep(center=center, dim=center.numel())
 
     def _middle(self, x: Tensor) -> Tensor:
         if self.center is None:

@@ -88,16 +88,10 @@ class ConvexSet(ABC):
 
     convex: bool = True
     bounded: bool = True
-
-    @property
-    def dim(self) -> int | None:
-        """The dimension d the set is tied to, or None when any dimension goes."""
-        return None
-
-    @property
-    def matrix_shape(self) -> tuple[int, int] | None:
-        """(p, q) for a set of matrices, else None."""
-        return None
+    dim: int | None = None
+    """The dimension d the set is tied to, or None when any dimension goes."""
+    matrix_shape: tuple[int, int] | None = None
+    """(p, q) for a set of matrices, else None."""
 
     def can(self, operation: str) -> bool:
         """Whether the set offers `operation`, one of `OPERATIONS` or, of polytopes, "vertex_form"."""
@@ -208,6 +202,11 @@ class ConvexSet(ABC):
         """
         w = self.project(torch.from_numpy(z)).numpy()
         return w, self._derivative(z, w)
+
+    def _keep(self, **values: object) -> None:
+        """Set attributes of a frozen set that is being made."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...

@@ -56,13 +56,7 @@ class Subspace(ConvexSet):
             positive(radius=self.radius)
         _, singular, axes = torch.linalg.svd(rows, full_matrices=False)
         rank = int((singular > singular[0] * max(rows.shape) * torch.finfo(rows.dtype).eps).sum())
-        object.__setattr__(self, "basis", axes[:rank].contiguous())
-        object.__setattr__(self, "bounded", self.radius is not None)
-
-    @property
-    def dim(self) -> int:
-        """The dimension d of the space around."""
-        return int(self.basis.shape[1])
+        self._keep(basis=axes[:rank].contiguous(), bounded=self.radius is not None, dim=rows.shape[1])
 
     @property
     def rank(self) -> int:
@@ -126,12 +120,7 @@ class Ellipsoid(Ball):
         check(axes.numel() > 0 and bool((axes > 0).all()), "axes", self.axes, "give positive half-axes")
         squares = bool(((axes * self.radius > 1e-100) & (axes * self.radius < 1e100) & (axes > 1e-100)).all())
         check(squares, "axes", self.axes, "give half-axes between 1e-100 and 1e100, because their squares are needed")
-        object.__setattr__(self, "axes", axes)
-
-    @property
-    def dim(self) -> int:
-        """The number of axes."""
-        return int(self.axes.numel())
+        self._keep(axes=axes, dim=axes.numel())
 
     def _project(self, x: Tensor) -> Tensor:
         if self._gauge(x) <= 1:

@@ -30,17 +30,8 @@ class _MatrixSet(Ball):
         check(len(tuple(self.shape)) == 2, "shape", self.shape, "give (rows, columns)")
         for side in self.shape:
             positive_int(shape=side)
-        object.__setattr__(self, "shape", tuple(self.shape))
-
-    @property
-    def dim(self) -> int:
-        """rows x columns, the length of the flat vector."""
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def matrix_shape(self) -> tuple[int, int]:
-        """The matrix shape (p, q)."""
-        return self.shape
+        shape = tuple(self.shape)
+        self._keep(shape=shape, matrix_shape=shape, dim=math.prod(shape))
 
     def _matrix(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], *self.shape)

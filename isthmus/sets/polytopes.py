@@ -40,13 +40,7 @@ class Box(ConvexSet):
         both = lo.ndim == hi.ndim == 1
         check(not both or len(lo) == len(hi), "hi.shape", tuple(hi.shape), "give lo and hi of the same length")
         check(bool((lo <= hi).all()), "lo", self.lo, "give lo <= hi in every coordinate")
-        object.__setattr__(self, "lo", lo)
-        object.__setattr__(self, "hi", hi)
-
-    @property
-    def dim(self) -> int | None:
-        """The length of the bounds, or None for two numbers."""
-        return next((len(bound) for bound in (self.lo, self.hi) if bound.ndim), None)
+        self._keep(lo=lo, hi=hi, dim=next((len(bound) for bound in (lo, hi) if bound.ndim), None))
 
     def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         d = x.shape[-1]
@@ -150,12 +144,7 @@ class ConvexHull(ConvexSet):
     def __post_init__(self) -> None:
         rows = own("vertices", self.vertices, ndim=2)
         check(rows.numel() > 0, "vertices.shape", tuple(rows.shape), "give at least one vertex, one per row")
-        object.__setattr__(self, "vertices", rows)
-
-    @property
-    def dim(self) -> int:
-        """The length of a vertex."""
-        return int(self.vertices.shape[1])
+        self._keep(vertices=rows, dim=rows.shape[1])
 
     def _project(self, x: Tensor) -> Tensor:
         rows, target = self.vertices.to(x.device), x.double()

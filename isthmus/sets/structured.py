@@ -39,12 +39,8 @@ class GroupBall(Ball):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "groups", _group_ids(self.groups))
-
-    @property
-    def dim(self) -> int:
-        """The number of coordinates in all groups."""
-        return int(self.groups.numel())
+        groups = _group_ids(self.groups)
+        self._keep(groups=groups, dim=groups.numel())
 
     def _norms(self, x: Tensor) -> Tensor:
         count = int(self.groups.max()) + 1
@@ -116,9 +112,8 @@ class Product(ConvexSet):
     def __post_init__(self) -> None:
         check(len(self.parts) > 0, "parts", self.parts, "give at least one (set, size)")
         parts = tuple((part, _block_size(part, size)) for part, size in self.parts)
-        object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "convex", all(part.convex for part, _ in parts))
-        object.__setattr__(self, "bounded", all(part.bounded for part, _ in parts))
+        self._keep(parts=parts, dim=sum(size for _, size in parts))
+        self._keep(convex=all(part.convex for part, _ in parts), bounded=all(part.bounded for part, _ in parts))
 
     @property
     def sets(self) -> tuple[ConvexSet, ...]:
@@ -129,11 +124,6 @@ class Product(ConvexSet):
     def sizes(self) -> tuple[int, ...]:
         """The lengths of the blocks, in order."""
         return tuple(size for _, size in self.parts if isinstance(size, int))
-
-    @property
-    def dim(self) -> int:
-        """The length of the flat vector."""
-        return sum(self.sizes)
 
     def _blocks(self, x: Tensor) -> list[tuple[ConvexSet, Tensor]]:
         return list(zip(self.sets, x.split(self.sizes, dim=-1), strict=True))

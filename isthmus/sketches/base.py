@@ -449,7 +449,7 @@ def resolve(m: Size, d: int, t: int = 0) -> int:
         size = max(1, round(m * d))
     else:
         size = m
-    validate.positive_int(m=size)  # type: ignore[arg-type]
+    validate.positive_int(m=size)
     validate.at_most(d, "the dimension d", m=size)
     return int(size)
 

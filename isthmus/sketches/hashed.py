@@ -53,12 +53,9 @@ class _HashedMap(base.LiftsRanges):
     def forward(self, v: Tensor) -> Tensor:
         """Phi v by one signed scatter-add of v."""
         base._check_vector(self, v, "v", self.d)
-        code, signed = v.new_zeros(self.m), v.new_empty(0)
+        code = v.new_zeros(self.m)
         for lo, hi, bucket, sign in self.tables(0, self.d, v):
-            if signed.shape != sign.shape:
-                signed = torch.empty_like(sign)
-            torch.mul(sign, v[lo:hi], out=signed)
-            code.scatter_add_(0, bucket.reshape(-1), signed.view(-1))
+            code.scatter_add_(0, bucket.reshape(-1), (sign * v[lo:hi]).view(-1))
         return code * self.scales(code)
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,18 +215,8 @@ def stopped(rank: int, folder: str) -> dict[str, Any]:
     return {"told": told, "coef": classifier.coef_, "statement": classifier.privacy_.to_json(), "files": path.exists()}
 
 
-class Stopped:
-    """`stopped` in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def __call__(self, rank: int) -> dict[str, Any]:
-        return stopped(rank, self.folder)
-
-
 def test_a_stopped_fit_goes_on_from_rank_0(tmp_path: Path) -> None:
-    first, second = together(Stopped(tmp_path), SIZE)
+    first, second = together(partial(stopped, folder=str(tmp_path)), SIZE)
     assert second["told"] == ("OSError", "out of memory")
     assert first["told"] == ("RankFailed", "rank 1 failed with OSError: out of memory")
     assert np.array_equal(first["coef"], second["coef"]) and first["statement"] == second["statement"]
