@@ -155,7 +155,7 @@ class Replay(Generic[T]):
                 return self._wait(compute)
             del self._seen[whole]
             self._kept[whole] = self._recorded(inputs, compute)
-            if len(self._kept) > _MOST:
+            if len(self._kept) > _MAX_RECORDINGS:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(whole)
         recording = self._kept[whole]
