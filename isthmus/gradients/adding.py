@@ -71,21 +71,15 @@ def holds(rho: float, dtype: torch.dtype) -> bool:
 
 
 def in_float64(
-    n: int,
-    rho: float,
-    shape: tuple[int, ...],
-    device: torch.device,
-    add: Callable[[int, int], Tensor],
-    most: int,
-    terms: int = 1,
+    n: int, rho: float, shape: tuple[int, ...], device: torch.device, add: Callable[[int, int], Tensor], most: int
 ) -> Tensor:
-    """The sum of n rows of some terms each within rho, from `add(lo, hi)`: float64 sums of rows lo..hi-1.
+    """The sum of n rows within rho, from `add(lo, hi)`: float64 sums of rows lo..hi-1.
 
     At most `most` rows are taken at a time.  Where additions in any order are too many, chunks are as short as they
     must be and their sum is compensated.
     """
-    few = (roundings(rho, torch.float64) - SPARE) // terms
-    total, step = Total(shape, device, exact=n > few), most if n <= few else max(1, min(most, few))
+    few = roundings(rho, torch.float64) - SPARE
+    total, step = Total(shape, device, exact=n > few), max(1, min(most, few))
     for lo in range(0, n, step):
         total.add(add(lo, min(lo + step, n)))
     return total.result()

@@ -63,12 +63,8 @@ def cosamp(sketch: Sketch | Point, y: Point, k: int, iterations: int | None = No
     if iterations is not None:
         validate.positive_int(iterations=iterations)
     matrix = _matrix(sketch, codes)
-    validate.check(
-        codes.shape[-1] == matrix.shape[0],
-        "y.shape",
-        tuple(codes.shape),
-        f"give codes of length {len(matrix)}, which is the number of rows of Phi",
-    )
+    remedy = f"give codes of length {len(matrix)}, which is the number of rows of Phi"
+    validate.check(codes.shape[-1] == len(matrix), "y.shape", tuple(codes.shape), remedy)
     validate.at_most(matrix.shape[1], "the dimension d", k=k)
     z = _decode(matrix, codes.reshape(-1, matrix.shape[0]).to(matrix), k, iterations or 6 * (k + 1))
     z = z.reshape(*codes.shape[:-1], matrix.shape[1]).to(codes.dtype)

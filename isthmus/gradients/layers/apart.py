@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.base import secret, validate
-from isthmus.gradients.layers.folding import pieces_of
+from isthmus.gradients.layers.folding import _pieces_of
 from isthmus.gradients.layers.layers import Layers
-from isthmus.gradients.layers.operations import Leaves, near_enough
+from isthmus.gradients.layers.operations import Leaves, _near_enough
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, RowsOf
 from isthmus.gradients.layers.tap import tap
-from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
+from isthmus.gradients.layers.twin import Dice, _generator_states, _twin_of
 from isthmus.gradients.rows import Rows
 
 EXAMPLES = 6
@@ -137,7 +137,7 @@ def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwar
     given = []
     with Dice(layers.anchor.device) as dice, torch.no_grad():
         for args, kwargs in (together, own):
-            module = twin_of(layers.module, set())
+            module = _twin_of(layers.module, set())
             _quiet(module)
             args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
             if not layers.large:
@@ -167,7 +167,7 @@ def _holds(x: Tensor, part: Tensor) -> bool:
     elif x.element_size() < 4:
         slack = 3e-2
     begins, ends = x[tuple(slice(short) for _, short in pairs)], x[tuple(slice(a - b, a) for a, b in pairs)]
-    return near(begins, part, slack) or near(ends, part, slack)
+    return _near(begins, part, slack) or _near(ends, part, slack)
 
 
 def _try_out(trial: _Trial, batch: _Batch, count: int, thorough: bool) -> bool:
@@ -182,7 +182,7 @@ def _try_out(trial: _Trial, batch: _Batch, count: int, thorough: bool) -> bool:
     if trial.device.type == "cpu":
         return _try_part(trial, batch, count, _EXTREMES)
     if thorough:
-        on_host = trial.of(twin_of(trial.module, trial.trained).cpu())
+        on_host = trial.of(_twin_of(trial.module, trial.trained).cpu())
         if large:
             _try_part(on_host, batch, 2, _EXTREMES[:1], alone=False)
         elif _try_part(on_host, batch, count, _EXTREMES):
@@ -275,7 +275,7 @@ class _Batch:
 
         return replace(self, leaves=tree_map_only(Tensor, moved, self.leaves))
 
-    def altered(self, rows: Tensor, value: float | None) -> _Batch:
+    def exchanged(self, rows: Tensor, value: float | None) -> _Batch:
         """Floats of some examples set to a value; None: those examples replaced by others of the batch."""
         # an integer beside tensors that are not cut may say where in those an example begins
         whole = all(cut is not None for x, cut in zip(self.leaves, self.cuts, strict=True) if isinstance(x, Tensor))
@@ -284,7 +284,7 @@ class _Batch:
         for place, cut in places[:1] if self.only_first else places:
             x = leaves[place]
             if x.is_floating_point() or (value is None and whole):
-                leaves[place] = altered(x, cut, rows, value)
+                leaves[place] = _altered(x, cut, rows, value)
         return replace(self, leaves=leaves)
 
 
@@ -320,7 +320,7 @@ class _Trial:
         """From it follows which examples are exchanged, and what gradients outputs are told."""
         self.names = _some([(leaf.name, leaf.size) for leaf in layers.space.leaves])
         """The leaves whose gradients are compared."""
-        self._base = Seen()
+        self._base = _Seen()
 
     def of(self, module: nn.Module) -> _Trial:
         """The same of a copy on another device or in another precision, with the same examples exchanged."""
@@ -341,7 +341,7 @@ class _Trial:
         what = self._found(batch, values, alone, 1e-3 if self.device.type == "cpu" else 1e-2)
         if what is not None and self.dtype != torch.float64:
             try:  # where much cancels, float32 has few digits left to compare: what is wrong is wrong in float64 too
-                wide, part = self.of(twin_of(self.module, self.trained).double()), batch.to(self.device, torch.float64)
+                wide, part = self.of(_twin_of(self.module, self.trained).double()), batch.to(self.device, torch.float64)
                 wide.prepare(part)
                 what = wide._found(part, values, alone, 1e-6)
             except Exception:  # it cannot be run so
@@ -398,7 +398,7 @@ class _Trial:
             order = torch.randperm(batch.n, generator=drawn)
             for gone, stays in ((order[:half], order[half:]), (order[half:], order[:half])):
                 try:
-                    record = self._pass(batch.altered(gone, value), gone, value)
+                    record = self._pass(batch.exchanged(gone, value), gone, value)
                 except Exception:  # values that the module itself refuses
                     continue
                 where = self._base.differs(record, stays)
@@ -408,9 +408,9 @@ class _Trial:
 
     def _pass(
         self, batch: _Batch, rows: Tensor | None = None, value: float | None = None, learning: bool = False
-    ) -> Seen:
+    ) -> _Seen:
         """Forward and backward once, with some examples exchanged."""
-        probe, passed = self._probe(), Seen()
+        probe, passed = self._probe(), _Seen()
         probe.learning, probe.record, probe.rows, probe.value = learning, passed, rows, value
         with probe.listening(lambda *_: None, batch.n):
             outputs = self._run(probe, batch)
@@ -438,9 +438,9 @@ class _Trial:
             pairs = [(x.select(cut, i), y.select(cut, 0)) for x, y, cut in zip(outputs, alone, cuts, strict=True)]
             if any(x.shape != y.shape for x, y in pairs):
                 return None
-            if not all(near(x, y, slack) for x, y in pairs):
+            if not all(_near(x, y, slack) for x, y in pairs):
                 wrong = "the output"
-            elif not near(rows[i], gradient, slack):
+            elif not _near(rows[i], gradient, slack):
                 wrong = "the gradient"
             else:
                 return None
@@ -450,7 +450,7 @@ class _Trial:
         """Outputs of a batch and the rows of its first two examples; None where there are draws, or no such outputs."""
         probe = self._probe()
         _quiet(probe.module)
-        like, before = next(probe.parameters()).detach(), generator_states(probe.module)
+        like, before = next(probe.parameters()).detach(), _generator_states(probe.module)
         total = {name: like.new_zeros(2, probe.space[name].size) for name in self.names}
 
         def keep(name: str, rows: Rows) -> None:
@@ -461,7 +461,7 @@ class _Trial:
             outputs = [x for x in self._run(probe, batch) if _moves(x)]
             found = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
             cuts = [cut for cut in found if cut is not None]
-            drew = self.dice.drew() or before != generator_states(probe.module)
+            drew = self.dice.drew() or before != _generator_states(probe.module)
             if drew or not outputs or len(cuts) < len(outputs):
                 return None
             torch.autograd.backward(outputs, [self._cotangent(x, cut) for x, cut in zip(outputs, cuts, strict=True)])
@@ -481,13 +481,13 @@ class _Trial:
             pull = torch.zeros_like(x)
             pull.select(cut, 0).copy_(self._drawn_like(x, size).select(cut, i))
             pulls.append(pull)
-        pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
-        gradients = dict(zip(map(id, parameters), pulled, strict=True))
+        _pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
+        gradients = dict(zip(map(id, parameters), _pulled, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
     def _probe(self) -> _RecordingLayers:
         """Taps on a copy of the module."""
-        twin, first = twin_of(self.module, self.trained), self.layers.batch_dim == 0
+        twin, first = _twin_of(self.module, self.trained), self.layers.batch_dim == 0
         probe = _RecordingLayers(twin, batch_first=first, known=self.layers.known)
         probe.attach()
         return probe
@@ -513,7 +513,7 @@ class _Trial:
         return torch.randn(tuple(shape), generator=source, dtype=torch.float32, device=x.device).to(x.dtype)
 
 
-def altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
+def _altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
     """A tensor with some examples set to a value; None: replaced by those that follow them."""
     rows = rows.to(x.device)
     if value is None:
@@ -523,13 +523,13 @@ def altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
 
 
 @dataclass(eq=False)
-class Seen:
+class _Seen:
     """One pass: what each layer gave and what the module returned, then what came back, examples in front."""
 
     given: list[tuple[str, Tensor | None]] = field(default_factory=list)
     got: list[tuple[str, Tensor | None]] = field(default_factory=list)
 
-    def differs(self, other: Seen, rows: Tensor) -> str | None:
+    def differs(self, other: _Seen, rows: Tensor) -> str | None:
         """Where two passes differ on some examples."""
         ours, theirs = self.given + self.got, other.given + other.got
         if [where for where, _ in ours] != [where for where, _ in theirs]:
@@ -546,7 +546,7 @@ class Seen:
             elif x.device.type == "cpu":
                 slack = 1e-5
             places = rows.to(x.device)
-            if not near_enough(x.index_select(0, places), y.index_select(0, places), slack):
+            if not _near_enough(x.index_select(0, places), y.index_select(0, places), slack):
                 return where
         return None
 
@@ -554,7 +554,7 @@ class Seen:
 class _RecordingLayers(Layers):
     """Taps that record what passes through them, with some examples exchanged for a value."""
 
-    record: Seen | None = None
+    record: _Seen | None = None
     rows: Tensor | None = None
     value: float | None = None
 
@@ -571,7 +571,7 @@ class _RecordingLayers(Layers):
         if self.record is None:
             return super().tap(rule, output, dim, inputs, rows_of, feeds)
         record, place = self.record, len(self.record.got)
-        k = pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
+        k = _pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
         divided = k == 1 or (k > 1 and dim == 0)
 
         def examples(x: Tensor) -> Tensor | None:
@@ -581,7 +581,7 @@ class _RecordingLayers(Layers):
         if k > 1:
             self.note_pieces(rule, k)
         if divided and self.rows is not None and self.value is not None:
-            output = altered(output, dim, (self.rows[:, None] * k + torch.arange(k)).flatten(), self.value)
+            output = _altered(output, dim, (self.rows[:, None] * k + torch.arange(k)).flatten(), self.value)
         where = f"the gradient at layer {rule.name!r}"
         record.given.append((f"the output of layer {rule.name!r}", examples(output)))
         record.got.append((where, None))
@@ -592,7 +592,7 @@ class _RecordingLayers(Layers):
         return tap(output, self.anchor, push)
 
 
-def near(x: Tensor, y: Tensor, slack: float) -> bool:
+def _near(x: Tensor, y: Tensor, slack: float) -> bool:
     """Equal but for a part of their size; what is not finite, or vanishes, tells nothing."""
     x, y = x.double().reshape(-1), y.double().reshape(-1).to(x.device)
     size, gap = float(torch.maximum(x.norm(), y.norm())), float((x - y).norm())

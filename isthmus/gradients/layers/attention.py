@@ -17,13 +17,13 @@ from isthmus.gradients.layers.rules import (
     Found,
     Handle,
     LayerRule,
-    LinearRule,
-    Replaced,
     Trainable,
-    factored,
-    replaced_forward,
+    _factored,
+    _LinearRule,
+    _Replaced,
+    _replaced_forward,
 )
-from isthmus.gradients.layers.shared import Shared, Unseen
+from isthmus.gradients.layers.shared import _Shared, _Unseen
 from isthmus.gradients.rows import Dense
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _EXTRAS = ("bias_k", "bias_v")
 
 
-class AttentionRule(LayerRule[nn.MultiheadAttention]):
+class _AttentionRule(LayerRule[nn.MultiheadAttention]):
     """softmax(Q K' / sqrt(h)) V with Q = W_q x_q + c_q and so on: each projection is a linear layer of its own.
 
     Leaves `in_proj.q`, `in_proj.k` and `in_proj.v` lie over the rows of `in_proj_weight` and `in_proj_bias`, or over
@@ -80,17 +80,17 @@ class AttentionRule(LayerRule[nn.MultiheadAttention]):
                 if not layers.listens():
                     return nn.MultiheadAttention.forward(layer, query, key, value, *args, **kwargs)
                 for x in (query, key, value):
-                    if isinstance(x, Shared):
-                        raise Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
+                    if isinstance(x, _Shared):
+                        raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
                 return self._attend(layers, query, key, value, *args, **kwargs)
             finally:
                 restore()
 
         nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
         return [
-            replaced_forward(layer, run),
+            _replaced_forward(layer, run),
             layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
-            *(Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
+            *(_Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
         ]
 
     def dim(self, output: Tensor) -> int:
@@ -167,7 +167,9 @@ class AttentionRule(LayerRule[nn.MultiheadAttention]):
 
         def found(b: Tensor) -> Found:
             pieces = b.detach().transpose(0, dim).chunk(len(parts), -1)
-            return [found for own, piece in zip(wanted, pieces, strict=True) for found in factored(self, own, a, piece)]
+            return [
+                found for own, piece in zip(wanted, pieces, strict=True) for found in _factored(self, own, a, piece)
+            ]
 
         feeds = [self.leaves[suffix] for leaves in wanted for suffix in leaves]
         return layers.tap(self, z, dim, [a], found, feeds) if feeds else z
@@ -191,7 +193,7 @@ class AttentionRule(LayerRule[nn.MultiheadAttention]):
         return heads.transpose(1, 2)
 
 
-class OutputRule(LinearRule):
+class _OutputRule(_LinearRule):
     """The output projection of an attention layer: torch reads its weight and never calls it, so its owner has to."""
 
     kinds = (NonDynamicallyQuantizableLinear,)
@@ -202,7 +204,7 @@ class OutputRule(LinearRule):
         for name, owner in layers.module.named_modules():
             mine = isinstance(owner, nn.MultiheadAttention) and owner.out_proj is self.layer
             if mine and type(owner).forward is nn.MultiheadAttention.forward and "forward" not in owner.__dict__:
-                handles += AttentionRule(name, owner).install(layers)
+                handles += _AttentionRule(name, owner).install(layers)
         return handles
 
 

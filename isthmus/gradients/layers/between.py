@@ -76,7 +76,7 @@ class _Way:
         return [self._place(x) if isinstance(x, Tensor) else x for x in leaves]
 
     def _place(self, x: Tensor) -> _Place:
-        if isinstance(x, Followed) and x.way is self:
+        if isinstance(x, _Followed) and x.way is self:
             return _Place(x.place)
         known = self.returned.get(id(x))
         if known is not None and known[0]() is x:
@@ -93,7 +93,7 @@ class _Way:
         leaves, spec = tree_flatten((args, kwargs))
         references = self.references(leaves)
         with torch._C.DisableTorchFunctionSubclass():
-            dice = Dice(next(x for x in leaves if isinstance(x, Followed)).device)
+            dice = Dice(next(x for x in leaves if isinstance(x, _Followed)).device)
             result = func(*args, **kwargs)
             step = _Step(func, references, spec, dice=dice if dice.drew() else None)
         if not isinstance(result, torch.Size):
@@ -102,11 +102,11 @@ class _Way:
             self.steps.append(step)
         return result
 
-    def mark(self, step: _Step, x: Tensor) -> Followed:
+    def mark(self, step: _Step, x: Tensor) -> _Followed:
         """A result of a step, as a tensor that knows its place."""
-        if not (isinstance(x, Followed) and x.way is self):  # what is changed in place keeps its place
+        if not (isinstance(x, _Followed) and x.way is self):  # what is changed in place keeps its place
             with torch._C.DisableTorchFunctionSubclass():
-                followed: Followed = x.as_subclass(Followed)
+                followed: _Followed = x.as_subclass(_Followed)
             followed.way, followed.place = self, next(self._places)
             x = followed
         step.results.append(x.place)
@@ -145,7 +145,7 @@ class _Way:
         return answer
 
 
-class Followed(Tensor):
+class _Followed(Tensor):
     """A tensor that a part has returned, or that was computed from one."""
 
     way: _Way
@@ -155,7 +155,7 @@ class Followed(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every operation on such tensors."""
         kwargs = kwargs or {}
-        ways = [x.way for x in tree_flatten((args, kwargs))[0] if isinstance(x, Followed)]
+        ways = [x.way for x in tree_flatten((args, kwargs))[0] if isinstance(x, _Followed)]
         way = next((way for way in ways if way.open), None)
         if way is not None:
             return way.follow(func, args, kwargs)
@@ -186,9 +186,9 @@ class Between:
             self._call = _Step(name, self.way.references(leaves), spec)
             if name:
                 self._check_followed(self._call)
-        if Followed not in map(type, leaves):
+        if _Followed not in map(type, leaves):
             return args, kwargs
-        plain: tuple[Args, Kwargs] = tree_map_only(Followed, _plain, (args, kwargs))
+        plain: tuple[Args, Kwargs] = tree_map_only(_Followed, _plain, (args, kwargs))
         return plain
 
     def _check_followed(self, part: _Step) -> None:
@@ -280,4 +280,4 @@ def mapped(change: Callable[[Tensor], Any], output: Any) -> Any:
 
 def _plain(x: Tensor) -> Tensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return x.as_subclass(Tensor) if isinstance(x, Followed) else x
+        return x.as_subclass(Tensor) if isinstance(x, _Followed) else x

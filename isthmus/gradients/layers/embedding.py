@@ -13,7 +13,7 @@ from isthmus.gradients.layers.rules import Args, Found, Kwargs, LayerRule, RowsO
 from isthmus.gradients.rows import Lookup
 
 
-def check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
+def _check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
     """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
     settings = {
         "max_norm": "set max_norm=None: it rewrites the rows that the data name, before any noise is added",
@@ -25,14 +25,14 @@ def check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
         validate.check(value is None or value is False, f"{name}.{setting}".strip("."), value, remedy)
 
 
-class EmbeddingRule(LayerRule[nn.Embedding]):
+class _EmbeddingRule(LayerRule[nn.Embedding]):
     """z_t = W[k_t]: g = sum_t e_{k_t} b_t'; the padding row gets nothing."""
 
     kinds = (nn.Embedding,)
 
     def check(self) -> None:
         """Refuse settings that leave no per-example gradient."""
-        check_table(self.name, self.layer)
+        _check_table(self.name, self.layer)
 
     def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The places, whose examples are in front unless there are positions."""
@@ -44,7 +44,7 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """The places and the gradients there; positions 0, 1, 2, ... that all share would pass for one an example."""
         layer, index = self.layer, self.input(args, kwargs)
-        shared = index.ndim == 1 and len(index) > 1 and counts(index)
+        shared = index.ndim == 1 and len(index) > 1 and _counts(index)
         remedy = "give ids that all examples share, as these seem to be, as one row of shape (1, T)"
         validate.check(not shared, "index.shape", tuple(index.shape), remedy)
         index = self.first(index, 2)
@@ -52,20 +52,20 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
 
         def rows_of(b: Tensor) -> Found:
             values = self.first(b).reshape(*places.shape, b.shape[-1])
-            rows = table_rows(places, values, layer.num_embeddings, layer.padding_idx)
+            rows = _table_rows(places, values, layer.num_embeddings, layer.padding_idx)
             return [(self, suffix, rows) for suffix in self.wanted]
 
         return rows_of
 
 
-class EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
+class _EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
     """z = sum_t v_t W[k_t] over the bag of an example: g = sum_t v_t e_{k_t} b'; v_t = 1 / |bag| for means."""
 
     kinds = (nn.EmbeddingBag,)
 
     def check(self) -> None:
         """Only sums and means of a bag are linear in the table."""
-        check_table(self.name, self.layer)
+        _check_table(self.name, self.layer)
         remedy = "use mode='sum' or mode='mean': which entry is the largest is not kept"
         validate.check(self.layer.mode != "max", f"{self.name}.mode".strip("."), self.layer.mode, remedy)
 
@@ -91,19 +91,19 @@ class EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
 
         def rows_of(b: Tensor) -> Found:
             values = weights[:, :, None] * b.detach()[:, None, :]
-            rows = table_rows(index, values, layer.num_embeddings, layer.padding_idx)
+            rows = _table_rows(index, values, layer.num_embeddings, layer.padding_idx)
             return [(self, suffix, rows) for suffix in self.wanted]
 
         return rows_of
 
 
-def counts(index: Tensor) -> bool:
+def _counts(index: Tensor) -> bool:
     """Whether places are 0, 1, 2, ..."""
     whole = index.ndim == 1 and not index.is_floating_point()
     return whole and torch.equal(index, torch.arange(len(index), device=index.device))
 
 
-def table_rows(index: Tensor, values: Tensor, vocabulary: int, padding: int | None) -> Lookup:
+def _table_rows(index: Tensor, values: Tensor, vocabulary: int, padding: int | None) -> Lookup:
     """The rows of a table that is read at the places `index` (n, T), without those of its padding."""
     index = index % vocabulary
     if padding is not None:

@@ -19,20 +19,20 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.gradients.layers.attention import AttentionRule, OutputRule
+from isthmus.gradients.layers.attention import _AttentionRule, _OutputRule
 from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.convolution import ConvolutionRule
-from isthmus.gradients.layers.embedding import EmbeddingBagRule, EmbeddingRule
-from isthmus.gradients.layers.folding import folded, pieces_of
-from isthmus.gradients.layers.normalisation import GroupNormRule, LayerNormRule
-from isthmus.gradients.layers.opened import OperationRule, open_layers
-from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, LinearRule, RowsOf, Trainable
-from isthmus.gradients.layers.shared import Shared, open_leaves, placed
+from isthmus.gradients.layers.convolution import _ConvolutionRule
+from isthmus.gradients.layers.embedding import _EmbeddingBagRule, _EmbeddingRule
+from isthmus.gradients.layers.folding import _folded, _pieces_of
+from isthmus.gradients.layers.normalisation import _GroupNormRule, _LayerNormRule
+from isthmus.gradients.layers.opened import _open_layers, _OperationRule
+from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, RowsOf, Trainable, _LinearRule
+from isthmus.gradients.layers.shared import _open_leaves, _placed, _Shared
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.rows import Outer, Rows, Stack
 
-_RULES: list[type[LayerRule[Any]]] = [OutputRule, LinearRule, AttentionRule]
-_RULES += [ConvolutionRule, LayerNormRule, GroupNormRule, EmbeddingRule, EmbeddingBagRule]
+_RULES: list[type[LayerRule[Any]]] = [_OutputRule, _LinearRule, _AttentionRule]
+_RULES += [_ConvolutionRule, _LayerNormRule, _GroupNormRule, _EmbeddingRule, _EmbeddingBagRule]
 
 _REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
 _REFUSED: dict[type, str] = {
@@ -51,7 +51,7 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any]:
     A layer with an attribute `batch_dim` says itself where its examples are.
 
     >>> type(rule_for("fc", nn.Linear(2, 2))).__name__
-    'LinearRule'
+    '_LinearRule'
     >>> rule_for("norm", nn.BatchNorm1d(2))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: module='BatchNorm1d' is not allowed: layer 'norm' mixes ...
@@ -62,7 +62,7 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any]:
     known = (
         kind for kind in _RULES if any(isinstance(layer, of) and type(layer).forward is of.forward for of in kind.kinds)
     )
-    rule = next(known, OperationRule)(name, layer, getattr(layer, "batch_dim", batch_dim))
+    rule = next(known, _OperationRule)(name, layer, getattr(layer, "batch_dim", batch_dim))
     rule.check()
     return rule
 
@@ -156,7 +156,7 @@ class Layers:
         handles: list[Handle] = [
             parameter.requires_grad_(True).register_hook(_Watch(self, name)) for name, parameter in self.named()
         ]
-        handles += open_layers(self)
+        handles += _open_layers(self)
         for rule in self.sites:
             handles += rule.install(self)
         return handles
@@ -260,7 +260,7 @@ class Layers:
                 return None
             args = rule.prepare(args)
             if self._given_no_examples(rule, args, kwargs):
-                endings.append(_while_placed(rule.layer, open_leaves(rule, self, self.now.batch), None))
+                endings.append(_while_placed(rule.layer, _open_leaves(rule, self, self.now.batch), None))
             elif self.known.read:  # what others were given of the parameters is taken away meanwhile
                 own = dict.fromkeys(rule.layer._parameters)
                 endings.append(_while_placed(rule.layer, own, self.silence(rule.parameters)))
@@ -274,7 +274,7 @@ class Layers:
             if endings:
                 endings.pop()()
             quiet = self.now.listener is None or not torch.is_grad_enabled()
-            if output is None or quiet or isinstance(output, Shared):
+            if output is None or quiet or isinstance(output, _Shared):
                 return output
             self._check_dimensions(rule, output)
             inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -291,8 +291,8 @@ class Layers:
         if examples is None:
             return False
         x, dim = examples
-        if isinstance(x, Shared) or x.requires_grad or not self.now.batch:
-            return isinstance(x, Shared)
+        if isinstance(x, _Shared) or x.requires_grad or not self.now.batch:
+            return isinstance(x, _Shared)
         self.now.calls[rule.name] += 1
         key = (rule.name, "input", self.now.calls[rule.name])
         if x.shape[dim] != self.now.batch:
@@ -368,9 +368,9 @@ class Layers:
         batch = self.now.batch
         if batch is None:
             return rows
-        if batch and self.batch_dim == 0 and pieces_of(rows.n, batch):
+        if batch and self.batch_dim == 0 and _pieces_of(rows.n, batch):
             self.note_pieces(rule, rows.n // batch)
-            return folded(rows, batch)
+            return _folded(rows, batch)
         raise validate.InvalidInput(
             f"layer {rule.name!r} saw {rows.n} examples where the module was given {batch}: keep the "
             "examples in the first dimension of every layer's input (batch_first=False: in the second)"
@@ -410,7 +410,7 @@ def _while_placed(
 ) -> Callable[[], None]:
     """Attributes before a layer's parameters until what is returned is called, which calls `after` first."""
     with ExitStack() as stack:
-        stack.enter_context(placed(layer, values))
+        stack.enter_context(_placed(layer, values))
         if after is not None:
             stack.callback(after)
         return stack.pop_all().close

@@ -66,7 +66,7 @@ class _NormalisationRule(LayerRule[L], Generic[L]):
         """(n, C): the sums over places."""
 
 
-class LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
+class _LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
     """The last dimensions are normalised together and hold the channels; all between are places."""
 
     kinds = (nn.LayerNorm, nn.RMSNorm)
@@ -105,7 +105,7 @@ class LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
         return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
 
 
-class GroupNormRule(_NormalisationRule[nn.GroupNorm | _InstanceNorm]):
+class _GroupNormRule(_NormalisationRule[nn.GroupNorm | _InstanceNorm]):
     """Statistics are those of groups of channels of one example, of single channels in an instance norm.
 
     Examples are always in front; channels come second, places after them.

@@ -12,11 +12,11 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.base import validate
 from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.embedding import check_table
-from isthmus.gradients.layers.folding import pieces_of
-from isthmus.gradients.layers.operations import Leaves, is_plain, near_enough, one_by_one, plain_steps
-from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, LayerRule, Trainable, replaced_forward
-from isthmus.gradients.layers.shared import Shared, bare, open_leaves, placed
+from isthmus.gradients.layers.embedding import _check_table
+from isthmus.gradients.layers.folding import _pieces_of
+from isthmus.gradients.layers.operations import Leaves, _is_plain, _near_enough, _one_by_one, _plain_steps
+from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, LayerRule, Trainable, _replaced_forward
+from isthmus.gradients.layers.shared import _bare, _open_leaves, _placed, _Shared
 from isthmus.gradients.layers.twin import Dice
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ _ALONE, _SHARED, _BARRED = "one for each example", "shared by all", "no entry fo
 """What an output of a layer may hold."""
 
 
-class OperationRule(LayerRule[nn.Module]):
+class _OperationRule(LayerRule[nn.Module]):
     """Each use of a parameter with examples is tapped where it happens: the rows of a parameter are the sum over them.
 
     For modules that own trainable parameters directly: class tokens, position embeddings, low-rank updates, layers of
-    one's own.  While the layer computes, its parameters are `Shared` tensors: `isthmus.gradients.layers.operations`
+    one's own.  While the layer computes, its parameters are `_Shared` tensors: `isthmus.gradients.layers.operations`
     says what becomes of them.  Children that own parameters keep their own rules.
 
     Guarantees:
@@ -56,28 +56,28 @@ class OperationRule(LayerRule[nn.Module]):
     def check(self) -> None:
         """Anything goes, but for what no embedding may do."""
         if isinstance(self.layer, (nn.Embedding, nn.EmbeddingBag)):
-            check_table(self.name, self.layer)
+            _check_table(self.name, self.layer)
 
     def install(self, layers: Layers) -> list[Handle]:
-        """What computes with the parameters is replaced by `open_layers`."""
+        """What computes with the parameters is replaced by `_open_layers`."""
         return []
 
 
-def open_layers(layers: Layers) -> list[Handle]:
+def _open_layers(layers: Layers) -> list[Handle]:
     """Parameters without taps of their layer's are handed, as shared tensors, to whoever computes with them.
 
     The root hands out those that are read outside their layers.
     """
-    hosts: dict[nn.Module, list[OperationRule]] = {}
-    if not any(rule.layer is layers.module and not isinstance(rule, OperationRule) for rule in layers.sites):
+    hosts: dict[nn.Module, list[_OperationRule]] = {}
+    if not any(rule.layer is layers.module and not isinstance(rule, _OperationRule) for rule in layers.sites):
         hosts[layers.module] = []
     for rule in layers.sites:
-        if isinstance(rule, OperationRule):
+        if isinstance(rule, _OperationRule):
             hosts.setdefault(_owner(rule, layers.module), []).append(rule)
-    return [replaced_forward(layer, _Host(layer, layers, rules).run) for layer, rules in hosts.items()]
+    return [_replaced_forward(layer, _Host(layer, layers, rules).run) for layer, rules in hosts.items()]
 
 
-def _owner(rule: OperationRule, module: nn.Module) -> nn.Module:
+def _owner(rule: _OperationRule, module: nn.Module) -> nn.Module:
     """The layer itself, or the nearest module above one that only holds parameters."""
     path, layer = rule.name, rule.layer
     while isinstance(layer, _HOLDERS):
@@ -92,7 +92,7 @@ def _owner(rule: OperationRule, module: nn.Module) -> nn.Module:
 class _Host:
     """Whoever computes with the parameters of some layers without a rule, itself as a rule."""
 
-    def __init__(self, layer: nn.Module, layers: Layers, rules: list[OperationRule]) -> None:
+    def __init__(self, layer: nn.Module, layers: Layers, rules: list[_OperationRule]) -> None:
         self.layer, self.layers, self.plain, self.rules = layer, layers, layer.forward, rules
         self.own = next((rule for rule in rules if rule.layer is layer), None)
         below = {id(child) for child in layer.modules() if child is not layer}
@@ -128,19 +128,19 @@ class _Host:
             if self.layer is layers.module and layers.known.read:
                 read = {id(parameter) for name, parameter in layers.named() if name in layers.known.read}
                 for rule in layers.sites:
-                    stack.enter_context(placed(rule.layer, open_leaves(rule, layers, n, read)))
+                    stack.enter_context(_placed(rule.layer, _open_leaves(rule, layers, n, read)))
             for rule in self.rules:
-                stack.enter_context(placed(rule.layer, open_leaves(rule, layers, n)))
+                stack.enter_context(_placed(rule.layer, _open_leaves(rule, layers, n)))
             return self.plain(*args, **kwargs)
 
     def _one_by_one(self, leaves: Leaves, spec: TreeSpec, n: int, cuts: list[int | None]) -> Any:
         """The output of every example alone."""
         (rule,) = self.rules
-        own = open_leaves(rule, self.layers, n, single=True)
+        own = _open_leaves(rule, self.layers, n, single=True)
         device = rule.parameters[0].device
 
         def plain(*args: Any, **kwargs: Any) -> Any:
-            with placed(rule.layer, own):
+            with _placed(rule.layer, own):
                 return self.plain(*args, **kwargs)
 
         # batches of many sizes count as one kind of call
@@ -151,8 +151,8 @@ class _Host:
             held = next(iter(self._settled.values()))
         dice = Dice(device) if held is None else None
         try:
-            with self._unchanged(leaves), plain_steps(device.type):
-                pieces, shape = one_by_one(plain, leaves, spec, cuts, n)
+            with self._unchanged(leaves), _plain_steps(device.type):
+                pieces, shape = _one_by_one(plain, leaves, spec, cuts, n)
         except RuntimeError as error:
             reason = str(error).strip().split("\n")[0]
             raise validate.InvalidInput(
@@ -162,7 +162,7 @@ class _Host:
             ) from error
         for value in own.values():  # what is returned of them meets whole batches
             value.history.leaves[0].single = False
-        alone = [self._joined(x) if is_plain(x) else x for x in pieces]
+        alone = [self._joined(x) if _is_plain(x) else x for x in pieces]
         whole: Leaves = []
         drew = dice is not None and dice.drew()
         if held is None or _BARRED in held:
@@ -187,12 +187,12 @@ class _Host:
 
     def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
-        held, n = [x for x in leaves if is_plain(x) and x.ndim], self.layers.batch
+        held, n = [x for x in leaves if _is_plain(x) and x.ndim], self.layers.batch
         if n is None:
             n = next((x.shape[self._dim(x)] for x in held), 0)
         cuts = self._cuts(leaves, n)
         if all(cut is None for cut in cuts) and not self.layers.batch_dim:
-            n = next((len(x) for x in held if x.requires_grad and pieces_of(len(x), n)), n)
+            n = next((len(x) for x in held if x.requires_grad and _pieces_of(len(x), n)), n)
             cuts = self._cuts(leaves, n)
         return n, cuts
 
@@ -205,7 +205,7 @@ class _Host:
         known, others = self.layers.known.shared_places, set[Hashable]()
         cuts: list[int | None] = [None] * len(leaves)
         for place, x in enumerate(leaves):
-            if not is_plain(x) or not x.ndim:
+            if not _is_plain(x) or not x.ndim:
                 continue
             key, size = (self.own and self.own.name, "argument", place, x.ndim), x.shape[self._dim(x)]
             if size == n and key not in known:
@@ -228,13 +228,13 @@ class _Host:
         held = []
         for x, y in zip(alone, whole, strict=True):
             kind = _ALONE
-            if isinstance(x, Shared):
-                x = bare(x)
+            if isinstance(x, _Shared):
+                x = _bare(x)
                 if isinstance(y, Tensor) and x.shape != y.shape and x.ndim == y.ndim:
                     kind, x = _SHARED, x.expand_as(y)
             if isinstance(x, Tensor) and (not isinstance(y, Tensor) or x.shape != y.shape):
                 kind = _BARRED
-            elif isinstance(x, Tensor) and x.is_floating_point() and not drew and not near_enough(y, x):
+            elif isinstance(x, Tensor) and x.is_floating_point() and not drew and not _near_enough(y, x):
                 self._refuse(
                     "gives other numbers for an example alone than in the batch (random numbers, examples that meet, "
                     "or an argument with as many entries as there are examples that is not one for each)"

@@ -34,11 +34,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.gradients import rounding
-from isthmus.gradients.layers.convolution import weight_rows
-from isthmus.gradients.layers.embedding import counts, table_rows
-from isthmus.gradients.layers.folding import folded, pieces_of
-from isthmus.gradients.layers.rules import Args, Found, Kwargs, RowsOf, as_multiplied, bias_rows, positions
-from isthmus.gradients.layers.shared import HANDLERS, READ, SAME, TURNED, Shared, Trace, Unseen, bare, mark, pulled
+from isthmus.gradients.layers.convolution import _weight_rows
+from isthmus.gradients.layers.embedding import _counts, _table_rows
+from isthmus.gradients.layers.folding import _folded, _pieces_of
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, RowsOf, _as_multiplied, _bias_rows, _positions
+from isthmus.gradients.layers.shared import (
+    HANDLERS,
+    READ,
+    SAME,
+    TURNED,
+    _bare,
+    _mark,
+    _pulled,
+    _Shared,
+    _Trace,
+    _Unseen,
+)
 from isthmus.gradients.rows import Dense, Lazy, Outer
 
 Function = Callable[..., Any]
@@ -75,7 +86,7 @@ class _Operation:
         self.name = getattr(func, "__name__", "").strip("_")
         self.leaves, self.spec = tree_flatten((args, kwargs))
         self.tensors = [x for x in self.leaves if isinstance(x, Tensor)]
-        self.values = [x for x in self.tensors if isinstance(x, Shared)]
+        self.values = [x for x in self.tensors if isinstance(x, _Shared)]
         """The shared values among the arguments."""
 
     @property
@@ -102,13 +113,13 @@ class _Operation:
 
     def check_unchanged(self) -> None:
         """Refuse to change a shared value."""
-        if isinstance(self.leaves[0], Shared) and self.changes:
-            raise Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
+        if isinstance(self.leaves[0], _Shared) and self.changes:
+            raise _Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
 
 
-def _bare(leaves: Leaves) -> Leaves:
+def _without_history(leaves: Leaves) -> Leaves:
     """The numbers of shared values alone."""
-    return [bare(x) if isinstance(x, Shared) else x for x in leaves]
+    return [_bare(x) if isinstance(x, _Shared) else x for x in leaves]
 
 
 def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -119,8 +130,8 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
         return op.untouched()
     if any(is_batchedtensor(x) for x in op.tensors):
         return _single(op)
-    if name in _LIKE and not isinstance(args[0], Shared):
-        return op.of(_bare(op.leaves))
+    if name in _LIKE and not isinstance(args[0], _Shared):
+        return op.of(_without_history(op.leaves))
     value = op.values[0]
     leaf = value.history.leaves[0]
     n = leaf.n if leaf.layers.batch is None else leaf.layers.batch
@@ -129,23 +140,23 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if n is None:
         return op.untouched()
     leaf.operations += 1
-    others = [(place, x) for place, x in enumerate(op.tensors) if not isinstance(x, Shared)]
+    others = [(place, x) for place, x in enumerate(op.tensors) if not isinstance(x, _Shared)]
     asking = [x for _, x in others if x.requires_grad]
     examples = asking or [x for place, x in others if _one_for_each(value, place, _size(op, x), n, x)]
     if name in _LIKE or not examples:
         result = _without_examples(op)
         return _spread(op, result, n) if name in _SPREADS and len(op.values) == 1 else result
     if not n:
-        return _of_none(op.of(_bare(op.leaves)), op.values)
+        return _of_none(op.of(_without_history(op.leaves)), op.values)
     try:
         return _apart(op, n, examples)
-    except Unseen:
+    except _Unseen:
         if asking:
             raise
         return _without_examples(op)  # perhaps none holds examples: those come later
 
 
-def _one_for_each(value: Shared, place: object, size: int, n: int, x: Tensor | None = None) -> bool:
+def _one_for_each(value: _Shared, place: object, size: int, n: int, x: Tensor | None = None) -> bool:
     """Whether something in an operation has one entry for each example: never another number of them before.
 
     A tensor x that asks for no gradient may be a buffer, or positions 0, 1, 2, ... rather than a place for each.
@@ -155,7 +166,7 @@ def _one_for_each(value: Shared, place: object, size: int, n: int, x: Tensor | N
     if size != n:
         known.shared_places.add(key)
     elif key not in known.example_places:
-        fixed = x is not None and (_fixed(x, leaf.layers.module) or counts(x))
+        fixed = x is not None and (_fixed(x, leaf.layers.module) or _counts(x))
         (known.shared_places if fixed else known.example_places).add(key)
     return key not in known.shared_places
 
@@ -166,7 +177,7 @@ def _fixed(x: Tensor, module: nn.Module) -> bool:
     return any(x.untyped_storage().data_ptr() == held.untyped_storage().data_ptr() for held in tensors)
 
 
-def _dim(value: Shared, ndim: int) -> int:
+def _dim(value: _Shared, ndim: int) -> int:
     """Where a tensor of so many dimensions keeps its examples."""
     return value.history.leaves[0].layers.batch_dim if ndim >= 3 else 0
 
@@ -194,29 +205,29 @@ def _marked(x: Any, op: _Operation) -> Any:
     """Results of an operation as shared values (no inner function: one that calls itself would keep its tensors)."""
     if isinstance(x, (tuple, list)):
         return type(x)([_marked(y, op) for y in x])  # torch's own tuples too
-    if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, Shared):
+    if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, _Shared):
         return x
-    trace = Trace(tuple(dict.fromkeys(leaf for value in op.values for leaf in value.history.leaves)))
+    trace = _Trace(tuple(dict.fromkeys(leaf for value in op.values for leaf in value.history.leaves)))
     if len(op.values) == 1:
         trace = _followed(op, x) or trace
         if x.ndim and op.name in _PAIRED:
             dim, lead = _lead(op.values[0], x.ndim)
             if lead == 1 < x.shape[dim]:
                 trace = replace(trace, repeat=partial(_repeated, op, x.ndim))
-    return mark(x, trace)
+    return _mark(x, trace)
 
 
 def _repeated(op: _Operation, ndim: int, n: int, k: int) -> Any:
     """What a constant with k entries for every example made of a value, of copies of that value."""
     (value,) = op.values
     dim, source = _dim(value, ndim), value.source
-    once = mark(source.reshape([1] * (ndim - source.ndim) + list(source.shape)), value.history)
+    once = _mark(source.reshape([1] * (ndim - source.ndim) + list(source.shape)), value.history)
     copies = _side_by_side(once, n, dim).repeat_interleave(k, dim)
-    return op.of([copies if isinstance(x, Shared) else x for x in op.leaves])
+    return op.of([copies if isinstance(x, _Shared) else x for x in op.leaves])
 
 
-def _followed(op: _Operation, result: Tensor) -> Trace | None:
-    """The trace of a result whose numbers stand to those of the parameter as `Trace` can say."""
+def _followed(op: _Operation, result: Tensor) -> _Trace | None:
+    """The trace of a result whose numbers stand to those of the parameter as `_Trace` can say."""
     (value,) = op.values
     trace, source = value.history, value.source
     if trace.form is None:
@@ -225,19 +236,19 @@ def _followed(op: _Operation, result: Tensor) -> Trace | None:
     if whole:
         _, index, padding = _places(op)
         if index is not None and index.ndim:
-            return Trace(trace.leaves, READ, index.flatten(), padding)
+            return _Trace(trace.leaves, READ, index.flatten(), padding)
     if result.numel() != source.numel():
         return None
     swapped = op.name in ("transpose", "swapaxes", "swapdims") and op.args[1] % 2 != op.args[2] % 2
     if source.ndim == 2 and (swapped or op.func in TURNS):
         if trace.form == TURNED:
-            return Trace(trace.leaves, SAME)
-        return Trace(trace.leaves, TURNED) if whole else None
+            return _Trace(trace.leaves, SAME)
+        return _Trace(trace.leaves, TURNED) if whole else None
     ordered = op.name in _ORDERED or op.name in _SPREADS
     return trace if op.name in _ALIKE or (ordered and trace.form != TURNED) else None
 
 
-def _spread(op: _Operation, result: Shared, n: int) -> Any:
+def _spread(op: _Operation, result: _Shared, n: int) -> Any:
     """What is repeated once for every example is from now on a copy for each, with a tap; all else stays shared."""
     (value,) = op.values
     trace, source, whole = value.history, value.source, result.source
@@ -251,7 +262,7 @@ def _spread(op: _Operation, result: Shared, n: int) -> Any:
     if lead == 1:
         first = whole.narrow(dim, 0, 1)
         kept = first.numel() == source.numel() and trace.form != TURNED
-        once = mark(first, trace if kept else Trace(trace.leaves))
+        once = _mark(first, trace if kept else _Trace(trace.leaves))
     elif op.name in ("repeat", "tile") and not dim and (whole.ndim, whole.shape[1:]) == (source.ndim, source.shape[1:]):
         once = value
     else:
@@ -259,14 +270,14 @@ def _spread(op: _Operation, result: Shared, n: int) -> Any:
     return _side_by_side(once, n, dim) if _one_for_each(value, op.name, times, n) else result
 
 
-def _lead(value: Shared, ndim: int) -> tuple[int, int]:
+def _lead(value: _Shared, ndim: int) -> tuple[int, int]:
     """Where a result of so many dimensions keeps its examples, and how many entries a value has there."""
     dim = _dim(value, ndim)
     place = dim - (ndim - value.source.ndim)
     return dim, value.source.shape[place] if place >= 0 else 1
 
 
-def _side_by_side(once: Shared, n: int, dim: int) -> Tensor:
+def _side_by_side(once: _Shared, n: int, dim: int) -> Tensor:
     """A copy of a value for each example, in the dimension of the examples."""
     return _copies(once, n).movedim(0, dim).flatten(dim, dim + 1)
 
@@ -277,66 +288,68 @@ def _side_by_side(once: Shared, n: int, dim: int) -> Tensor:
 def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
     """An operation done one example at a time."""
     value, name, count = op.values[0], op.name, _size(op, examples[0])
-    leaf, k = value.history.leaves[0], pieces_of(count, n) or 1
+    leaf, k = value.history.leaves[0], _pieces_of(count, n) or 1
     if any(_size(op, x) != n * k for x in examples):
-        raise Unseen(value, f"meets tensors without one entry for each of the examples in {name!r}")
+        raise _Unseen(value, f"meets tensors without one entry for each of the examples in {name!r}")
     if k > 1:
         leaf.layers.note_pieces(leaf.rule, k)
     op.check_unchanged()
     if op.changes and name not in _PAIRED:
-        raise Unseen(value, f"is written into examples by {name!r}")
+        raise _Unseen(value, f"is written into examples by {name!r}")
     leaves, widest = list(op.leaves), max(x.ndim for x in examples)
     for place, x in enumerate(leaves):
-        if isinstance(x, Shared) and x.history.repeat is not None and _lead(x, widest)[1] == count:
+        if isinstance(x, _Shared) and x.history.repeat is not None and _lead(x, widest)[1] == count:
             leaves[place] = x.history.repeat(n, k)
             examples = [*examples, leaves[place]]
     ids = {id(x) for x in examples}
     cuts: list[int | None] = [None] * len(leaves)
     for place, x in enumerate(leaves):
-        beside = is_plain(x) and name in _PAIRED and x.ndim == widest and _size(op, x) == count
+        beside = _is_plain(x) and name in _PAIRED and x.ndim == widest and _size(op, x) == count
         if beside or id(x) in ids:
             cuts[place] = _where(op, x)
     try:
-        with plain_steps(examples[0].device.type):
-            pieces, shape = one_by_one(op.func, leaves, op.spec, cuts, n)
+        with _plain_steps(examples[0].device.type):
+            pieces, shape = _one_by_one(op.func, leaves, op.spec, cuts, n)
     except (RuntimeError, IndexError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise Unseen(value, f"cannot be used one example at a time in {name!r} ({reason})") from error
+        raise _Unseen(value, f"cannot be used one example at a time in {name!r} ({reason})") from error
     outputs = [_joined(x, value, k, name) for x in pieces]
     if name not in _PAIRED and name not in FACTORED:
         with torch.no_grad():
-            whole = tree_flatten(op.of(_bare(leaves)))[0]
+            whole = tree_flatten(op.of(_without_history(leaves)))[0]
         for x, y in zip(outputs, whole, strict=True):
-            if is_plain(x) and not (x.shape == y.shape and near_enough(x, y)):
-                raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
+            if _is_plain(x) and not (x.shape == y.shape and _near_enough(x, y)):
+                raise _Unseen(
+                    value, f"is used with examples in {name!r}, which gives each of them something else alone"
+                )
     return tree_unflatten(outputs, shape)
 
 
-def _joined(x: Any, value: Shared, k: int, name: str) -> Any:
+def _joined(x: Any, value: _Shared, k: int, name: str) -> Any:
     """What single examples give, side by side in front, as a batch gives it."""
-    if not is_plain(x):
+    if not _is_plain(x):
         return x
     dim = _dim(value, x.ndim - 1)
     if x.ndim < 2 or x.shape[1 + dim] != k:
-        raise Unseen(value, f"is put beside other examples by {name!r}, or shared by all where each has its own")
+        raise _Unseen(value, f"is put beside other examples by {name!r}, or shared by all where each has its own")
     return x.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def _of_none(out: Any, values: list[Shared]) -> Any:
+def _of_none(out: Any, values: list[_Shared]) -> Any:
     """What an operation gives of no examples, which vmap cannot do: there are no rows."""
 
     def rows(b: Tensor) -> Found:
-        return [found for value in values for found in pulled(value, Dense(b.new_zeros(0, value.numel())))]
+        return [found for value in values for found in _pulled(value, Dense(b.new_zeros(0, value.numel())))]
 
     return _tap(values, out, [], rows) if isinstance(out, Tensor) else out
 
 
-def is_plain(x: object) -> TypeGuard[Tensor]:
+def _is_plain(x: object) -> TypeGuard[Tensor]:
     """A tensor, but no shared one."""
-    return isinstance(x, Tensor) and not isinstance(x, Shared)
+    return isinstance(x, Tensor) and not isinstance(x, _Shared)
 
 
-def one_by_one(
+def _one_by_one(
     function: Callable[..., Any], leaves: Leaves, spec: TreeSpec, cuts: list[int | None], n: int
 ) -> tuple[Leaves, TreeSpec]:
     """The pieces of what a function gives n examples alone, one after the other in front.
@@ -350,17 +363,17 @@ def one_by_one(
         pairs = zip(leaves, cuts, strict=True)
         args, kwargs = tree_unflatten([x if cut is None else next(own) for x, cut in pairs], spec)
         flattened.append(tree_flatten(function(*args, **kwargs)))
-        return tuple(x for x in flattened[-1][0] if is_plain(x)) or mine[:1]
+        return tuple(x for x in flattened[-1][0] if _is_plain(x)) or mine[:1]
 
     pairs = [(x, cut) for x, cut in zip(leaves, cuts, strict=True) if cut is not None]
     parts = [x.unflatten(cut, (n, x.shape[cut] // max(n, 1))) for x, cut in pairs]
     outputs = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs), randomness="different")(*parts))
     ((pieces, shape),) = flattened
-    return [next(outputs) if is_plain(x) else x for x in pieces], shape
+    return [next(outputs) if _is_plain(x) else x for x in pieces], shape
 
 
 @contextmanager
-def plain_steps(kind: str) -> Iterator[None]:
+def _plain_steps(kind: str) -> Iterator[None]:
     """Attention in steps that vmap knows, and products in the precision of now, nothing of them kept."""
     fused, narrow = torch.backends.mha.get_fastpath_enabled(), torch.is_autocast_enabled(kind)
     torch.backends.mha.set_fastpath_enabled(False)
@@ -372,7 +385,7 @@ def plain_steps(kind: str) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
+def _near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
     """Equal but for rounding, of so much of the largest number."""
     x, y, kind = x.detach(), y.detach(), x.device.type
     if not x.is_floating_point():
@@ -401,22 +414,22 @@ def _single(op: _Operation) -> Any:
     n = functorch.get_unwrapped(batched[0]).shape[functorch.maybe_get_bdim(batched[0])]
     if n * sum(x.source.numel() * x.source.element_size() for x in op.values) > rounding.CHUNK_BYTES:
         return _lower(partial(_in_chunks, op), *batched)
-    copies = [_lower(partial(_copies, x), batched[0]) if isinstance(x, Shared) else x for x in op.leaves]
+    copies = [_lower(partial(_copies, x), batched[0]) if isinstance(x, _Shared) else x for x in op.leaves]
     return op.of(copies)
 
 
-def _copies(value: Shared, n: int, _: object = None) -> Tensor:
+def _copies(value: _Shared, n: int, _: object = None) -> Tensor:
     """A copy of a value for every example, with a tap."""
 
     def rows(b: Tensor) -> Found:
-        return pulled(value, Dense(b.reshape(n, value.numel())))
+        return _pulled(value, Dense(b.reshape(n, value.numel())))
 
-    return _tap([value], bare(value).expand(n, *value.shape), [], rows)
+    return _tap([value], _bare(value).expand(n, *value.shape), [], rows)
 
 
 def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
     """An operation whose values are too large for a copy for each example: rows from the gradient of its output."""
-    places = [i for i, x in enumerate(op.leaves) if isinstance(x, Shared)]
+    places = [i for i, x in enumerate(op.leaves) if isinstance(x, _Shared)]
     places += [i for i, x in enumerate(op.leaves) if isinstance(x, Tensor) and is_batchedtensor(x)]
     values, kept, fixed = op.values, [x.detach() for x in whole], list(op.leaves)
 
@@ -427,20 +440,20 @@ def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
         return answer
 
     def rows(b: Tensor) -> Found:
-        weights = [bare(value).clone() for value in values]  # rows may be read when the parameters have moved on
+        weights = [_bare(value).clone() for value in values]  # rows may be read when the parameters have moved on
 
         def chunk(which: int, lo: int, hi: int) -> Tensor:
             def one(b: Tensor, *mine: Tensor) -> Tensor:
                 own: Tensor = vjp(lambda *weights: call(*weights, *mine), *weights)[1](b)[which]
                 return own
 
-            with torch.no_grad(), plain_steps(b.device.type):
+            with torch.no_grad(), _plain_steps(b.device.type):
                 return vmap(one)(b[lo:hi], *(x[lo:hi] for x in kept)).reshape(hi - lo, -1)
 
         lazy = [Lazy(partial(chunk, i), n, x.numel(), dtype=x.dtype, device=x.device) for i, x in enumerate(weights)]
-        return [found for value, part in zip(values, lazy, strict=True) for found in pulled(value, part)]
+        return [found for value, part in zip(values, lazy, strict=True) for found in _pulled(value, part)]
 
-    out = vmap(lambda *mine: call(*map(bare, values), *mine))(*whole)
+    out = vmap(lambda *mine: call(*map(_bare, values), *mine))(*whole)
     return _tap(values, out, whole, rows)
 
 
@@ -461,7 +474,7 @@ def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Te
     return lowered
 
 
-def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: RowsOf) -> Tensor:
+def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: RowsOf) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
     feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
@@ -474,7 +487,7 @@ def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: Ro
 def _linear(op: _Operation) -> Tensor | None:
     named = op.named("input weight bias")
     x, weight = named["input"], named["weight"]
-    if isinstance(weight, Shared) and weight.ndim == 2 and is_batchedtensor(x):
+    if isinstance(weight, _Shared) and weight.ndim == 2 and is_batchedtensor(x):
         return _product(x, weight, named["bias"])
     return None
 
@@ -483,7 +496,7 @@ def _addmm(op: _Operation) -> Tensor | None:
     named = op.named("input mat1 mat2 beta alpha", beta=1, alpha=1)
     if named["beta"] != 1 or named["alpha"] != 1:
         return None
-    if isinstance(named["mat2"], Shared) and is_batchedtensor(named["mat1"]):
+    if isinstance(named["mat2"], _Shared) and is_batchedtensor(named["mat1"]):
         return _product(named["mat1"], named["mat2"], named["input"], turned=True)
     total: Tensor = named["mat1"] @ named["mat2"] + named["input"]
     return total
@@ -493,29 +506,29 @@ def _matmul(op: _Operation) -> Tensor | None:
     if len(op.args) != 2:
         return None
     left, right = reversed(op.args) if op.name == "rmatmul" else op.args
-    if isinstance(right, Shared) and is_batchedtensor(left) and right.ndim <= 2:
+    if isinstance(right, _Shared) and is_batchedtensor(left) and right.ndim <= 2:
         if right.ndim == 2:
             return _product(left, right, turned=True)
         column: Any = right[:, None]
         return _product(left, column, turned=True).squeeze(-1)
-    if isinstance(left, Shared) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
+    if isinstance(left, _Shared) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
         return _product(right.mT, left).mT
     return None
 
 
-def _product(x: Tensor, weight: Shared, bias: Tensor | None = None, turned: bool = False) -> Tensor:
+def _product(x: Tensor, weight: _Shared, bias: Tensor | None = None, turned: bool = False) -> Tensor:
     """x W' + c, or x W + c where `turned`: outer products of the input and the gradient."""
-    own = bias if isinstance(bias, Shared) and bias.ndim == 1 else None
+    own = bias if isinstance(bias, _Shared) and bias.ndim == 1 else None
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
-        x, plain = as_multiplied(whole[0]), bare(weight)
-        out = F.linear(x, plain.mT if turned else plain, None if own is None else bare(own))
+        x, plain = _as_multiplied(whole[0]), _bare(weight)
+        out = F.linear(x, plain.mT if turned else plain, None if own is None else _bare(own))
         kept = x.detach()
 
         def rows(b: Tensor) -> Found:
-            a, b = positions(kept), positions(b)
-            found = pulled(weight, Outer(b, a) if turned else Outer(a, b))
-            return found if own is None else found + pulled(own, bias_rows(b))
+            a, b = _positions(kept), _positions(b)
+            found = _pulled(weight, Outer(b, a) if turned else Outer(a, b))
+            return found if own is None else found + _pulled(own, _bias_rows(b))
 
         return _tap([weight] if own is None else [weight, own], out, [x], rows)
 
@@ -530,11 +543,11 @@ def _einsum(op: _Operation) -> Tensor | None:
         return None
     inputs, output = equation.replace(" ", "").split("->")
     pairs = zip(inputs.split(","), operands, strict=True)
-    (mine, value), (other, x) = sorted(pairs, key=lambda pair: not isinstance(pair[1], Shared))
+    (mine, value), (other, x) = sorted(pairs, key=lambda pair: not isinstance(pair[1], _Shared))
     sums, new = set(mine) - set(output), set(mine) - set(other)
     rest = [c for c in other if c not in sums]
     plain = len(mine) == 2 and len(sums) == len(new) == 1 and sums <= set(other)
-    if not plain or isinstance(x, Shared) or sorted([*rest, *new]) != sorted(output) or len(set(other)) < len(other):
+    if not plain or isinstance(x, _Shared) or sorted([*rest, *new]) != sorted(output) or len(set(other)) < len(other):
         return None
     (p,), (q,) = sums, new
     moved = x.permute([other.index(c) for c in [*rest, p]])
@@ -550,14 +563,14 @@ def _places(op: _Operation) -> tuple[object, Tensor | None, int | None]:
         index, table, padding = named["input"], named["weight"], named["padding_idx"]
         for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
             if named[setting]:
-                raise Unseen(table, f"is read by an embedding with {setting}")
+                raise _Unseen(table, f"is read by an embedding with {setting}")
         if padding is not None:
             padding = padding % len(table)
     elif op.name == "getitem":
         index = op.args[1]
     elif op.name == "index_select" and len(op.args) > 2 and op.args[1] % op.args[0].ndim == 0:
         index = op.args[2]
-    if not is_plain(index) or index.dtype in (torch.bool, torch.uint8):
+    if not _is_plain(index) or index.dtype in (torch.bool, torch.uint8):
         index = None
     return table, index, padding
 
@@ -565,7 +578,7 @@ def _places(op: _Operation) -> tuple[object, Tensor | None, int | None]:
 def _read(op: _Operation) -> Tensor | None:
     """z = W[k]: the places and the gradients there."""
     table, index, padding = _places(op)
-    if not isinstance(table, Shared) or index is None or not is_batchedtensor(index):
+    if not isinstance(table, _Shared) or index is None or not is_batchedtensor(index):
         return None
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
@@ -574,9 +587,9 @@ def _read(op: _Operation) -> Tensor | None:
         def rows(b: Tensor) -> Found:
             places = index.reshape(n, -1)
             values = b.reshape(*places.shape, table.numel() // max(1, len(table)))
-            return pulled(table, table_rows(places, values, len(table), padding))
+            return _pulled(table, _table_rows(places, values, len(table), padding))
 
-        return _tap([table], bare(table)[index], [index], rows)
+        return _tap([table], _bare(table)[index], [index], rows)
 
     return _lower(below, index)
 
@@ -585,23 +598,25 @@ def _convolution(op: _Operation) -> Tensor | None:
     """A linear layer over patches; the bias has the sum over places."""
     named = op.named("input weight bias stride padding dilation groups", stride=1, padding=0, dilation=1, groups=1)
     x, weight, bias, groups = named["input"], named["weight"], named["bias"], named["groups"]
-    if not isinstance(weight, Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
+    if not isinstance(weight, _Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
         return None
-    own, shape = bias if isinstance(bias, Shared) else None, weight.shape
+    own, shape = bias if isinstance(bias, _Shared) else None, weight.shape
     spans = {key: named[key] for key in ("stride", "padding", "dilation")}
-    layer: Any = SimpleNamespace(groups=groups, weight=bare(weight), padding_mode="zeros", kernel_size=tuple(shape[2:]))
+    layer: Any = SimpleNamespace(
+        groups=groups, weight=_bare(weight), padding_mode="zeros", kernel_size=tuple(shape[2:])
+    )
     layer.in_channels, layer.out_channels = shape[1] * groups, shape[0]
     vars(layer).update({key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in spans.items()})
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
         x = whole[0].flatten(0, 1)
         kept = x.detach()
-        out = op.func(x, bare(weight), None if own is None else bare(own), groups=groups, **spans)
+        out = op.func(x, _bare(weight), None if own is None else _bare(own), groups=groups, **spans)
 
         def rows(b: Tensor) -> Found:
             b = b.flatten(2)
-            found = pulled(weight, folded(weight_rows(layer, kept, b, ones=False), n))
-            return found if own is None else found + pulled(own, folded(bias_rows(b.mT), n))
+            found = _pulled(weight, _folded(_weight_rows(layer, kept, b, ones=False), n))
+            return found if own is None else found + _pulled(own, _folded(_bias_rows(b.mT), n))
 
         tapped = _tap([weight] if own is None else [weight, own], out, [x], rows)
         return tapped.reshape(n, len(tapped) // n, *tapped.shape[1:])

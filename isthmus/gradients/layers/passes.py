@@ -45,7 +45,7 @@ from isthmus.base import secret as draws
 from isthmus.base import validate
 from isthmus.gradients.layers.between import Between
 from isthmus.gradients.layers.rules import Args, Handle, Kwargs
-from isthmus.gradients.layers.twin import host_draws
+from isthmus.gradients.layers.twin import _host_draws
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
@@ -100,10 +100,10 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True, wanted: bo
         generator.manual_seed(draws.randbits(64))
 
     here = draws.stand_in()
-    begun = None if here is None else host_draws()
+    begun = None if here is None else _host_draws()
 
     def back() -> None:
-        if here is not None and by_place and host_draws() != begun:
+        if here is not None and by_place and _host_draws() != begun:
             here.drew_by_place()
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)

@@ -21,7 +21,7 @@ from isthmus.gradients.rows import Dense, Outer, Rows
 if TYPE_CHECKING:
     from isthmus.gradients.layers.layers import Layers
 
-Handle: TypeAlias = "RemovableHandle | Replaced"
+Handle: TypeAlias = "RemovableHandle | _Replaced"
 """What takes a hook away again."""
 Trainable = Callable[[nn.Parameter | None], bool]
 """Whether a parameter was asked to be trained when the layers were read."""
@@ -36,7 +36,7 @@ RowsOf: TypeAlias = Callable[[Tensor], Found]
 _ABSENT = object()
 
 
-class Replaced:
+class _Replaced:
     """A handle of an attribute of one object: `remove` puts back what was there."""
 
     def __init__(self, owner: nn.Module, name: str, value: object) -> None:
@@ -51,7 +51,7 @@ class Replaced:
             setattr(self.owner, self.name, self.before)
 
 
-def replaced_forward(layer: nn.Module, run: Callable[..., object]) -> Replaced:
+def _replaced_forward(layer: nn.Module, run: Callable[..., object]) -> _Replaced:
     """Another forward of this one object; a copy of it has its own again."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> object:
@@ -60,7 +60,7 @@ def replaced_forward(layer: nn.Module, run: Callable[..., object]) -> Replaced:
     forward.tapped = True  # type: ignore[attr-defined]
     # trainers read from it which columns a model takes
     forward.__signature__ = inspect.signature(type(layer).forward)  # type: ignore[attr-defined]
-    return Replaced(layer, "forward", MethodType(forward, layer))
+    return _Replaced(layer, "forward", MethodType(forward, layer))
 
 
 class LayerRule(Generic[L]):
@@ -136,7 +136,7 @@ class LayerRule(Generic[L]):
         return x.detach() if self.batch_dim == 0 or x.ndim < least else x.detach().transpose(0, 1)
 
 
-class LinearRule(LayerRule[nn.Linear]):
+class _LinearRule(LayerRule[nn.Linear]):
     """z = W a + c at any number of positions: g = sum_t b_t [a_t, 1]'."""
 
     kinds = (nn.Linear,)
@@ -145,16 +145,16 @@ class LinearRule(LayerRule[nn.Linear]):
         """The input as autocast rounds it: kept so, it takes half the room."""
         x = args[0] if args else None
         if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
-            return (as_multiplied(x), *args[1:])
+            return (_as_multiplied(x), *args[1:])
         return args
 
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """Outer products of the input and the gradient."""
         a = self.first(self.input(args, kwargs))
-        return lambda b: factored(self, self.wanted, a, self.first(b))
+        return lambda b: _factored(self, self.wanted, a, self.first(b))
 
 
-def as_multiplied(x: Tensor) -> Tensor:
+def _as_multiplied(x: Tensor) -> Tensor:
     """A factor of a product as autocast rounds it."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype in (torch.float32, torch.float16):
@@ -162,24 +162,24 @@ def as_multiplied(x: Tensor) -> Tensor:
     return x
 
 
-def factored(rule: LayerRule[Any], wanted: Mapping[str, LeafBinding], a: Tensor, b: Tensor) -> Found:
+def _factored(rule: LayerRule[Any], wanted: Mapping[str, LeafBinding], a: Tensor, b: Tensor) -> Found:
     """The rows of a weight and its bias from a (n, ..., p) and b (n, ..., q); a bias alone is the sum of b."""
     if a.ndim > 2:
-        a, b = positions(a), positions(b)
+        a, b = _positions(a), _positions(b)
     rows: Found = []
     for suffix, binding in wanted.items():
         if suffix.endswith("bias"):
-            rows.append((rule, suffix, bias_rows(b)))
+            rows.append((rule, suffix, _bias_rows(b)))
         else:
             rows.append((rule, suffix, Outer(a, b, ones=binding.bias is not None)))
     return rows
 
 
-def bias_rows(b: Tensor) -> Dense:
+def _bias_rows(b: Tensor) -> Dense:
     """The rows of a bias from b, (n, q) or (n, T, q): its sum over positions."""
     return Dense(b if b.ndim == 2 else b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32)))
 
 
-def positions(x: Tensor) -> Tensor:
+def _positions(x: Tensor) -> Tensor:
     """(n, p) as it is; (n, ..., p) with every position in the middle."""
     return x if x.ndim <= 2 else x.flatten(1, -2)

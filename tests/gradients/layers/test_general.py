@@ -431,7 +431,7 @@ def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
 
 def test_batches_of_many_sizes_are_checked_once(monkeypatch):
     checked = []
-    monkeypatch.setattr(opened, "near_enough", lambda *_: checked.append(1) or True)
+    monkeypatch.setattr(opened, "_near_enough", lambda *_: checked.append(1) or True)
     layers = Layers(nn.Sequential(LowRank(3, 2)))
     layers.attach()
     for n in (4, 6, 1):
