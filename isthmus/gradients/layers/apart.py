@@ -30,7 +30,7 @@ from isthmus.base import secret, validate
 from isthmus.gradients.layers.folding import _pieces_of
 from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.operations import Leaves, _near_enough
-from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, RowsOf
+from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs, RowsOf
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.layers.twin import Dice, _generator_states, _twin_of
 from isthmus.gradients.rows import Rows
@@ -94,12 +94,13 @@ def look(
     if shape not in known.trusted:
         # pieces of examples are seen where they were seen in a trial of the same shapes only
         first = bool(known.pieces) or sum(bool(way) == bool(other) for other, _ in known.trusted) < SHAPES
-    if not first and secret.randbelow(_SELDOM if large else AGAIN):
+    if not first and not _drawn_again(layers):
         return before
     known.pieces.clear()
-    count = FEW if large else EXAMPLES
+    most = EXAMPLES if first else LATER
+    count = min(most, FEW) if large else most
     if not first:
-        count = secret.randbelow(min(FEW if large else LATER, n) - 1) + 2
+        count = secret.randbelow(min(count, n) - 1) + 2
     with Dice(layers.anchor.device) as dice, torch.enable_grad():
         done = _try_out(_Trial(layers, run, dice), batch, count, thorough=first)
     if way and not done:
@@ -124,8 +125,14 @@ def _learn(layers: Layers, batch: _Batch, run: Run) -> None:
 def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
     """Whether a shape of arguments is to be tried out: the first few when they are new, later ones by chance."""
     first = shape not in before and len(before) < SHAPES
-    before.update({shape} if first else ())
-    return first or not secret.randbelow(_SELDOM if layers.large else AGAIN)
+    if first:
+        before.add(shape)
+    return first or _drawn_again(layers)
+
+
+def _drawn_again(layers: Layers) -> bool:
+    """Whether chance has a batch tried out that need not be."""
+    return not secret.randbelow(_SELDOM if layers.large else AGAIN)
 
 
 def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwargs], n: int, place: int) -> bool:
@@ -240,7 +247,7 @@ class _Batch:
     def of(cls, args: Args, kwargs: Kwargs, n: int, dim: int) -> _Batch:
         """Tensors with n entries where the module keeps its examples, or in front."""
         leaves, spec = tree_flatten((args, kwargs))
-        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leaves = tree_map_only(Tensor, Tensor.detach, leaves)
         return cls(leaves, spec, [examples_of(leaf, n, dim) for leaf in leaves], n)
 
     def shape(self) -> Hashable:
@@ -304,8 +311,9 @@ def returned_examples(x: object, n: int, dim: int) -> int | None:
     >>> returned_examples(torch.ones(3, 2), 3, 1), returned_examples(torch.ones(3, 3), 3, 1)
     (0, None)
     """
-    both = isinstance(x, Tensor) and x.ndim > dim > 0 and x.shape[0] == x.shape[dim] == n
-    return None if both else examples_of(x, n, dim)
+    if isinstance(x, Tensor) and x.ndim > dim > 0 and x.shape[0] == x.shape[dim] == n:
+        return None
+    return examples_of(x, n, dim)
 
 
 class _Trial:
@@ -560,7 +568,7 @@ class _RecordingLayers(Layers):
 
     def tap(
         self,
-        rule: LayerRule[Any],
+        rule: AnyRule,
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
