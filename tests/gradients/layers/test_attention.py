@@ -8,7 +8,6 @@ import pytest
 import torch
 from layer_reference import agree, capture, squares, truth
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients.layers import Layers
@@ -291,44 +290,9 @@ def test_an_activation_in_place_after_attention():
         agree(module.double(), *data(batch_dim=1 - batch_first), batch_dim=1 - batch_first)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, mode):
-        super().__init__()
-        self.first, self.second, self.mode = nn.Linear(6, 6), Attend(weights=True, add_bias_kv=True), mode
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.second(x) if self.mode is None else checkpoint(self.second, x, use_reentrant=self.mode)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing(reentrant):
-    torch.manual_seed(13)
-    module = Checkpointed(None).double()
-    exact = truth(module, squares, *data())
-    module.mode = reentrant
-    _, rows = capture(module, squares, *data())
-    torch.testing.assert_close(rows.dense(), exact, rtol=1e-10, atol=1e-10)
-
-
 def test_a_sequence_that_is_not_a_batch_is_refused():
     layers = Layers(nn.MultiheadAttention(6, 2))
     layers.attach()
     x = torch.randn(3, 6)
     with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="three dimensions"):
         layers.module(x, x, x)
-
-
-def test_attention_built_of_linear_layers_needs_nothing():
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.k, self.v, self.out = (nn.Linear(6, 6) for _ in range(4))
-
-        def forward(self, x):
-            return self.out(nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
-
-    torch.manual_seed(14)
-    module = Plain().double()
-    rows = agree(module, *data())
-    assert rows.d == truth(module, lambda o, _: o.sum(), *data()).shape[1]

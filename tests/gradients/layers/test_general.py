@@ -113,10 +113,37 @@ class Distances(nn.Module):
         return torch.cdist(x[:, None], self.w)[:, 0]
 
 
+class Outside(nn.Module):
+    """A layer of one's own that is computed again in the backward pass."""
+
+    def __init__(self, mode=None):
+        super().__init__()
+        self.first, self.layer, self.mode = nn.Linear(3, 3), LowRank(3, 2), mode
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.layer(x) if self.mode is None else checkpoint(self.layer, x, use_reentrant=self.mode)
+
+
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = LowRank(3, 3)
+
+    def forward(self, x):
+        return self.layer(self.layer(x).tanh())
+
+
 @pytest.fixture
 def no_room(monkeypatch):
     """No memory for copies: rows are computed a few at a time, from the gradient of the output."""
     monkeypatch.setattr(rounding, "CHUNK_BYTES", 100)
+
+
+def total(output, _):
+    return output.sum()
 
 
 def pair(module, *shape, dtype=torch.float64, seed=0):
@@ -135,6 +162,7 @@ CASES = {
     "vision": (Vision, (5, 3, 4)),
     "one example": (Vision, (1, 3, 4)),
     "many outputs": (UsesMany, (4, 3)),
+    "called twice": (Twice, (4, 3)),
 }
 
 
@@ -206,44 +234,12 @@ def test_a_parameter_shared_with_a_child_or_under_two_names_is_one_leaf():
     assert rows.d == 9
 
 
-def test_a_layer_that_is_called_twice_adds_up():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = LowRank(3, 3)
-
-        def forward(self, x):
-            return self.layer(self.layer(x).tanh())
-
-    torch.manual_seed(4)
-    module = Twice().double()
-    agree(module, *pair(module, 4, 3))
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpointed_layer_with_bare_parameters(reentrant):
-    class Outside(nn.Module):
-        def __init__(self, mode=None):
-            super().__init__()
-            self.first, self.layer, self.mode = nn.Linear(3, 3), LowRank(3, 2), mode
-
-        def forward(self, x):
-            x = self.first(x)
-            return self.layer(x) if self.mode is None else checkpoint(self.layer, x, use_reentrant=self.mode)
-
+@pytest.mark.parametrize(("make", "shape"), [(Outside, (4, 3)), (Vision, (4, 3, 4))])
+def test_checkpointing_around_and_inside_a_module_with_bare_parameters(make, shape, reentrant):
     torch.manual_seed(5)
-    module = Outside().double()
-    x, y = pair(module, 4, 3)
-    exact = truth(module, squares, x, y)
-    module.mode = reentrant
-    torch.testing.assert_close(capture(module, squares, x, y)[1].dense(), exact, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_inside_a_module_with_bare_parameters(reentrant):
-    torch.manual_seed(5)
-    module = Vision().double()
-    x, y = pair(module, 4, 3, 4)
+    module = make().double()
+    x, y = pair(module, *shape)
     exact = truth(module, squares, x, y)
     module.mode = reentrant
     torch.testing.assert_close(capture(module, squares, x, y)[1].dense(), exact, rtol=1e-10, atol=1e-10)
@@ -251,10 +247,8 @@ def test_checkpointing_inside_a_module_with_bare_parameters(reentrant):
 
 def test_checkpointing_inside_a_layer_of_ones_own_is_refused():
     module = nn.Sequential(Bad(lambda x, w: checkpoint(lambda z: (z * w).sin(), x, use_reentrant=True)))
-    layers = Layers(module)
-    layers.attach()
-    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="gradient checkpointing"):
-        layers.module(torch.randn(2, 3)).sum().backward()
+    with pytest.raises(InvalidInput, match="gradient checkpointing"):
+        capture(module, total, torch.randn(2, 3), torch.zeros(2))
 
 
 def test_without_a_listener_and_after_removal_the_layer_is_itself():
@@ -297,10 +291,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_single_examples_cannot_follow_is_refused(case):
     function, message = BAD[case]
-    layers = Layers(nn.Sequential(Bad(function)))
-    layers.attach()
-    with layers.listening(lambda *_: None, 4), pytest.raises(InvalidInput, match=message) as error:
-        layers.module(torch.randn(4, 3)).sum().backward()
+    with pytest.raises(InvalidInput, match=message) as error:
+        capture(nn.Sequential(Bad(function)), total, torch.randn(4, 3), torch.zeros(4))
     assert "layer '0'" in str(error.value) and "small module" in str(error.value)
 
 
@@ -332,13 +324,9 @@ def test_a_table_with_as_many_rows_as_examples_is_no_row_for_each():
         def forward(self, x):
             return self.first(x) + self.table()
 
-    layers = Layers(Adds())
-    layers.attach()
-    with (
-        layers.listening(lambda *_: None, 4),
-        pytest.raises(InvalidInput, match="'table.rows' is put beside other examples by 'add', or shared by all"),
-    ):
-        layers.module(torch.randn(4, 3)).sum().backward()
+    message = "'table.rows' is put beside other examples by 'add', or shared by all"
+    with pytest.raises(InvalidInput, match=message):
+        capture(Adds(), total, torch.randn(4, 3), torch.zeros(4))
 
 
 def test_a_shared_argument_as_long_as_the_batch_is_found_out():
@@ -358,10 +346,8 @@ def test_a_shared_argument_as_long_as_the_batch_is_found_out():
         def forward(self, x):
             return self.inner(x, self.table)
 
-    layers = Layers(Root())
-    layers.attach()
-    with layers.listening(lambda *_: None, 3), pytest.raises(InvalidInput, match="one example|other numbers"):
-        layers.module(torch.randn(3, 3)).sum().backward()
+    with pytest.raises(InvalidInput, match="one example|other numbers"):
+        capture(Root(), total, torch.randn(3, 3), torch.zeros(3))
 
 
 def test_dropout_inside_a_module_with_bare_parameters_draws_as_it_does_without_taps():
@@ -412,10 +398,8 @@ def test_an_argument_changed_in_place_after_the_call_is_found_out():
             y = self.layer(x)
             return y + x.mul_(2)
 
-    layers = Layers(Changes())
-    layers.attach()
-    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="changed in place"):
-        layers.module(torch.randn(4, 3)).sum().backward()
+    with pytest.raises(InvalidInput, match="changed in place"):
+        capture(Changes(), total, torch.randn(4, 3), torch.zeros(4))
 
 
 def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
