@@ -17,7 +17,7 @@ module's buffers, attributes and hooks, the state of every global random generat
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -30,7 +30,7 @@ from isthmus.base import secret, validate
 from isthmus.gradients.layers.folding import _pieces_of
 from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.operations import Leaves, _near_enough
-from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs, RowsOf
+from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.layers.twin import Dice, _generator_states, _twin_of
 from isthmus.gradients.rows import Rows
@@ -419,7 +419,7 @@ class _Trial:
     ) -> _Seen:
         """Forward and backward once, with some examples exchanged."""
         probe, passed = self._probe(), _Seen()
-        probe.learning, probe.record, probe.rows, probe.value = learning, passed, rows, value
+        probe.learning, probe.shown = learning, partial(_shown, probe, passed, rows, value)
         with probe.listening(lambda *_: None, batch.n):
             outputs = self._run(probe, batch)
             cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
@@ -493,14 +493,14 @@ class _Trial:
         gradients = dict(zip(map(id, parameters), _pulled, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
-    def _probe(self) -> _RecordingLayers:
+    def _probe(self) -> Layers:
         """Taps on a copy of the module."""
-        twin, first = _twin_of(self.module, self.trained), self.layers.batch_dim == 0
-        probe = _RecordingLayers(twin, batch_first=first, known=self.layers.known)
+        twin = _twin_of(self.module, self.trained)
+        probe = Layers(twin, batch_first=self.layers.batch_dim == 0, known=self.layers.known)
         probe.attach()
         return probe
 
-    def _run(self, probe: _RecordingLayers, batch: _Batch) -> Leaves:
+    def _run(self, probe: Layers, batch: _Batch) -> Leaves:
         """What a copy of the module gives."""
         self.dice.rewind()
         return tree_flatten(self.run(probe.module, *batch.arguments()))[0]
@@ -559,45 +559,34 @@ class _Seen:
         return None
 
 
-class _RecordingLayers(Layers):
-    """Taps that record what passes through them, with some examples exchanged for a value."""
+def _shown(
+    layers: Layers, record: _Seen, rows: Tensor | None, value: float | None, rule: AnyRule, output: Tensor, dim: int
+) -> Tensor:
+    """An output with a tap that records what passes, with some examples exchanged for a value."""
+    place, k = len(record.got), 0
+    if output.ndim > dim and output.is_floating_point():
+        k = _pieces_of(output.shape[dim], layers.batch)
+    divided = k == 1 or (k > 1 and dim == 0)
 
-    record: _Seen | None = None
-    rows: Tensor | None = None
-    value: float | None = None
+    def examples(x: Tensor) -> Tensor | None:
+        if not divided:
+            return None
+        x = x.detach().movedim(dim, 0)
+        pieces: Tensor = x.unflatten(0, (len(x) // k, k))
+        return pieces.clone()
 
-    def tap(
-        self,
-        rule: AnyRule,
-        output: Tensor,
-        dim: int,
-        inputs: Sequence[Tensor],
-        rows_of: RowsOf,
-        feeds: Iterable[str] = (),
-    ) -> Tensor:
-        """The output with a tap that records."""
-        if self.record is None:
-            return super().tap(rule, output, dim, inputs, rows_of, feeds)
-        record, place = self.record, len(self.record.got)
-        k = _pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
-        divided = k == 1 or (k > 1 and dim == 0)
+    if k > 1:
+        layers.note_pieces(rule, k)
+    if divided and rows is not None and value is not None:
+        output = _altered(output, dim, (rows[:, None] * k + torch.arange(k)).flatten(), value)
+    where = f"the gradient at layer {rule.name!r}"
+    record.given.append((f"the output of layer {rule.name!r}", examples(output)))
+    record.got.append((where, None))
 
-        def examples(x: Tensor) -> Tensor | None:
-            x = x.detach().movedim(dim, 0)
-            return x.unflatten(0, (len(x) // k, k)).clone() if divided else None
+    def push(b: Tensor) -> None:
+        record.got[place] = where, examples(b)
 
-        if k > 1:
-            self.note_pieces(rule, k)
-        if divided and self.rows is not None and self.value is not None:
-            output = _altered(output, dim, (self.rows[:, None] * k + torch.arange(k)).flatten(), self.value)
-        where = f"the gradient at layer {rule.name!r}"
-        record.given.append((f"the output of layer {rule.name!r}", examples(output)))
-        record.got.append((where, None))
-
-        def push(b: Tensor) -> None:
-            record.got[place] = where, examples(b)
-
-        return tap(output, self.anchor, push)
+    return tap(output, layers.anchor, push)
 
 
 def _near(x: Tensor, y: Tensor, slack: float) -> bool:

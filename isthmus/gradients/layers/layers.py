@@ -147,6 +147,8 @@ class Layers:
         """How often each leaf was used in the passes of a batch, gradients of which may come."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
+        self.shown: Callable[[AnyRule, Tensor, int], Tensor] | None = None
+        """What takes the place of a tap, where a module is tried out."""
         self.learning = False
         """Whether parameters that are read outside their layers are noted rather than refused."""
 
@@ -326,6 +328,8 @@ class Layers:
         The examples are in dimension `dim`; the inputs may not be changed before the gradient arrives; `feeds` names
         the leaves whose rows it gives, each as often as it does.
         """
+        if self.shown is not None:
+            return self.shown(rule, output, dim)
         self.uses.update(feeds)
         token, versions = self.now.token, [*map(_VERSION, inputs)]
 
