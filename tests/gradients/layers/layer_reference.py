@@ -6,6 +6,7 @@ import copy
 import math
 
 import torch
+from torch import nn
 
 from isthmus.gradients import Stack
 from isthmus.gradients.layers import Layers
@@ -14,6 +15,19 @@ from isthmus.sketches import Coordinates, CountSketch, Kronecker
 from isthmus.sketches.public import SubspaceMap
 
 ORDS = (1, 2, math.inf)
+
+
+class Built(nn.Module):
+    """A module of named children and parameters, which a function of it and the input computes with."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args):
+        return self.function(self, *args)
 
 
 def squares(output, target):

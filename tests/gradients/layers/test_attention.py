@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from layer_reference import agree, capture, squares, truth
+from layer_reference import Built, agree, capture, squares, truth
 from torch import nn
 
 from isthmus.base.validate import InvalidInput
@@ -109,16 +109,9 @@ def test_examples_in_the_second_dimension(own_batch_first, weights):
     torch.manual_seed(4)
     attend = Attend(batch_first=own_batch_first, weights=weights, padding=True, add_bias_kv=True).double()
 
-    class Swapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attend = attend
-
-        def forward(self, x):
-            return self.attend(x.transpose(0, 1)).transpose(0, 1)
-
-    agree(Swapped() if own_batch_first else attend, *data(batch_dim=1), batch_dim=1)
-    agree(attend if own_batch_first else Swapped(), *data(batch_dim=0), batch_dim=0)
+    swapped = Built(lambda m, x: m.attend(x.transpose(0, 1)).transpose(0, 1), attend=attend)
+    agree(swapped if own_batch_first else attend, *data(batch_dim=1), batch_dim=1)
+    agree(attend if own_batch_first else swapped, *data(batch_dim=0), batch_dim=0)
 
 
 @pytest.mark.parametrize(
@@ -207,19 +200,15 @@ def test_only_the_attention_of_an_encoder_in_eval_mode():
     agree(module, *data())
 
 
-class Decode(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerDecoderLayer(**layer_options(batch_first=True))
-
-    def forward(self, x):
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
-        return self.layer(x, x[:, :2].tanh(), tgt_mask=mask, tgt_is_causal=True)
+def decode(m, x):
+    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+    return m.layer(x, x[:, :2].tanh(), tgt_mask=mask, tgt_is_causal=True)
 
 
 def test_a_decoder_layer_attends_across():
     torch.manual_seed(9)
-    agree(Decode().double(), *data())
+    layer = nn.TransformerDecoderLayer(**layer_options(batch_first=True))
+    agree(Built(decode, layer=layer).double(), *data())
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
