@@ -13,9 +13,10 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from isthmus.algorithms import filling
-from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm
-from isthmus.algorithms.first_order import Descent, StepRule, step_rule
-from isthmus.algorithms.private import Budget, BudgetOptions, diameter_of, published_budget, rounds_of
+from isthmus.algorithms.budget import Budget, BudgetOptions, diameter_of, published_budget, rounds_of
+from isthmus.algorithms.descent import Descent, StepRule, step_rule
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Build, Choice, Refusal, Run, algorithm
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize

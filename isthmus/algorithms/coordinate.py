@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from isthmus.algorithms import filling
-from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm
-from isthmus.algorithms.private import Budget, BudgetOptions, rounds_of
+from isthmus.algorithms.budget import Budget, BudgetOptions, rounds_of
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Build, Choice, Run, algorithm
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage

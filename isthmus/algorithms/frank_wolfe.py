@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm, free_run, full_rounds
-from isthmus.algorithms.first_order import Descent, WidthRule, narrowed
-from isthmus.algorithms.private import Budget, BudgetOptions, rounds_of
+from isthmus.algorithms.budget import Budget, BudgetOptions, rounds_of
+from isthmus.algorithms.descent import Descent, WidthRule
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Build, Choice, Refusal, Run, algorithm, free_run, full_rounds
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
@@ -33,6 +34,9 @@ from isthmus.sketches import Context, CountSketch, Encoder, Sketch
 from isthmus.sketches.base import Size
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory import Rule, Schedule
+
+_OPEN = Rule(2.0, power=1.0, offset=2)
+"""The open step 2 / (t + 2)."""
 
 
 @algorithm(needs=("lmo",))
@@ -72,33 +76,41 @@ def comp_fw(
     if alpha is not None:
         validate.positive(alpha=alpha)
     validate.non_negative(lmo_error=lmo_error)
-    how = draw or ("independent" if batch_size is None else "subset")
-    validate.one_of(("subset", "independent"), draw=how)
-    rule = step or (schedule.step if schedule is not None else Rule(2.0, power=1.0, offset=2))
-    batch = batch_size if batch_size is not None or schedule is None else schedule.batch_size
-
-    sampler: Sampler = Full() if batch is None else Uniform(batch)
-    descent = Descent(m=m, schedule=schedule, sketch=sketch if narrowed(m, schedule) else None)
+    if draw is not None:
+        validate.one_of(("subset", "independent"), draw=draw)
+    rule, batch, usual = step or _OPEN, batch_size, "subset"
+    if schedule is not None:
+        rule = step or schedule.step
+        if batch is None:
+            batch, usual = schedule.batch_size, "independent"
+    descent = Descent(m=m, schedule=schedule)
+    if descent.narrowed:
+        descent = replace(descent, sketch=sketch)
 
     def build(binding: Binding) -> Pipeline:
-        drawn, stop = sampler, None
-        if batch is not None and how == "subset":
-            drawn = WithoutReplacement(_capped(batch, binding.n))
+        sampler: Sampler = Full()
+        if batch is not None:
+            subset = (draw or usual) == "subset"
+            sampler = WithoutReplacement(_capped(batch, binding.n)) if subset else Uniform(batch)
+        stop, loss = None, None
         if alpha is not None:  # checked on the full gradient; a schedule's as its theorem reads it
             stop = GapBelow(alpha, binding.constraint, binding.gradient)
         elif schedule is not None and schedule.gap is not None:
             stop = GapBelow(schedule.gap, binding.constraint)
-        loss = binding.loss if line_search == "line" else None
+        if line_search == "line":
+            loss = binding.loss
         update = FrankWolfe(binding.constraint, line_search, smoothness, loss, away, lmo_error)
-        release = Release(encode=descent.encode(binding, drawn.rounds(binding.n)), lift=adjoint)
-        return descent.pipeline(binding, [Stage(drawn, [release])], rule, update=update, average=Last(), stop=stop)
+        release = Release(encode=descent.encode(binding, sampler.rounds(binding.n)), lift=adjoint)
+        return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=update, average=Last(), stop=stop)
 
     return build
 
 
 def _capped(batch: int | Callable[[int], int], n: int) -> int | Callable[[int], int]:
     """A growing batch stops growing at all the records."""
-    return (lambda t: min(batch(t), n)) if callable(batch) else batch
+    if callable(batch):
+        return lambda t: min(batch(t), n)
+    return batch
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -145,7 +157,6 @@ def dp_fw(
     'dp_fw'
     """
     budget, bound = Budget(**terms), Clip(clip, ord=float("inf"))
-    rule = step or Rule(2.0, power=1.0, offset=2)
 
     def build(binding: Binding) -> Pipeline:
         sampler = budget.sampler(binding, None)
@@ -161,7 +172,7 @@ def dp_fw(
         mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
         encode, lift = VertexScores(form), Vertex(form)
         stage = Stage(sampler, [Release("vertex", encode, bound, mechanism=mechanism, lift=lift)])
-        return budget.pipeline(binding, plan, rounds, [stage], rule, update=FrankWolfe(binding.constraint))
+        return budget.pipeline(binding, plan, rounds, [stage], step or _OPEN, update=FrankWolfe(binding.constraint))
 
     return build
 
@@ -262,6 +273,7 @@ def vertex_bound(facts: Facts, rounds: int) -> float:
 
 def ball_bound(facts: Facts) -> float:
     """Excess loss of DP-GD over the same set, C ||C||_2 / 2 sqrt(d) / (n mu)."""
+    assert facts.constraint is not None
     radius = facts.constraint.diameter(facts.parameters) / 2
     return facts.the_clip * radius * math.sqrt(facts.parameters) / facts.b
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.filling import usual_tau
+from isthmus.algorithms.facts import usual_tau
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy, is_sparse
 from isthmus.base.space import Space

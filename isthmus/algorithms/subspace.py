@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from isthmus.algorithms import filling
-from isthmus.algorithms.filling import Build, Choice, Facts, Refusal, algorithm
-from isthmus.algorithms.first_order import StepRule
-from isthmus.algorithms.private import BudgetOptions, PrivateDescent, PrivateOptions
+from isthmus.algorithms.budget import BudgetOptions
+from isthmus.algorithms.descent import StepRule
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.filling import Build, Choice, Refusal, algorithm
+from isthmus.algorithms.private import PrivateDescent, PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
@@ -120,7 +122,7 @@ def _fill_random(facts: Facts) -> Choice:
     k = facts.narrow_size
     run = filling.sampled_run(facts, facts.the_clip, k)
     flops = run.rounds * k * (k * facts.parameters / REFRESH + (run.batch_size or 0) * facts.filled)
-    return filling.sketched(run, {"k": k}, held=k * facts.parameters, flops=flops)
+    return filling.sketched(run, "k", held=k * facts.parameters, flops=flops)
 
 
 @pdp_sgd.filling(shortfall=(0.014, 0.11))
