@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.gradients import Outer, Rows
-from isthmus.gradients.rows import Lazy, row_spans
+from isthmus.gradients import Rows
+from isthmus.gradients.rows import row_spans
 from isthmus.sketches.public import NEGLIGIBLE
 
 if TYPE_CHECKING:
@@ -72,18 +72,9 @@ def _products(left: Rows, right: Rows) -> Tensor:
         ours, theirs = [("w", left)], [("w", right)]
     total = torch.zeros(left.n, right.n, dtype=torch.float64, device=left.device)
     for (_, first), (_, second) in zip(ours, theirs, strict=True):
-        total += first.inner(_double(second)).to(total.device)
+        total += first.inner(second, torch.float64).to(total.device)
     validate.finite(gradients=total)
     return total
-
-
-def _double(rows: Rows) -> Rows:
-    """The same rows in float64, which products with others are then done in."""
-    if isinstance(rows, Outer):
-        return Outer(rows.a, rows.b.double(), rows.ones)
-    return Lazy(
-        lambda lo, hi: rows.part(lo, hi).dense().double(), rows.n, rows.d, dtype=torch.float64, device=rows.device
-    )
 
 
 def _squares(rows: Rows) -> Tensor:

@@ -47,14 +47,14 @@ _CROSS = 1e-6
 _NEVER = 1e-12
 _LARGER = 10.0
 """Coefficients may have this many times the variance that the strength found by cross-validation stands for."""
-LEAST = 0.25
+_MIN_VARIANCE = 0.25
 """Of the variance that margins would have if they explained all that targets vary by."""
 UNSEEN = (0.01, 1.0)
 """The least variance of margins (numbers in [-1, 1], labels), even of rows that all have one target; a hundredth of it
 is the least square of slopes."""
 _FLAT = 0.05
 """The least curvature over its bound: public rows may all have been easy."""
-MOST = 50.0
+_MAX_VARIANCE = 50.0
 """Times the variance of held-out margins."""
 
 
@@ -114,8 +114,8 @@ def fit_public(objective: LinearModel, weights: Tensor | None = None, towards: T
         slopes=max(float(rows.slopes(margins).square().mean()), UNSEEN[labels] / 100),
         curvature=max(rows.curvature(margins), _FLAT * bound / rows.outputs),
         energies=rows.energies,
-        least=max(LEAST * rows.spread(), UNSEEN[labels]) / rows.energy,
-        most=MOST * float(margins.var(0, correction=0).mean()) / rows.energy,
+        least=max(_MIN_VARIANCE * rows.spread(), UNSEEN[labels]) / rows.energy,
+        most=_MAX_VARIANCE * float(margins.var(0, correction=0).mean()) / rows.energy,
     )
 
 

@@ -49,10 +49,10 @@ from isthmus.problems.scaling import RowMap, RowMaps, Scaled, unit_rows
 SMALL = 300
 """Up to this many columns moments are centred and sufficient statistics are affordable."""
 
-LEAST, MOST = -40, 64
+_MIN_POWER, _MAX_POWER = -40, 64
 """Powers of two that ranges tell apart."""
 
-BINS = 2 * (MOST - LEAST + 1) + 1
+BINS = 2 * (_MAX_POWER - _MIN_POWER + 1) + 1
 """Both signs of each, and 0."""
 
 _USUAL = 0.1
@@ -375,7 +375,7 @@ def _classes_of(objective: LinearModel) -> Tensor:
 def octaves(x: Tensor) -> Tensor:
     """The bin of each number: 0 in the middle, else by its sign and its power of two; `BINS` bins."""
     size = x.double().abs()
-    power = torch.frexp(size)[1].clamp(LEAST, MOST) - LEAST + 1
+    power = torch.frexp(size)[1].clamp(_MIN_POWER, _MAX_POWER) - _MIN_POWER + 1
     return torch.where(size == 0, 0, torch.where(x < 0, -power, power)).long() + BINS // 2
 
 
@@ -385,7 +385,7 @@ def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor
     A bin counts when it stands clearly out of the noise of all bins, or somewhat and not far beyond one that does, and
     holds at least 0.2 % of the records.
     """
-    power = torch.arange(1, BINS // 2 + 1, dtype=torch.float64) + LEAST - 1
+    power = torch.arange(1, BINS // 2 + 1, dtype=torch.float64) + _MIN_POWER - 1
     outer, inner, zero = 2.0**power, 2.0 ** (power - 1), torch.zeros(1, dtype=torch.float64)
     below, above = torch.cat([-outer.flip(0), zero, inner]), torch.cat([-inner.flip(0), zero, outer])
     usual = noise * math.sqrt(2 * math.log(counts.numel()))  # the largest of so many

@@ -105,13 +105,13 @@ def one_run_epsilon(
             return lambda right: float(ndtr(ndtri(right) - size))
         return _approximate(size, delta)
 
-    size = _last(lambda size: _refuted(curve(size), canaries, guesses, correct, 1 - confidence), 0.0, MOST)
+    size = _last(lambda size: _refuted(curve(size), canaries, guesses, correct, 1 - confidence), 0.0, _MAX_SHOWN)
     if not gaussian or size == 0:
         return size
     return epsilon_of(Gaussian(1 / size).event(), delta)
 
 
-MOST = 64.0
+_MAX_SHOWN = 64.0
 """No run of any length shows a larger epsilon, or mu."""
 
 _Curve = Callable[[float], float]

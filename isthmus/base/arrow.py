@@ -170,7 +170,8 @@ def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
     try:
         data = dataset.dataset(str(path), format="parquet")
     except (ArrowException, OSError, ValueError) as error:
-        validate.unreadable(path, f"give a Parquet file or a folder of them alone ({str(error).splitlines()[0]})")
+        why = str(error).splitlines()[0]
+        validate.unreadable(path, f"give a folder of Parquet files and no others, or one file ({why})")
     if not data.files:
         validate.unreadable(path, "give a folder with Parquet files; this one has none")
     return data

@@ -445,7 +445,8 @@ class Total:
 Precision = tuple[str, ...]
 """How float32 factors are multiplied: torch's overall setting, and those of the two back ends."""
 _EXACT: Precision = ("highest", "ieee", "ieee")
-_SETTING = threading.local()
+_NOT_REDUCED = {"highest", "ieee", "none"}
+"""Settings with which float32 factors are multiplied as they are."""
 
 
 class _Switch(Protocol):
@@ -454,54 +455,56 @@ class _Switch(Protocol):
     fp32_precision: str
 
 
-def _switches() -> tuple[_Switch, _Switch]:
-    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+_SWITCHES: tuple[_Switch, _Switch] = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+class _Setting(threading.local):
+    exact: frozenset[str] = frozenset()
+    """The kinds of devices whose products are exact in this thread already."""
+
+
+_SETTING = _Setting()
 
 
 def precision() -> Precision:
     """The present setting of float32 products."""
-    return torch.get_float32_matmul_precision(), *(switch.fp32_precision for switch in _switches())
+    cuda, mkldnn = _SWITCHES
+    return torch.get_float32_matmul_precision(), cuda.fp32_precision, mkldnn.fp32_precision
 
 
 @contextmanager
 def with_precision(wanted: Precision, device: torch.device, exact: frozenset[str] = frozenset()) -> Iterator[None]:
     """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
-    before, known = precision(), _exact()
+    before, known = precision(), _SETTING.exact
     off = known and not exact or device.type == "meta"  # among exact products there is no autocast
     with nullcontext() if off else torch.autocast(device.type, enabled=False):
         _SETTING.exact = exact
-        _set(before, wanted)
+        if wanted != before:
+            _set(wanted)
         try:
             yield
         finally:
             _SETTING.exact = known
-            _set(wanted, before)
+            if wanted != before:
+                _set(before)
 
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
     """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
-    known = _exact()
+    known = _SETTING.exact
     if device.type in known:
         yield
         return
     wanted, general = precision(), getattr(torch.backends, "fp32_precision", "none")
-    if wanted[0] != "highest" or any(each not in ("none", "ieee") for each in (*wanted[1:], general)):
+    if not {*wanted, general} <= _NOT_REDUCED:
         wanted = _EXACT
     with with_precision(wanted, device, known | {device.type}):
         yield
 
 
-def _set(now: Precision, wanted: Precision) -> None:
-    if now == wanted:
-        return
+def _set(wanted: Precision) -> None:
     torch.set_float32_matmul_precision(wanted[0])
-    for switch, value in zip(_switches(), wanted[1:], strict=True):
+    for switch, value in zip(_SWITCHES, wanted[1:], strict=True):
         if switch.fp32_precision != value:
             switch.fp32_precision = value
-
-
-def _exact() -> frozenset[str]:
-    """The kinds of devices whose products are exact in this thread already."""
-    exact_names: frozenset[str] = getattr(_SETTING, "exact", frozenset())
-    return exact_names

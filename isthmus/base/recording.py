@@ -32,7 +32,7 @@ Key = tuple[Hashable, ...]
 
 AGAIN = 2
 """How often inputs must have come to the same places before the computation is recorded."""
-MOST = 8
+_MAX_RECORDINGS = 8
 """Recordings that are kept."""
 PATIENCE = 64
 """Computations in a row that nothing was recorded for, after which no more is looked for."""
@@ -166,7 +166,7 @@ class Replay(Generic[T]):
 
     def _keep(self, key: Key, recording: Recording | None) -> None:
         self._kept[key] = recording
-        while len(self._kept) > MOST:
+        while len(self._kept) > _MAX_RECORDINGS:
             self._kept.popitem(last=False)
 
     def _recorded(self, inputs: Sequence[Tensor], compute: Callable[[], T]) -> Recording | None:

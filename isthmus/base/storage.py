@@ -257,7 +257,7 @@ TAGS = ("@float", "@tuple", "@tensor")
 WORDS = 1 << 20
 """Words of a vector whose bits are added up at a time."""
 
-MOST = 1 << 26
+_MAX_JSON_BYTES = 1 << 26
 """The JSON of a message is never longer than this."""
 
 
@@ -353,7 +353,7 @@ def _unpacked(data: bytes, kind: str) -> Any:
     hold(len(data) >= HEAD.size and data[:4] == MAGIC, "its first bytes")
     _, version, words, size, seal = HEAD.unpack_from(data)
     hold(version == VERSION, f"its version, {version}: this one reads version {VERSION}")
-    hold(words <= MOST and HEAD.size + words + size == len(data), "its length")
+    hold(words <= _MAX_JSON_BYTES and HEAD.size + words + size == len(data), "its length")
     hold(seal == _digest(data[HEAD.size :]), "its digest: it was damaged on the way")
     tree = json.loads(data[HEAD.size : HEAD.size + words])
     hold(tree["kind"] == kind, "its kind")

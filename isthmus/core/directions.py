@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from isthmus.base.recording import Replay
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers
-from isthmus.sketches.base import LiftsInPlace, Movable, without_memo
+from isthmus.sketches.base import Sketch, without_memo
 
 Directions = Sequence[Sequence[Lifted]]
 """The lifted values of several rounds."""
@@ -80,9 +80,7 @@ class Awaiting:
         self.on = False
 
     def begin(self) -> None:
-        """A gradient has come."""
-        if self.on:
-            return
+        """The first gradient has come."""
         self.on = True
         kinds = [(parameter.device, parameter.dtype) for parameter in self._parameters]
         if kinds != self._kinds:
@@ -108,24 +106,52 @@ class GradientWriter:
     def __init__(self, layers: Layers, optimizer: torch.optim.Optimizer) -> None:
         self.layers, self.optimizer = layers, optimizer
         self.replay: Replay[None] = Replay()
+        self._sizes = [leaf.size for leaf in layers.space.leaves]
         self._room: Tensor | None = None
 
     def write(self, rounds: Directions) -> None:
         """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
-        code = rounds[0][0].code if len(rounds) == 1 and len(rounds[0]) == 1 else None
-        rates = None if code is None else _plain_rates(self.optimizer)
-        bindings = {} if rates is None else self.layers.bindings
+        if len(rounds) != 1 or len(rounds[0]) != 1:
+            self._give_sum(rounds)
+            return
+        lifted = rounds[0][0]
+        if isinstance(lifted.given, Tensor):
+            self._give(lifted.given)
+            return
+        rates = _plain_rates(self.optimizer)
+        if lifted.code is None or rates is None:
+            self._give_sum(rounds)
+            return
+        bindings = self.layers.bindings
         places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
-        if code is None or rates is None or not all(_in_memory(p, matrix) for _, p, matrix, _, _ in places):
-            give(self.layers, rounds)
+        if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+            self._give_sum(rounds)
             return
         for _, parameter, _, _, _ in places:
             parameter.grad = None
-        self._move(*code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
+        self._move(*lifted.code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
 
-    def _move(self, sketch: LiftsInPlace, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
+    def _give(self, direction: Tensor) -> None:
+        """One direction that is there as a whole."""
+        matrices = {}
+        for leaf, piece in zip(self.layers.space.leaves, direction.split(self._sizes), strict=True):
+            matrices[leaf.name] = piece.reshape(leaf.shape[0], -1)
+        self.layers.set_gradients(lambda name, lo, hi: matrices[name][:, lo:hi])
+
+    def _give_sum(self, rounds: Directions) -> None:
+        """The mean of several rounds' directions, leaf by leaf: the whole vector is never built."""
+
+        def columns(name: str, lo: int, hi: int) -> Tensor:
+            first, *rest = [lifted.columns(self.layers.space, name, lo, hi) for each in rounds for lifted in each]
+            total = sum(rest, first)
+            return total if len(rounds) == 1 else total / len(rounds)
+
+        self.layers.set_gradients(columns)
+
+    def _move(self, sketch: Sketch, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
         """w += rate Phi^+ y, leaf by leaf: the direction itself is never formed."""
-        if not y.is_cuda or not isinstance(sketch, Movable) or len(set(rates)) > 1:
+        tensors = sketch.tensors()
+        if not y.is_cuda or tensors is None or len(set(rates)) > 1:
             for (name, _, matrix, lo, hi), rate in zip(places, rates, strict=True):
                 sketch.add_pinv_columns(matrix, name, y, lo, hi, rate)
             return
@@ -138,20 +164,9 @@ class GradientWriter:
             for name, _, matrix, lo, hi in places:
                 bare.add_pinv_columns(matrix, name, room, lo, hi, 1.0)
 
-        inputs = [room, *sketch.tensors(), *(matrix for _, _, matrix, _, _ in places)]
+        inputs = [room, *tensors, *(matrix for _, _, matrix, _, _ in places)]
         self.replay((sketch.m, sketch.norm), inputs, move)
         torch.autograd.graph.increment_version([parameter for _, parameter, _, _, _ in places])
-
-
-def give(layers: Layers, rounds: Directions) -> None:
-    """The directions as gradients, leaf by leaf: the whole vector is never built."""
-
-    def columns(name: str, lo: int, hi: int) -> Tensor:
-        first, *rest = [piece.columns(layers.space, name, lo, hi) for lifted in rounds for piece in lifted]
-        total = sum(rest, first)
-        return total if len(rounds) == 1 else total / len(rounds)
-
-    layers.set_gradients(columns)
 
 
 def _plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:

@@ -19,8 +19,8 @@ import math
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,9 +49,10 @@ from isthmus.objectives.module import Layers, captured, merged, unused
 from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.noise import Source
-from isthmus.sketches.base import Movable, Sketch, join_codes, leaf_code, without_memo
+from isthmus.sketches.base import Sketch, without_memo
+from isthmus.sketches.compose import IdentityMap
 
-LEAST = 1e-9
+_MIN_FAST_BOUND = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 _EVALUATES = (
     "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
@@ -144,18 +145,19 @@ class _PendingGradients:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
         inputs, sizes = [x for _, _, b, reads in self.items for x in (b, *reads)], []
         for slot, sketch in round.sketches.items():
-            if not isinstance(sketch, Movable):
+            tensors = sketch.tensors()
+            if tensors is None:
                 return compute()
-            inputs += sketch.tensors()
+            inputs += tensors
             sizes.append((slot, sketch.m, sketch.norm))
         key = (key, self._layers(), tuple(sizes), tuple(sorted(round.bounds.items())))
         return self.replay(key, inputs, compute)
 
     def placed(self, slot: str, sketch: Sketch) -> Sketch:
         """A map on a device in memory that stays where it is: the one before it there is overwritten."""
-        if not isinstance(sketch, Movable) or not sketch.tensors() or not all(x.is_cuda for x in sketch.tensors()):
+        new, old = list(sketch.tensors() or ()), self._maps.get(slot, [])
+        if not new or not all(x.is_cuda for x in new):
             return sketch
-        new, old = list(sketch.tensors()), self._maps.get(slot, [])
         if [(x.shape, x.dtype) for x in old] != [(x.shape, x.dtype) for x in new]:
             old = self._maps[slot] = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in new]
         torch._foreach_copy_(old, new)
@@ -195,10 +197,11 @@ class BackwardAccumulator:
         self._coded: list[tuple[Release, str, bool]] = []
         """Releases that need only the codes of rows, leaf by leaf; whether their leaves are summed one by one."""
         for release, slot in self.stage.slots:
-            sketch = round.sketches[slot]
-            if sketch.leafwise and release.clip is not None and not release.clip.before:
-                early = self.fast and release.clip.by_leaf and sketch.m == sketch.d
-                self._coded.append((release, slot, early))
+            sketch, clip = round.sketches[slot], release.clip
+            if clip is None or clip.before or not sketch.leafwise:
+                continue
+            if clip.by_leaf or not isinstance(sketch, IdentityMap):  # whose codes are the rows
+                self._coded.append((release, slot, self.fast and clip.by_leaf and sketch.m == sketch.d))
         self._keeps_rows = len(self._coded) < len(self.stage.releases)
 
     def clear(self) -> None:
@@ -217,26 +220,33 @@ class BackwardAccumulator:
             if name in self.sums.get(release.name, ()):
                 raise validate.InvalidInput(_LATE.format(name=name))
             codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
-            code = leaf_code(self.round.sketches[slot], name, rows)
+            code = self.round.sketches[slot].leaf(name, rows)
             codes.append(code and self._smaller(code))
             if early and len(codes) == self.uses[name]:
                 self._sum_leaf(release, slot, name, *self.scale())
         if self._keeps_rows:
-            self.rows.setdefault(name, []).append(self._smaller(rows))
+            self.rows.setdefault(name, []).append(rows if rows.one_term else self._smaller(rows))
 
     def message(self, names: Sequence[str], groups: Tensor | None) -> Message:
         """The sum of the batch; micro-batches are made of scaled rows before they are clipped."""
         round, (factor, rounding) = self.round, self.scale()
 
         def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
-            rows = _scaled(rows, factor)
+            if factor != 1.0:
+                rows = rows.scaled(factor)
             return rows if groups is None else rows.regrouped(groups)
 
         self._watched = None if recording_now() else names[round.t % len(names)]
         rows, codes, ready = None, {}, {}
         if self._keeps_rows:
-            joined = ((name, self._joined(name, self.rows[name])) for name in names)
-            rows = whole(Stack([(name, piece) for name, piece in joined if piece is not None]))
+            leaves: list[tuple[str, Rows]] = []
+            for name in names:
+                pieces = self.rows[name]
+                plain = len(pieces) == 1 and pieces[0].one_term
+                piece = pieces[0] if plain else self._joined(name, pieces)
+                if piece is not None:
+                    leaves.append((name, piece))
+            rows = whole(Stack(leaves))
         for release, slot, early in self._coded:
             if early:
                 for name in self.codes.get(release.name, {}).copy():
@@ -245,8 +255,8 @@ class BackwardAccumulator:
                 ready[release.name] = measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
             else:
                 by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
-                pieces = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
-                codes[release.name] = whole(join_codes(round.sketches[slot], pieces))
+                found = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
+                codes[release.name] = whole(round.sketches[slot].join(found))
         return fragment(round, self.stage, rows, codes, rounding, ready)
 
     def _sum_leaf(self, release: Release, slot: str, name: str, factor: float, rounding: Rounding) -> None:
@@ -256,7 +266,9 @@ class BackwardAccumulator:
         assert rows is not None
         if isinstance(rows, Computed):
             rows.hold = True
-        summed = measure_leaf(release.clipped, bound, name, _scaled(rows, factor), rounding)
+        if factor != 1.0:
+            rows = rows.scaled(factor)
+        summed = measure_leaf(release.clipped, bound, name, rows, rounding)
         self.sums.setdefault(release.name, {})[name] = summed
 
     def _smaller(self, rows: Rows) -> Rows:
@@ -275,10 +287,6 @@ class BackwardAccumulator:
         if isinstance(computed, Computed):
             computed.watched = self._watched in (None, name)
         return computed
-
-
-def _scaled(rows: Rows, factor: float) -> Rows:
-    return rows if factor == 1.0 else rows.scaled(factor)
 
 
 def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
@@ -324,6 +332,9 @@ class TorchDriver:
         self.module, self.optimizer, self.stage, self.private = module, optimizer, pipe.stages[0], pipe.private
         self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
         self.keys, self.ledger, self.group = Keys(seed, noise), ledger, group
+        self._alike: Callable[[], AbstractContextManager[object]] = nullcontext
+        if group.size > 1:
+            self._alike = group.alike
         self.loss_scale = 1.0
         """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
         self.observers: list[Callable[[Round], None]] = []
@@ -362,7 +373,7 @@ class TorchDriver:
         self.losses = Losses(reduction, self.layers.batch_dim, mine)
         self.guard = passes.Guard(module, secret, watched=self._parameters)
         self._between, self._correction = Between(self.layers), MeanLossCorrection()
-        fast = fast and _least_bound(pipe) >= LEAST
+        fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
         self._accumulator = BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
         self._writer = GradientWriter(self.layers, optimizer)
@@ -381,10 +392,6 @@ class TorchDriver:
         """Put the hooks on; functions, so that a copy of the module leaves the driver alone."""
         module, layers = self.module, self.layers
 
-        def first(layer: nn.Module, args: Args) -> None:
-            if layer is module and module.training and layers.listens() and not self._busy:
-                self._check_trained()  # before a layer's own taps have silenced its weights
-
         def before(layer: nn.Module, args: Args, kwargs: Kwargs) -> None:
             if layer is module and not self._busy:
                 self._before_forward(args, kwargs)
@@ -395,10 +402,10 @@ class TorchDriver:
         watched = [p for p in module.parameters() if self.private and p.requires_grad]
         self.handles: list[Any] = [p.register_post_accumulate_grad_hook(passes.clear_raw) for p in watched]
         self.handles += layers.attach()
-        self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        self.handles.append(module.register_forward_pre_hook(first, prepend=True))
+        # first of all: before a layer's own taps have silenced its weights
+        self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         self.handles.append(module.register_forward_hook(after, always_call=True))
-        self._listener = layers.now.listener = lambda name, rows: self._accumulator.take(name, rows)
+        self._listener = layers.now.listener = self._accumulator.take
         layers.now.later = self.pending.keep if self._device is not None and self._accumulator.fast else None
         layers.now.arrived = self._arrived
         layers.now.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
@@ -477,31 +484,21 @@ class TorchDriver:
             self.group.agree("meet", error=error)
         if not ticket.last:
             return False
-        with self.group.alike():
+        with self._alike():
             self._close()
             self._writer.write(self._directions)
             self._directions.clear()
             self.unmoved = False
-            self._spend()  # a second step is an empty one
+            if self._ticket.size != 0:  # a second step is an empty one
+                self._spend()
             self._move()
         return True
 
-    def public_rows(self, data: object = None) -> Stack:
-        """Per-example gradients of public data at the present weights, taken without touching the round."""
-        with self._on_behalf():
-            return self._public_rows(torch.empty(0), data)
+    def public_rows(self, data: Any = None) -> Stack:
+        """Per-example gradients of public data at the present weights, taken without touching the round.
 
-    @contextmanager
-    def _on_behalf(self) -> Iterator[None]:
-        """Public data passes on behalf of a sketch: the hooks look away."""
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
-
-    def _public_rows(self, w: Tensor, data: Any) -> Stack:
-        """Per-example gradients on public data; `data` is (x, y), ((x, y), loss), or None for the engine's own."""
+        `data` is (x, y), ((x, y), loss), or None for the engine's own.
+        """
         pair, loss = data if data is not None and len(data) == 2 and callable(data[1]) else (data, None)
         pair, loss = self.public if pair is None else pair, loss or self.loss
         validate.check(pair is not None, "public", None, "give this sketch data=(X, y), or the engine public=(X, y)")
@@ -509,7 +506,15 @@ class TorchDriver:
         validate.check(loss is not None, "loss", loss, remedy)
         device = self._parameters[0].device
         x, y = (part.to(device) if isinstance(part, Tensor) else part for part in pair)
-        return captured(self.layers, loss, x, y, self.reduction)
+        self._busy = True  # the hooks look away
+        try:
+            return captured(self.layers, loss, x, y, self.reduction)
+        finally:
+            self._busy = False
+
+    def _public_rows(self, w: Tensor, data: Any) -> Stack:
+        """The same for a round, whose iterate is the weights."""
+        return self.public_rows(data)
 
     # ------------------------------------------------------------ the round
 
@@ -520,11 +525,10 @@ class TorchDriver:
         public = {"space": self.layers.space, "read": self.layers.pack, "public_rows": self._public_rows}
         turn = {"seed": self.keys.seed, "epoch": self.state.t // self.stage.sampler.rounds(self.n), "group": self.group}
         here = {"maps": self._kept, "device": self._device, "place": self._place}
-        with self._on_behalf():
-            eta = self.optimizer.param_groups[0]["lr"]
-            round = Round(self.pipe, self.state, eta=eta, **public, **turn, **here)  # type: ignore[arg-type]
-            bind_stage(round, self.stage)
-            self._accumulator.begin(round)
+        eta = self.optimizer.param_groups[0]["lr"]
+        round = Round(self.pipe, self.state, eta=eta, **public, **turn, **here)  # type: ignore[arg-type]
+        bind_stage(round, self.stage)
+        self._accumulator.begin(round)
         self._round = round
         return round
 
@@ -535,18 +539,13 @@ class TorchDriver:
     def _close(self) -> None:
         """Release the logical batch; an empty one still takes its round."""
         round, empty, t = self._open(), self._sum is None, self.state.t
-        values = (self._sum or self._no_records()).values
-        values = {name: replace(bounded, spare=True) for name, bounded in values.items()}  # to be used up
-        sizes = [(bounded.value.numel(), bounded.size) for bounded in values.values()]
-        dims, size = map(sum, zip(*sizes, strict=True))
-        mine = Message(values, self.stage.sampler.divisor(self.n, t), dims, size, fixed=True)
-        own = len(range(self.group.rank, self.n, self.group.size))
-
-        def checksum() -> int:
-            """What the weights of all ranks are compared by, once in 100 rounds."""
-            return key(*map(storage.checksum, self._parameters)) if t % 100 == 0 else 0
-
-        message = self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
+        values, dims, size = {}, 0, 0
+        for name, bounded in (self._sum or self._no_records()).values.items():
+            values[name] = replace(bounded, spare=True)  # to be used up
+            dims, size = dims + bounded.value.numel(), size + bounded.size
+        message = Message(values, self.stage.sampler.divisor(self.n, t), dims, size, fixed=True)
+        if self.group.size > 1:
+            message = self._added(round, message, empty)
         close_together(round, self.stage, message, self.keys, self.ledger)
         if self.group.rank and self.ledger is not None and self.private:
             self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
@@ -554,6 +553,16 @@ class TorchDriver:
         self._forget_round()
         for observe in self.observers:
             observe(round)
+
+    def _added(self, round: Round, mine: Message, empty: bool) -> Message:
+        """This rank's message and those of all others."""
+        own = len(range(self.group.rank, self.n, self.group.size))
+
+        def checksum() -> int:
+            """What the weights of all ranks are compared by, once in 100 rounds."""
+            return key(*map(storage.checksum, self._parameters)) if round.t % 100 == 0 else 0
+
+        return self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
 
     def _no_records(self) -> Message:
         """The message of a batch with no records."""
@@ -578,6 +587,8 @@ class TorchDriver:
             return
         things = None
         if torch.is_grad_enabled():
+            if self.layers.now.listener is not None:
+                self._check_trained()
             self._check_ready()
             self._admit(self._sizes(args, kwargs))
             if self.private:
@@ -590,12 +601,16 @@ class TorchDriver:
 
     def _sizes(self, args: Args, kwargs: Kwargs) -> list[int]:
         """How many examples a module may be given: the sizes of its tensors where their examples would be."""
-        dim = self.layers.batch_dim
-        return [x.shape[dim] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > dim]
+        dim, sizes = self.layers.batch_dim, []
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Tensor) and x.ndim > dim:
+                sizes.append(x.shape[dim])
+        return sizes
 
     def _admit(self, sizes: list[int]) -> None:
         """Let a batch in whose tensors have these sizes, or refuse it."""
-        self._open()
+        if self._round is None:
+            self._open()
         if self._ticket.size is None:
             self._finish_backward()
             self._new_physical_batch(sizes[0] if sizes else None)
@@ -620,7 +635,7 @@ class TorchDriver:
             warnings.warn(_MIXED, stacklevel=7)
         self._handed = None
         # examples that meet are found before their gradients are used
-        self.layers.now.pieces = look(self.layers, args, kwargs, self.layers.batch)
+        self.layers.now.pieces = look(self.layers, args, kwargs, self.layers.now.batch)
         if self._ticket.look is not None:
             self._ticket.look(args, kwargs)
         return things
@@ -632,7 +647,9 @@ class TorchDriver:
         if self.module.training and torch.is_grad_enabled():
             if self.reduction == "mean":
                 device = self._parameters[0].device.type
-                low = torch.is_autocast_enabled(device) or min([p.dtype.itemsize for p in self.module.parameters()]) < 4
+                low = torch.is_autocast_enabled(device)
+                for parameter in self.module.parameters():
+                    low |= parameter.dtype.itemsize < 4
                 output = self._correction.outputs(output, self.layers.anchor, self._batch, low)
                 if self._correction.on:
                     self._correction.check_kept(things or passes.things(self.module))
@@ -658,8 +675,10 @@ class TorchDriver:
             if passes.public_state() not in (b"", before, passes.first_state()):
                 self._followed = True
                 warnings.warn(_FOLLOWS, stacklevel=3)
-        self._correction.check()
-        self._awaiting.begin()
+        if self._correction.on:
+            self._correction.check()
+        if not self._awaiting.on:
+            self._awaiting.begin()
 
     def _scale(self) -> tuple[float, Rounding]:
         """What makes rows those of the examples' own losses, and how exactly the physical batch is added up.
@@ -706,7 +725,9 @@ class TorchDriver:
                 accumulator.clear()
             for _, push, b, _ in self.pending.items:
                 push(b)
-            idle = [name for name in self._names if name not in accumulator.told]
+            idle = []
+            if len(accumulator.told) < len(self._names):
+                idle = [name for name in self._names if name not in accumulator.told]
             if self._parts and self.private:
                 passes.check_idle(idle, self._left_out)
             self._left_out = idle
@@ -726,7 +747,7 @@ class TorchDriver:
         if self._ticket.size is not None:
             self._ticket = replace(self._ticket, size=0)
             self._batch = self.layers.now.batch = 0
-        self.layers.begin(self.layers.batch)
+        self.layers.begin(self.layers.now.batch)
         self._between.forget()
         self.losses.reset()
 
@@ -759,7 +780,10 @@ class TorchDriver:
 
     def _check_trained(self) -> None:
         """Refuse to move what has been frozen since: the number of coordinates of a round was fixed with its noise."""
-        frozen = [name for name, p in self._trained if not p.requires_grad]
+        frozen = []
+        for name, parameter in self._trained:
+            if not parameter.requires_grad:
+                frozen.append(name)
         if frozen and self.private:
             raise validate.InvalidInput(
                 f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "

@@ -55,7 +55,7 @@ CLOSE = 1e-6
 """Divisors are float32 numbers: closer ones are the same."""
 SMALL = 1e-5
 """What is left of a sum of zeros, against the derivatives of the examples' own terms."""
-LEAST = 4
+_MIN_EXAMPLES = 4
 """Of fewer examples their number is easily that of something else."""
 ROWS = 4
 """Examples that are looked at for mixtures."""
@@ -198,7 +198,8 @@ class MeanLossCorrection:
         `anchor` is that of the layers' taps, by which the backward pass that trains is known.  All passes of one batch
         must agree: their rows are added, and all of them are divided by n or none is.
         """
-        validate.require(self._low in (None, low), _PRECISIONS)
+        if self._low not in (None, low):
+            raise validate.InvalidInput(_PRECISIONS)
         self._low = low
         if not low:
             return output
@@ -221,9 +222,9 @@ class MeanLossCorrection:
         validate.require(not names, _KEPT.format(what=f"the module keeps {names} of its pass with their graph"))
 
     def check(self) -> None:
-        """Refuse gradients that came another way, and are divided by n still."""
+        """Where outputs were handed on so, refuse gradients that came another way, and are divided by n still."""
         way = "a gradient reached a layer without passing the module's own output (through a tensor that a hook kept)"
-        validate.require(self._fired or not self.on, _KEPT.format(what=way))
+        validate.require(self._fired, _KEPT.format(what=way))
 
 
 # ---------------------------------------------------------------- the loss
@@ -296,7 +297,7 @@ class Losses:
     def _check(self, found: list[_Divisor]) -> None:
         """Refuse divisors that are not what was said, and warn of one that changes from batch to batch."""
         validate.require(not any(divisor.weighed for divisor in found), _WEIGHED)
-        if self._n < LEAST or len(found) >= self._n:
+        if self._n < _MIN_EXAMPLES or len(found) >= self._n:
             return  # too few to tell examples from classes, or a loss that takes example by example
         mean, by, unit, other = False, 1, "", "mean"
         if self.reduction == "mean":

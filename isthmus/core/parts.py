@@ -168,11 +168,11 @@ class AgainstAnchor:
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
+class FixedRows:
     """A problem that is nothing but its rows: scores, figures of test rows, whatever is to be added up once.
 
     >>> from isthmus.gradients import Dense
-    >>> Sheet(Dense(torch.ones(3, 2))).n
+    >>> FixedRows(Dense(torch.ones(3, 2))).n
     3
     """
 
@@ -376,7 +376,9 @@ class FrankWolfe(Update):
         validate.non_negative(error=self.error)
         self.constraint.require("lmo")
         if self.rule == "short":
-            validate.positive(smoothness=self.smoothness or 0.0)
+            if self.smoothness is None:
+                validate.refuse("smoothness", None, "give a finite number above 0")
+            validate.positive(smoothness=self.smoothness)
         remedy = "give the loss, which a line search needs; it is not for private runs"
         validate.check(self.rule != "line" or self.loss is not None, "loss", self.loss, remedy)
 

@@ -72,7 +72,7 @@ def load(
     remedy = f"make the module private with the settings of this checkpoint: {tree['terms']}"
     validate.check(tree["terms"] == agreed, "path", str(path), remedy)
     if tree.get("seeded"):  # before anything is read in: it can never be forgotten again
-        ledger.taint()
+        ledger.mark_seeded()
     charge_again(ledger, tree["spent"])
     driver.module.load_state_dict(tree["module"])
     if optimizer is not None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Release
-from isthmus.lifts import Lift, Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
-from isthmus.lifts.parts import Step
+from isthmus.lifts import Lift, ProjectAndLift, discard, pinv
+from isthmus.lifts.parts import ModuleLift
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder, ClippedSum, Clipping, GroupClip
@@ -21,8 +21,7 @@ from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import split
 from isthmus.sets import ConvexSet
-from isthmus.sketches import Encoder, Identity, Residual, Sketch
-from isthmus.sketches.selection import SelectionMap
+from isthmus.sketches import Encoder, Identity, Residual
 
 Norm = float | Sequence[float] | Mapping[str, float]
 
@@ -151,21 +150,6 @@ def _noise_of(z: float) -> Mechanism:
     return Gaussian(z) if z > 0 else Unnoised()
 
 
-@dataclass(frozen=True)
-class _ModuleLift:
-    """What a module's sketches lift by: unbiased for chosen coordinates, else the pseudo-inverse, else the adjoint."""
-
-    reads_w: ClassVar[bool] = False
-
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
-        """Lift a code."""
-        if isinstance(sketch, SelectionMap):
-            return unbiased(sketch, y, w, eta)
-        if sketch.tight:
-            return pinv(sketch, y, w, eta)
-        return adjoint(sketch, y, w, eta)
-
-
 def releases(
     z: float,
     space: Space,
@@ -188,7 +172,7 @@ def releases(
     is_sketch = sketch is None or isinstance(sketch, Encoder)
     validate.check(is_sketch, "sketch", sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
     encode = sketch or Identity()
-    lift: Lift = _ModuleLift()
+    lift: Lift = ModuleLift()
     if constraint is not None and sketch is not None:
         lift = ProjectAndLift(constraint)
     if clipping == "per_layer":

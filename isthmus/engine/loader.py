@@ -25,7 +25,7 @@ from isthmus.core.driver import Ticket, TorchDriver
 from isthmus.core.wire import Keys
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.apart import EXAMPLES, depends, due, examples_of
-from isthmus.gradients.layers.passes import hiding
+from isthmus.gradients.layers.passes import hide
 from isthmus.gradients.layers.twin import Dice
 
 _STAND_IN = (0,)
@@ -132,12 +132,18 @@ class PrivateLoader(DataLoader):
 
     def __iter__(self) -> Any:
         turn, secret = self._driver.rest(), self._driver.guard.secret
-        with hiding(secret, by_place=False):  # the seeds of workers are drawn here
+        back = hide(by_place=False, wanted=secret)  # the seeds of workers are drawn here
+        try:
             batches = super().__iter__()
+        finally:
+            back()
         tickets = self._draws.tickets
         while True:
-            with hiding(secret):  # random augmentation follows the place in the batch, as random layers do
+            back = hide(wanted=secret)  # random augmentation follows the place in the batch, as random layers do
+            try:
                 batch = next(batches, self)
+            finally:
+                back()
             if batch is self:
                 return
             ticket, index = tickets.popleft()

@@ -27,7 +27,7 @@ from scipy.special import expit
 from isthmus import privacy
 from isthmus.base import validate
 from isthmus.core.group import ALONE, Group, Local
-from isthmus.core.parts import Sheet
+from isthmus.core.parts import FixedRows
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
@@ -259,7 +259,7 @@ class Looks:
 
     def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
         release = Release("sums", clip=privacy.Clip(length), mechanism=self._gaussian(share), lift=discard)
-        stage, sheet = Stage(privacy.FullBatch(1.0), [release], name), Sheet(rows)
+        stage, sheet = Stage(privacy.FullBatch(1.0), [release], name), FixedRows(rows)
         holders = Local(sheet, self.ranks)
         setting = RunContext(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
         sums = look(stage, setting, self.promise)["sums"].numpy()

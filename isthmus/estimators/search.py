@@ -37,7 +37,7 @@ from sklearn.utils.validation import check_is_fitted
 from isthmus import privacy
 from isthmus.base import validate
 from isthmus.core.group import Local
-from isthmus.core.parts import Sheet
+from isthmus.core.parts import FixedRows
 from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators.base import GroupLike, PrivateEstimator, PrivateLinear
@@ -403,7 +403,7 @@ def choose(scores: Dense, split: Split, noise: privacy.Source, ledger: privacy.L
     """The exponential mechanism: k with probability proportional to exp(score_k / temperature), charged first."""
     mechanism = BestOf(split.multiplier, split.adjacency.value)
     release = Release("choice", clip=privacy.Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
-    stage, sheet = Stage(privacy.FullBatch(1.0), [release], "selection"), Sheet(scores)
+    stage, sheet = Stage(privacy.FullBatch(1.0), [release], "selection"), FixedRows(scores)
     promise = Promise(split.epsilon, split.delta, split.adjacency)
     with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=noise.seeded) as run:
         setting = RunContext(Local(sheet), sheet.space, Keys(0, noise), ledger=run)

@@ -17,16 +17,4 @@
 from isthmus.gradients.computed import Computed
 from isthmus.gradients.rows import Counts, Dense, Glm, Lazy, Lookup, Outer, ResidualRows, Rows, Stack, Sum
 
-__all__ = [
-    "Computed",
-    "Counts",
-    "Dense",
-    "Glm",
-    "Lazy",
-    "Lookup",
-    "Outer",
-    "ResidualRows",
-    "Rows",
-    "Stack",
-    "Sum",
-]
+__all__ = ["Computed", "Counts", "Dense", "Glm", "Lazy", "Lookup", "Outer", "ResidualRows", "Rows", "Stack", "Sum"]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import CACHE_BYTES, Total, exact_products
+from isthmus.base.matrix import CACHE_BYTES, Total
 from isthmus.gradients.rounding import CHUNK_BYTES, unit, working
 
 KAPPA = 2.0**-10
@@ -33,7 +33,7 @@ WIDE, NETWORK = 1 / 20, 1 / 100
 """The most and the least of it in float32 sums of whole gradients: one product serves batches of up to some 500."""
 RATIO = 2.0**16
 """A record's terms may add up, in absolute value, to at most this many times the clip bound: else it is shortened."""
-LEAST = 16
+MIN_ROUNDINGS = 16
 """Chunks of fewer terms cost more than float64."""
 SPARE = 6
 """Roundings kept for what comes after the chunks: their sum in float64, and its cast."""
@@ -92,29 +92,30 @@ def in_float64(
 def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
     """out = sum_k b_k a_k', a (K, p) and b (K, q), within rho sum_k |b_k||a_k|' in every entry.
 
+    Call it among `exact_products`: in reduced precision the bound means nothing.
+
     >>> out = torch.empty(1, 1)
     >>> outer_sum(torch.ones(4, 1), torch.full((4, 1), 0.25), 1e-6, out)
     >>> float(out)
     1.0
     """
     work, k = working(a.dtype, b.dtype), len(a)
-    with exact_products(out.device):
-        few = roundings(rho, work) - SPARE
-        if k <= few:
-            if out.dtype == work and (out.is_cuda or out.is_contiguous()):
-                torch.mm(b.to(work).T, a.to(work), out=out)
-            else:
-                out.copy_(b.to(work).T @ a.to(work))
-        elif work == torch.float32 and few >= LEAST:
-            out.copy_(_chunked(a.to(work), b.to(work), few))
+    few = roundings(rho, work) - SPARE
+    if k <= few:
+        if out.dtype == work and (out.is_cuda or out.is_contiguous()):
+            torch.mm(b.to(work).T, a.to(work), out=out)
         else:
-            small = not out.is_cuda and 64 * out.numel() <= CACHE_BYTES  # adding sums up costs next to nothing
-            most = max(1, (CACHE_BYTES if small else CHUNK_BYTES) // (8 * (a.shape[1] + b.shape[1])))
+            out.copy_(b.to(work).T @ a.to(work))
+    elif work == torch.float32 and few >= MIN_ROUNDINGS:
+        out.copy_(_chunked(a.to(work), b.to(work), few))
+    else:
+        small = not out.is_cuda and 64 * out.numel() <= CACHE_BYTES  # adding sums up costs next to nothing
+        most = max(1, (CACHE_BYTES if small else CHUNK_BYTES) // (8 * (a.shape[1] + b.shape[1])))
 
-            def add(lo: int, hi: int) -> Tensor:
-                return b[lo:hi].to(torch.float64).T @ a[lo:hi].to(torch.float64)
+        def add(lo: int, hi: int) -> Tensor:
+            return b[lo:hi].to(torch.float64).T @ a[lo:hi].to(torch.float64)
 
-            out.copy_(in_float64(k, rho, (b.shape[1], a.shape[1]), out.device, add, most))
+        out.copy_(in_float64(k, rho, (b.shape[1], a.shape[1]), out.device, add, most))
 
 
 def row_sum(b: Tensor, rho: float, out: Tensor) -> None:

@@ -248,7 +248,7 @@ def as_computed(rows: Rows, bound: float | None = None) -> Rows:
     if isinstance(rows, Lookup):
         return rows.distinct
     if isinstance(rows, Outer) and isinstance(rows.a, Tensor) and rows.positions == 1:
-        large = rows.device.type == "cuda" and rows.d >= grids.LEAST and rows.dtype == torch.float32
+        large = rows.device.type == "cuda" and rows.d >= grids.MIN_COLUMNS and rows.dtype == torch.float32
         return Outer(rows.a, rows.b, rows.ones, grid=bound) if large else rows
     pieces = rows.pieces if isinstance(rows, Sum) else [rows]
     fitting = [piece for piece in pieces if _fits(piece)]

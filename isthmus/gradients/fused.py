@@ -10,6 +10,7 @@ are a kernel each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -173,6 +174,7 @@ _digits_there = _compiled(_digits)
 _joined_there = _compiled(_joined)
 
 
+@cache
 def can_sum(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether these kernels work there.
 

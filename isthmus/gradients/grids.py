@@ -23,9 +23,9 @@ from isthmus.gradients import adding, fused, rounding
 
 SIDE = 128
 GRID = 127 * SIDE
-MOST = 1 << 16
-"""Records whose products a 32-bit sum holds: 2 * 127^2 * MOST < 2^31."""
-LEAST = 1 << 20
+MAX_RECORDS = 1 << 16
+"""Records whose products a 32-bit sum holds: 2 * 127^2 * MAX_RECORDS < 2^31."""
+MIN_COLUMNS = 1 << 20
 """Entries of a matrix below which the ordinary sum is as fast."""
 ROUNDINGS = 24
 """Roundings of the three integer sums on their way to one float32 sum, their parts being at most three times it."""
@@ -34,7 +34,7 @@ ROUNDINGS = 24
 def applies(n: int, rho: float, dtype: torch.dtype) -> bool:
     """Whether so many records are summed in whole numbers: more than one product adds up within rho."""
     few = adding.roundings(rho, dtype) - adding.SPARE
-    return few < n <= MOST and few >= ROUNDINGS
+    return few < n <= MAX_RECORDS and few >= ROUNDINGS
 
 
 def integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> None:
@@ -50,8 +50,8 @@ def integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> N
     share = (c * longest_a * longest_b / bound).clamp_max(1.0).sqrt()
     (ah, al), (bh, bl) = (_digits(x, _usable(share / y, x.dtype)) for x, y in ((a, longest_a), (b, longest_b)))
     middle = torch.cat([al, ah], 1)
-    for lo in range(0, len(bh), MOST // 8):
-        rows = slice(lo, lo + MOST // 8)
+    for lo in range(0, len(bh), MAX_RECORDS // 8):
+        rows = slice(lo, lo + MAX_RECORDS // 8)
         mixed = torch._int_mm(torch.cat([bh[rows], bl[rows]], 1), middle.T)
         _join(torch._int_mm(bh[rows], ah.T), mixed, torch._int_mm(bl[rows], al.T), bound / GRID**2, out[rows])
 

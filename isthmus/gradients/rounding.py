@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, View, is_sparse, row_norms
+from isthmus.base.matrix import Matrix, View, row_norms
 from isthmus.gradients import fused
 
 ORDS = (1, 2, math.inf)
@@ -39,12 +39,14 @@ def unit(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
+@cache
 def gamma(k: float, dtype: torch.dtype) -> float:
     """k u / (1 - k u): the relative error of k roundings."""
     ku = k * unit(dtype)
     return ku / (1 - ku) if ku < 1 else math.inf
 
 
+@cache
 def working(*dtypes: torch.dtype) -> torch.dtype:
     """The dtype products of these are done in: the widest of them and of float32."""
     result = torch.float32
@@ -95,7 +97,7 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
     k = x.shape[1]
     slack = 1 + 2 * gamma(k + 8, torch.float64)
     norms: Tensor
-    if is_sparse(x):
+    if not isinstance(x, Tensor):
         norms = row_norms(x, ord)
         return norms if ord == math.inf else _above(norms * slack, norms)
     if k == 0:
@@ -110,8 +112,12 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
     if x.is_cuda:
         norms = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
         return norms * slack
-    parts = [torch.linalg.vector_norm(part.double(), ord, dim=1) for part in x.split(max(1, _CACHED // k))]
-    return torch.cat(parts) * slack
+    if x.numel() <= _CACHED:
+        norms = torch.linalg.vector_norm(x.double(), ord, dim=1)
+    else:
+        parts = x.split(max(1, _CACHED // k))
+        norms = torch.cat([torch.linalg.vector_norm(part.double(), ord, dim=1) for part in parts])
+    return norms * slack
 
 
 def _above(upper: Tensor, value: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Protocol
 
@@ -77,6 +78,8 @@ class Rows(ABC):
     """Whether sums of whole rows are exact, as counts are."""
     skips: bool = False
     """Whether `sum_to` reads no row of weight 0, whatever it holds: nobody need be masked."""
+    one_term: bool = False
+    """Whether each is one product of two factors on the host, than which nothing is smaller or faster."""
 
     @abstractmethod
     def norm_upper(self, ord: float = 2) -> Tensor:
@@ -113,7 +116,8 @@ class Rows(ABC):
         if weights is None:
             weights = torch.ones(self.n, dtype=self.dtype, device=self.device)
         validate.shape((self.n,), weights=weights)
-        return self.sum_to(weights.to(dtype=self.dtype, device=self.device), 1.0)
+        with exact_products(self.device):
+            return self.sum_to(weights.to(dtype=self.dtype, device=self.device), 1.0)
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """M_i, not below the norm of the absolute sum of the terms of row i; None where that is the row's own norm.
@@ -189,16 +193,16 @@ class Rows(ABC):
         """The same rows as sums of exact terms."""
         return self
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
         """<g_i, h_j> with m rows of the same space: n x m, never an n x d matrix.
 
-        The products are done in the wider dtype of both, float32 at least; here from blocks of dense rows.
+        The products are done in a dtype, the wider one of both if none is given; here from blocks of dense rows.
 
         >>> Dense(torch.tensor([[1.0, 2.0]])).inner(Dense(torch.tensor([[3.0, 0.0], [0.0, 4.0]])))
         tensor([[3., 8.]])
         """
         validate.check(other.d == self.d, "other.d", other.d, f"give rows of the same space, d = {self.d}")
-        dtype = rounding.working(self.dtype, other.dtype)
+        dtype = dtype or rounding.working(self.dtype, other.dtype)
         result = torch.empty(self.n, other.n, dtype=dtype, device=self.device)
         with exact_products(self.device):
             for lo, hi in row_spans(self.n, self.d * dtype.itemsize):
@@ -422,16 +426,23 @@ class Stack(Rows):
     skips = True
 
     def __init__(self, items: Sequence[tuple[str, Rows]], factor: float = 1.0) -> None:
-        validate.check(len(items) > 0, "items", items, "give at least one (name, rows)")
+        if not items:
+            validate.refuse("items", items, "give at least one (name, rows)")
         self.items, self.factor = list(items), factor
-        self.n, self.d = self.items[0][1].n, sum(piece.d for _, piece in self.items)
+        first = self.items[0][1]
+        self.n, self.d, self.dtype, self.device = first.n, 0, first.dtype, first.device
         for name, piece in self.items:
-            validate.check(piece.n == self.n, f"items[{name!r}].n", piece.n, f"give {self.n} rows in every leaf")
-        self.dtype = rounding.working(*(piece.dtype for _, piece in self.items))
-        self.device = self.items[0][1].device
+            if piece.n != self.n:
+                validate.refuse(f"items[{name!r}].n", piece.n, f"give {self.n} rows in every leaf")
+            self.d += piece.d
+            if piece.dtype != self.dtype:
+                self.dtype = rounding.working(self.dtype, piece.dtype)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        uppers = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
+        by_leaf = []
+        for _, piece in self.items:
+            by_leaf.append(piece.norm_upper(ord))
+        uppers = torch.stack(by_leaf)
         scale = uppers.new_ones(self.n)
         if self.dtype == torch.float64 and self.device.type != "cuda":  # whose squares may leave the range
             scale = rounding.power_of_two(uppers.T, 1000)
@@ -439,27 +450,33 @@ class Stack(Rows):
         return rounding.product_upper(norms, scale * abs(self.factor))
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        room, keep = self._room(rho, out), weights != 0
+        room, scaled, lo = self._room(rho, out), weights, 0
         if self.factor != 1.0:
-            weights = rounding.times(self._cast(weights), self.factor)
-        lo = 0
+            scaled = rounding.times(self._cast(weights), self.factor)
         for _, piece in self.items:
             place, lo = room[lo : lo + piece.d], lo + piece.d
             if weights.is_cuda and not piece.skips:
-                piece = piece.masked(keep)
-            piece.sum_to(weights, rho, place)
+                piece = piece.masked(weights != 0)
+            piece.sum_to(scaled, rho, place)
         return room
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """That of the leaves whose rows are several terms; the others are no longer than the rows."""
-        sizes = [size for _, piece in self.items if (size := piece.mass(ord)) is not None]
+        sizes = []
+        for _, piece in self.items:
+            size = piece.mass(ord)
+            if size is not None:
+                sizes.append(size)
         if not sizes:
             return None
         whole: Tensor = torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0)
         return whole * (abs(self.factor) * (1 + 2.0**-40))
 
     def underflow(self) -> float | Tensor:
-        return sum(piece.underflow() for _, piece in self.items) * max(1.0, abs(self.factor))
+        total: float | Tensor = 0.0
+        for _, piece in self.items:
+            total = total + piece.underflow()
+        return total * max(1.0, abs(self.factor))
 
     def part(self, lo: int, hi: int) -> Stack:
         return self._each(lambda piece: piece.part(lo, hi))
@@ -475,7 +492,9 @@ class Stack(Rows):
 
     def scaled(self, factor: float) -> Stack:
         """Norms and weights take the factor: the leaves stay as they are."""
-        return Stack(self.items, self.factor * factor)
+        scaled = copy(self)
+        scaled.items, scaled.factor = list(self.items), self.factor * factor
+        return scaled
 
     def leaves(self) -> list[tuple[str, Rows]]:
         if self.factor == 1.0:
@@ -489,12 +508,12 @@ class Stack(Rows):
             lo += piece.d
         return total(codes)
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
         """The sum over leaves of the same name."""
         theirs = dict(other.leaves())
         if {name: piece.d for name, piece in self.items} != {name: piece.d for name, piece in theirs.items()}:
-            return super().inner(other)
-        first, *rest = (piece.inner(theirs[name]) for name, piece in self.leaves())
+            return super().inner(other, dtype)
+        first, *rest = (piece.inner(theirs[name], dtype) for name, piece in self.leaves())
         return sum(rest, first)
 
     def minus(self, other: Rows) -> Rows:
@@ -538,7 +557,7 @@ class Outer(Rows):
         sizes: Callable[[float], Tensor] | None = None,
         grid: float | None = None,
     ) -> None:
-        sparse = is_sparse(a)
+        sparse = not isinstance(a, (Tensor, View))
         if a.ndim not in (2, 3) or (sparse and a.ndim == 3):
             validate.refuse("a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
         if b.ndim != a.ndim or tuple(b.shape[:-1]) != tuple(a.shape[:-1]):
@@ -552,21 +571,23 @@ class Outer(Rows):
         self.positions = 1 if a.ndim == 2 else a.shape[1]
         self.d = self.p * self.q
         self.dtype, self.device = rounding.working(b.dtype), b.device
+        self.one_term = self.positions == 1 and not sparse and self.device.type == "cpu"
         self.skips = grid is not None and fused.can_sum(self.device, self.dtype)
         self._known: dict[float, Tensor] = {}
         self._given = sizes
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        rounding.check_ord(ord)
         if self.positions == 1:
-            return rounding.product_upper(self._sizes(ord), rounding.upper_norms(_flat(self.b), ord))
+            b = self.b if self.b.ndim == 2 else _flat(self.b)
+            return rounding.product_upper(self._sizes(ord), rounding.upper_norms(b, ord))
+        rounding.check_ord(ord)
         assert isinstance(self.a, Tensor)
         return _products.upper(self.a, self.b, ord, self.ones)
 
     def underflow(self) -> float | Tensor:
         """What c b loses is multiplied by a: a long a beside a short b loses much."""
         longest = self._sizes(2).view(self.n, self.positions).sum(1)
-        return super().underflow() * (self.positions + longest)
+        return self.d * torch.finfo(self.dtype).tiny * (self.positions + longest)
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """sum_t ||a_t|| ||b_t|| where there are several terms, or one that is seen through a centring map."""
@@ -596,8 +617,11 @@ class Outer(Rows):
             return room
         if self.skips:
             return self.masked(c != 0).sum_to(c, rho, room)
-        b = _flat(self._wide(self.b) * c.view(-1, *[1] * (self.b.ndim - 1)))
-        a = self._wide(_flat(self.a))
+        a, b = self.a.to(self.dtype), self.b.to(self.dtype)
+        if b.ndim == 2:
+            b = b * c.view(-1, 1)
+        else:
+            a, b = _flat(a), _flat(b * c.view(-1, 1, 1))
         adding.outer_sum(a, b, rho, matrix[:, : a.shape[1]])
         if self.ones:
             adding.row_sum(b, rho, matrix[:, -1])
@@ -670,16 +694,16 @@ class Outer(Rows):
             return Outer(sketch.rows(a if is_sparse(a) else _flat(a), lo), _flat(self.b))
         return Dense(sketch.outer(a, self._wide(self.b), lo))
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
         """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
         mate, m = outer_of(other), other.n
         if mate is None or isinstance(self.a, View) or (mate.q, mate.p) != (self.q, self.p):
-            return super().inner(other)
+            return super().inner(other, dtype)
         view, theirs = mate.whole_a(), mate.positions
         pairs = self.positions * theirs
         if pairs > 1 and pairs * (self.p + self.q) > self.p * self.q:
-            return super().inner(other)
-        dtype = rounding.working(self.dtype, other.dtype)
+            return super().inner(other, dtype)
+        dtype = dtype or rounding.working(self.dtype, other.dtype)
         inputs, outputs = view if is_sparse(view) else _flat(view), _flat(mate.b)
         width = self.positions * (self.p + self.q) + 3 * pairs * m
         parts = [torch.zeros(0, m, dtype=dtype, device=self.device)]
@@ -831,20 +855,17 @@ class Lookup(Rows):
     def scaled(self, factor: float) -> Lookup:
         return self._with(self.values.to(self.dtype) * factor)
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
         """The products of what two examples hold at equal places."""
         mate = other.plain()
         if not isinstance(mate, Lookup) or mate.vocabulary != self.vocabulary or other.d != self.d:
-            return super().inner(other)
-        dtype = rounding.working(self.dtype, other.dtype)
-        result = torch.zeros(self.n, other.n, dtype=dtype, device=self.device)
-        mine, theirs = (_by_place(k, c.to(dtype)) for k, c in ((x.index, x.values) for x in (self, mate)))
-        with exact_products(self.device):
-            for place, (owners, values) in mine.items():
-                if place in theirs:
-                    others, their_values = theirs[place]
-                    result[owners[:, None], others] += values @ their_values.T
-        return result
+            return super().inner(other, dtype)
+        dtype = dtype or rounding.working(self.dtype, other.dtype)
+        places, slots = torch.unique(torch.cat([self.index.flatten(), mate.index.flatten()]), return_inverse=True)
+        d, kinds = len(places) * self.width, (self.values, mate.values)
+        slots = slots.split([self.index.numel(), mate.index.numel()])
+        left, right = (_sparse(at, values.to(dtype), d) for at, values in zip(slots, kinds, strict=True))
+        return torch.from_numpy((left @ right.T).toarray()).to(self.device)
 
     def _with(self, values: Tensor) -> Lookup:
         return Lookup(self.index, values, self.vocabulary, self.apart)
@@ -1160,16 +1181,13 @@ def _same(x: Matrix, y: Matrix) -> bool:
     return x is y
 
 
-def _by_place(index: Tensor, values: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
-    """Which examples hold something at each place, and what: values of equal places are added.
+def _sparse(slots: Tensor, values: Tensor, d: int) -> Csr:
+    """Values (n, T, D) as the rows of a CSR matrix, each D of them at a slot of d / D; those of equal slots count both.
 
-    >>> _by_place(torch.tensor([[7, 4, 7]]), torch.ones(1, 3, 1))[7]
-    (tensor([0]), tensor([[2.]]))
+    >>> _sparse(torch.tensor([1, 0]), torch.tensor([[[2.0]], [[3.0]]]), 2).toarray().tolist()
+    [[0.0, 2.0], [3.0, 0.0]]
     """
-    n = max(1, len(index))
-    keys, slots = torch.unique(index * n + torch.arange(len(index), device=index.device)[:, None], return_inverse=True)
-    total = torch.zeros(len(keys), values.shape[2], dtype=values.dtype, device=values.device)
-    total.index_add_(0, slots.flatten(), values.flatten(0, 1))
-    places, counts = torch.unique_consecutive(keys // n, return_counts=True)
-    pieces = zip((keys % n).split(counts.tolist()), total.split(counts.tolist()), strict=True)
-    return dict(zip(places.tolist(), pieces, strict=True))
+    n, t, width = values.shape
+    columns = slots[:, None] * width + torch.arange(width, device=slots.device)
+    starts = np.arange(n + 1) * (t * width)
+    return sp.csr_array((values.flatten().cpu().numpy(), columns.flatten().cpu().numpy(), starts), shape=(n, d))

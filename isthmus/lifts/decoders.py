@@ -320,13 +320,7 @@ def _homotopy(matrix: Array, y: Array, max_iter: int, tol: float) -> tuple[Array
 
 
 def _breakpoint(
-    correlation: Array,
-    slopes: Array,
-    level: float,
-    w: Array,
-    direction: Array,
-    support: list[int],
-    blocked: list[int],
+    correlation: Array, slopes: Array, level: float, w: Array, direction: Array, support: list[int], blocked: list[int]
 ) -> tuple[float, int | None, int | None]:
     """(step, entering column, leaving place in the support) of the next event as the level falls."""
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -33,7 +33,8 @@ from isthmus.base.space import Space
 from isthmus.lifts.decoders import cosamp
 from isthmus.lifts.project_lift import solve_lift
 from isthmus.sets import ConvexSet
-from isthmus.sketches.base import LiftsInPlace, Sketch, adjoint_columns, pinv_columns, take_pinv
+from isthmus.sketches.base import Sketch, take_pinv
+from isthmus.sketches.compose import IdentityMap
 from isthmus.sketches.selection import SelectionMap
 
 Step = float | Tensor
@@ -60,17 +61,17 @@ class Lifted:
         direction: Tensor | Callable[[], Tensor],
         point: Tensor | None = None,
         columns: Columns | None = None,
-        code: tuple[LiftsInPlace, Tensor] | None = None,
+        code: tuple[Sketch, Tensor] | None = None,
         stretch: Step | Callable[[], Step] = 1.0,
     ) -> None:
-        self._given, self.point, self._columns, self.code, self._stretch = direction, point, columns, code, stretch
+        self.given, self.point, self._columns, self.code, self._stretch = direction, point, columns, code, stretch
 
     @cached_property
     def direction(self) -> Tensor:
         """The whole direction."""
-        if isinstance(self._given, Tensor):
-            return self._given
-        return self._given()
+        if isinstance(self.given, Tensor):
+            return self.given
+        return self.given()
 
     @cached_property
     def stretch(self) -> Step:
@@ -109,7 +110,7 @@ class Adjoint(Lift):
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: adjoint_columns(sketch, name, y, lo, hi))
+        return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: sketch.adjoint_columns(name, y, lo, hi))
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,14 @@ class Pinv(Lift):
         """Lift a code."""
         if not sketch.tight:
             return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
+        if isinstance(sketch, IdentityMap):
+            return Lifted(y)
 
         code = None
-        if isinstance(sketch, LiftsInPlace):
+        if sketch.in_place:
             code = sketch, y
         return Lifted(
-            lambda: take_pinv(sketch, y), None, lambda name, lo, hi: pinv_columns(sketch, name, y, lo, hi), code
+            lambda: take_pinv(sketch, y), None, lambda name, lo, hi: sketch.pinv_columns(name, y, lo, hi), code
         )
 
 
@@ -163,7 +166,7 @@ class Unbiased(Lift):
             share = coverage
             if isinstance(share, Tensor):
                 share = share[sketch.space.slice(name)].view(sketch.space.shape(name)[0], -1)[:, lo:hi]
-            return pinv_columns(sketch, name, y, lo, hi) / share
+            return sketch.pinv_columns(name, y, lo, hi) / share
 
         stretch: Step | Callable[[], Step] = 1.0
         if isinstance(sketch, SelectionMap):
@@ -206,6 +209,21 @@ class ProjectAndLift(Lift):
             target = sketch.forward(w) - eta * y
         point = solve_lift(self.constraint, sketch, target, w, self.pick, tol=self.tol, max_iter=self.max_iter).point
         return Lifted((w - point) / eta, point)
+
+
+@dataclass(frozen=True)
+class ModuleLift(Lift):
+    """What a module's sketches lift by: unbiased for chosen coordinates, else the pseudo-inverse, else the adjoint."""
+
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
+        """Lift a code."""
+        if isinstance(sketch, SelectionMap):
+            return unbiased(sketch, y, w, eta)
+        if sketch.tight:
+            return pinv(sketch, y, w, eta)
+        return adjoint(sketch, y, w, eta)
 
 
 @dataclass(frozen=True)

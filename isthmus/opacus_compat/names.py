@@ -125,7 +125,7 @@ class IAccountant(Accountant):
         remedy = "give what state_dict() returned"
         validate.check("history" in state_dict, "state_dict", sorted(state_dict), remedy)
         if state_dict.get("seeded"):
-            self.ledger.taint()
+            self.ledger.mark_seeded()
         if "spent" in state_dict:
             checkpoint.charge_again(self.ledger, state_dict["spent"])
             return

@@ -584,7 +584,7 @@ def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]
     return f"{place}; for research only" if choice.research else place
 
 
-LEAST = 4
+_MIN_PUBLIC_ROWS = 4
 """Fewer public rows cannot be split into a half that learns a subspace and a half that judges it."""
 
 
@@ -610,7 +610,7 @@ def read_public(public: Any, loss: str | Loss, classes: int) -> PublicFacts | No
         validate.check(len(y) == rows, "len(public[1])", len(y), f"give one target for each of the {rows} public rows")
     facts = PublicFacts(rows, columns, labelled, None, _moments(X))
     outputs = loss_of(loss).outputs(classes)
-    if rows < LEAST or (outputs > 1 and y is None):
+    if rows < _MIN_PUBLIC_ROWS or (outputs > 1 and y is None):
         return facts
     order = np.random.default_rng(0).permutation(rows)  # rows may be sorted by label
     halves = (order[: rows // 2], order[rows // 2 :])

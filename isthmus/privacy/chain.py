@@ -221,23 +221,19 @@ class SealedRecords(Records):
             self._forget()
         number, _, digest = os.pread(self._lock, 128, 0).decode("ascii", "replace").strip().partition(" ")
         marked = int(number) if number.isdecimal() and len(digest) == 64 else 0
-        *lines, tail = self._read(self._offset).split(b"\n")
+        *lines, torn = self._read(self._offset).split(b"\n")
         for line in lines:
             self._take(line)
             if self._number == marked and self._head != digest:
-                raise LedgerCorrupt(f"{self._line(0)} is not the record that was written there: it was altered")
-        if tail and _is_json(tail.rpartition(b"\t")[2]):  # all but its newline was written
-            self._checked(tail, self._number, self._head)
-            self._append(b"\n")
-            self._take(tail)
-            tail = b""
+                at = f"{self.path}: line {self._number}"
+                raise LedgerCorrupt(f"{at} is not the record that was written there: it was altered")
         if self._number < marked:
             raise LedgerCorrupt(
-                f"{self._line()} is cut or missing: {marked} records were written to this ledger, {self._number} are "
-                "left: restore the file"
+                f"{self.path}: line {self._number + 1} is cut or missing: {marked} records were written to this "
+                f"ledger, {self._number} are left: restore the file"
             )
-        if tail:
-            self._seal(tail, self._mended(tail))
+        if torn:
+            self._seal(torn, self._mended(torn))
 
     def _seal(self, junk: bytes, *bodies: Json) -> None:
         """Write records, the first in the line of a torn one."""
@@ -314,7 +310,7 @@ class SealedRecords(Records):
         head = junk.partition(b"\t")[0]  # later pieces are recoveries that were killed in their turn
         if not self.opened:
             if not _may_be(head, '{"kind":"open",'):
-                raise LedgerCorrupt(f"{self._line()} is not a record: this is not a ledger")
+                raise LedgerCorrupt(f"{self.path}: line 1 is not a record: this is not a ledger")
             return self.opening | {"torn": _piece(junk)}
         live = [
             (f'{{"kind":"charge","run":"{run}","what":{json.dumps(what)},', what, stage)
@@ -328,9 +324,6 @@ class SealedRecords(Records):
         for _, what, stage in sorted(fitting, key=lambda charge: charge[2].rounds):
             most[canonical(stage.event)] = {"what": what, "event": stage.event, "rounds": stage.rounds}
         return {"kind": "torn", "run": "", "charges": list(most.values()), "torn": _piece(junk)}
-
-    def _line(self, ahead: int = 1) -> str:
-        return f"{self.path}: line {self._number + ahead}"
 
 
 def _open_locked(path: Path, stack: contextlib.ExitStack) -> int:
@@ -368,14 +361,6 @@ def _digest(data: bytes) -> str:
 def _piece(junk: bytes) -> Json:
     """What a record says of the torn piece whose line it ends."""
     return {"bytes": len(junk), "sha256": _digest(junk)}
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _may_be(head: bytes, beginning: str) -> bool:

@@ -15,7 +15,7 @@ from isthmus.gradients import Dense, Rows, rounding
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
 from isthmus.sketches import Context, Encoder
-from isthmus.sketches.base import ChangesSum, Sketch
+from isthmus.sketches.base import Sketch
 
 SPAN = 1e6
 """An adaptive bound stays within this factor of its start."""
@@ -378,8 +378,6 @@ class ClippedSum:
 
     def settled(self, sketch: Sketch) -> ClippedSum:
         """What the map makes of the whole sum: nothing, for maps of single records."""
-        if not isinstance(sketch, ChangesSum):
-            return self
         value, ord, bound = sketch.settle(self.value, self.ord, self.bound)
         return replace(self, value=value, ord=ord, bound=bound)
 

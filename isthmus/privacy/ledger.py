@@ -11,9 +11,9 @@ Guarantees:
 * **Little above it.**  One record may reserve k rounds; a kill leaves at most the rest of one reservation of each
   stage charged in vain.  `RunLedger.close` gives back rounds that were reserved and never begun, and only the live
   process that reserved them can do so: nothing gives back the rounds of a dead run.
-* **A torn write counts.**  A record cut by a kill is recognised by its missing newline.  Where all of it but the
-  newline is there, it counts as it stands; where it shows its run and stage, that stage's announced reservation is
-  charged; where it shows less, one reservation of every announced event it may have been.
+* **A torn write counts.**  A record cut by a kill is recognised by its missing newline.  Where it shows its run and
+  stage, that stage's announced reservation is charged; where it shows less, one reservation of every announced event
+  it may have been.
 * **One budget for many.**  Processes and threads share a ledger under an exclusive lock: no update is lost, and a
   charge that would carry the total beyond the budget is refused before anything is released.
 * **Tampering shows.**  A line that was altered, removed, repeated or moved is refused with its number, and so are
@@ -49,7 +49,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 from isthmus.base import secret
 from isthmus.base.validate import check, positive_int, refuse
@@ -61,10 +61,11 @@ from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
 
 __all__ = ["BudgetExceeded", "Chargeable", "Ledger", "LedgerCorrupt", "Limit", "RunLedger"]
 
-Event: TypeAlias = "DpEvent | Mapping[str, Any]"
+Event: TypeAlias = "DpEvent | Mapping[str, object]"
 """An event of `dp_accounting`, or its JSON form."""
-_Totals = Mapping[str, int]
+_Totals: TypeAlias = "Counter[str]"
 """How often each release was made, by the canonical JSON of its event."""
+_Given = TypeVar("_Given")
 
 
 class Named(Protocol):
@@ -77,7 +78,7 @@ class Named(Protocol):
 class Chargeable(Protocol):
     """What a pipeline needs: it is charged before anything private is released."""
 
-    def charge(self, stage: Any, t: int) -> None: ...
+    def charge(self, stage: Named, t: int) -> None: ...
 
 
 class BudgetExceeded(RuntimeError):
@@ -91,10 +92,12 @@ class BudgetExceeded(RuntimeError):
     def __str__(self) -> str:
         if math.isinf(self.asked):
             return f"{self.what!r} has no finite epsilon, and no budget is enough for that. Nothing was released."
-        (limit, delta), rounds = self.budget, "one more round" if self.rounds == 1 else f"{self.rounds} more rounds"
-        total = f"{self.what!r} needs epsilon {self.asked:.6g} in total; the budget holds {limit:g} at delta {delta:g}."
-        spent = f"{self.spent:.6g} is spent already and {self.left:.6g} is left, too little for {rounds}."
-        return f"{total} {spent} Nothing was released."
+        (limit, delta), rounds = self.budget, {1: "one more round"}.get(self.rounds, f"{self.rounds} more rounds")
+        return (
+            f"{self.what!r} needs epsilon {self.asked:.6g} in total; the budget holds {limit:g} at delta {delta:g}. "
+            f"{self.spent:.6g} is spent already and {self.left:.6g} is left, too little for {rounds}. "
+            "Nothing was released."
+        )
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ class Ledger:
             if value is not None and value != agreed:
                 refuse(name, value, f"leave it out, or give {agreed!r}, with which this ledger was opened")
         self.adjacency = Adjacency(self._records.adjacency)
-        self._within: _Totals = {}
+        self._within: _Totals = Counter()
         self._ahead = 1.0
         self.shared, self.label, self.planned = shared, label, tuple(planned)
         if shared is not None:
@@ -220,16 +223,16 @@ class Ledger:
         with self._records.locked():
             return self._records.seeded
 
-    def taint(self) -> None:
+    def mark_seeded(self) -> None:
         """Write down, for good, that noise of a seed was released about this data.
 
         >>> ledger = Ledger()
-        >>> ledger.taint()
+        >>> ledger.mark_seeded()
         >>> ledger.seeded
         True
         """
         if self.shared is not None:
-            self.shared.taint()
+            self.shared.mark_seeded()
         with self._records.locked():
             self._records.append(*self._tainting(True))
 
@@ -276,9 +279,9 @@ class Ledger:
             self.shared.require({"event": "Composed", "events": all_of_it}, self.label or what)
         data = event_json.to_json(event)
         self._check_supported(data)
-        totals = self._totals()
-        if not self._fits(_plus(totals, event_json.keyed(data)), ahead=False):
-            raise self._exceeded(what, totals, event_json.keyed(data), 1)
+        totals, more = self._totals(), event_json.keyed(data)
+        if not self._fits(totals + more, ahead=False):
+            raise self._exceeded(what, totals, more, 1)
 
     def spent(self, delta: float | None = None) -> float:
         """Epsilon, at `delta` (the budget's unless given), of everything charged so far, by all runs.
@@ -307,7 +310,7 @@ class Ledger:
     def rounds(self) -> dict[str, int]:
         """How many rounds each stage or release was charged for, by name."""
         with self._records.locked():
-            return {what: count for what, count in self._records.rounds.items() if count}
+            return dict(+self._records.rounds)
 
     def records(self) -> list[Json]:
         """Every record, those of a file read and verified anew from the first line."""
@@ -339,18 +342,19 @@ class Ledger:
             return []
         return [{"kind": "seeded", "run": ""}]
 
-    def _end(self, bodies: list[Json]) -> None:
+    def _end(self, run: str, back: Mapping[str, tuple[int, Json]]) -> None:
+        """Give back rounds of these stages, each with its event, and close the run."""
+        refunds = [
+            {"kind": "refund", "run": run, "what": what, "rounds": rounds, "event": event}
+            for what, (rounds, event) in back.items()
+        ]
         with self._records.locked():
-            self._records.append(*bodies)
+            self._records.append(*refunds, {"kind": "close", "run": run})
         if self.shared is not None:  # after its own, unlike a charge: a refund that is lost in between is no loss
-            self.shared._end([self._labelled_in(body) for body in bodies])
-
-    def _labelled_in(self, body: Json) -> Json:
-        if "what" not in body:
-            return body
-        return body | {"what": self._labelled(body["what"])}
+            self.shared._end(run, {self._labelled(what): rounds for what, rounds in back.items()})
 
     def _labelled(self, what: str) -> str:
+        """What the shared ledger calls it."""
         if self.label is None:
             return what
         return f"{self.label}/{what}"
@@ -360,13 +364,13 @@ class Ledger:
     def _affordable(self, what: str, event: _Totals, rounds: int, least: int) -> int:
         """The most of `rounds` that fit into the budget on top of what is spent."""
         totals = self._records.totals
-        if self._fits(_plus(totals, event, rounds)):
+        if self._fits(totals + _times(event, rounds)):
             return rounds
-        if rounds == least or not self._fits(_plus(totals, event, least)):
+        if rounds == least or not self._fits(totals + _times(event, least)):
             raise self._exceeded(what, totals, event, least)
         while rounds - least > 1:
             middle = (least + rounds) // 2
-            if self._fits(_plus(totals, event, middle)):
+            if self._fits(totals + _times(event, middle)):
                 least = middle
             else:
                 rounds = middle
@@ -381,12 +385,13 @@ class Ledger:
         of fewer rounds can be the larger number where the grid that it is computed on is another one, and must not
         refuse the last rounds of what was found to fit.
         """
-        if self.budget is None or all(self._within.get(key, 0) >= count for key, count in totals.items()):
-            return True
-        if ahead and self._fits({key: count + int(count * self._ahead) for key, count in totals.items()}, False):
-            self._ahead = min(1.0, 2 * self._ahead)
+        if self.budget is None or totals <= self._within:
             return True
         if ahead:
+            grown = Counter({key: count + int(count * self._ahead) for key, count in totals.items()})
+            if self._fits(grown, ahead=False):
+                self._ahead = min(1.0, 2 * self._ahead)
+                return True
             self._ahead /= 2
         fits = self._epsilon(totals, self.budget[1]) <= self.budget[0]
         if fits:
@@ -394,43 +399,39 @@ class Ledger:
         return fits
 
     def _epsilon(self, totals: _Totals, delta: float) -> float:
-        if not any(totals.values()):
+        if not totals:
             return 0.0
-        return float(accounting.epsilon_of(_composed(totals), delta, self.adjacency))
+        return accounting.epsilon_of(_composed(totals), delta, self.adjacency)
 
     def _exceeded(self, what: str, totals: _Totals, event: _Totals, rounds: int) -> BudgetExceeded:
         assert self.budget is not None
-        spent, asked = (self._epsilon(_plus(totals, event, more), self.budget[1]) for more in (0, rounds))
+        spent, asked = (self._epsilon(totals + _times(event, more), self.budget[1]) for more in (0, rounds))
         return BudgetExceeded(what, rounds, spent, asked, self.budget)
 
     def _check_supported(self, event: Json) -> None:
         """Refuse events the accountant cannot compose, before a run begins."""
         if self.budget is not None and not accounting.supports(event_json.from_json(event), self.adjacency):
-            relation = self.adjacency.value
-            remedy = f"use a mechanism that an accountant composes for {relation}: none composes this event"
-            refuse("event", event, remedy)
+            remedy = "use a mechanism that an accountant composes for"
+            refuse("event", event, f"{remedy} {self.adjacency.value}: none composes this event")
 
-    def _totals(self) -> dict[str, int]:
+    def _totals(self) -> _Totals:
         with self._records.locked():
-            return _plus(self._records.totals)
+            return +self._records.totals
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Ledger is not copied or pickled: open it by its path where it is needed")
 
 
-def opened(ledger: Any, adjacency: Adjacency) -> Any:
+def opened(ledger: _Given | str | os.PathLike[str], adjacency: Adjacency) -> _Given | Ledger:
     """What was given as `ledger=`: for a path, the ledger that is kept there."""
     if isinstance(ledger, (str, os.PathLike)):
         return Ledger.open(ledger, adjacency=adjacency)
     return ledger
 
 
-def _plus(totals: _Totals, event: _Totals | None = None, rounds: int = 1) -> dict[str, int]:
-    """The totals with so many rounds of an event more."""
-    new = Counter(totals)
-    for key, count in (event or {}).items():
-        new[key] += count * rounds
-    return {key: count for key, count in new.items() if count}
+def _times(event: _Totals, rounds: int) -> _Totals:
+    """The releases of so many rounds of an event."""
+    return Counter({key: count * rounds for key, count in event.items()})
 
 
 def _composed(totals: _Totals) -> DpEvent:
@@ -489,7 +490,9 @@ class RunLedger:
 
     def charge(self, stage: Named | str, t: int = 0) -> None:
         """Pay for one round of a stage (or its name): when this returns, the release may be made."""
-        name = str(getattr(stage, "name", stage))
+        name = stage
+        if not isinstance(name, str):
+            name = name.name
         with self._lock:
             self._require_open()
             if name not in self._announced:
@@ -524,12 +527,8 @@ class RunLedger:
             self._require_open()
             left, self._left = self._left, dict.fromkeys(self._left, 0)
             self._closed = True  # before the refund is written: what is given back can no longer be spent
-            back = [
-                {"kind": "refund", "run": self.id, "what": name, "rounds": k, "event": self._announced[name]["event"]}
-                for name, k in left.items()
-                if k and refund
-            ]
-            self.ledger._end([*back, {"kind": "close", "run": self.id}])
+            back = {name: (k, self._announced[name]["event"]) for name, k in left.items() if k and refund}
+            self.ledger._end(self.id, back)
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:

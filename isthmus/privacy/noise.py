@@ -18,8 +18,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import os
-import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -43,12 +41,8 @@ FAST = (
 )
 SEEDED = "seeded noise: not private"
 _CHUNK = 1 << 16
-_BUFFERS = threading.local()
-_HOME = os.getpid()
-_PAIRS = 1 << 17
+_PER_KEY = 1 << 17
 """Normals of `FastSource` under one key, by one thread."""
-_BLOCK = 1 << 16
-"""Those that are made together: they stay in the cache."""
 CHUNK = 1 << 20
 DEVICE_CHUNK = 1 << 24
 """Coordinates that are noised together, on the CPU and elsewhere."""
@@ -63,14 +57,16 @@ _KNOWN_NORMALS = (
 class Source:
     """Draws from a stream of random bytes; `SecretSource` and `SeededSource` say where the bytes come from.
 
-    `seeded` says whether the draws can be repeated.  Every draw is a new tensor, which the caller may overwrite.
+    `seeded` says whether the draws can be repeated, `said` what the privacy statement says of the noise.  Every draw is
+    a new tensor, which the caller may overwrite.
     """
 
     seeded: bool
+    said: str
 
     def describe(self) -> str:
         """The noise in words, for the privacy statement."""
-        raise NotImplementedError
+        return self.said
 
     def bytes(self, count: int) -> bytes:
         """The next `count` bytes of the stream."""
@@ -161,15 +157,11 @@ class SecretSource(Source):
     (False, False)
     """
 
-    seeded = False
+    seeded, said = False, SECRET
 
     def bytes(self, count: int) -> bytes:
         """Fresh bytes."""
         return secret.token_bytes(count)
-
-    def describe(self) -> str:
-        """The noise in words."""
-        return SECRET
 
 
 class FastSource(SecretSource):
@@ -179,7 +171,7 @@ class FastSource(SecretSource):
     generator, under 256 fresh bits of the kernel's generator for every call: drawn on the device and added in the same
     pass, without a second tensor and without waiting for the device (`isthmus.privacy.chacha`).  On another
     device, or without Triton, each is `(z1 + z2) / sqrt(2)` of torch's generator there under two keys of 64 fresh bits
-    for every 2^24 of them.  On the CPU they are float64 polar pairs of SFC64, under 192 fresh bits for every 2^17.
+    for every 2^24 of them.  On the CPU they are numpy's normals of SFC64, under 192 fresh bits for every 2^17.
     Nothing is kept between calls: a key found out would expose the draws of one call only, there is none to give,
     and copies and forked processes draw their own.
 
@@ -192,26 +184,27 @@ class FastSource(SecretSource):
     (torch.Size([2, 3]), False, False)
     """
 
-    def describe(self) -> str:
-        """The noise in words."""
-        return FAST
+    said = FAST
 
     def normal(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard normal, drawn on the device it is for."""
-        place = torch.device("cpu" if device is None else device)
-        if place.type == "cpu" and os.getpid() != _HOME:  # torch's threads do not survive a fork: numpy alone draws
-            return _tensor(_ziggurat, shape, dtype, place)
+        place = torch.device(device or "cpu")
+        if place.type == "cpu":  # numpy fills it: torch's threads do not survive a fork
+            return _tensor(_fast_normals, shape, dtype, place)
         out = torch.zeros(_sizes(shape), dtype=torch.float64, device=place)
         self.add_normal(out, 1.0)
         return out.to(dtype)
 
     def add_normal(self, out: Tensor, scale: float) -> None:
-        """As `Source.add_normal`; on the CPU by polar pairs `r cos`, `r sin` of uniforms, each key on one thread."""
+        """As `Source.add_normal`; on the CPU each key is used on one thread."""
+
+        def add(part: Tensor) -> None:
+            part.add_(torch.from_numpy(_fast_normals(len(part))), alpha=scale)  # in float64, rounded last
+
         if out.device.type != "cpu":
-            return _add_there(out, scale, _generator_of(out.device))
-        if os.getpid() != _HOME:
-            return super().add_normal(out, scale)
-        share_out(lambda part: _add_polar(part, scale), torch.split(out.view(-1), _PAIRS))
+            _add_there(out, scale, _generator_of(out.device))
+        else:
+            share_out(add, torch.split(out.view(-1), _PER_KEY))
 
 
 class SeededSource(Source):
@@ -221,7 +214,7 @@ class SeededSource(Source):
     (True, True)
     """
 
-    seeded = True
+    seeded, said = True, SEEDED
 
     def __init__(self, seed: int) -> None:
         validate.non_negative_int(noise_seed=seed)
@@ -230,10 +223,6 @@ class SeededSource(Source):
     def bytes(self, count: int) -> bytes:
         """The next bytes of a Philox stream."""
         return self._generator.bytes(count)
-
-    def describe(self) -> str:
-        """The noise in words."""
-        return SEEDED
 
 
 class GeneratorSource(Source):
@@ -246,7 +235,7 @@ class GeneratorSource(Source):
     (True, True)
     """
 
-    seeded = True
+    seeded, said = True, SEEDED
 
     def __init__(self, generator: torch.Generator) -> None:
         validate.check(isinstance(generator, torch.Generator), "generator", generator, "give a torch.Generator")
@@ -258,13 +247,9 @@ class GeneratorSource(Source):
         words = torch.randint(-(1 << 31), 1 << 31, size, generator=self._generator, dtype=torch.int32, device=device)
         return words.cpu().numpy().tobytes()[:count]
 
-    def describe(self) -> str:
-        """The noise in words."""
-        return SEEDED
-
     def normal(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard normal, drawn on the generator's device."""
-        return _torch_normal(self._generator, shape).to(dtype=dtype, device="cpu" if device is None else device)
+        return _torch_normal(self._generator, shape).to(dtype=dtype, device=device or "cpu")
 
 
 def _add_there(out: Tensor, scale: float, add: _Adds | None) -> None:
@@ -321,38 +306,8 @@ def _sfc64() -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(secret.randbits(256), pool_size=8)))
 
 
-def _add_polar(part: Tensor, scale: float) -> None:
-    """part += scale times normals under a key that is used once, a block at a time: added in float64, rounded last."""
-    generator = _sfc64()
-    for place in torch.split(part, _BLOCK):
-        half = (len(place) + 1) // 2
-        radius, sine, cosine = _polar(generator, half, scale)
-        for those, drawn in ((place[:half], cosine), (place[half:], sine[: len(place) - half])):
-            those.copy_(drawn.mul_(radius[: len(drawn)]).add_(those))
-
-
-def _polar(generator: np.random.Generator, size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """scale r, sin and cos of an angle, in buffers of this thread (until its next call).
-
-    r = sqrt(-2 log(1 - u)) for a uniform u with 53 bits, of which 1 - u is exact: up to 8.5 standard deviations.
-    """
-    if not hasattr(_BUFFERS, "uniform"):
-        _BUFFERS.uniform, _BUFFERS.cosine = np.empty(_BLOCK), torch.empty(_BLOCK // 2, dtype=torch.float64)
-    uniform = _BUFFERS.uniform[: 2 * size]
-    generator.random(out=uniform)
-    radius, angle = uniform[:size], torch.from_numpy(uniform[size:])
-    np.subtract(1.0, radius, out=radius)
-    np.log(radius, out=radius)
-    radius *= -2.0
-    np.sqrt(radius, out=radius)
-    radius *= scale  # it is never squared: its square may leave the range
-    angle.mul_(2 * math.pi)
-    cosine = torch.cos(angle, out=_BUFFERS.cosine[:size])
-    return torch.from_numpy(radius), angle.sin_(), cosine
-
-
-def _ziggurat(size: int) -> NDArray[np.float64]:
-    """Normals under a key that is used once, by numpy alone."""
+def _fast_normals(size: int) -> NDArray[np.float64]:
+    """Normals under a key that is used once."""
     return _sfc64().standard_normal(size)
 
 

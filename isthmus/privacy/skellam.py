@@ -45,7 +45,7 @@ from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
 from isthmus.privacy.mechanisms import OnGrid
 from isthmus.privacy.noise import Source
 
-MOST = 2.0**30
+MAX_VARIANCE = 2.0**30
 """The largest variance of a Skellam draw: its table has some 10^6 entries."""
 _WORD = 64
 _CHUNK = 1 << 18
@@ -61,7 +61,7 @@ def skellam(variance: float | Fraction, size: int, noise: Source) -> Integers:
 def poisson(rate: float | Fraction, size: int, noise: Source, word: int = _WORD) -> Integers:
     """`size` independent Poisson integers of this mean, by inversion; `word` is how many digits are drawn at a time."""
     validate.positive(rate=float(rate))
-    validate.at_most(MOST / 2, "half the largest variance: take a coarser grid", rate=float(rate))
+    validate.at_most(MAX_VARIANCE / 2, "half the largest variance: take a coarser grid", rate=float(rate))
     validate.non_negative_int(size=size)
     table, out = _cells(Fraction(rate), word), np.empty(size, np.int64)
     for start in range(0, size, _CHUNK):

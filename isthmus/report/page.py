@@ -36,14 +36,19 @@ _REMEDY = re.compile(
     r"(?:[.;:]|, or) (?:review|give|declare|name|scale by|use|put|write|see)\b.*", re.IGNORECASE | re.DOTALL
 )
 _COLUMNS = (
-    ("noise_multiplier", "noise multiplier", _words.number, "the noise, in units of the most a record can contribute"),
-    ("noise_norm", "noise in a step", _words.number, "the expected length of the noise in one step"),
-    ("margin_noise", "noise in a prediction", _words.number, "what has built up in the score of one record at the end"),
-    ("dims", "numbers a round", _words.number, "how many numbers leave the data in one round"),
-    ("bytes", "bytes", _words.size, "what they weigh in the whole run"),
-    ("memory", "memory", _words.size, "an estimate, beside the data"),
-    ("passes", "passes", _words.number, "how often the data is read through"),
-    ("seconds", "time", _words.duration, "an estimate, on one core"),
+    ("noise_multiplier", "noise multiplier", _words._number, "the noise, in units of the most a record can contribute"),
+    ("noise_norm", "noise in a step", _words._number, "the expected length of the noise in one step"),
+    (
+        "margin_noise",
+        "noise in a prediction",
+        _words._number,
+        "what has built up in the score of one record at the end",
+    ),
+    ("dims", "numbers a round", _words._number, "how many numbers leave the data in one round"),
+    ("bytes", "bytes", _words._size, "what they weigh in the whole run"),
+    ("memory", "memory", _words._size, "an estimate, beside the data"),
+    ("passes", "passes", _words._number, "how often the data is read through"),
+    ("seconds", "time", _words._duration, "an estimate, on one core"),
 )
 
 
@@ -53,14 +58,13 @@ def render(record: Record) -> str:
     Every figure in it is a figure of the record, or follows from one by a formula that is named beside it.  What is not
     in the record is left out, and the end of the report says that it is.
     """
-    privacy = record.privacy
     return _template().render(
         record=record,
         data=record.data,
         model=record.model,
-        privacy=privacy,
+        privacy=record.privacy,
         verdict=_verdict(record),
-        paragraphs=privacy and _words.paragraphs(_without_advice(record), privacy["assumptions"], privacy["releases"]),
+        paragraphs=_statement(record),
         budget=_budget(record),
         expectation=expectation(record),
         warnings=record.warnings,
@@ -87,9 +91,9 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    words = [_words.number, _words.duration, _words.moment, _words.first_up, _words.decimals, _words.one_in]
-    words += [_words.times, _words.listed, _words.argument, _words.measured, _words.spread, _words.meaning, fact]
-    environment.filters |= {word.__name__: word for word in words} | {"epsilon": _epsilon, "rounded_up": rounded_up}
+    filters = ["number", "duration", "moment", "first_up", "decimals", "one_in", "times", "listed", "argument"]
+    environment.filters |= {name: vars(_words)[f"_{name}"] for name in (*filters, "measured", "spread", "meaning")}
+    environment.filters |= {"fact": _fact, "epsilon": _epsilon, "rounded_up": rounded_up}
     css = (_HERE / "report.css").read_text(encoding="utf-8")
     environment.globals["css"] = Markup(re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL).strip())
     return environment.get_template("report.html.jinja")
@@ -121,21 +125,32 @@ def _verdict(record: Record) -> Section:
         headline, tone = f"{headline}, but not all that was read is covered", "weak"
     if record.warnings:
         headline, tone = f"{headline}, subject to the warnings below", "weak"
-    best = _words.best_guess(epsilon, privacy["delta"])
-    guess = _words.at_most(best)
-    adds = f"what the results add, at most: up to {guess}"
-    odds = [(0.5, "a coin toss: 50%", "soft"), (best - 0.5, adds, "strong")]
-    chart = svg.meter("odds", "How often a guess about one record can be right", odds, 1.0, ("never", "always right"))
+    best = _words._best_guess(epsilon, privacy["delta"])
+    guess = _words._at_most(best)
+    odds = [(0.5, "a coin toss: 50%", "soft"), (best - 0.5, f"what the results add, at most: up to {guess}", "strong")]
     factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
-    return {"tone": tone, "headline": headline, "change": change, "guess": guess, "chart": chart, "factor": factor}
+    return {"tone": tone, "headline": headline, "change": change, "guess": guess, "odds": odds, "factor": factor}
 
 
-def _without_advice(record: Record) -> str:
-    """The words of the statement, leaks without the advice for whoever trains the next model."""
-    words = record.words
-    for leak in record.privacy["leaks"] if record.privacy else ():
-        words = words.replace(leak, fact(leak))
-    return words
+def _statement(record: Record) -> list[list[str]]:
+    """The paragraphs of the statement, leaks without the advice for whoever trains the next model."""
+    words, privacy = record.words, record.privacy
+    if privacy is None:
+        return []
+    for leak in privacy["leaks"]:
+        words = words.replace(leak, _fact(leak))
+    return _words._paragraphs(words, privacy["assumptions"], bool(privacy["releases"]))
+
+
+def _fact(leak: str) -> str:
+    """What was read off, without the advice that follows it, which is for whoever trains the next model.
+
+    >>> _fact("the classes ['a', 'b'] were read from the target column 'y': give --classes a,b.")
+    "the classes ['a', 'b'] were read from the target column 'y'"
+    >>> _fact("the labels (classes) were read from the data and treated as public; give classes=[...]")
+    'the labels (classes) were read from the data and treated as public'
+    """
+    return _REMEDY.sub("", leak).rstrip(" .")
 
 
 def expectation(record: Record) -> str:
@@ -146,22 +161,11 @@ def expectation(record: Record) -> str:
     strength = record.model["strength"]
     if record.privacy is None or strength is None or strength >= _LITTLE:
         return ""
-    answer = "the most frequent class" if record.model["task"] == "classification" else "the mean"
+    answer = {"classification": "the most frequent class", "regression": "the mean"}[record.model["task"]]
     return (
         f"Expect no better than always answering {answer}: so few records at so small an epsilon (n mu = "
         f"{strength:.3g}; {_LITTLE} is little) leave the training mostly noise. More records or a larger epsilon help."
     )
-
-
-def fact(leak: str) -> str:
-    """What was read off, without the advice that follows it, which is for whoever trains the next model.
-
-    >>> fact("the classes ['a', 'b'] were read from the target column 'y': give --classes a,b.")
-    "the classes ['a', 'b'] were read from the target column 'y'"
-    >>> fact("the labels (classes) were read from the data and treated as public; give classes=[...]")
-    'the labels (classes) were read from the data and treated as public'
-    """
-    return _REMEDY.sub("", leak).rstrip(" .")
 
 
 def _budget(record: Record) -> Section | None:
@@ -170,57 +174,51 @@ def _budget(record: Record) -> Section | None:
     target, curve, shared = budget["epsilon"], budget["curve"], budget["shared"]
     if privacy is None or (target is None and not curve and shared is None):
         return None
-    section = {"asked": target, "spent": privacy["epsilon"], "shared": shared, "chart": "", "shared_chart": ""}
+    section = {"asked": target, "spent": privacy["epsilon"], "shared": shared, "chart": "", "parts": [], "ends": ()}
     if len(curve) > 1:
         levels = []
         if target is not None and math.isfinite(target):
-            levels = [(target, f"asked for: {_words.number(target)}")]
-        line = ("epsilon spent", curve)
-        words = "Privacy spent, by round", [line], "round", "epsilon spent"
-        section["chart"] = svg.lines("budget", *words, levels=levels, zero=True)
+            levels = [(target, f"asked for: {_words._number(target)}")]
+        words, line = ("Privacy spent, by round", [("epsilon spent", curve)]), ("round", "epsilon spent")
+        section["chart"] = svg.lines("budget", *words, *line, levels=levels, zero=True)
     if shared is not None and shared["epsilon"] > 0:
-        unspent = max(0.0, shared["epsilon"] - shared["spent"])
-        parts = [
-            (shared["spent"], f"spent so far, by all runs: epsilon {rounded_up(shared['spent'])}", "strong"),
-            (unspent, f"left: epsilon {rounded_down(unspent)}", "empty"),
-        ]
-        ends = ("0", f"epsilon {_words.number(shared['epsilon'])}")
-        section["shared_chart"] = svg.meter("shared", "The shared budget", parts, shared["epsilon"], ends)
+        whole, spent = shared["epsilon"], shared["spent"]
+        left = max(0.0, whole - spent)
+        told = f"spent so far, by all runs: epsilon {rounded_up(spent)}"
+        section["parts"] = [(spent / whole, told, "strong"), (left / whole, f"left: epsilon {rounded_down(left)}", "")]
+        section["ends"] = ("0", f"epsilon {_words._number(whole)}")
     return section
 
 
 def _comparison(record: Record) -> Section | None:
     """The other runs and this one, which is found among them or put before them from its own figures."""
-    rows: list[Section] = [{**row, "own": False} for row in record.comparison]
+    rows: list[Section] = [{**row, "own": False, "share": None} for row in record.comparison]
     if not rows:
         return None
-    measure = rows[0]["metric"]
-    kind = _words.metric_key(measure)
-    mine = [m["value"] for m in record.metrics if _words.metric_key(m["name"]) == kind and m["value"] is not None]
+    measure, dims = rows[0]["metric"], record.model["dims"]
+    kind = _words._metric_key(measure)
+    mine = [m["value"] for m in record.metrics if _words._metric_key(m["name"]) == kind and m["value"] is not None]
     if mine:
-        dims = record.model["dims"]
         own = next((row for row in rows if row["score"] == mine[0] and row["dims"] in (None, dims)), None)
         if own is None:
             epsilon = math.inf if record.privacy is None else record.privacy["epsilon"]
             own = {"name": record.model["algorithm"], "epsilon": epsilon, "score": mine[0], "metric": measure}
-            own |= {"dims": dims, "seconds": record.model["seconds"], "note": None}
+            own |= {"dims": dims, "seconds": record.model["seconds"], "note": None, "share": None}
             rows.insert(0, own)
         own["own"] = True
-    names = [row["name"].lower() for row in rows]
-    found = {peer: any(key in name for key in keys for name in names) for peer, keys in _PEERS.items()}
-    scored = [row for row in rows if row["score"] is not None]
-    same = [row for row in scored if _words.metric_key(row["metric"]) == _words.metric_key(scored[0]["metric"])]
-    bars = [(f"{row['name']} (this run)" if row["own"] else row["name"], row["score"], row["own"]) for row in same]
-    chart = ""
-    if len(bars) > 1:
-        percent = _words.is_share(same[0]["metric"], [score for _, score, _ in bars])
-        chart = svg.bars("comparison", "Scores side by side", bars, percent)
+    same = [row for row in rows if row["score"] is not None and _words._metric_key(row["metric"]) == kind]
+    scores = [row["score"] for row in same]
+    most = max(float(_words._is_share(measure, scores)), 0.0, *scores)
+    for row in same:  # the length of its bar
+        row["share"] = max(0.0, row["score"] / (most or 1.0))
+    names = "\n".join(row["name"].lower() for row in rows)
+    found = {peer: any(key in names for key in keys) for peer, keys in _PEERS.items()}
+    measures = {row["metric"] for row in rows}
     return {
         "rows": rows,
-        "chart": chart,
         "found": found,
         "missing": [peer for peer, there in found.items() if not there],
-        "measure": _words.first_up(measure or "") if len({row["metric"] for row in rows}) == 1 else "",
+        "measure": _words._first_up(measure or "") * (len(measures) == 1),
         "unprotected": any(row["epsilon"] == math.inf for row in rows),
         "gaps": any(row[name] is None for row in rows for name in ("epsilon", "score", "dims", "seconds")),
     }
@@ -238,20 +236,20 @@ def _curves(record: Record) -> list[tuple[Fields, Markup]]:
 
 def _noise(record: Record) -> Section | None:
     """How long the noise is beside the steps, drawn as root mean squares over stretches of the rounds."""
-    rows = [(row["t"], row["moved"], row["noise"]) for row in record.history]
-    rows = [row for row in rows if None not in row]
+    rows = [(row["t"], row["moved"], row["noise"]) for row in record.history if None not in row.values()]
     ratios = [noise / moved for _, moved, noise in rows if moved > 0]
-    if not rows:
+    if not ratios:
         return None
-    stretch = -(-len(rows) // 60)  # single steps jump, and there may be thousands
-    pieces = [rows[i : i + stretch] for i in range(0, len(rows), stretch)]
+    stretch, label = -(-len(rows) // 60), "length"  # single steps jump, and there may be thousands
+    if stretch > 1:
+        label = f"length, averaged over {stretch} rounds"
+    pieces = [rows[at : at + stretch] for at in range(0, len(rows), stretch)]
     series = [
-        (name, [(piece[-1][0], math.hypot(*(row[i] for row in piece)) / math.sqrt(len(piece))) for piece in pieces])
-        for i, name in ((1, "step"), (2, "noise in it"))
+        (name, [(piece[-1][0], math.hypot(*(row[k] for row in piece)) / math.sqrt(len(piece))) for piece in pieces])
+        for k, name in ((1, "step"), (2, "noise in it"))
     ]
-    label = "length" if stretch == 1 else f"length, averaged over {stretch} rounds"
     chart = svg.lines("noise", "Length of each step and of its noise", series, "round", label, zero=True)
-    return {"ratio": f"{median(ratios):.2g}", "rounds": len(ratios), "chart": chart} if ratios else None
+    return {"ratio": f"{median(ratios):.2g}", "rounds": len(ratios), "chart": chart}
 
 
 def _energy(record: Record) -> Section | None:
@@ -259,21 +257,21 @@ def _energy(record: Record) -> Section | None:
     energy = record.energy
     if energy is None or not energy["k"]:
         return None
-    k, shares, chosen = energy["k"], energy["captured"], energy["chosen"]
-    kept = f"{100 * shares[k.index(chosen)]:.3g}%" if chosen in k else None
-    marks = [] if chosen is None else [(chosen, f"used: k = {chosen}")]
-    labels, points = ("directions kept, k", "share of the gradient kept"), list(zip(k, shares, strict=True))
+    points, chosen, marks = list(zip(energy["k"], energy["captured"], strict=True)), energy["chosen"], []
+    kept = next((f"{100 * share:.3g}%" for k, share in points if k == chosen), None)
+    if chosen is not None:
+        marks = [(chosen, f"used: k = {chosen}")]
+    labels = ("directions kept, k", "share of the gradient kept")
     chart = svg.lines("energy", "Captured energy", [("kept", points)], *labels, marks=marks, shares=True, decades=True)
     return {"chosen": chosen, "kept": kept, "source": energy["source"], "chart": chart}
 
 
-def _plan(record: Record) -> dict[str, Any] | None:
+def _plan(record: Record) -> Section | None:
     """The choices with the one that was run marked, and the columns that they have figures for."""
     if record.plan is None:
         return None
     choices, model = record.plan["choices"], record.model
     same = [i for i, choice in enumerate(choices) if choice["algorithm"] == model["algorithm"]]
     exact = [i for i in same if choices[i]["name"] == model["choice"]]
-    chosen = next(iter(exact or same), None)
     columns = [column for column in _COLUMNS if any(choice[column[0]] is not None for choice in choices)]
-    return {**record.plan, "chosen": chosen, "columns": columns}
+    return {**record.plan, "chosen": next(iter(exact + same), None), "columns": columns}

@@ -18,14 +18,14 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonschema import Draft202012Validator, validators
 
@@ -33,6 +33,13 @@ import isthmus
 from isthmus.base.atomic import atomic_write
 from isthmus.base.validate import check as need
 from isthmus.base.validate import present, refuse, unreadable
+
+if TYPE_CHECKING:  # a record is read without torch
+    from isthmus.estimators import PrivateClassifier, PrivateRegressor, Scores
+    from isthmus.estimators.figures import Figure, ShownCurve
+    from isthmus.planner import Choice, Plan
+
+    _Fitted = PrivateClassifier | PrivateRegressor
 
 Fields = Mapping[str, Any]
 _Schema = dict[str, Any]
@@ -160,7 +167,7 @@ def _thawed(value: object) -> Any:
     return _UNPRINTABLE.sub("\ufffd", str(value))
 
 
-def _frozen(value: Any, schema: _Schema) -> Any:
+def _frozen(value: object, schema: _Schema) -> Any:
     """What fits the schema, with its defaults, without fields that it does not know, and so that nobody changes it."""
     kinds = schema["type"]
     if value is None:
@@ -175,7 +182,7 @@ def _frozen(value: Any, schema: _Schema) -> Any:
         return math.inf
     if schema is _LABEL:
         return str(value)
-    if "integer" in kinds and value is not None:
+    if "integer" in kinds and isinstance(value, float):
         return int(value)
     return value
 
@@ -255,14 +262,14 @@ class Record:
     @classmethod
     def of(
         cls,
-        estimator: Any,
+        estimator: _Fitted,
         *,
         title: str,
         data: Fields,
-        metrics: Any = (),
-        ledger: Any = None,
+        metrics: Scores | Iterable[Figure | Fields] = (),
+        ledger: object = None,
         comparison: Iterable[Fields] = (),
-        curves: Iterable[Any] = (),
+        curves: Iterable[ShownCurve | Fields] = (),
         warnings: Iterable[str] = (),
         purpose: str | None = None,
         owner: str | None = None,
@@ -286,13 +293,14 @@ class Record:
             ledger = estimator.ledger
         file = None
         if isinstance(ledger, str | os.PathLike):
-            ledger, file = isthmus.privacy.Ledger.open(ledger), Path(ledger).name
+            file, ledger = Path(ledger).name, isthmus.privacy.Ledger.open(ledger)
         if not isinstance(ledger, isthmus.privacy.Ledger):  # none, or one of the user's own, which cannot be read
             ledger = None
         told, bought, statement, shared = list(warnings), None, estimator.privacy_, None
         if isinstance(metrics, isthmus.estimators.Scores):
             bought, metrics = metrics, metrics.figures
         figures = [_fields(figure) for figure in metrics]
+        parts: dict[str, Any] = {"privacy": None, "words": "", "budget": {"epsilon": float(estimator.epsilon)}}
         if statement is not None:
             costs = [(statement, vars(estimator).get("_paid", ()))]
             if bought is not None and bought.privacy is not None:
@@ -306,13 +314,8 @@ class Record:
             statement = statement.with_all_of(ledger, *(cost for cost, _ in costs[1:]), apart=apart)
             if ledger is not None and ledger.budget is not None:
                 shared = {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}
-        parts: dict[str, Any] = {"privacy": None, "words": "", "budget": {"epsilon": float(estimator.epsilon)}}
-        if statement is not None:
-            parts = {"privacy": json.loads(statement.to_json()), "words": statement.words()}
-            curve = estimator.budget_curve(_POINTS)
-            budget = {"epsilon": float(estimator.epsilon), "delta": statement.delta, "curve": curve}
-            parts["budget"] = budget | {"shared": shared}
-        plan, choice = estimator.plan_, estimator.choice_
+            parts |= {"privacy": json.loads(statement.to_json()), "words": statement.words()}
+            parts["budget"] |= {"delta": statement.delta, "curve": estimator.budget_curve(_POINTS), "shared": shared}
         return cls(
             title=title,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -320,12 +323,12 @@ class Record:
             data=_facts_of_data(estimator, data),
             model=_facts_of_model(estimator),
             warnings=tuple(told),
-            history=tuple(_history(estimator.history_, choice)),
+            history=tuple(_history(estimator.history_, estimator.choice_)),
             metrics=tuple(figures),
             curves=tuple(map(_fields, curves)),
-            energy=_energy(plan, choice, estimator.options),
+            energy=_energy(estimator.plan_, estimator.choice_, estimator.options),
             comparison=tuple(comparison),
-            plan=plan.to_dict(),
+            plan=estimator.plan_.to_dict(),
             purpose=purpose,
             owner=owner,
             **parts,
@@ -354,7 +357,7 @@ class Record:
         return cls.from_dict(value)
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON writes it."""
+        """The record as JSON has it."""
         return {"format": FORMAT, **_thawed(vars(self))}
 
     def to_json(self) -> str:
@@ -376,12 +379,9 @@ def _place(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _fields(part: Any) -> Fields:
+def _fields(part: Figure | ShownCurve | Fields) -> Fields:
     """A figure or a curve by its fields."""
-    if isinstance(part, Mapping):
-        return part
-    fields: Fields = part.to_dict()
-    return fields
+    return part if isinstance(part, Mapping) else part.to_dict()
 
 
 def rounded_up(value: float) -> str:
@@ -390,7 +390,10 @@ def rounded_up(value: float) -> str:
     >>> rounded_up(0.91761), rounded_up(math.inf)
     ('0.9177', 'inf')
     """
-    return _four_digits(value, math.ceil)
+    if value <= 0 or math.isinf(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
+    return f"{math.ceil(value / unit) * unit:.4g}"
 
 
 def rounded_down(value: float) -> str:
@@ -399,14 +402,10 @@ def rounded_down(value: float) -> str:
     >>> rounded_down(1.11029), rounded_down(0.0)
     ('1.11', '0')
     """
-    return _four_digits(value, lambda units: math.floor(units + 1e-9))
-
-
-def _four_digits(value: float, rounding: Callable[[float], int]) -> str:
     if value <= 0 or math.isinf(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{rounding(value / unit) * unit:.4g}"
+    return f"{math.floor(value / unit + 1e-9) * unit:.4g}"
 
 
 def _agree(record: Record) -> None:
@@ -427,14 +426,12 @@ def _agree(record: Record) -> None:
     epsilon, private = privacy["epsilon"], privacy["private"]
     remedy = "correct it or epsilon: it is true exactly where epsilon is finite"
     need(private == math.isfinite(epsilon), "privacy.private", private, remedy)
-    whole = f"give PrivacyStatement.words() of this statement: private={private}, epsilon = {rounded_up(epsilon)}"
-    same = ("NOT private" in words) != private and f"epsilon = {rounded_up(epsilon)}" in words
-    need(
-        same and all(leak in words for leak in privacy["leaks"]),
-        "words",
-        words,
-        f"{whole}, with all that it names as leaked",
+    said = f"epsilon = {rounded_up(epsilon)}"
+    same = ("NOT private" in words) != private and said in words and all(leak in words for leak in privacy["leaks"])
+    remedy = (
+        f"give PrivacyStatement.words() of this statement: private={private}, {said}, with all that it names as leaked"
     )
+    need(same, "words", words, remedy)
     nominal = epsilon if private else privacy["nominal"] or math.inf
     spent = max((point for _, point in record.budget["curve"]), default=0.0)
     remedy = f"give at most {rounded_up(nominal)}, which is what the statement says in all"
@@ -467,24 +464,22 @@ def _versions() -> dict[str, str]:
     return installed
 
 
-def _facts_of_data(estimator: Any, declared: Fields) -> dict[str, Any]:
+def _facts_of_data(estimator: _Fitted, declared: Fields) -> Fields:
     """What was said of the data, with the number of records only where it is public."""
     fitted = vars(estimator)
-    facts = {
-        "d": int(estimator.n_features_in_),
-        "features": [str(name) for name in fitted.get("feature_names_in_", ())],
-        "classes": [str(label) for label in fitted.get("classes_", ())],
-        **declared,
-    }
+    facts: dict[str, object] = {"d": int(estimator.n_features_in_)}
+    facts |= {"features": [*map(str, fitted.get("feature_names_in_", ()))]}
+    facts |= {"classes": [*map(str, fitted.get("classes_", ()))], **declared}
     if estimator.privacy_ is not None:
         facts["n"] = estimator.privacy_.n
     return facts
 
 
-def _facts_of_model(estimator: Any) -> dict[str, Any]:
+def _facts_of_model(estimator: _Fitted) -> Fields:
     result, choice, facts = estimator.result_, estimator.choice_, estimator.plan_.facts
     own = {"as_published": estimator.as_published or None, "clip": estimator.clip}
     given = dict(estimator.options or {}) | {name: value for name, value in own.items() if value is not None}
+    assert choice.of is not None
     penalties = {"l1": estimator.l1, "l2": estimator.l2}
     return {
         "task": "classification" if "classes_" in vars(estimator) else "regression",
@@ -498,11 +493,12 @@ def _facts_of_model(estimator: Any) -> dict[str, Any]:
         "strength": facts.b if facts.private else None,
         "penalty": " + ".join(f"{name} {value:g}" for name, value in penalties.items() if value) or None,
         "seconds": float(estimator.seconds_),
-        **{"dims": int(result.dims), "bytes": int(result.bytes)},
+        "dims": int(result.dims),
+        "bytes": int(result.bytes),
     }
 
 
-def _history(rows: Sequence[Fields], choice: Any) -> list[dict[str, Any]]:
+def _history(rows: Sequence[Fields], choice: Choice) -> list[Fields]:
     """How far each round moved and the expected length of its noise, where that is the step times the release's."""
     shown = ["moved"] if choice.arguments.get("precondition") else ["moved", "noise"]  # else through a matrix
     return [
@@ -511,10 +507,10 @@ def _history(rows: Sequence[Fields], choice: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _energy(plan: Any, choice: Any, options: Fields | None = None) -> dict[str, Any] | None:
+def _energy(plan: Plan, choice: Choice, options: Fields | None = None) -> Fields | None:
     """The energy curve of public rows, and the number of directions where the run kept only so many."""
     public = plan.facts.public
-    if public is None or public.curve is None:
+    if public is None or public.curve is None or choice.of is None:
         return None
     chosen = (options or {}).get("k", choice.arguments["k"]) if "data" in choice.of.parameters else None
     source = f"{public.rows:,} public records, half of them to learn from and half to judge"

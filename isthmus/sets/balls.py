@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,13 +183,8 @@ class LpBall(Ball):
 
     @property
     def _simple(self) -> ConvexSet | None:
-        if self.p == 1:
-            return L1Ball(self.radius)
-        if self.p == 2:
-            return L2Ball(self.radius)
-        if self.p == math.inf:
-            return LInfBall(self.radius)
-        return None
+        kinds: dict[float, Callable[[float], ConvexSet]] = {1.0: L1Ball, 2.0: L2Ball, math.inf: LInfBall}
+        return kinds[self.p](self.radius) if self.p in kinds else None
 
     def _project(self, x: Tensor) -> Tensor:
         if self._simple is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from isthmus.base import storage
 from isthmus.base.matrix import Array
-from isthmus.base.validate import as_tensor, check, finite, non_negative, positive, positive_int
+from isthmus.base.validate import as_tensor, check, non_negative, positive, positive_int
 from isthmus.sets.projections import Derivative, norm
 from isthmus.sets.widths import Width, monte_carlo
 
@@ -280,7 +280,7 @@ class ConvexSet(ABC):
         return size
 
     def _read(self, name: str, value: object) -> Tensor:
-        x = _as_point(name, value)
+        x = as_tensor(name, value).detach()
         if self.matrix_shape is not None and tuple(x.shape) == self.matrix_shape:
             return x
         allowed = "(d,) with d >= 1"
@@ -360,18 +360,6 @@ def working(x: Tensor) -> Tensor:
 def tolerance(x: Tensor) -> float:
     """eps^(2/3), the room that a test of equality leaves to rounding."""
     return float(torch.finfo(x.dtype).eps ** (2 / 3))
-
-
-def _as_point(name: str, value: object) -> Tensor:
-    if isinstance(value, np.ndarray) and value.dtype.char in "efd" and value.flags.carray:
-        value = torch.from_numpy(value)
-    if not (isinstance(value, Tensor) and value.is_floating_point()):
-        return as_tensor(name, value)
-    x = value.detach()
-    # One reduction instead of a mask: the full check runs only when the sum is not finite.
-    if not math.isfinite(float(x.sum())):
-        finite(**{name: x})
-    return x
 
 
 storage.register("set", ConvexSet)  # type: ignore[type-abstract]

@@ -20,12 +20,10 @@ SMALL = 32
 """Matrices with a side below this are decomposed: Lanczos saves nothing there."""
 
 
-@dataclass(frozen=True)
 class _MatrixSet(Ball):
     """The shape (p, q) and the passage between a flat vector and its matrix."""
 
-    radius: float = 1.0
-    shape: tuple[int, int] = (0, 0)
+    shape: tuple[int, int]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +60,9 @@ class NuclearBall(_MatrixSet):
     tensor([[1., 0.],
             [0., 0.]])
     """
+
+    radius: float = 1.0
+    shape: tuple[int, int] = (0, 0)
 
     def _project(self, x: Tensor) -> Tensor:
         u, s, vh = self._svd(x)
@@ -131,16 +132,16 @@ class LowRank(_MatrixSet):
     False
     """
 
-    rank: int = 1
+    rank: int
+    radius: float = 1.0
+    shape: tuple[int, int] = (0, 0)
 
     convex = False
 
-    def __init__(self, rank: int, radius: float = 1.0, shape: tuple[int, int] = (0, 0)) -> None:
-        for name, value in (("rank", rank), ("radius", radius), ("shape", shape)):
-            object.__setattr__(self, name, value)
-        self.__post_init__()
-        positive_int(rank=rank)
-        at_most(min(self.shape), "min(shape)", rank=rank)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive_int(rank=self.rank)
+        at_most(min(self.shape), "min(shape)", rank=self.rank)
 
     def _refusal(self, operation: str) -> str | None:
         if operation in ("project", "support", "gaussian_width"):

@@ -27,7 +27,7 @@ from torch import Tensor
 from isthmus.base import randomness, storage, validate
 from isthmus.base.matrix import Stored, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
-from isthmus.gradients.rows import Rows
+from isthmus.gradients.rows import Rows, Stack
 
 Size = int | float | Callable[[int], int]
 """A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
@@ -111,9 +111,9 @@ class Memo:
 class Sketch(ABC):
     """A linear map Phi: R^d -> R^m, fixed for a round.
 
-    This is what every map has; one of your own supplies `rows` and `adjoint`.  What only some maps can do is declared
-    by the classes below, which they inherit from as well: `CodesLeaves`, `CodesOuter`, `LiftsLeaves`, `LiftsInPlace`,
-    `Movable`, `ChangesSum`.  The functions beside these classes do the same for any map.
+    A map of your own supplies `rows` and `adjoint`; everything else follows, and maps override what they do better:
+    codes of single leaves (`leaf`, `join`) and of outer products that are never built (`outer`), one leaf lifted
+    without the others (`adjoint_leaf`, `adjoint_columns`, `add_pinv_columns`).
     """
 
     space: Space
@@ -123,6 +123,10 @@ class Sketch(ABC):
     coverage: float | Tensor = 1.0
     leafwise: bool = True
     """Whether a leaf can be encoded without the others, so that rows need not be kept until all are there."""
+    apart: bool = False
+    """Whether each leaf owns a slice of the code, in order; else all leaves share one code space."""
+    in_place: bool = False
+    """Whether what it lifts is added to a parameter without forming it first (`add_pinv_columns`)."""
 
     @cached_property
     def norm(self) -> float:
@@ -138,8 +142,24 @@ class Sketch(ABC):
         """Phi' y."""
 
     def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
-        """Codes of the rows vec(sum_t b_t a_t') at columns lo and on, a: (n, [T,] p), b: (n, [T,] q)."""
-        return outer_in_chunks(self, a, b, lo)
+        """Codes of the rows vec(sum_t b_t a_t') at columns lo and on, a: (n, [T,] p), b: (n, [T,] q).
+
+        Here through `rows`: products are built in chunks of about `CHUNK_BYTES`, and sparse `a` is never densified.
+        """
+        p, q = a.shape[-1], b.shape[-1]
+        if a.ndim == 2 and (q == 1 or is_sparse(a)):
+            parts = (self.rows(a, lo + j * p) * b[:, j : j + 1] for j in range(q))
+            return sum(parts, b.new_zeros(()))
+        chunk = max(1, CHUNK_BYTES // (8 * p * q))
+        equation = "ntq,ntp->nqp"
+        if a.ndim == 2:
+            equation = "nq,np->nqp"
+        codes = [b.new_zeros(0, self.m)]
+        for start in range(0, a.shape[0], chunk):
+            stop = start + chunk
+            product = torch.einsum(equation, b[start:stop], to_dense(a[start:stop], b.dtype))
+            codes.append(self.rows(product.reshape(-1, q * p), lo))
+        return torch.cat(codes)
 
     def forward(self, v: Tensor) -> Tensor:
         """Phi v."""
@@ -150,6 +170,26 @@ class Sketch(ABC):
         """Phi^+ y, for tight sketches."""
         self._check_tight()
         return self.adjoint(y / self.norm**2)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi' y, flat: the leaves in order are `adjoint(y)`."""
+        return self._memo.latest("adjoint", y, lambda: self.adjoint(y))[self.space.slice(name)]
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """Columns lo..hi-1 of the leaf of Phi' y as its matrix: a weight without its bias, or the bias alone."""
+        return self.adjoint_leaf(name, y).reshape(self.space.shape(name)[0], -1)[:, lo:hi]
+
+    def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi^+ y, flat, for tight sketches."""
+        return self.adjoint_leaf(name, self._over_squared_norm(y))
+
+    def pinv_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """Columns lo..hi-1 of the leaf of Phi^+ y as its matrix, for tight sketches."""
+        return self.adjoint_columns(name, self._over_squared_norm(y), lo, hi)
+
+    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
+        """out += alpha times columns lo..hi-1 of a leaf of Phi^+ y, in place."""
+        out.add_(self.pinv_columns(name, y, lo, hi), alpha=alpha)
 
     def gain(self, ord: float) -> float:
         """A certified bound of max ||Phi v||_ord / ||v||_ord: never below that of the map as it is applied.
@@ -168,7 +208,37 @@ class Sketch(ABC):
             if len(self.space.leaves) > 1:
                 return rows.through(self, 0)
             pieces = [(self.space.leaves[0].name, rows)]
-        return join_codes(self, {name: leaf_code(self, name, piece) for name, piece in pieces})
+        return self.join({name: self.leaf(name, piece) for name, piece in pieces})
+
+    def leaf(self, name: str, rows: Rows) -> Rows | None:
+        """The piece of the code that one leaf gives (called inside a backward pass); None when it gives nothing."""
+        return rows.through(self, self.space[name].start)
+
+    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
+        """One code from the pieces of all leaves, None left out: side by side where leaves are `apart`, else added."""
+        names = (leaf.name for leaf in self.space.leaves)
+        items = [(name, piece) for name in names if (piece := pieces.get(name)) is not None]
+        first, *rest = (piece for _, piece in items)
+        if not rest:
+            return first
+        if self.apart:
+            return Stack(items)
+        return first.plus(rest)
+
+    def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
+        """The whole sum before its noise, the norm it is bounded in and that bound.
+
+        A map of single records changes nothing; some papers apply theirs to the sum (`isthmus.theory.printed`).
+        """
+        return value, ord, bound
+
+    def tensors(self) -> Sequence[Tensor] | None:
+        """The tensors that all this map does comes from, where a device may record it; None where it may not."""
+        return None
+
+    def placed(self, tensors: Sequence[Tensor]) -> Sketch:
+        """The same map of tensors that hold what those of `tensors()` do, in other memory."""
+        return self
 
     def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """The m x d matrix, for tests and for small problems."""
@@ -185,6 +255,12 @@ class Sketch(ABC):
     @cached_property
     def _memo(self) -> Memo:
         return Memo()
+
+    def _over_squared_norm(self, y: Tensor) -> Tensor:
+        self._check_tight()
+        if self.norm == 1.0:
+            return y
+        return self._memo.latest("pinv", y, lambda: y / self.norm**2)
 
     def _check_tight(self) -> None:
         if not self.tight:
@@ -217,69 +293,6 @@ class Sketch(ABC):
         return f"{type(self).__name__}(m={self.m}, d={self.d})"
 
 
-class CodesLeaves(Sketch):
-    """A map with codes of its own for single leaves, which need not add up in one code space."""
-
-    @abstractmethod
-    def leaf(self, name: str, rows: Rows) -> Rows | None:
-        """The piece of the code that one leaf gives (called inside a backward pass); None when it gives nothing."""
-
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """One code from the pieces of all leaves, None left out: here they share one code space and add up."""
-        return add_codes(pieces)
-
-
-def leaf_code(sketch: Sketch, name: str, rows: Rows) -> Rows | None:
-    """The piece of the code that one leaf gives; None when it gives nothing."""
-    if isinstance(sketch, CodesLeaves):
-        return sketch.leaf(name, rows)
-    return rows.through(sketch, sketch.space[name].start)
-
-
-def join_codes(sketch: Sketch, pieces: Mapping[str, Rows | None]) -> Rows:
-    """One code from the pieces of all leaves, None left out."""
-    if isinstance(sketch, CodesLeaves):
-        return sketch.join(pieces)
-    return add_codes(pieces)
-
-
-def add_codes(pieces: Mapping[str, Rows | None]) -> Rows:
-    """The pieces of leaves that share one code space, None left out."""
-    first, *rest = (piece for piece in pieces.values() if piece is not None)
-    if not rest:
-        return first
-    return first.plus(rest)
-
-
-class CodesOuter(Sketch):
-    """A map that encodes rows held as outer products without building them."""
-
-    @abstractmethod
-    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
-        """Codes of the rows vec(sum_t b_t a_t'), a: (n, T, p) or (n, p), b: (n, T, q) or (n, q)."""
-
-
-def outer_in_chunks(sketch: Sketch, a: Stored, b: Tensor, lo: int) -> Tensor:
-    """The same through `rows`: products are built in chunks of about `CHUNK_BYTES`, and sparse `a` is never densified.
-
-    Its code is sum_j b_j Phi[:, lo + jp :] a.
-    """
-    p, q = a.shape[-1], b.shape[-1]
-    if a.ndim == 2 and (q == 1 or is_sparse(a)):
-        parts = (sketch.rows(a, lo + j * p) * b[:, j : j + 1] for j in range(q))
-        return sum(parts, b.new_zeros(()))
-    chunk = max(1, CHUNK_BYTES // (8 * p * q))
-    equation = "ntq,ntp->nqp"
-    if a.ndim == 2:
-        equation = "nq,np->nqp"
-    codes = [b.new_zeros(0, sketch.m)]
-    for start in range(0, a.shape[0], chunk):
-        stop = start + chunk
-        product = torch.einsum(equation, b[start:stop], to_dense(a[start:stop], b.dtype))
-        codes.append(sketch.rows(product.reshape(-1, q * p), lo))
-    return torch.cat(codes)
-
-
 class LiftsLeaves(Sketch):
     """A map that lifts one leaf without the others."""
 
@@ -291,12 +304,8 @@ class LiftsLeaves(Sketch):
         """Phi' y, leaf by leaf."""
         return torch.cat([self.adjoint_leaf(leaf.name, y) for leaf in self.space.leaves])
 
-    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
-        """Columns lo..hi-1 of the leaf of Phi' y as its matrix: a weight without its bias, or the bias alone."""
-        return self.adjoint_leaf(name, y).reshape(self.space.shape(name)[0], -1)[:, lo:hi]
 
-
-class LiftsRanges(LiftsLeaves):
+class LiftsRanges(Sketch):
     """A map that computes any range of the entries of Phi' y."""
 
     @abstractmethod
@@ -311,65 +320,6 @@ class LiftsRanges(LiftsLeaves):
         """The leaf `name` of Phi' y, flat."""
         where = self.space.slice(name)
         return self._adjoint(y, where.start, where.stop)
-
-
-def adjoint_leaf(sketch: Sketch, name: str, y: Tensor) -> Tensor:
-    """The leaf `name` of Phi' y, flat: the leaves in order are `adjoint(y)`."""
-    if isinstance(sketch, LiftsLeaves):
-        return sketch.adjoint_leaf(name, y)
-    return sketch._memo.latest("adjoint", y, lambda: sketch.adjoint(y))[sketch.space.slice(name)]
-
-
-def adjoint_columns(sketch: Sketch, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
-    """Columns lo..hi-1 of the leaf of Phi' y as its matrix: a weight without its bias, or the bias alone."""
-    if isinstance(sketch, LiftsLeaves):
-        return sketch.adjoint_columns(name, y, lo, hi)
-    return adjoint_leaf(sketch, name, y).reshape(sketch.space.shape(name)[0], -1)[:, lo:hi]
-
-
-def pinv_leaf(sketch: Sketch, name: str, y: Tensor) -> Tensor:
-    """The leaf `name` of Phi^+ y, flat, for tight sketches."""
-    return adjoint_leaf(sketch, name, _over_squared_norm(sketch, y))
-
-
-def pinv_columns(sketch: Sketch, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
-    """Columns lo..hi-1 of the leaf of Phi^+ y as its matrix, for tight sketches."""
-    return adjoint_columns(sketch, name, _over_squared_norm(sketch, y), lo, hi)
-
-
-def _over_squared_norm(sketch: Sketch, y: Tensor) -> Tensor:
-    sketch._check_tight()
-    if sketch.norm == 1.0:
-        return y
-    return sketch._memo.latest("pinv", y, lambda: y / sketch.norm**2)
-
-
-class LiftsInPlace(LiftsLeaves):
-    """A map that adds what it lifts to a parameter without forming it first."""
-
-    @abstractmethod
-    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
-        """out += alpha times columns lo..hi-1 of a leaf of Phi^+ y, in place."""
-
-
-class Movable(Sketch):
-    """A map that is made of a few tensors, and can be made again of equal ones in other memory."""
-
-    @abstractmethod
-    def tensors(self) -> Sequence[Tensor]:
-        """The tensors that all this map does comes from."""
-
-    @abstractmethod
-    def placed(self, tensors: Sequence[Tensor]) -> Sketch:
-        """The same map of tensors that hold what those of `tensors()` do."""
-
-
-class ChangesSum(Sketch):
-    """A map that a paper applies to the sum, and not to the records (`isthmus.theory.printed`)."""
-
-    @abstractmethod
-    def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
-        """The whole sum before its noise, the norm it is bounded in and that bound."""
 
 
 def without_memo(sketch: S) -> S:
@@ -446,7 +396,7 @@ class Encoder(ABC):
         return None
 
     def settled_ord(self, ord: float) -> float:
-        """The norm in which a sum is bounded when its noise is added, from that of its clip (see `ChangesSum`)."""
+        """The norm in which a sum is bounded when its noise is added, from that of its clip (see `Sketch.settle`)."""
         return ord
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
-from isthmus.gradients.rows import ResidualRows, Rows, Stack
+from isthmus.gradients.rows import ResidualRows, Rows
 from isthmus.sketches import base
 
 
@@ -34,11 +34,15 @@ class Identity(base.Random):
         """The identity on a space."""
         return IdentityMap(space)
 
+    def token(self, context: base.Context) -> Hashable:
+        """It is the same in every round."""
+        return "identity"
 
-class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
+
+class IdentityMap(base.Sketch):
     """The identity of a space."""
 
-    tight = True
+    tight = apart = True
 
     def __init__(self, space: Space):
         self.space, self.d, self.m = space, space.d, space.d
@@ -47,10 +51,6 @@ class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
     def tensors(self) -> Sequence[Tensor]:
         """None at all."""
         return ()
-
-    def placed(self, tensors: Sequence[Tensor]) -> base.Sketch:
-        """The map itself."""
-        return self
 
     def forward(self, v: Tensor) -> Tensor:
         """v."""
@@ -80,22 +80,9 @@ class IdentityMap(base.CodesLeaves, base.LiftsLeaves, base.Movable):
         """The rows of the leaf."""
         return rows
 
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The leaves side by side."""
-        return stack(pieces)
-
     def encode(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
-
-
-def stack(pieces: Mapping[str, Rows | None]) -> Rows:
-    """Pieces that own one slice of the code each, in order; None is left out."""
-    items = [(name, piece) for name, piece in pieces.items() if piece is not None]
-    first = items[0][1]
-    if len(items) == 1:
-        return first
-    return Stack(items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,10 +114,10 @@ class Residual(base.Encoder):
         return self.encoder.token(context)
 
 
-class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
+class ResidualMap(base.Sketch):
     """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
 
-    leafwise = False
+    leafwise, apart = False, True
 
     def __init__(self, inner: base.Sketch):
         validate.check(inner.tight, "encoder", inner, "give a tight sketch, which the residual needs")
@@ -152,7 +139,7 @@ class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
         code = self._memo.latest("code", y, lambda: self.inner.forward(y))
-        return y[self.space.slice(name)] - base.pinv_leaf(self.inner, name, code)
+        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
@@ -177,13 +164,11 @@ class ResidualMap(base.CodesLeaves, base.LiftsLeaves):
 
     def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
         """The residual of all leaves."""
-        return self.encode(stack(pieces))
+        return self.encode(super().join(pieces))
 
-    def encode(self, rows: Rows, codes: Rows | None = None) -> Rows:
-        """Residual rows; `codes` are those of the inner sketch where the caller has them."""
-        if codes is None:
-            codes = self.inner.encode(rows)
-        return ResidualRows(rows, codes, self.inner)
+    def encode(self, rows: Rows) -> Rows:
+        """Residual rows."""
+        return ResidualRows(rows, self.inner.encode(rows), self.inner)
 
 
 @dataclass(frozen=True)
@@ -210,13 +195,13 @@ class PerLeaf(base.Random):
         return PerLeafMap(space, leaves)
 
 
-class BlockMap(base.CodesLeaves, base.LiftsLeaves):
+class BlockMap(base.LiftsLeaves):
     """A map of its own for each leaf, times a factor; their codes lie side by side, or `together` in one code space."""
 
     def __init__(
         self, space: Space, blocks: Mapping[str, base.Sketch], scales: Mapping[str, float], together: bool = False
     ):
-        self.space, self.d, self.blocks, self.scales, self.together = space, space.d, dict(blocks), scales, together
+        self.space, self.d, self.blocks, self.scales, self.apart = space, space.d, dict(blocks), scales, not together
         self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
         self.m = self.code_space.d
         if together:
@@ -224,9 +209,9 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
 
     def place(self, name: str) -> slice:
         """Where the code of a leaf lies."""
-        if self.together:
-            return slice(0, self.m)
-        return self.code_space.slice(name)
+        if self.apart:
+            return self.code_space.slice(name)
+        return slice(0, self.m)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
@@ -236,7 +221,7 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """Some columns of one leaf."""
         block = self.blocks[name]
-        return base.adjoint_columns(block, block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
+        return block.adjoint_columns(block.space.leaves[0].name, self.scales[name] * y[self.place(name)], lo, hi)
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
@@ -250,16 +235,10 @@ class BlockMap(base.CodesLeaves, base.LiftsLeaves):
     def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The code of one leaf, from its own map."""
         block = self.blocks[name]
-        piece = base.leaf_code(block, block.space.leaves[0].name, rows)
+        piece = block.leaf(block.space.leaves[0].name, rows)
         if piece is None or self.scales[name] == 1.0:
             return piece
         return piece.scaled(self.scales[name])
-
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The codes of the leaves side by side, or added up."""
-        if self.together:
-            return base.add_codes(pieces)
-        return stack({name: pieces[name] for name in self.blocks})
 
 
 class PerLeafMap(BlockMap):

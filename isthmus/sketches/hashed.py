@@ -451,7 +451,7 @@ def _counts(q: int, p: int, m: int, start: int, stride: int) -> Tensor:
     return edges.cumsum(0) + (last >= m).sum() + q * (p // m)
 
 
-class TensorMap(HashedMap, base.CodesOuter):
+class TensorMap(HashedMap):
     """A drawn tensor sketch."""
 
     tight = True
@@ -489,7 +489,7 @@ class TensorMap(HashedMap, base.CodesOuter):
     def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of the rows vec(sum_t b_t a_t') of a whole leaf, a few rows at a time: one inverse transform a row."""
         if self._shapes.get(lo) != (b.shape[-1], a.shape[-1]):
-            return base.outer_in_chunks(self, a, b, lo)
+            return super().outer(a, b, lo)
         positions = 1 if b.ndim == 2 else b.shape[1]
         step = max(1, base.CHUNK_BYTES // (4 * b.element_size() * positions * self.m))
         codes = [b.new_zeros(0, self.m)]

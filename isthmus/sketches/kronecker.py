@@ -16,7 +16,6 @@ from isthmus.base.matrix import Stored, View, code_room, columns, exact_products
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, compact, outer_of, total
 from isthmus.sketches import base
-from isthmus.sketches.compose import stack
 from isthmus.sketches.dense import frames
 
 ALIGN = 32
@@ -72,10 +71,10 @@ class Kronecker(base.Random):
         return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, context.device), None
 
 
-class KroneckerMap(base.CodesLeaves, base.LiftsInPlace):
+class KroneckerMap(base.LiftsLeaves):
     """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
 
-    tight = True
+    tight = apart = in_place = True
 
     def __init__(self, space: Space, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float = 1.0):
         self.space, self.d, self.factors, self.scale = space, space.d, dict(factors), scale
@@ -97,8 +96,7 @@ class KroneckerMap(base.CodesLeaves, base.LiftsInPlace):
         """out += (alpha / norm^2) P_out' Y P_in[:, lo:hi] in one product: the leaf itself is never formed."""
         base.check_vector(self, y, "y", self.m)
         if out.dtype != y.dtype:
-            out.add_(base.pinv_columns(self, name, y, lo, hi), alpha=alpha)
-            return
+            return super().add_pinv_columns(out, name, y, lo, hi, alpha)
         out.addmm_(self._left(name, y), self.sides(name, y)[1][:, lo:hi], alpha=alpha / self.norm**2)
 
     def _left(self, name: str, y: Tensor) -> Tensor:
@@ -161,10 +159,6 @@ class KroneckerMap(base.CodesLeaves, base.LiftsInPlace):
         space = Space.of({name: self.space[name].shape})
         return self._memo.keep(("one", name), lambda: KroneckerMap(space, {name: self.factors[name]}, self.scale))
 
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The codes of the leaves side by side."""
-        return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves if leaf.name in pieces})
-
     def _matrix_gain(self, ord: float) -> float:
         """Induced norms of Kronecker products multiply; leaves do not mix."""
         dim = 0 if ord == 1 else 1
@@ -180,7 +174,7 @@ class Side(NamedTuple):
     whole: Tensor
 
 
-class RandomKroneckerMap(KroneckerMap, base.Movable):
+class RandomKroneckerMap(KroneckerMap):
     """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
 
     def __init__(self, space: Space, drawn: Sequence[Side]) -> None:

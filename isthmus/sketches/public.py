@@ -29,114 +29,53 @@ from isthmus.sketches.compose import BlockMap, IdentityMap
 from isthmus.sketches.dense import orthonormal
 from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
 
-
-class OuterFactors(Outer):
-    """Public rows g_j = vec(b_j a_j') of one leaf: a (n, p), dense or CSR, with its column of ones; b (n, q).
-
-    >>> OuterFactors(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).sum_in(torch.tensor([2.0]))
-    tensor([ 6., 12.,  8., 16.])
-    """
-
-    def __init__(self, a: matrix.Stored, b: Tensor) -> None:
-        super().__init__(a, b)
-        self.stored, self.numbers = a, b.numel() + (a.nnz if matrix.is_sparse(a) else a.numel())
-
-    def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> OuterFactors:
-        """The factors in a dtype, on a device (a CSR factor stays where it is)."""
-        a = (
-            matrix.as_dtype(self.stored, dtype)
-            if matrix.is_sparse(self.stored)
-            else self.stored.to(device, dtype, copy=copy)
-        )
-        return OuterFactors(a, self.b.to(device, dtype, copy=copy))
-
-    def tensors(self) -> dict[str, base.Tree]:
-        """Plain tensors and numbers, for a state."""
-        if not matrix.is_sparse(self.stored):
-            return {"a": self.stored, "b": self.b}
-        parts = {"data": self.stored.data, "indices": self.stored.indices, "indptr": self.stored.indptr}
-        return {**{key: torch.from_numpy(part) for key, part in parts.items()}, "p": self.p, "b": self.b}
-
-    def sum_in(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """sum_j c_j g_j in a dtype, some rows of the leaf's matrix at a time."""
-        out = torch.empty(self.q, self.p, dtype=dtype or self.dtype, device=self.device)
-        step = max(1, base.CHUNK_BYTES // (8 * self.p))
-        for lo in range(0, self.q, step):
-            out[lo : lo + step] = matrix.rmatmul(self.stored, self.b[:, lo : lo + step] * c[:, None]).T
-        return out.view(-1)
-
-    def products(self, x: Tensor) -> Tensor:
-        """<x_i, g_j> = b_j' X_i a_j for dense rows x (r, q p)."""
-        half = matrix.matmul(self.stored, x.to(self.dtype).reshape(-1, self.p).T)
-        return (half.view(self.n, -1, self.q) * self.b[:, None, :]).sum(2).T
-
-    def sizes(self) -> Tensor:
-        """||a_j|| ||b_j||, of factors in float64."""
-        return matrix.row_norms(self.stored).to(self.device) * matrix.row_norms(self.b)
-
-    @property
-    def roundings(self) -> int:
-        """How many roundings of sizes_i sizes_j an inner product is off by, at most."""
-        return self.p + self.q + 8
+Factors = Outer | Lookup
+"""Public rows of one leaf that are held as factors: outer products with one term, or places of a table."""
 
 
-class TableFactors(Lookup):
-    """Public rows g_j = vec(sum_t e_{k_jt} c_jt') of a V x D table: index (n, T) and values (n, T, D)."""
-
-    def __init__(self, index: Tensor, values: Tensor, vocabulary: int) -> None:
-        super().__init__(index, values, vocabulary)
-        self.numbers = values.numel() + index.numel()
-
-    def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> TableFactors:
-        """The factors in a dtype, on a device."""
-        index, values = self.index.to(device, copy=copy), self.values.to(device, dtype, copy=copy)
-        return TableFactors(index, values, self.vocabulary)
-
-    def tensors(self) -> dict[str, base.Tree]:
-        """Plain tensors and numbers, for a state."""
-        return {"index": self.index, "values": self.values, "vocabulary": self.vocabulary}
-
-    def sum_in(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """sum_j c_j g_j in a dtype: places that public rows share are added in the dtype of the factors."""
-        places, slots = self.index.unique(return_inverse=True)
-        total = torch.zeros(len(places), self.width, dtype=self.dtype, device=self.device)
-        total.index_add_(0, slots.flatten(), (self.values * c[:, None, None]).flatten(0, 1))
-        out = torch.zeros(self.vocabulary, self.width, dtype=dtype or self.dtype, device=self.device)
-        out[places] = total.to(out.dtype)
-        return out.view(-1)
-
-    def products(self, x: Tensor) -> Tensor:
-        """<x_i, g_j> = sum_t <X_i[k_jt], c_jt> for dense rows x (r, V D)."""
-        read = x.reshape(-1, self.vocabulary, self.width)[:, self.index].to(self.dtype)
-        return (read * self.values).sum((2, 3))
-
-    def sizes(self) -> Tensor:
-        """sum_t ||c_jt||, of factors in float64: values of equal places may cancel."""
-        sizes: Tensor = torch.linalg.vector_norm(self.values, dim=2)
-        return sizes.sum(1)
-
-    @property
-    def roundings(self) -> int:
-        """How many roundings of sizes_i sizes_j an inner product is off by, at most."""
-        return self.positions * (self.width + 2) + 4
+def stored(factors: Factors) -> dict[str, base.Tree]:
+    """Factors as plain tensors and numbers, for a state."""
+    if isinstance(factors, Lookup):
+        return {"index": factors.index, "values": factors.values, "vocabulary": factors.vocabulary}
+    a = factors.whole_a()
+    if not matrix.is_sparse(a):
+        return {"a": a, "b": factors.b}
+    parts = {"data": a.data, "indices": a.indices, "indptr": a.indptr}
+    return {**{key: torch.from_numpy(part) for key, part in parts.items()}, "p": factors.p, "b": factors.b}
 
 
-Factors = OuterFactors | TableFactors
-
-
-def factors_of(tensors: Mapping[str, base.Tree]) -> Factors:
-    """The factors that a state holds as `tensors()`."""
+def factors_of(state: Mapping[str, base.Tree]) -> Factors:
+    """The factors that a state holds as `stored`."""
 
     def tensor(key: str) -> Tensor:
-        return base.state_entry(tensors, key, Tensor)
+        return base.state_entry(state, key, Tensor)
 
-    if "values" in tensors:
-        return TableFactors(tensor("index"), tensor("values"), base.state_entry(tensors, "vocabulary", int))
-    if "a" in tensors:
-        return OuterFactors(tensor("a"), tensor("b"))
+    if "values" in state:
+        return Lookup(tensor("index"), tensor("values"), base.state_entry(state, "vocabulary", int))
+    if "a" in state:
+        return Outer(tensor("a"), tensor("b"))
     data, indices, indptr = (tensor(key).cpu().numpy() for key in ("data", "indices", "indptr"))
-    shape = len(indptr) - 1, base.state_entry(tensors, "p", int)
-    return OuterFactors(sp.csr_array((data, indices, indptr), shape=shape), tensor("b"))
+    shape = len(indptr) - 1, base.state_entry(state, "p", int)
+    return Outer(sp.csr_array((data, indices, indptr), shape=shape), tensor("b"))
+
+
+def copied(factors: Factors, device: torch.device, dtype: torch.dtype) -> Factors:
+    """The factors again, in a dtype and on a device (a CSR factor stays where it is); equal places are added up."""
+    if isinstance(factors, Lookup):
+        index, values = factors.index.to(device, copy=True), factors.values.to(device, dtype, copy=True)
+        return Lookup(index, values, factors.vocabulary).distinct
+    a, b = factors.whole_a(), factors.b.to(device, dtype, copy=True)
+    return Outer(matrix.as_dtype(a, dtype) if matrix.is_sparse(a) else a.to(device, dtype, copy=True), b)
+
+
+def products(x: Tensor, factors: Factors) -> Tensor:
+    """<x_i, g_j> for dense rows x_i and public ones g_j: b_j' X_i a_j, or sum_t <X_i[k_jt], c_jt>."""
+    x = x.to(factors.dtype)
+    if isinstance(factors, Lookup):
+        read = x.reshape(-1, factors.vocabulary, factors.width)[:, factors.index]
+        return (read * factors.values).sum((2, 3))
+    half = matrix.matmul(factors.whole_a(), x.reshape(-1, factors.p).T)
+    return (half.view(factors.n, -1, factors.q) * factors.b[:, None, :]).sum(2).T
 
 
 def map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
@@ -156,7 +95,7 @@ def map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
     return JoinedMap(space, blocks, norm)
 
 
-class SubspaceMap(base.CodesOuter, base.LiftsRanges):
+class SubspaceMap(base.LiftsRanges):
     """Phi = V' for a basis V (d x k) with orthonormal columns.
 
     `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
@@ -188,7 +127,7 @@ class SubspaceMap(base.CodesOuter, base.LiftsRanges):
         if isinstance(a, Tensor) and a.ndim == 3 and a.shape[1] == 1:
             a, b = a[:, 0], b[:, 0]
         if matrix.is_sparse(a) or a.ndim == 3:
-            return base.outer_in_chunks(self, a, b, lo)
+            return super().outer(a, b, lo)
         (n, p), q, k = a.shape, b.shape[1], self.m
         flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
         step = max(1, base.CHUNK_BYTES // (8 * min(p, q) * k))
@@ -210,12 +149,12 @@ class SubspaceMap(base.CodesOuter, base.LiftsRanges):
         return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
 
 
-class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
+class FactoredMap(base.LiftsLeaves):
     """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
 
     A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.
 
-    >>> factors = OuterFactors(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
+    >>> factors = Outer(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
     >>> FactoredMap(Space.of({"w": (2, 2)}), factors, torch.tensor([[0.2]])).adjoint(torch.ones(1))
     tensor([0.6000, 0.8000, 0.0000, 0.0000])
     """
@@ -228,25 +167,27 @@ class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """G'(U y)."""
-        base.check_vector(self, y, "y", self.m)
-        return self._wide(y.device).sum_in(self._weights(y.device) @ y.double(), y.dtype)
+        return self._lifted(self._wide(y.device), y)
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """Some columns of the leaf's matrix, without the others where the public rows are outer products."""
         wide = self._wide(y.device)
-        if isinstance(wide, TableFactors):
+        if isinstance(wide, Lookup):
             return super().adjoint_columns(name, y, lo, hi)
-        some = OuterFactors(wide.stored[:, lo:hi], wide.b)
-        return some.sum_in(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
+        return self._lifted(Outer(wide.whole_a()[:, lo:hi], wide.b), y).view(wide.q, -1)
+
+    def _lifted(self, wide: Factors, y: Tensor) -> Tensor:
+        base.check_vector(self, y, "y", self.m)
+        return wide.sum_to(self._weights(y.device) @ y.double(), 1.0, y.new_empty(wide.d))
 
     def rows(self, x: matrix.Stored, lo: int = 0) -> Tensor:
         """(X G') U, some rows of X at a time."""
         hi, codes = base.check_block(self, x, lo), matrix.code_room(x, self.m)
         wide, weights = self._wide(codes.device), self._weights(codes.device)
-        step = max(1, base.CHUNK_BYTES // (16 * max(self.d, wide.numbers)))
+        step = max(1, base.CHUNK_BYTES // (16 * max(self.d, _size(wide))))
         for start in range(0, x.shape[0], step):
             whole = torch.nn.functional.pad(matrix.to_dense(x[start : start + step]), (lo, self.d - hi))
-            codes[start : start + step] = (wide.products(whole) @ weights).to(codes.dtype)
+            codes[start : start + step] = (products(whole, wide) @ weights).to(codes.dtype)
         return codes
 
     def leaf(self, name: str, rows: Rows) -> Rows:
@@ -259,7 +200,7 @@ class FactoredMap(base.CodesLeaves, base.LiftsLeaves):
 
     def _wide(self, device: torch.device) -> Factors:
         """The factors in float64."""
-        return self._memo.keep(("factors", device), lambda: self.factors.to(device, torch.float64))
+        return self._memo.keep(("factors", device), lambda: copied(self.factors, device, torch.float64))
 
 
 class JoinedMap(BlockMap):
@@ -430,17 +371,18 @@ def learned(
     if not held:
         basis, moment, error = _directions(rows, k, dtype, method)
         return {"basis": basis, "norm": _certified(moment, error, dtype)}
-    wide = {name: factors.to(factors.device, torch.float64) for name, factors in held.items()}
+    wide = {name: copied(factors, factors.device, torch.float64) for name, factors in held.items()}
     # of the factors in float64, never of the rows: what those round is not in `roundings`
-    inside = sum((_symmetric(factors.inner(factors)) for factors in wide.values()), torch.zeros(()))
+    inside = sum((factors.inner(factors) for factors in wide.values()), torch.zeros(()))
+    inside = (inside + inside.T) / 2
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in held), inside)
     weights = _weights(whole.diagonal(), whole, k, method, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
     leaves: dict[str, Mapping[str, base.Tree]] = {}
     moment, error = weights.T @ inside @ weights, 0.0
     for name, piece in pieces.items():
         if name in held:
-            leaves[name] = held[name].tensors()
-            error += _product_error(wide[name].sizes(), weights, wide[name].roundings)
+            leaves[name] = stored(held[name])
+            error += _product_error(wide[name], weights)
         else:
             basis = _filled([piece], weights, dtype)
             leaves[name] = {"basis": basis}
@@ -537,17 +479,11 @@ def _side_top(rows: Rows, shape: tuple[int, int], side: int, rank: int) -> Tenso
     """
     n, step = rows.n, max(1, base.CHUNK_BYTES // (8 * math.prod(shape)))
     chunks = (rows.part(lo, min(lo + step, n)).dense() for lo in range(0, n, step))
-    parts = (_unfold(chunk.double().reshape(-1, *shape), side) for chunk in chunks)
+    cubes = (chunk.double().reshape(-1, *shape) for chunk in chunks)
+    parts = (cube.movedim(1 + side, 2).reshape(-1, shape[side]) for cube in cubes)
     if n * shape[1 - side] < shape[side]:
         return top_right(torch.cat(list(parts)), rank)
     return _top(sum((part.T @ part for part in parts), torch.zeros(())), rank)[1]
-
-
-def _unfold(cube: Tensor, side: int) -> Tensor:
-    """n x q x p as rows of length q (side 0) or p (side 1)."""
-    if side == 0:
-        return cube.transpose(1, 2).reshape(-1, cube.shape[1])
-    return cube.reshape(-1, cube.shape[2])
 
 
 def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
@@ -647,13 +583,18 @@ def _certified(moment: Tensor, error: float, dtype: torch.dtype) -> float:
     return base.round_up(bound, 64 + len(moment))
 
 
-def _product_error(sizes: Tensor, weights: Tensor, roundings: int) -> float:
-    """A bound of |x'(U'KU)x - computed| for unit x, when K_ij is off by `roundings` of sizes_i sizes_j.
+def _product_error(factors: Factors, weights: Tensor) -> float:
+    """A bound of |x'(U'KU)x - computed| for unit x, when K_ij is off by some roundings of ||g_i|| ||g_j||.
 
-    It is gamma (sum_i sizes_i |(Ux)_i|)^2 <= gamma n ||D U||_2^2; the two products with U add 2n roundings of the same.
+    It is gamma (sum_i ||g_i|| |(Ux)_i|)^2 <= gamma n ||D U||_2^2; the two products with U add 2n roundings of the same.
     """
-    n = len(sizes)
-    return (roundings + 2 * n + 8) * 2.0**-52 * n * float(torch.linalg.matrix_norm(sizes[:, None] * weights, 2)) ** 2
+    n = factors.n
+    if isinstance(factors, Lookup):
+        roundings = factors.positions * (factors.width + 2) + 4
+    else:
+        roundings = factors.p + factors.q + 8
+    spread = float(torch.linalg.matrix_norm(factors.norm_upper()[:, None] * weights, 2))
+    return (roundings + 2 * n + 8) * 2.0**-52 * n * spread**2
 
 
 def _named(space: Space, rows: Rows) -> dict[str, Rows]:
@@ -670,20 +611,25 @@ def _worth_holding(rows: Rows, k: int) -> Factors | None:
     """The factors of a leaf, copied, where they are worth it."""
     if rows.d < FACTORED_FROM:
         return None
-    factors: Factors | None = None
     form, table = outer_of(rows), rows.plain()
+    factors: Factors
     if form is not None and form.positions == 1:
-        a = form.whole_a()
-        factors = OuterFactors(a if matrix.is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
+        factors = Outer(*_factors(form, form.dtype))
     elif isinstance(table, Lookup):
-        factors = TableFactors(table.index, table.values, table.vocabulary)
-    if factors is None or WORTH * factors.numbers > rows.d * k:
+        factors = table
+    else:
         return None
-    return factors.to(factors.device, factors.dtype, copy=True)
+    if WORTH * _size(factors) > rows.d * k:
+        return None
+    return copied(factors, factors.device, factors.dtype)
 
 
-def _symmetric(x: Tensor) -> Tensor:
-    return (x + x.T) / 2
+def _size(factors: Factors) -> int:
+    """How many numbers the factors hold."""
+    if isinstance(factors, Lookup):
+        return factors.index.numel() + factors.values.numel()
+    a = factors.whole_a()
+    return factors.b.numel() + (a.nnz if matrix.is_sparse(a) else a.numel())
 
 
 def _gram(rows: Rows) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -18,16 +18,15 @@ from isthmus.base.space import Space
 from isthmus.gradients.rows import Rows
 from isthmus.sketches import base
 from isthmus.sketches.bijections import Permutation
-from isthmus.sketches.compose import stack
 
 
-class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
+class SelectionMap(base.Sketch):
     """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I.
 
     Codes are chosen coordinates: the others are missing, so that a lift divides by the coverage.
     """
 
-    tight = True
+    tight = apart = True
 
     def __init__(self, space: Space, index: Tensor, scale: float, coverage: float | Tensor):
         self.space, self.d, self.m = space, space.d, len(index)
@@ -87,10 +86,6 @@ class SelectionMap(base.CodesLeaves, base.CodesOuter, base.LiftsLeaves):
                 return rows
             return rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
-
-    def join(self, pieces: Mapping[str, Rows | None]) -> Rows:
-        """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
-        return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
 
     def stretch(self, like: Tensor) -> Tensor:
         """The diagonal of Phi^+ Phi / coverage: 1 / p_j on the chosen coordinates, 0 on the others."""

@@ -6,7 +6,7 @@ sketch, and the reasons.  As printed, without that clip, the first two bound no 
 
 Everywhere else a sketch is applied to single records, whose codes are clipped.  Three papers do something to the sum
 before the noise.  Here that is an encoder whose codes are the records themselves and whose map changes the sum when a
-stage closes (`ChangesSum`); the loop knows nothing of it.
+stage closes (`Sketch.settle`); the loop knows nothing of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Source
 from isthmus.sketches import Context, Encoder, Sketch
-from isthmus.sketches.base import ChangesSum
 
 _REPLACE = Adjacency.REPLACE_ONE
 CODES = "replace-one, if each record's code is clipped to L after the sketch"
@@ -243,7 +242,7 @@ class LargestEntries(OfTheSum):
         return sparse, 1.0, self.n * self.entry * self.kappa
 
 
-class _SumMap(ChangesSum):
+class _SumMap(Sketch):
     """The map of the sum: records pass as they are, the sum is changed and sketched when it is whole."""
 
     leafwise = False

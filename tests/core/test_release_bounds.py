@@ -14,7 +14,6 @@ from isthmus.parts import Step
 from isthmus.privacy import BudgetExceeded, Clip, FullBatch, Gaussian, Ledger, Mechanism
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.sketches import Encoder, GaussianSketch
-from isthmus.sketches.base import ChangesSum
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import Inside, OwnLength, Printed
 
@@ -42,7 +41,7 @@ def test_a_query_is_never_split_into_physical_batches():
         minimize(objective, pipe, steps=1, record=None, physical_batch_size=2)
 
 
-class _Told(IdentityMap, ChangesSum):
+class _Told(IdentityMap):
     """The identity, which says of the whole sum what it was told to say."""
 
     def __init__(self, space: Any, ord: float, bound: float) -> None:

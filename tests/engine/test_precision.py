@@ -118,7 +118,7 @@ def rows_of(module: nn.Module, n: int, run) -> Tensor:
         seen[name] = (rows.dense() * engine.driver._scale()[0])[:2]
         take(name, rows)
 
-    engine.driver._accumulator.take = watch
+    engine.driver.layers.now.listener = engine.driver._listener = watch
     x, y = data(n)
     engine.driver.begin(Ticket(n))
     with torch.autocast("cpu", torch.bfloat16):

@@ -94,19 +94,7 @@ def residual(v: Tensor) -> Rows:
 
 KINDS: dict[str, Callable[[Tensor], Rows]] = {
     kind.__name__: kind
-    for kind in (
-        dense,
-        outer,
-        with_ones,
-        csr,
-        mapped,
-        positions,
-        lookup,
-        lazy,
-        tied,
-        stacked,
-        residual,
-    )
+    for kind in (dense, outer, with_ones, csr, mapped, positions, lookup, lazy, tied, stacked, residual)
 }
 
 

@@ -142,8 +142,8 @@ def test_well_sealed_nonsense_is_refused(tmp_path: Path, bodies: list[dict[str, 
     run = ledger.run({"main": GAUSSIAN}, reserve=2)
     run.charge("main")
     for _ in range(2):  # by the writer, and by whoever opens the file next
-        with pytest.raises(LedgerCorrupt, match=message):
-            ledger._end([{"run": run.id, "event": to_json(GAUSSIAN)} | body for body in bodies])
+        with pytest.raises(LedgerCorrupt, match=message), ledger._records.locked():
+            ledger._records.append(*[{"run": run.id, "event": to_json(GAUSSIAN)} | body for body in bodies])
         with pytest.raises(LedgerCorrupt, match=message):
             Ledger.open(tmp_path / "l")
 

@@ -75,15 +75,15 @@ def test_a_runs_own_ledger_has_no_budget_of_its_own() -> None:
 def test_a_seed_is_marked_in_both() -> None:
     shared = Ledger(budget=(2.0, 1e-5))
     own = Ledger(shared=shared, label="a")
-    own.taint()
+    own.mark_seeded()
     assert own.seeded and shared.seeded
 
 
 def test_a_seed_is_marked_once_in_a_file(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l", (9.0, 1e-5))
-    ledger.taint()
+    ledger.mark_seeded()
     written = (tmp_path / "l").read_bytes()
-    ledger.taint()
+    ledger.mark_seeded()
     assert (tmp_path / "l").read_bytes() == written and Ledger.open(tmp_path / "l").seeded
 
 

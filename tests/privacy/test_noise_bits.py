@@ -97,12 +97,6 @@ def test_two_generators_make_one_normal_law() -> None:
     assert len(drawn.unique()) == 40000
 
 
-@pytest.mark.parametrize("call", [Source().describe, lambda: Source().bytes(1)])
-def test_a_source_says_where_its_bytes_come_from(call: object) -> None:
-    with pytest.raises(NotImplementedError):
-        call()  # type: ignore[operator]
-
-
 def test_noise_is_added_at_its_scale_to_every_type() -> None:
     """Added in float64 and rounded last, the draws of `normal` in their order."""
     for make in (lambda: SeededSource(3), lambda: GeneratorSource(torch.Generator().manual_seed(3))):

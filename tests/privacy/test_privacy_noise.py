@@ -15,8 +15,7 @@ from scipy import stats
 
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import FastSource, GeneratorSource, SecretSource, SeededSource, noise
-from isthmus.privacy.noise import _BLOCK, Source, _keyed, _torch_normal
-from isthmus.privacy.noise import _PAIRS as _CHUNK
+from isthmus.privacy.noise import _PER_KEY, Source, _keyed, _torch_normal
 
 SOURCES = [SecretSource(), FastSource(), SeededSource(5), GeneratorSource(torch.Generator().manual_seed(5))]
 each_source = pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
@@ -82,7 +81,9 @@ def test_a_copy_is_a_fresh_source(kind: type[SecretSource]) -> None:
 
 
 def _child(source: SecretSource, queue: multiprocessing.queues.Queue) -> None:
-    queue.put((source.bytes(64), source.normal(3 * _CHUNK)[::1000].tolist()))
+    added = torch.from_numpy(np.zeros(3 * _PER_KEY))
+    source.add_normal(added, 1.0)
+    queue.put((source.bytes(64), source.normal(3 * _PER_KEY)[::1000].tolist() + added[::1000].tolist()))
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the platform cannot fork")
@@ -91,7 +92,7 @@ def _child(source: SecretSource, queue: multiprocessing.queues.Queue) -> None:
 def test_a_forked_process_draws_its_own_noise(kind: type[SecretSource], four_threads: None) -> None:
     """The draws are large enough for threads: a process that counted on its parent's would wait for ever."""
     source = kind()
-    source.bytes(64), source.normal(3 * _CHUNK)
+    source.bytes(64), source.normal(3 * _PER_KEY)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_child, args=(source, queue))
@@ -99,7 +100,7 @@ def test_a_forked_process_draws_its_own_noise(kind: type[SecretSource], four_thr
     theirs = queue.get(timeout=600)
     child.join()
     assert theirs[0] != source.bytes(64)
-    assert not set(theirs[1]) & set(source.normal(3 * _CHUNK).tolist())
+    assert not set(theirs[1]) & set(source.normal(3 * _PER_KEY).tolist())
 
 
 @each_secret
@@ -119,17 +120,17 @@ def four_threads() -> Iterator[None]:
 
 def test_chunks_of_a_fast_draw_are_independent(four_threads: None) -> None:
     """Chunks are drawn under different keys: no value twice, no correlation at any of many lags."""
-    draws = FastSource().normal((8, _CHUNK))
+    draws = FastSource().normal((8, _PER_KEY))
     assert len(draws.unique()) == draws.numel()
     for lag in (0, 1, 7):
         shifted = torch.corrcoef(torch.stack([row.roll(lag * j) for j, row in enumerate(draws)]))
-        assert float((shifted - torch.eye(8, dtype=torch.float64)).abs().max()) < 7 / math.sqrt(_CHUNK)
+        assert float((shifted - torch.eye(8, dtype=torch.float64)).abs().max()) < 7 / math.sqrt(_PER_KEY)
     ends = torch.stack([draws[:-1, -100:].reshape(-1), draws[1:, :100].reshape(-1)])
     assert abs(float(torch.corrcoef(ends)[0, 1])) < 7 / math.sqrt(ends.shape[1])
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("size", [0, 1, _BLOCK - 1, _BLOCK + 1, _CHUNK - 1, _CHUNK, _CHUNK + 1, 5 * _CHUNK + 3])
+@pytest.mark.parametrize("size", [0, 1, _PER_KEY - 1, _PER_KEY, _PER_KEY + 1, 5 * _PER_KEY + 3])
 def test_fast_draws_fill_every_place(size: int, threads: int, four_threads: None) -> None:
     torch.set_num_threads(threads)
     draws = FastSource().normal(size)
@@ -143,23 +144,15 @@ def test_fast_draws_fill_every_place(size: int, threads: int, four_threads: None
 def test_fast_noise_is_added_at_its_scale_and_no_other(threads: int, dtype: torch.dtype, four_threads: None) -> None:
     """Every block of every chunk, on top of what was there, rounded once."""
     torch.set_num_threads(threads)
-    size, there = 2 * _CHUNK + 5, 0.0 if dtype == torch.bfloat16 else 5.0
+    size, there = 2 * _PER_KEY + 5, 0.0 if dtype == torch.bfloat16 else 5.0
     out = torch.full((size,), there, dtype=dtype)
     FastSource().add_normal(out, 3.0)
-    for block in out.double().sub(there).div(3).split(_BLOCK // 2):
+    for block in out.double().sub(there).div(3).split(_PER_KEY // 4):
         if dtype != torch.bfloat16:  # its steps are too wide for the law of a continuous number
             assert stats.kstest(block.numpy(), "norm").pvalue > 1e-9
         assert abs(float(block.mean())) < 7 / math.sqrt(len(block))
         spread = 7 / math.sqrt(2 * len(block)) + 0.01  # 2^-9, relative, of each number is rounded off in bfloat16
         assert len(block) < 100 or abs(float(block.std()) - 1) < spread
-
-
-def test_both_halves_of_fast_pairs_are_independent() -> None:
-    """`r cos` and `r sin` of one block, and their squares, which share r, are not correlated."""
-    draws = FastSource().normal(_BLOCK)
-    cosine, sine = draws.split(_BLOCK // 2)
-    for x, y in ((cosine, sine), (cosine**2, sine**2), (cosine.abs(), sine)):
-        assert abs(float(torch.corrcoef(torch.stack([x, y]))[0, 1])) < 7 / math.sqrt(_BLOCK / 2)
 
 
 def test_a_chunk_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, four_threads: None) -> None:
@@ -171,7 +164,7 @@ def test_a_chunk_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, four_thre
         return fresh(bits)
 
     monkeypatch.setattr(noise.secret, "randbits", recorded)
-    FastSource().add_normal(torch.zeros(3 * _CHUNK + 1), 1.0)
+    FastSource().add_normal(torch.zeros(3 * _PER_KEY + 1), 1.0)
     assert asked == [256] * 4
 
 
@@ -183,18 +176,6 @@ def test_a_device_is_keyed_afresh_at_every_call() -> None:
         assert draw.dtype == torch.float64 and draw.shape == (4, N)
         assert stats.kstest(draw.reshape(-1).numpy(), "norm").pvalue > 1e-6
         assert all(stats.kstest(draw.reshape(-1).numpy() * f, "norm").pvalue < 1e-9 for f in (2 / 3, 3 / 2))
-
-
-def test_a_process_without_its_parents_threads_draws_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a fork: the same law at the same scale, every coordinate, whatever the shape and type."""
-    monkeypatch.setattr(noise, "_HOME", -1)
-    drawn = FastSource().normal((2, N // 2), dtype=torch.float32)
-    added = torch.full((N,), 5.0, dtype=torch.float64)
-    FastSource().add_normal(added, 3.0)
-    assert drawn.shape == (2, N // 2) and drawn.dtype == torch.float32
-    for each in (drawn.reshape(-1).numpy(), (added.numpy() - 5) / 3):
-        assert len(np.unique(each)) > 0.99 * N and stats.kstest(each, "norm").pvalue > 1e-7
-        assert all(stats.kstest(each * f, "norm").pvalue < 1e-9 for f in (2 / 3, 3 / 2))
 
 
 def test_generator_draws_repeat_and_follow_the_generator() -> None:

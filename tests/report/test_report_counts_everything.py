@@ -100,7 +100,7 @@ def test_figures_whose_cost_is_not_known_are_named() -> None:
 def test_a_ledger_with_seeded_noise_makes_the_report_not_private() -> None:
     ledger = Ledger()
     model = fitted(ledger)
-    ledger.taint()
+    ledger.mark_seeded()
     record = Record.of(model, title="t", data=DATA)
     assert not record.private and "NOT private" in render(record)
 

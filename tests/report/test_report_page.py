@@ -13,7 +13,7 @@ import pytest
 from report_cases import CASES, HOSTILE, full, hostile, record
 
 from isthmus.report import Record, render, write
-from isthmus.report._words import best_guess
+from isthmus.report._words import _best_guess
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 SHAPES = {"path", "circle", "rect"}
@@ -133,7 +133,7 @@ def test_the_best_guess_is_that_of_two_worlds() -> None:
         p = (1 - delta) / (1 + math.exp(epsilon))
         first, second = (delta, p * math.exp(epsilon), p, 0.0), (0.0, p, p * math.exp(epsilon), delta)
         attained = sum(max(a, b) for a, b in zip(first, second, strict=True)) / 2
-        assert best_guess(epsilon, delta) == pytest.approx(attained, rel=1e-12)
+        assert _best_guess(epsilon, delta) == pytest.approx(attained, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("seeded", "from a seed"), ("published", "as it was published")])
@@ -201,6 +201,15 @@ def test_the_comparison_shows_this_run_once_and_says_what_was_not_run() -> None:
     text = page(again).text("comparison")
     assert render(again).count('class="tag">this run<') == 1 and "mine this run" in text
     assert "Not run: Plain DP-SGD." in text and "is not worth its budget" in text
+
+
+def test_bars_are_as_long_as_what_they_say() -> None:
+    text = render(changed(comparison=[{"name": "a", "score": 0.5, "metric": "accuracy"}, {"name": "b"}]))
+    widths = [float(width) for width in re.findall(r'<i class="(?:strong|soft)?" style="width:([\d.]+)%">', text)]
+    assert widths[:2] == [50.0, 23.11] and widths[-2:] == [100 * full()["metrics"][0]["value"], 50.0]
+    shared = render(changed(budget={"shared": {"epsilon": 4.0, "spent": 1.0}}))
+    assert 'style="width:25.00%"></i><i class="" style="width:75.00%"' in shared
+    assert 'aria-label="The shared budget: spent so far, by all runs: epsilon 1; left: epsilon 3; the whole' in shared
 
 
 def test_the_plan_marks_the_row_that_was_run() -> None:

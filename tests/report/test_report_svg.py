@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from isthmus.report.svg import bars, lines, meter, short
+from isthmus.report.svg import _short, lines
 
 NASTY = '<b>&"name"</b>'
 
@@ -56,18 +56,6 @@ def test_a_logarithmic_axis_says_so_and_is_true() -> None:
         assert not any("log scale" in (element.text or "") for element in chart.iter("text"))
 
 
-def test_thinning_keeps_the_peaks() -> None:
-    y = np.zeros(100_000)
-    y[70_001], y[20_003] = 1.0, -1.0
-    text = lines("a", "t", [("one", list(enumerate(y)))], "round", "v")
-    for chart in drawn(text):
-        points = path(chart, "s1")
-        assert len(points) <= 302 and np.ptp(points[:, 1]) == pytest.approx(
-            np.ptp([p for p, _ in ticks(chart)]), abs=0.2
-        )
-    assert len(text) < 20_000
-
-
 def test_gaps_break_the_line_and_single_points_are_dots() -> None:
     chart = drawn(lines("a", "t", [("one", list(enumerate([1.0, 2.0, None, 3.0, 4.0])))], "x", "y"))[0]
     line = next(element for element in chart.iter("path") if element.get("class") == "line s1")
@@ -84,9 +72,6 @@ def test_charts_are_told_in_words_and_escaped() -> None:
         told = chart.findtext("desc") or ""
         assert f"{NASTY}: 5 at round 1, 4 at round 3, between 1 and 5" in told and "flat: 2 at round 1, 2" in told
         assert chart.findtext("title") == NASTY
-    assert "<b>" not in bars("b", NASTY, [(NASTY, 1.0, True)]) + meter(
-        "m", "t", [(1, NASTY, "strong")], 2, (NASTY, NASTY)
-    )
 
 
 def test_lines_differ_by_more_than_colour() -> None:
@@ -99,23 +84,5 @@ def test_lines_differ_by_more_than_colour() -> None:
     assert "legend" not in lines("a", "t", [("one", [(0, 1.0), (1, 2.0)])], "x", "y")
 
 
-def test_bars_start_at_zero_and_keep_their_proportions() -> None:
-    rows = [("a", 0.8, True), ("b", 0.4, False), ("c", -0.2, False)]
-    for chart in drawn(bars("b", "t", rows)):
-        elements = [element for element in chart.iter("rect") if element.get("class") != "rest"]
-        wide = [float(element.get("width", 0)) for element in elements]
-        left = [float(element.get("x", 0)) for element in elements]
-        assert wide[0] == pytest.approx(2 * wide[1], abs=0.2) and wide[1] == pytest.approx(2 * wide[2], abs=0.2)
-        assert left[0] == left[1] == pytest.approx(left[2] + wide[2], abs=0.2)
-    whole = drawn(bars("b", "t", [("a", 0.5, True)], percent=True))[0]
-    assert [element.get("width") for element in whole.iter("rect")] == ["720.0", "360.0"]
-
-
-def test_a_meter_is_filled_by_its_parts_and_never_over_full() -> None:
-    for spent, filled in ((1.5, 360.0), (9.0, 720.0)):
-        chart = drawn(meter("m", "t", [(spent, "spent", "strong")], 3.0, ("0", "3")))[0]
-        assert next(float(e.get("width", 0)) for e in chart.iter("rect") if e.get("class") == "strong") == filled
-
-
 def test_numbers_on_axes() -> None:
-    assert [short(v) for v in (0, 0.1 + 0.2, 1500, 2.5e6, 1e-7)] == ["0", "0.3", "1,500", "2,500,000", "1e-07"]
+    assert [_short(v) for v in (0, 0.1 + 0.2, 1500, 2.5e6, 1e-7)] == ["0", "0.3", "1,500", "2,500,000", "1e-07"]

@@ -113,11 +113,7 @@ MISSING = {
     "LowRank": (LowRank(1, 1.0, (2, 2)), {"contains", "lmo", "gauge", "diameter"}, "nonconvex"),
     "Whole": (Whole(), {"lmo", "support", "diameter", "gaussian_width"}, "unbounded"),
     "Subspace": (Subspace(torch.eye(4)[:2]), {"lmo", "support", "diameter", "gaussian_width"}, "unbounded"),
-    "Product": (
-        Product([(L1Ball(), 2), (Whole(), 2)]),
-        {"lmo", "support", "diameter", "gaussian_width"},
-        "part Whole",
-    ),
+    "Product": (Product([(L1Ball(), 2), (Whole(), 2)]), {"lmo", "support", "diameter", "gaussian_width"}, "part Whole"),
     "FromProjection": (
         FromProjection(lambda x: x.clamp(0, 1)),
         {"lmo", "support", "diameter", "gaussian_width", "gauge"},

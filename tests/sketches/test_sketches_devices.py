@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from isthmus.gradients import Outer, Stack
-from isthmus.sketches.base import join_codes, leaf_code, pinv_leaf
 
 META = torch.device("meta")
 
@@ -40,9 +39,9 @@ def factors(q, p, positions):
 
 def use(sketch, positions):
     stack = Stack([("hidden", factors(4, 6, positions)), ("out", factors(3, 5, positions))])
-    codes = join_codes(sketch, {name: leaf_code(sketch, name, piece) for name, piece in stack.leaves()})
+    codes = sketch.join({name: sketch.leaf(name, piece) for name, piece in stack.leaves()})
     code = sketch.forward(stack.sum())
-    lifted = torch.cat([pinv_leaf(sketch, leaf.name, code) for leaf in SPACE.leaves])
+    lifted = torch.cat([sketch.pinv_leaf(leaf.name, code) for leaf in SPACE.leaves])
     return codes.sum(), sketch.rows(torch.zeros(2, 39, device=META)), lifted, sketch.adjoint(code)
 
 

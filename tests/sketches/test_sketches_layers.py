@@ -25,7 +25,6 @@ from isthmus.sketches import (
     PublicSubspace,
     Residual,
 )
-from isthmus.sketches.base import join_codes, leaf_code
 
 SPACE = Space.of({"hidden": (4, 6), "out": (3, 5)})
 N = 9
@@ -76,19 +75,16 @@ ENCODERS = [
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("kind", ["one", "many", "sparse", "dense"])
 def test_codes_of_layered_rows_equal_the_dense_product(encoder, kind):
-    given = {
-        "one": rows(None),
-        "many": rows(3),
-        "sparse": rows(None, sparse=True),
-        "dense": Dense(rows().dense()),
-    }[kind]
+    given = {"one": rows(None), "many": rows(3), "sparse": rows(None, sparse=True), "dense": Dense(rows().dense())}[
+        kind
+    ]
     sketch, _ = encoder.bind(Rounds(rows()), None)
     want = given.dense() @ sketch.dense().T
     torch.testing.assert_close(sketch.encode(given).dense(), want)
     torch.testing.assert_close(sketch.forward(given.sum()), want.sum(0))
     if kind != "dense":
-        pieces = {name: leaf_code(sketch, name, piece) for name, piece in given.leaves()}
-        torch.testing.assert_close(join_codes(sketch, pieces).dense(), want)
+        pieces = {name: sketch.leaf(name, piece) for name, piece in given.leaves()}
+        torch.testing.assert_close(sketch.join(pieces).dense(), want)
 
 
 @pytest.mark.parametrize("encoder", [Kronecker(3, 2), KroneckerSubspace(3, 2, data=0)])
@@ -177,7 +173,7 @@ def test_residual_is_what_the_shared_map_loses(encoder):
     projector = torch.eye(39, dtype=torch.float64) - torch.linalg.pinv(inner.dense()) @ inner.dense()
     torch.testing.assert_close(sketch.dense(), projector)
     torch.testing.assert_close(sketch.encode(given).dense(), given.dense() @ projector)
-    torch.testing.assert_close(join_codes(sketch, dict(given.leaves())).dense(), given.dense() @ projector)
+    torch.testing.assert_close(sketch.join(dict(given.leaves())).dense(), given.dense() @ projector)
     torch.testing.assert_close(sketch.rows(normal(3, 10), 5), normal(3, 10) @ projector[5:15])
     torch.testing.assert_close(sketch.pinv(normal(39)), projector @ normal(39))
     for ord, value in ((1, projector.abs().sum(0).max()), (2, torch.linalg.svdvals(projector)[0])):

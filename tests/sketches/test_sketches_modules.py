@@ -26,7 +26,6 @@ from isthmus.sketches import (
     TensorSketch,
 )
 from isthmus.sketches import base as sketch_base
-from isthmus.sketches.base import adjoint_leaf, join_codes, leaf_code, pinv_leaf
 
 LAYERED = {
     "identity": Identity(),
@@ -69,11 +68,11 @@ def test_lifting_leaf_by_leaf_is_the_whole_lift(name, dtype):
     sketch = bound(name)
     for seed in (0, 1):
         y = normal(sketch.m, seed=seed).to(dtype)
-        leaves = [adjoint_leaf(sketch, leaf.name, y) for leaf in SPACE.leaves]
+        leaves = [sketch.adjoint_leaf(leaf.name, y) for leaf in SPACE.leaves]
         assert [len(leaf) for leaf in leaves] == [24, 15]
         torch.testing.assert_close(torch.cat(leaves), (sketch.dense().T @ y.double()).to(dtype), **TOLERANCE[dtype])
         lifted = torch.cat(
-            [(pinv_leaf if sketch.tight else adjoint_leaf)(sketch, leaf.name, y) for leaf in SPACE.leaves]
+            [(sketch.pinv_leaf if sketch.tight else sketch.adjoint_leaf)(leaf.name, y) for leaf in SPACE.leaves]
         )
         torch.testing.assert_close(lifted, sketch.pinv(y), **TOLERANCE[dtype])
 
@@ -81,24 +80,24 @@ def test_lifting_leaf_by_leaf_is_the_whole_lift(name, dtype):
 @pytest.mark.parametrize("name", [name for name in CASES if "997" not in name])
 def test_leaves_of_every_family(name):
     sketch, y = draw(name), normal(draw(name).m)
-    leaves = torch.cat([adjoint_leaf(sketch, leaf.name, y) for leaf in sketch.space.leaves])
+    leaves = torch.cat([sketch.adjoint_leaf(leaf.name, y) for leaf in sketch.space.leaves])
     torch.testing.assert_close(leaves, sketch.adjoint(y), **TOLERANCE[torch.float64])
     if not sketch.tight:
         with pytest.raises(TypeError, match="not tight"):
-            pinv_leaf(sketch, sketch.space.leaves[0].name, y)
+            sketch.pinv_leaf(sketch.space.leaves[0].name, y)
 
 
 @pytest.mark.parametrize("name", list(LAYERED))
 def test_a_code_changed_in_place_is_lifted_anew(name):
     sketch = bound(name)
-    lift = pinv_leaf if sketch.tight else adjoint_leaf  # what a sketch lost is its own adjoint
+    lift = sketch.pinv_leaf if sketch.tight else sketch.adjoint_leaf  # what a sketch lost is its own adjoint
     y = normal(sketch.m)
-    lift(sketch, "hidden", y)
+    lift("hidden", y)
     y.mul_(2.0)
-    torch.testing.assert_close(lift(sketch, "hidden", y), sketch.pinv(y)[:24])
+    torch.testing.assert_close(lift("hidden", y), sketch.pinv(y)[:24])
     with torch.inference_mode():
         fixed = normal(sketch.m)
-        torch.testing.assert_close(lift(sketch, "out", fixed), sketch.pinv(fixed)[24:])
+        torch.testing.assert_close(lift("out", fixed), sketch.pinv(fixed)[24:])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -107,8 +106,8 @@ def test_a_code_changed_in_place_is_lifted_anew(name):
 def test_codes_of_layers_with_a_bias(name, positions, dtype):
     sketch, given = bound(name), with_ones(positions, dtype)
     want = (given.dense().double() @ sketch.dense().T).to(dtype)
-    pieces = {leaf: leaf_code(sketch, leaf, piece) for leaf, piece in given.leaves()}
-    torch.testing.assert_close(join_codes(sketch, pieces).dense(), want, **TOLERANCE[dtype])
+    pieces = {leaf: sketch.leaf(leaf, piece) for leaf, piece in given.leaves()}
+    torch.testing.assert_close(sketch.join(pieces).dense(), want, **TOLERANCE[dtype])
     torch.testing.assert_close(sketch.encode(given).sum(), want.sum(0), rtol=1e-4, atol=1e-4)
 
 
@@ -130,14 +129,14 @@ def test_blocks_of_whole_leaves_keep_their_rows_factored():
     seen = set()
     for t in range(12):
         sketch = recipe.draw(space, t=t)
-        pieces = {name: leaf_code(sketch, name, piece) for name, piece in by_name.items()}
+        pieces = {name: sketch.leaf(name, piece) for name, piece in by_name.items()}
         outside = ["b"] if sketch.m == 28 else ["a", "c"]
         assert [name for name in pieces if pieces[name] is None] == outside
         assert all(isinstance(piece, Outer) for piece in pieces.values() if piece is not None)
         want = whole.dense() @ sketch.dense().T
-        torch.testing.assert_close(join_codes(sketch, pieces).dense(), want)
+        torch.testing.assert_close(sketch.join(pieces).dense(), want)
         shown = {name: piece for name, piece in reversed(pieces.items()) if piece is not None}
-        torch.testing.assert_close(join_codes(sketch, shown).dense(), want)
+        torch.testing.assert_close(sketch.join(shown).dense(), want)
         seen.add(sketch.m)
     assert seen == {28, 15}
     assert recipe.draw(space, t=0).leaf("b", by_name["b"]) in (None, by_name["b"])
@@ -145,8 +144,8 @@ def test_blocks_of_whole_leaves_keep_their_rows_factored():
 
 def test_blocks_that_cut_a_leaf():
     sketch = Blocks([range(0, 30), range(30, 39)]).draw(SPACE)
-    pieces = {name: leaf_code(sketch, name, piece) for name, piece in rows().leaves()}
-    torch.testing.assert_close(join_codes(sketch, pieces).dense(), rows().dense() @ sketch.dense().T)
+    pieces = {name: sketch.leaf(name, piece) for name, piece in rows().leaves()}
+    torch.testing.assert_close(sketch.join(pieces).dense(), rows().dense() @ sketch.dense().T)
 
 
 @pytest.mark.parametrize("blocks", [["hidden", ["out", "bias"]], [["hidden", 3], ["out"]]])
@@ -170,8 +169,8 @@ def test_copies_are_made_once_for_each_dtype(name):
 
     def use(dtype):
         given = with_ones(2, dtype)
-        join_codes(sketch, {leaf: leaf_code(sketch, leaf, piece) for leaf, piece in given.leaves()})
-        adjoint_leaf(sketch, "out", sketch.forward(given.sum()))
+        sketch.join({leaf: sketch.leaf(leaf, piece) for leaf, piece in given.leaves()})
+        sketch.adjoint_leaf("out", sketch.forward(given.sum()))
         return dict(sketch._memo.kept)
 
     first = use(torch.float32)

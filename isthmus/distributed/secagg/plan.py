@@ -42,7 +42,7 @@ from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
 from isthmus.privacy.noise import Source
 from isthmus.privacy.sampling import Poisson
-from isthmus.privacy.skellam import MOST, variance_for
+from isthmus.privacy.skellam import MAX_VARIANCE, variance_for
 from isthmus.privacy.statement import Account, PrivacyStatement
 
 _LONGEST = 1 << 28
@@ -142,7 +142,7 @@ class SecurePlan:
         validate.check(self.counted >= 1, "dropouts", self.dropouts, remedy)
         with validate.reading("plan", asdict(self), "give numbers that can be computed with: not so large or small"):
             share, remedy = float(self.share), "take a larger precision: clients draw a variance of at most 2^30"
-            validate.check(share <= MOST, "variance of a client's noise", share, remedy)
+            validate.check(share <= MAX_VARIANCE, "variance of a client's noise", share, remedy)
             validate.at_most(WIDEST, "the widest field: take a larger precision or a smaller peak", bits=self.bits)
 
     # ------------------------------------------------------------ who

@@ -32,7 +32,7 @@ from __future__ import annotations
 import random
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,7 +40,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isthmus.base import secret as draws
@@ -53,7 +52,9 @@ _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
 _NUMPY = np.random.MT19937()
 """The generator that NumPy's functions draw from meanwhile."""
-_WORDS = slice(24, 24 + 8 * 624)
+_KEY = 4 * 624
+"""The bytes of a key of the Mersenne twister."""
+_WORDS = slice(24, 24 + 2 * _KEY)
 """The words of the Mersenne twister in the state of torch's generator on the CPU, one in every eight bytes."""
 
 
@@ -62,10 +63,11 @@ def hidden() -> bool:
     return torch.default_generator.initial_seed() == _MARK
 
 
-def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callable[[], None]:
+def hide(devices: Iterable[torch.device] = (), by_place: bool = True, wanted: bool = True) -> Callable[[], None]:
     """Set every global generator to a state nobody knows; returns what brings the old states back.
 
-    `by_place` says that whatever is drawn meanwhile is drawn by the place in a batch, which a replay has to know.
+    Nothing happens where it is not wanted, or they are hidden already.  `by_place` says that whatever is drawn
+    meanwhile is drawn by the place in a batch, which a replay has to know.
 
     >>> _ = torch.manual_seed(0)
     >>> back = hide()
@@ -76,15 +78,27 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callabl
     >>> torch.initial_seed(), bool((torch.rand(4) == one).any())
     (0, False)
     """
-    generators = [torch.default_generator, *(_generator(device) for device in set(devices) if device.type == "cuda")]
-    states = [generator.get_state() for generator in generators]
+    if not wanted or torch.default_generator.initial_seed() == _MARK:
+        return _nothing
+    generators = [torch.default_generator]
+    for device in set(devices):
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            generators.append(torch.cuda.default_generators[index])
+    states = list(map(torch.Generator.get_state, generators))
     python, numpy = random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
-    torch.default_generator.set_state(_secret_state(states[0]))
+    entropy = draws.token_bytes(2 * _KEY + 64)
+    words = np.frombuffer(entropy, np.uint32, 2 * 624)
+    state = torch.Generator().get_state()  # its words come from the kernel: a seed has 32 bits only
+    assert state.shape == states[0].shape
+    state.numpy()[:8].view(np.uint64)[:] = _MARK
+    state.numpy()[_WORDS].view(np.uint64)[:] = words[:624]
+    torch.default_generator.set_state(state)
+    _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": words[624:], "pos": 624}}
+    np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
+    random.seed(entropy[2 * _KEY :])
     for generator in generators[1:]:
         generator.manual_seed(draws.randbits(64))
-    random.seed(draws.token_bytes(64))
-    _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": _words(), "pos": 624}}
-    np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
 
     here = draws.stand_in()
     begun = None if here is None else host_draws()
@@ -100,15 +114,8 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True) -> Callabl
     return back
 
 
-@contextmanager
-def hiding(wanted: bool = True, by_place: bool = True) -> Iterator[None]:
-    """Hidden generators on the CPU for a while, where they are wanted and not hidden already."""
-    back = hide(by_place=by_place) if wanted and not hidden() else None
-    try:
-        yield
-    finally:
-        if back is not None:
-            back()
+def _nothing() -> None:
+    """Nothing was hidden."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,14 +150,13 @@ def present() -> _PrivateRecords | None:
 def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
     """Stands around whatever is computed from one batch of private records."""
     places = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    back = hide(torch.device("cuda", place) for place in places) if secret and not hidden() else None
+    back = hide([torch.device("cuda", place) for place in places], wanted=secret)
     token = _PRESENT.set(_PrivateRecords(secret, cut))
     try:
         yield
     finally:
         _PRESENT.reset(token)
-        if back is not None:
-            back()
+        back()
 
 
 _SEEDS = 1 << 32
@@ -162,12 +168,13 @@ _DEFAULT = torch.Generator().initial_seed()
 def public_state() -> bytes:
     """The state of torch's generator on the host where its seed may be known; nothing while it is hidden.
 
-    >>> with hiding(True):
-    ...     public_state()
+    >>> back = hide()
+    >>> public_state()
     b''
+    >>> back()
     """
     seed = torch.default_generator.initial_seed()
-    if hidden() or not (seed == _DEFAULT or seed < _SEEDS):
+    if seed == _MARK or not (seed == _DEFAULT or seed < _SEEDS):
         return b""
     return torch.default_generator.get_state().numpy().tobytes()
 
@@ -175,26 +182,6 @@ def public_state() -> bytes:
 def first_state() -> bytes:
     """The state that torch's generator had when it was given its seed: nothing has been drawn since."""
     return torch.Generator().manual_seed(torch.default_generator.initial_seed()).get_state().numpy().tobytes()
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
-
-
-def _words() -> NDArray[np.uint32]:
-    """The words of a Mersenne twister, from the kernel."""
-    return np.frombuffer(draws.token_bytes(4 * 624), np.uint32)
-
-
-def _secret_state(like: Tensor) -> Tensor:
-    """A state of torch's Mersenne twister whose 624 words come from the kernel: its seeds have 32 bits only."""
-    state = torch.Generator().get_state()
-    assert state.shape == like.shape
-    bytes_ = state.numpy()
-    bytes_[:8].view(np.uint64)[:] = _MARK
-    bytes_[_WORDS].view(np.uint64)[:] = _words()
-    return state
 
 
 # ---------------------------------------------------------------- what a module holds
@@ -238,31 +225,6 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.device, torch.dtype
 """Types of attributes that hold no tensor."""
 
 
-def held(present: Things, copies: bool = False) -> _Held:
-    """The tensors of a module as they are now; `copies` keeps the numbers of all but its parameters."""
-    result: _Held = {}
-    for name, x in present.items():
-        if isinstance(x, Tensor):
-            numbers = x.detach().clone() if copies and not isinstance(x, nn.Parameter) else None
-            result[name] = x, _version(x), x.data_ptr(), numbers
-    return result
-
-
-def moved(present: Things, before: _Held) -> list[str]:
-    """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
-    return [name for name, x in present.items() if isinstance(x, Tensor) and not _same(x, before.get(name))]
-
-
-def _same(x: Tensor, before: tuple[Tensor, int, int, Tensor | None] | None) -> bool:
-    if before is None:
-        return False
-    then, version, place, numbers = before
-    if x is then:
-        quiet = _version(x) == version and x.data_ptr() == place
-        return quiet and (numbers is None or _equal(x, numbers))
-    return version == _version(then) and _equal(x, then if numbers is None else numbers)  # computed again, of no data
-
-
 def _equal(x: Tensor, y: Tensor) -> bool:
     """The same numbers, NaN included."""
     if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
@@ -270,20 +232,23 @@ def _equal(x: Tensor, y: Tensor) -> bool:
     return bool(((x == y) | ((x != x) & (y != y))).all())
 
 
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
-
-
-def _check_silent(present: Things, watched: Set[int] = frozenset()) -> None:
-    """Refuse tensors that backward() would write a raw gradient to; a watch on the others refuses it then."""
-    asking = {name: x for name, x in present.items() if isinstance(x, Tensor) and x.requires_grad and x.is_leaf}
-    raw = [name for name, x in asking.items() if id(x) not in watched]
-    if raw:
-        raise validate.InvalidInput(
-            f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
-            "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives the parameters "
-            "that are trained what was released), or call engine.detach() and make the module private again"
-        )
+def _moved(present: Things, before: _Held) -> list[str]:
+    """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
+    names = []
+    for name, x in present.items():
+        if not isinstance(x, Tensor):
+            continue
+        then, version, place, numbers = before.get(name, (None, 0, 0, None))
+        if x is then and x.data_ptr() == place and (x.is_inference() or x._version == version):
+            same = numbers is None or _equal(x, numbers)
+        elif then is None or x is then:
+            same = False
+        else:  # computed again, of no data
+            kept = then.is_inference() or then._version == version
+            same = kept and _equal(x, then if numbers is None else numbers)
+        if not same:
+            names.append(name)
+    return names
 
 
 def check_public_draws(present: Things) -> None:
@@ -310,7 +275,7 @@ class Guard:
         self._outer: nn.Module | None = None
         self._depth, self._looks = 0, 0
         self._before: _Held = {}
-        self._back: Callable[[], None] | None = None
+        self._back = _nothing
 
     def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Any]:
         """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
@@ -345,11 +310,21 @@ class Guard:
         return before, after
 
     def check(self) -> Things:
-        """Refuse a module that would get raw gradients, or draw masks that others may know."""
-        present = things(self.module)
-        _check_silent(present, self.watched)
-        if self.secret:
-            check_public_draws(present)
+        """What the module holds; refused where it would get raw gradients, or draw masks that others may know."""
+        present, raw = things(self.module), []
+        for name, x in present.items():
+            if isinstance(x, torch.Generator):
+                if self.secret:
+                    check_public_draws(present)
+            elif x.requires_grad and x.is_leaf and id(x) not in self.watched:
+                raw.append(name)
+        if raw:  # a watch on the others refuses it then
+            raise validate.InvalidInput(
+                f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
+                "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives the "
+                "parameters that are trained what was released), or call engine.detach() and make the module private "
+                "again"
+            )
         return present
 
     @contextmanager
@@ -371,11 +346,21 @@ class Guard:
         if self._outer is not None:
             self._depth += layer is self._outer
             return
-        present = self.check() if present is None else present
-        self._outer, self._depth, self._before = layer, 1, held(present, copies=self._looks < LOOKS)
+        present = present or self.check()
+        self._outer, self._depth, self._before = layer, 1, {}
         self._looks += 1
-        if self.secret and not hidden():
-            self._back = hide(x.device for x, *_ in self._before.values())
+        devices = set()
+        for name, x in present.items():
+            if isinstance(x, Tensor):
+                devices.add(x.device)
+                numbers = None
+                if self._looks <= LOOKS and not isinstance(x, nn.Parameter):
+                    numbers = x.detach().clone()
+                version = 0
+                if not x.is_inference():
+                    version = x._version
+                self._before[name] = x, version, x.data_ptr(), numbers
+        self._back = hide(devices, wanted=self.secret)
 
     def leave(self, layer: nn.Module, output: Any) -> Things | None:
         """A pass ends; what it did to the module is looked at unless it has failed (with no output).
@@ -396,26 +381,22 @@ class Guard:
                 "the module seeds torch's generator inside its forward pass: whoever knows the seed knows its masks; "
                 "leave the generator alone, it is secret during a private pass"
             )
-        present = things(self.module)
-        _check_silent(present, self.watched)
-        self._warn(moved(present, before))
-        return present
-
-    def reset(self) -> None:
-        """No pass is going on, as after one that was interrupted: the generators are the user's again."""
-        self._outer, self._depth, self._before = None, 0, {}
-        back, self._back = self._back, None
-        if back is not None:
-            back()
-
-    def _warn(self, names: list[str]) -> None:
+        present = self.check()
+        names = _moved(present, before)
         if names:
             self.changed |= dict.fromkeys(names)
             warnings.warn(
                 f"the forward pass changed the buffers or attributes {names}: what they keep of the data is not "
                 "protected, and buffers are part of state_dict()",
-                stacklevel=4,
+                stacklevel=3,
             )
+        return present
+
+    def reset(self) -> None:
+        """No pass is going on, as after one that was interrupted: the generators are the user's again."""
+        self._outer, self._depth, self._before = None, 0, {}
+        back, self._back = self._back, _nothing
+        back()
 
 
 def check_idle(now: list[str], before: list[str]) -> None:

@@ -16,7 +16,6 @@ from isthmus.gradients import Dense, Lazy, Outer, _products
 from isthmus.gradients import rows as module
 from isthmus.gradients.rows import Lookup, Sum, total
 from isthmus.sketches import CountSketch, Kronecker
-from isthmus.sketches.base import leaf_code
 
 DTYPES = [torch.float64, torch.float32]
 V, D = 12, 9
@@ -146,7 +145,7 @@ def test_codes(make):
     rows, space = make(), Space.of({"before": (1, 4), "table": (V, D)})
     exact = torch.nn.functional.pad(matrix(rows), (4, 0))
     for sketch in (Kronecker(3, 2).draw(space), CountSketch(10).draw(space)):
-        code = leaf_code(sketch, "table", rows).dense()
+        code = sketch.leaf("table", rows).dense()
         start = sketch.code_space.slice("table") if hasattr(sketch, "code_space") else slice(None)
         torch.testing.assert_close(code, sketch.rows(exact)[:, start])
     dense = DenseSketch(draw(5, V * D + 4))
@@ -158,7 +157,7 @@ def test_codes_of_a_kronecker_sketch_build_no_table(monkeypatch):
     rows = Sum([outer(t=1), lookup(t=1)])
     expected = sketch.rows(matrix(rows))
     monkeypatch.setattr(Lookup, "dense", None)
-    torch.testing.assert_close(leaf_code(sketch, "table", rows).dense(), expected)
+    torch.testing.assert_close(sketch.leaf("table", rows).dense(), expected)
 
 
 @pytest.mark.parametrize("t", [1, 2, 8], ids=["ghost", "small", "direct"])
