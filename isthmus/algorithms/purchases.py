@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -65,10 +65,6 @@ _CAPACITY = 1 << 27
 """Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
 
-Binned = tuple[Callable[[int, int], Tensor], int, int]
-"""The bins of the records lo .. hi - 1, one of each column; how many columns, and bins of a column."""
-
-
 @dataclass(frozen=True)
 class Terms:
     """Public numbers that follow-ups of a purchase use: records, rounds, clip, and mu of the whole budget."""
@@ -86,8 +82,8 @@ class SumPurchase(ABC):
     """Under which it is charged."""
     share: float
     """Of the budget."""
-    exact: ClassVar[bool] = False
-    """Whether its sums have no rounding."""
+    rounded: ClassVar[float] = 1 + KAPPA
+    """Room for the rounding of its sums (see `isthmus.gradients.adding`)."""
     adds_up: ClassVar[bool] = True
     """Whether it is a sum over records: else it looks at all of them together."""
 
@@ -104,10 +100,9 @@ class SumPurchase(ABC):
         """The bound of a record's vector: a public thing."""
 
     def bound(self, objective: LinearModel) -> float:
-        """What one record can move what is released by: that of the clip, with room for rounding where there is any
-        (see `isthmus.gradients.adding`); a public number."""
+        """What one record can move what is released by: that of the clip, with room for rounding; a public number."""
         clip = self.clip(objective)
-        return float(clip.total(clip.init())) * (1.0 if self.exact else 1 + KAPPA)
+        return float(clip.total(clip.init())) * self.rounded
 
     @abstractmethod
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
@@ -117,20 +112,15 @@ class SumPurchase(ABC):
 class Histogram(SumPurchase):
     """How many records have each of some columns in each bin: a record is in one bin of each."""
 
-    exact = True
+    rounded = 1.0
 
     @abstractmethod
-    def bins(self, objective: LinearModel) -> Binned:
-        """The bins of the records lo .. hi - 1, one of each column; how many columns, and bins of a column."""
-
     def rows(self, objective: LinearModel) -> Counts:
         """A one for each column, in its bin."""
-        found, columns, width = self.bins(objective)
-        return Counts(found, objective.n, columns, width)
 
     def clip(self, objective: LinearModel) -> Clip:
         """sqrt of the columns."""
-        return Clip(math.sqrt(self.bins(objective)[1]) * ROOT)
+        return Clip(math.sqrt(self.rows(objective).blocks) * ROOT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,21 +149,23 @@ class Ranges(Histogram):
         dense = not Scaled.of(objective.X).sparse
         validate.check(dense, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The octaves of the columns whose range is to be bought."""
         X, columns = Scaled.of(objective.X).X, self._unknown(objective)
         assert not is_sparse(X)  # CSR was refused by `check`
-        return lambda lo, hi: octaves(X[lo:hi][:, columns]), len(columns), BINS
+        return Counts(lambda lo, hi: octaves(X[lo:hi][:, columns]), objective.n, len(columns), BINS)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
         X, columns = Scaled.of(prepared.objective.X).X, self._unknown(prepared.objective)
-        d = X.shape[1]
-        empty = torch.full((d,), math.nan, dtype=torch.float64)
-        low, high = (empty.clone() if ends is None else ends.double().clone() for ends in (self.low, self.high))
+        d, limit = X.shape[1], None
+        if self.whole:
+            limit = math.sqrt(d)
+        low, high = torch.zeros(2, d, dtype=torch.float64)
+        if self.low is not None and self.high is not None:
+            low, high = self.low.double().clone(), self.high.double().clone()
         second = torch.full((d,), _USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
-        limit = math.sqrt(d) if self.whole else None
         range_map = ranged(low, high, self.bias, float(second.sum()), limit=limit, origin=self.origin)
         objective = prepared.objective.with_inputs(range_map(X))  # of the columns as they were given
         return replace(prepared, objective=objective, transform=RowMaps((range_map,)))
@@ -191,9 +183,9 @@ class TargetRange(Histogram):
     share: float = 0.02
     name: str = "targets"
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The octave of y."""
-        return lambda lo, hi: octaves(objective.y[lo:hi, None]), 1, BINS
+        return Counts(lambda lo, hi: octaves(objective.y[lo:hi, None]), objective.n, 1, BINS)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The mapped targets."""
@@ -209,17 +201,18 @@ class ClassCounts(Histogram):
     share: float = 0.02
     name: str = "classes"
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The record's class."""
         index = _classes_of(objective)
-        return lambda lo, hi: index[lo:hi, None], 1, len(objective.classes or ())
+        return Counts(lambda lo, hi: index[lo:hi, None], objective.n, 1, len(objective.classes or ()))
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
         objective = prepared.objective
         rare = bought.clamp(min=max(2 * noise, 1.0))
         weights = (rare.min() / rare)[_classes_of(objective)]
-        weights = weights if objective.weights is None else weights * objective.weights
+        if objective.weights is not None:
+            weights *= objective.weights
         return replace(prepared, objective=objective.with_weights(weights))
 
 
@@ -288,7 +281,7 @@ class Lambda(SumPurchase):
     share: float = 0.02
     tau: float | None = None
     name: str = "lambda"
-    exact: ClassVar[bool] = True
+    rounded: ClassVar[float] = 1.0
     adds_up: ClassVar[bool] = False
 
     def clip(self, objective: LinearModel) -> Clip:
@@ -368,8 +361,8 @@ def linear_model(objective: object) -> LinearModel:
 
 def _classes_of(objective: LinearModel) -> Tensor:
     """The class of every record, as a number from 0 on."""
-    index: Tensor = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
-    return index
+    y: Tensor = objective.y
+    return (y > 0).long() if y.is_floating_point() else y
 
 
 def octaves(x: Tensor) -> Tensor:
@@ -424,10 +417,12 @@ def ranged(
     origin: bool = False,
 ) -> RowMap:
     """The map of rows with these ranges: entries in [-1, 1], lengths up to `limit` (1.5 times the usual one)."""
-    low, high = (low.clamp(max=0), high.clamp(min=0)) if origin else (low, high)
+    if origin:
+        low, high = low.clamp(max=0), high.clamp(min=0)
+    if second is None:
+        second = _USUAL * len(low)
     shift, half = centre(low, high)
-    usual = math.sqrt(max(_USUAL * len(low) if second is None else second, 0.01))
-    return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else limit, bias)
+    return RowMap(low, high, shift, 1 / half, limit or 1.5 * math.sqrt(max(second, 0.01)), bias)
 
 
 def target_map(low: float, high: float, counts: bool) -> tuple[float, float]:
@@ -446,15 +441,15 @@ def scaled_targets(objective: LinearModel, low: float, high: float) -> LinearMod
 def unit(prepared: Purchased) -> Purchased:
     """The problem with rows of norm at most 1, and the map that made them so."""
     if Scaled.of(prepared.objective.X).unit:
-        return prepared if prepared.transform is not None else replace(prepared, transform=RowMaps(()))
+        return replace(prepared, transform=prepared.transform or RowMaps(()))
     return _seen_through(prepared, RowMap())
 
 
 def _seen_through(prepared: Purchased, row_map: RowMap | SmoothMap) -> Purchased:
     """The problem seen through one more map."""
-    before = () if prepared.transform is None else tuple(prepared.transform.maps)
+    before = prepared.transform or RowMaps(())
     objective = prepared.objective.with_inputs(row_map(prepared.objective.X))
-    return replace(prepared, objective=objective, transform=RowMaps((*before, row_map)))
+    return replace(prepared, objective=objective, transform=RowMaps((*before.maps, row_map)))
 
 
 UNSEEN = 0.01
@@ -485,10 +480,10 @@ class Shapes(Histogram):
         dense = not Scaled.of(objective.X).sparse
         validate.check(dense, "scale", "shapes", 'use "columns" for CSR rows: their zeros would be filled')
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The bins of the columns, without the constant."""
         view, edges = Scaled.of(objective.X).without_constant(), grid(self.level)
-        return lambda lo, hi: bins_of(edges, view[lo:hi].dense() / view.reach), view.shape[1], len(edges) - 1
+        return Counts(lambda lo, hi: bins_of(edges, view[lo:hi].dense() / view.reach), *view.shape, len(edges) - 1)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The features, their rows shortened to about their usual length: longer where records allow it."""
@@ -516,12 +511,12 @@ class TargetShape(Histogram):
     clips: bool = True
     name: str = "target shape"
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The bin of y, or its class."""
         if objective.classes is not None:
-            return ClassCounts().bins(objective)
-        edges = grid(_TARGET_LEVEL)
-        return lambda lo, hi: bins_of(edges, objective.y[lo:hi, None].double()), 1, len(edges) - 1
+            return ClassCounts().rows(objective)
+        y, edges = objective.y[:, None], grid(_TARGET_LEVEL)
+        return Counts(lambda lo, hi: bins_of(edges, y[lo:hi].double()), objective.n, 1, len(edges) - 1)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """What follows for the targets, the clip and the start."""
@@ -548,7 +543,9 @@ class ShrunkStatistics(Statistics):
         prepared = unit(prepared)
         loss, view = prepared.objective, Scaled.of(prepared.objective.X)
         d, (gram, products) = view.shape[1], _statistics(bought)
-        first = torch.zeros(d, dtype=torch.float64) if prepared.start is None else prepared.start
+        first = ones = torch.zeros(d, dtype=torch.float64)
+        if prepared.start is not None:
+            first = prepared.start
         z = first[-1] * view.bias
         curvature = self._curvature(loss, z)
         values, vectors = torch.linalg.eigh(curvature * gram)
@@ -558,11 +555,11 @@ class ShrunkStatistics(Statistics):
         # the gradient where all margins are z, of what was bought: slopes are level + slope y there
         slopes = loss.slopes(z.expand(2), torch.tensor([-1.0, 1.0], dtype=torch.float64))
         level, slope = slopes.mean(), (slopes[1] - slopes[0]) / 2
-        ones = gram[:, -1] / view.bias if view.bias else torch.zeros(d, dtype=torch.float64)
+        if view.bias:
+            ones = gram[:, -1] / view.bias
         start = first - inverse @ (level * ones + slope * products)
         update = Preconditioned(inverse * terms.n, torch.eye(d).double() - inverse @ (curvature * gram), first)
-        step = Averaging(terms.rounds // 2 if loss.labelled() else 0)
-        return replace(prepared, start=start, update=update, step=step)
+        return replace(prepared, start=start, update=update, step=_Averaging(terms.rounds // 2 * loss.labelled()))
 
     def _curvature(self, loss: LinearModel, z: Tensor) -> float:
         """The second derivative at margins that a fitted model has, where the first point has margins z."""
@@ -579,17 +576,18 @@ class ShrunkStatistics(Statistics):
 
     def usual(self, prepared: Purchased) -> float:
         """The square of a usual coordinate of w, generously: margins of the size that targets have."""
-        view = Scaled.of(prepared.objective.X)
-        spread = prepared.spread or (0.3 if prepared.objective.classes is None else 1.0)
+        view, spread = Scaled.of(prepared.objective.X), 0.3
+        if prepared.objective.classes is not None:
+            spread = 1.0
         whole = 1 / view.bias if view.bias else math.sqrt(view.shape[1])
-        return 10 * (spread * whole) ** 2 / view.shape[1]
+        return 10 * ((prepared.spread or spread) * whole) ** 2 / view.shape[1]
 
 
 @dataclass(frozen=True)
-class Averaging:
+class _Averaging:
     """Steps 2 / (t - hold + 3) after `hold` of 2 / 3: what preconditioned steps find is averaged, late ones more.
 
-    >>> [round(Averaging(1)(t), 3) for t in range(4)]
+    >>> [round(_Averaging(1)(t), 3) for t in range(4)]
     [0.667, 0.667, 0.5, 0.4]
     """
 
@@ -626,8 +624,9 @@ def _labels(prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> 
     counts = bought.clamp(min=max(noise, 1.0))
     logs = (counts / counts.sum()).log()
     start = torch.zeros(loss.space.d, dtype=torch.float64)
-    outputs = loss.space.d // d
-    start.view(outputs, d)[:, -1] = (logs[1:] - logs[:1] if outputs == 1 else logs) / view.bias
+    if loss.space.d == d:
+        logs = logs[1:] - logs[:1]
+    start.view(-1, d)[:, -1] = logs / view.bias
     return replace(prepared, start=start)
 
 
@@ -706,9 +705,11 @@ class Paid(Purchase):
         """Whether it is no sum over records (see `isthmus.problems.queries`), or not known to be one."""
         return not self.own_records or not self.item.adds_up
 
-    def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: Any) -> Rows | Query:
+    def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: object) -> Rows | Query:
         """The vectors that are added up: of all records, or of some."""
-        return self.item.rows(problem if index is None else problem.part(index))
+        if index is not None:
+            problem = problem.part(index)
+        return self.item.rows(problem)
 
 
 @dataclass(frozen=True)
@@ -720,7 +721,9 @@ class _Copied(Purchase):
     def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """The problem with a copy of its rows."""
         X = prepared.objective.X
-        return replace(prepared, objective=prepared.objective.with_inputs(X.plain())) if is_lazy(X) else prepared
+        if not is_lazy(X):
+            return prepared
+        return replace(prepared, objective=prepared.objective.with_inputs(X.plain()))
 
 
 def charges_of(items: Sequence[SumPurchase]) -> list[Charge]:
@@ -744,18 +747,24 @@ def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> 
     'dp_sgd'
     """
 
+    if not items:
+        return recipe
+
     def build(binding: Binding) -> Pipeline:
         pipe = recipe.bind(replace(binding, before=(*charges_of(items), *binding.before)))
-        plan = None if pipe.promise is None else pipe.promise.plan
-        planned = set() if plan is None else {charge.name for charge in plan.items}
+        planned = set()
+        if pipe.promise is not None and pipe.promise.plan is not None:
+            planned = {charge.name for charge in pipe.promise.plan.items}
         remedy = (
             "declare what would be bought: only a private recipe that splits its budget by `algorithms.Budget.plan` "
             "can buy something first"
         )
         validate.check({item.name for item in items} <= planned, "recipe", recipe.name, remedy)
-        assert pipe.promise is not None and plan is not None
-        terms = Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)
-        before = [*paid(plan, items, terms), *pipe.before]
-        return replace(pipe, before=[*before, _Copied()] if copy else before)
+        assert pipe.promise is not None and pipe.promise.plan is not None
+        plan = pipe.promise.plan
+        before = [*paid(plan, items, Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)), *pipe.before]
+        if copy:
+            before.append(_Copied())
+        return replace(pipe, before=before)
 
-    return Recipe(recipe.name, build if items else recipe.build, recipe.arguments)
+    return Recipe(recipe.name, build, recipe.arguments)
