@@ -33,11 +33,6 @@ from isthmus.sets import ConvexSet, Subspace
 class Refusal(Exception):
     """Why an algorithm cannot run, or has nothing to offer, on these facts: a filling raises it, or returns it."""
 
-    @property
-    def reason(self) -> str:
-        """In words."""
-        return str(self)
-
 
 def full_name(algorithm: str, variant: str) -> str:
     """Algorithm and variant."""
