@@ -504,29 +504,29 @@ def _ranked(facts: Facts, choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """Those that the first rule prefers which holds and has something to prefer; then by shortfall, then by noise."""
     order: dict[str, int] = {}
 
-    def place(choice: Choice) -> int:
-        """By its full name or by its algorithm's."""
-        return order.get(choice.name, order.get(choice.algorithm, len(order)))
+    def named(choice: Choice) -> bool:
+        return choice.name in order or choice.algorithm in order
 
     def rank(choice: Choice) -> tuple[int, float, float]:
+        place = order.get(choice.name, order.get(choice.algorithm, len(order)))
         behind = math.inf if choice.shortfall is None else choice.shortfall
-        return place(choice), behind, round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
+        return place, behind, round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
 
     for rule in PRIVATE_RULES if facts.private else FREE_RULES:
         preferences = rule.prefers(facts)
         order = {name: preferences.index(name) for name in preferences}
-        if rule.when(facts) and any(place(choice) < len(order) for choice in choices):
+        if rule.when(facts) and any(map(named, choices)):
             break
     ranked = sorted(choices, key=rank)
     for at, choice in enumerate(ranked):
         why = "it was not measured"
-        if place(choice) < len(order):
+        if named(choice):
             why = "the same rule's next"
         elif choice.shortfall is not None:
             why = f"{100 * choice.shortfall:.1f} points behind the best where measured"
         if choice.research:
             why += "; for research only"
-        if at == 0 and place(choice) < len(order):
+        if at == 0 and named(choice):
             why = f"{rule.why} (rule: {rule.name})"
         ranked[at] = replace(choice, why=why)
     return tuple(ranked)
