@@ -127,11 +127,13 @@ def _fill_free(facts: Facts) -> Choice:
         raise Refusal("it needs a bounded set with a linear minimiser as constraint")
     if facts.step is not None:
         raise Refusal("its steps are searched for: leave step out")
-    m = facts.max_dims if facts.narrow else None
-    run = free_run(facts, m or facts.parameters, sampled=False)
-    arguments = {"m": m, "away": m is None, "line_search": "line" if m is None else "open"}
-    seconds = facts.seconds(run.rounds, None, 0) * (5 if m is None else 1)
-    return run.choice(arguments, "" if m else "away steps", seconds=seconds)
+    if facts.narrow:
+        run = free_run(facts, facts.max_dims or 1, sampled=False)
+        arguments = {"m": run.dims, "away": False, "line_search": "open"}
+        return run.choice(arguments, seconds=facts.seconds(run.rounds, None, 0))
+    run = free_run(facts, facts.parameters, sampled=False)
+    arguments = {"m": None, "away": True, "line_search": "line"}
+    return run.choice(arguments, "away steps", seconds=5 * facts.seconds(run.rounds, None, 0))
 
 
 @algorithm(
@@ -139,12 +141,7 @@ def _fill_free(facts: Facts) -> Choice:
     needs=("lmo",),
     words="each round picks one corner of the allowed set by a noisy choice and moves towards it",
 )
-def dp_fw(
-    *,
-    clip: float,
-    step: Callable[[int], float] | None = None,
-    **terms: Unpack[BudgetOptions],
-) -> Build:
+def dp_fw(*, clip: float, step: Callable[[int], float] | None = None, **terms: Unpack[BudgetOptions]) -> Build:
     """DP-FW over a polytope (l1 ball, simplex, convex hull): w+ = w + gamma (s - w), s a privately chosen vertex.
 
     clip  a bound of a record's score at every vertex: of every entry of its gradient (l1 ball and simplex, at
@@ -163,12 +160,9 @@ def dp_fw(
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
         form = form_of(binding.constraint)
-        remedy = (
-            "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
-            "Frank-Wolfe needs"
-        )
-        validate.check(form is not None, "constraint", binding.constraint, remedy)
-        assert form is not None
+        if form is None:
+            remedy = "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
+            validate.refuse("constraint", binding.constraint, remedy + "Frank-Wolfe needs")
         mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
         encode, lift = VertexScores(form), Vertex(form)
         stage = Stage(sampler, [Release("vertex", encode, bound, mechanism=mechanism, lift=lift)])
@@ -179,7 +173,9 @@ def dp_fw(
 
 def form_of(constraint: ConvexSet | None) -> VertexForm | None:
     """The vertices of a set that brings them; None of others."""
-    return constraint.vertex_form() if constraint is not None and constraint.can("vertex_form") else None
+    if constraint is None or not constraint.can("vertex_form"):
+        return None
+    return constraint.vertex_form()
 
 
 @dataclass(frozen=True)
@@ -191,7 +187,10 @@ class Vertex:
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: float | Tensor) -> Lifted:
         """The vertex itself; a choice has no length, so the divisor does not matter."""
-        vertex = self.form.vertex(-y.sign() if self.form.signed else y.sign())
+        choice = y.sign()
+        if self.form.signed:
+            choice = -choice
+        vertex = self.form.vertex(choice)
         return Lifted(-vertex / self.form.radius, vertex)
 
 
@@ -203,7 +202,7 @@ class VertexScores(Encoder):
 
     def bind(self, context: Context, state: object) -> tuple[Sketch, None]:
         """The map, the same every round."""
-        sign = 1.0 if self.form.signed else -1.0  # of both signs one is tried anyway
+        sign = 2.0 * self.form.signed - 1.0  # where both signs are tried this one is left as it is
         if self.form.rows is None:
             return _AxisScores(context.space, sign), None
         return _RowScores(context.space, sign * self.form.rows), None
@@ -226,7 +225,9 @@ class _AxisScores(IdentityMap):
 
     def encode(self, rows: Any) -> Any:
         """sign times the rows."""
-        return rows if self.sign == 1 else rows.scaled(self.sign)
+        if self.sign == 1:
+            return rows
+        return rows.scaled(self.sign)
 
 
 class _RowScores(Sketch):
@@ -261,8 +262,9 @@ def reach(facts: Facts) -> float | None:
     form = form_of(facts.constraint)
     if form is None:
         return None
-    longest = facts.entry if form.rows is None else float(form.rows.double().norm(dim=1).max())
-    return form.radius * longest
+    if form.rows is None:
+        return form.radius * facts.entry
+    return form.radius * float(form.rows.double().norm(dim=1).max())
 
 
 def vertex_bound(facts: Facts, rounds: int) -> float:
@@ -287,12 +289,12 @@ def _fill_private(facts: Facts) -> Choice:
         raise Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
     if facts.step is not None:
         raise Refusal("its steps are 2 / (t + 2): leave step out")
-    low, high = CONSTANTS.vertices
-    best = min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds))
-    rounds = full_rounds(facts, best)
+    dims, (low, high) = facts.parameters, CONSTANTS.vertices
+    if form.rows is not None:
+        dims = len(form.rows)
+    rounds = full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1
     spent = facts.split(Charge("vertex", "noisy-max", rounds))["vertex"]
-    dims = facts.parameters if form.rows is None else len(form.rows)
     run = Run(facts, rounds, None, clip, spent, dims)
     return run.choice(
         {"clip": clip},

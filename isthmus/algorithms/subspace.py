@@ -38,8 +38,6 @@ from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progres
 from isthmus.sketches.dense import random_rows
 from isthmus.sketches.public import SubspaceMap
 
-__all__ = ["Directions", "dp_subspace_gd"]
-
 _PUBLISHED = (
     "as claimed, by this accountant: gradients are clipped before the projection, which public directions allow "
     "(clipping after it, the default, cuts less of the gradient at the same cost)"
@@ -73,7 +71,9 @@ def pdp_sgd(
     >>> pdp_sgd(epsilon=1.0, k=10, data=([[1.0]], [1]), clip=1.0, step=0.1, n="exact").arguments["k"]
     10
     """
-    where, guarantee = ("before", _PUBLISHED) if as_published else ("after", "")
+    where, guarantee = "after", ""
+    if as_published:
+        where, guarantee = "before", _PUBLISHED
     encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
     return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, guarantee=guarantee, **options).build
 
@@ -132,15 +132,14 @@ def _fill_public(facts: Facts) -> Choice:
         raise Refusal("no public rows: give public=X or (X, y)")
     if facts.outputs > 1 and not facts.public.labelled:
         raise Refusal("several outputs: the public rows need labels")
-    k = facts.public_size
+    k, gain, captured = facts.public_size, 1.0, "no energy curve"
     share = facts.public.share(k)
+    if share:  # a row lies in the subspace up to what the subspace misses
+        gain, captured = math.sqrt(share), f"{share:.0%} of the public hold-out energy in k = {k} directions"
     run = filling.sampled_run(facts, facts.the_clip, k)
-    gain = math.sqrt(share) if share else 1.0  # a row lies in the subspace up to what the subspace misses
-    captured = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
     rows, parameters = facts.public.rows, facts.parameters
     flops = run.rounds / REFRESH * (2 * rows**2 * parameters + rows**3)
-    evidence = f"{captured}; Theorem 6 (004)"
-    arguments = {"k": k, "refresh": REFRESH}
+    evidence, arguments = f"{captured}; Theorem 6 (004)", {"k": k, "refresh": REFRESH}
     return filling.stepped(run, arguments, gain, held=k * parameters, flops=flops, evidence=evidence)
 
 
@@ -175,13 +174,12 @@ def dp_subspace_gd(
     """
     validate.positive_int(k=k)
     validate.open_unit(share=share)
-    if isinstance(step, str):
-        validate.one_of(("auto",), step=step)
     fixed = not isinstance(clip, AdaptiveClip)
     validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
-    buys: tuple[SumPurchase, ...] = (Directions(k, share=share),)
+    buys: tuple[SumPurchase, ...] = (_Directions(k, share=share),)
     rule: StepRule | None = None
     if isinstance(step, str):
+        validate.one_of(("auto",), step=step)
         buys = (*buys, Lambda())
     else:
         rule = step
@@ -206,7 +204,7 @@ class _FoundMap(SubspaceMap):
 
 
 @dataclass(frozen=True)
-class Directions(SumPurchase):
+class _Directions(SumPurchase):
     """X'X Omega for k + 10 random orthonormal columns, and the top directions of what was released."""
 
     k: int
@@ -216,12 +214,9 @@ class Directions(SumPurchase):
     def check(self, objective: LinearModel) -> None:
         """One output, and at most as many directions as columns."""
         super().check(objective)
-        d = objective.space.d
-        single = d == objective.X.shape[1]
-        validate.check(
-            single, "objective", objective, "give one with a single output: directions are not learned for several"
-        )
-        validate.at_most(d, "the number of columns", k=self.k)
+        remedy = "give one with a single output: directions are not learned for several"
+        validate.check(objective.space.d == objective.X.shape[1], "objective", objective, remedy)
+        validate.at_most(objective.space.d, "the number of columns", k=self.k)
 
     def clip(self, objective: LinearModel) -> Clip:
         """1: |x| |Omega' x| for rows of norm at most 1."""
@@ -230,7 +225,8 @@ class Directions(SumPurchase):
     def rows(self, objective: LinearModel) -> Outer:
         """x (Omega' x)'."""
         X = unit_rows(objective.X).plain()
-        return Outer(X, matmul(X, self._omega(X.shape[1]).T))
+        omega = random_rows(self._tried(X.shape[1]), X.shape[1], key=self.k)  # orthonormal, from a public key
+        return Outer(X, matmul(X, omega.T))
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The top directions that stand out of the noise."""
@@ -245,7 +241,3 @@ class Directions(SumPurchase):
 
     def _tried(self, d: int) -> int:
         return min(d, self.k + _MORE)
-
-    def _omega(self, d: int) -> Tensor:
-        """Orthonormal rows from a public key."""
-        return random_rows(self._tried(d), d, key=self.k)

@@ -471,12 +471,11 @@ def _fillings(facts: Facts, asked: _Asked | Iterable[_Asked] | None, refused: di
             else:
                 yield from known.fillings
         return
-    requests = [asked]
-    if not isinstance(asked, (str, Algorithm)) and not callable(asked):
-        remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
-        validate.check(isinstance(asked, Iterable), "algorithms", asked, remedy)
-        requests = list(asked)  # type: ignore[arg-type]
-    for request in dict.fromkeys(requests):
+    if isinstance(asked, (str, Algorithm)) or callable(asked):
+        asked = [asked]
+    remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
+    validate.check(isinstance(asked, Iterable), "algorithms", asked, remedy)
+    for request in dict.fromkeys(asked):
         named, fillings = _named(request)
         if not fillings:
             refused[named.name] = named.left_out

@@ -42,8 +42,9 @@ def check_arguments(arguments: Mapping[str, Any], **other: Check | None) -> None
     >>> check_arguments({"noise": 0.0}), check_arguments({"noise": 0.0, "scale": None}, scale=None)
     (None, None)
     """
+    checks = {**_OF, **other}
     for name, value in arguments.items():
-        check = other[name] if name in other else _OF.get(name)
+        check = checks.get(name)
         if check is not None:
             check(**{name: value})
 
@@ -82,8 +83,7 @@ def narrow_dimension(d: int, width: float, beta: float, constant: float = 1.0) -
     (900, 500)
     """
     check_arguments(locals())
-    narrow = constant * (width / beta) ** 2
-    return d if narrow >= d else max(1, round_up(narrow))
+    return max(1, round_up(min(d, constant * (width / beta) ** 2)))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ class Schedule:
 
     def dimension(self, t: int, d: int, width: float, constant: float = 1.0) -> int:
         """m_t = min(d, c w(C)^2 / beta_t^2); d when nothing is compressed."""
-        return d if self.beta is None else narrow_dimension(d, width, self.beta(t), constant)
+        if self.beta is None:
+            return d
+        return narrow_dimension(d, width, self.beta(t), constant)
 
 
 # ---------------------------------------------------------------- convex
@@ -472,8 +474,10 @@ def goal_schedule(
         if smooth and whole:
             rounds = round_up(math.sqrt(n))
     largest = math.inf
-    if smoothness is not None and (whole or learning):
-        largest = 1 / (2 * smoothness) if whole else 2 / smoothness
+    if smoothness is not None and whole:
+        largest = 1 / (2 * smoothness)
+    elif smoothness is not None and learning:
+        largest = 2 / smoothness
     if scale is None:
         scale = 1.0 if math.isinf(largest) else largest
     validate.at_most(largest, "the largest step of the theorem", scale=scale)
@@ -539,7 +543,9 @@ def private_generalisation_schedule(n: int, *, scale: float = 1.0, rounds: int |
     (16, 0.25, 0.25, 0.5)
     """
     check_arguments(locals(), rounds=None)
-    T = n**2 if rounds is None else rounds
+    T = n**2
+    if rounds is not None:
+        T = rounds
     validate.positive_int(rounds=T)
     return Schedule(Rule(scale / T**0.75), Rule(1.0, power=1.0, offset=2), rounds=T)
 
@@ -629,7 +635,7 @@ def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -
     array([0.42857143, 0.57142857])
     """
     smooth = _positive("smoothness", smoothness)
-    parts = cover([[j] for j in range(smooth.size)] if blocks is None else blocks, smooth.size)
+    parts = _singles_or(blocks, smooth.size)
     largest = np.array([smooth[block].max() for block in parts])
     return np.asarray(largest / largest.sum())
 
@@ -656,7 +662,7 @@ def sampling_probabilities(
     if sampling == "nice":
         return np.full(d, check_subset_size(tau, d) / d)
     validate.check(sampling == "single" or blocks is not None, "blocks", blocks, "give the blocks")
-    parts = cover([[j] for j in range(d)] if sampling == "single" else blocks, d)
+    parts = _singles_or(None if sampling == "single" else blocks, d)
     q = law_of(chances, len(parts))
     p = np.zeros(d)
     for block, chance in zip(parts, q, strict=True):
@@ -722,6 +728,12 @@ def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
     return every
 
 
+def _singles_or(blocks: Blocks | None, d: int) -> list[list[int]]:
+    if blocks is None:
+        return [[j] for j in range(d)]
+    return cover(blocks, d)
+
+
 def expected_smoothness(
     matrix: Any, blocks: Blocks | None = None, chances: Vector | None = None, *, tau: int | None = None
 ) -> np.ndarray:
@@ -747,7 +759,7 @@ def expected_smoothness(
         validate.check(blocks is None, "blocks", blocks, "give the subsets or tau, not both")
         share = (check_subset_size(tau, d) - 1) / max(1, d - 1)
         return np.asarray(diagonal * (1 + share * (_top(M, np.arange(d)) - 1)))
-    subsets = cover([[j] for j in range(d)] if blocks is None else blocks, d)
+    subsets = _singles_or(blocks, d)
     q = law_of(chances, len(subsets))
     drawn, weighted = np.zeros(d), np.zeros(d)
     for subset, chance in zip(subsets, q, strict=True):
@@ -842,7 +854,7 @@ def strongly_convex_block_loops(
     validate.positive(gap=gap)
     factor = 1 + _condition(smoothness, probabilities, strong_convexity)
     level = factor * noise**2 * log_inverse(epsilon, delta) / (n * epsilon) ** 2
-    return Loops(round_up(2 * factor), max(1, round_up(math.log2(gap / level))) if gap > level else 1)
+    return Loops(round_up(2 * factor), max(1, round_up(math.log2(max(gap / level, 1.0)))))
 
 
 def _condition(smoothness: Vector, probabilities: Vector, strong_convexity: float) -> float:
