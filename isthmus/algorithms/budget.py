@@ -8,10 +8,9 @@ from typing import Any, Required, TypedDict, Unpack
 
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
+from isthmus.core.parts import Step
 from isthmus.core.pipeline import Pipeline, Promise, Stage, StepSize
-from isthmus.parts import Step
-from isthmus.privacy import Charge, FixedSize, FullBatch, Poisson, PrivacyPlan
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Charge, FixedSize, FullBatch, Poisson, PrivacyPlan
 from isthmus.privacy.plan import default_delta
 
 _ASSUMPTIONS = (

@@ -12,11 +12,10 @@ from typing import Unpack
 
 from torch import Tensor
 
-from isthmus.algorithms import filling
 from isthmus.algorithms.budget import Budget, BudgetOptions, diameter_of, published_budget, rounds_of
 from isthmus.algorithms.descent import Descent, StepRule, step_rule
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, Run, algorithm
+from isthmus.algorithms.filling import Build, Choice, Refusal, Run, algorithm, full_rounds, full_run, stepped
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
@@ -24,9 +23,8 @@ from isthmus.lifts import CoSaMP, discard, pinv
 from isthmus.privacy import Charge, Clip, Laplace, PrivacyPlan
 from isthmus.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
 from isthmus.sketches.selection import SelectionMap
-from isthmus.theory import Rule, Schedule
+from isthmus.theory import Rule, Schedule, compressive_scale, dense_scale, laplace_noise
 from isthmus.theory.printed import Inside, LargestEntries, Printed
-from isthmus.theory.schedules import compressive_scale, dense_scale, laplace_noise
 
 
 @algorithm(words="each round adds noise to a short code, from which a sparse step is decoded")
@@ -184,11 +182,11 @@ def _fill_gaussian(facts: Facts) -> Choice:
     kappa, rounds = max(1, min(CONSTANTS.kappa, p // 5)), CONSTANTS.full_rounds[0]
     if d > CONSTANTS.small:
         rounds = CONSTANTS.decodings
-    run = filling.full_run(facts, facts.the_clip, p, rounds)
+    run = full_run(facts, facts.the_clip, p, rounds)
     norm = run.sigma * math.sqrt(kappa)  # what the decoder keeps of the noise
     flops = run.rounds * p * (60 * d + facts.n * facts.filled)
     arguments, gain = {"p": p, "kappa": kappa}, math.sqrt(kappa / d)
-    return filling.stepped(run, arguments, gain, noise_norm=norm, held=p * d, flops=flops)
+    return stepped(run, arguments, gain, noise_norm=norm, held=p * d, flops=flops)
 
 
 @compressive_dp_sgd.filling(
@@ -203,9 +201,9 @@ def _fill_selection(facts: Facts) -> Choice:
     wanted, kappa = CONSTANTS.full_rounds[0], min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
     if facts.sparsity:
         wanted = CONSTANTS.selections
-    rounds = filling.full_rounds(facts, wanted)
+    rounds = full_rounds(facts, wanted)
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     arguments, gain = {"kappa": kappa, "clip": entry, "variant": "selection"}, math.sqrt(kappa / facts.parameters)
-    return filling.stepped(run, arguments, gain, noise_norm=run.sigma * math.sqrt(kappa))
+    return stepped(run, arguments, gain, noise_norm=run.sigma * math.sqrt(kappa))

@@ -17,21 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms import filling
 from isthmus.algorithms.budget import Budget, BudgetOptions, rounds_of
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Run, algorithm
+from isthmus.algorithms.filling import AVERAGED, Build, Choice, Run, algorithm, full_run, sampled_run
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
+from isthmus.core.parts import Restart
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import unbiased
-from isthmus.parts import Restart
-from isthmus.privacy import Charge, Clip, Gaussian
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Charge, Clip, Gaussian
 from isthmus.sketches import Blocks, Encoder, Nice
 from isthmus.theory import schedules
 from isthmus.theory.printed import Printed, skgd_sigma
-from isthmus.theory.schedules import Loops
 
 
 @algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
@@ -46,7 +43,7 @@ def dp_skgd(
     inner: int | None = None,
     step: float = 1.0,
     batch_size: int | None = None,
-    schedule: Loops | None = None,
+    schedule: schedules.Loops | None = None,
     as_published: bool = False,
     **terms: Unpack[BudgetOptions],
 ) -> Build:
@@ -200,11 +197,11 @@ def _fill_blocks(facts: Facts) -> Choice:
     shape, d, name, shortfall = facts.component_smoothness, facts.parameters, "equal blocks", None
     blocks = min(d, max(CONSTANTS.blocks, -(-d // (facts.max_dims or d))))
     size = -(-d // blocks)
-    run = filling.sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
+    run = sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
     base = facts.smooth / 2  # steps of 2 / L
     arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
     arguments |= {"inner": min(CONSTANTS.inner, run.rounds), "smoothness": base, "blocks": blocks}
-    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * filling.AVERAGED["average"]
+    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
     if shape is not None:
         wide = base * np.maximum(shape / shape.max(), CONSTANTS.block_floor)
         parts = np.array_split(np.argsort(-wide, kind="stable"), blocks)
@@ -233,7 +230,7 @@ def _fill_single(facts: Facts) -> Choice:
         wide = np.array([facts.smooth * facts.entry**2])
     bounds = facts.the_clip * np.sqrt(wide / facts.smooth)
     low, high = CONSTANTS.coordinate_rounds
-    run = filling.full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
+    run = full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
     sigma = run.sigma * bounds
     unit = _margin(run, wide, np.full(len(wide), 1 / d), sigma)
     step = facts.step or min(1.0, facts.tau / unit)
@@ -249,7 +246,7 @@ def _margin(run: Run, wide: np.ndarray, law: np.ndarray, sigma: np.ndarray) -> f
     """Noise in the margin of a unit row whose squares are spread as M is; inner loops return their means."""
     visits = run.rounds * law
     walked = np.sqrt((wide / wide.sum() * visits * (sigma / wide) ** 2).sum())
-    return float(walked) * filling.AVERAGED["average"]
+    return float(walked) * AVERAGED["average"]
 
 
 def _few(values: np.ndarray) -> float | list[float]:

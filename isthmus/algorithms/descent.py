@@ -14,14 +14,12 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
-from isthmus.core.parts import average_of
+from isthmus.core.parts import FirstOrderStationary, Step, average_of
 from isthmus.core.pipeline import Pipeline, Round, Stage, StepSize
 from isthmus.core.wire import State
 from isthmus.lifts import Lift, ProjectAndLift, pinv
-from isthmus.parts import FirstOrderStationary, Step
 from isthmus.sets import ConvexSet, Whole
-from isthmus.sketches import Encoder, Identity
-from isthmus.sketches.base import Size
+from isthmus.sketches import Encoder, Identity, Size
 from isthmus.theory import Rule, Schedule, narrow_dimension
 
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.objectives.linear import Loss, known_losses, loss_of, name_of
-from isthmus.privacy import Charge, Poisson, PrivacyPlan
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Charge, Poisson, PrivacyPlan
 from isthmus.privacy.plan import default_delta, mu_of
 from isthmus.sets import ConvexSet
 

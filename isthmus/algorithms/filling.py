@@ -107,7 +107,12 @@ class Choice:
         assert self.of is not None
         arguments = dict(self.arguments) | {key: value for key, value in overrides.items() if value is not None}
         if "data" in self.of.parameters:
-            arguments["data"] = _examples(public)
+            remedy = "give the public rows, X or (X, y): directions come from them"
+            validate.check(public is not None, "public", None, remedy)
+            if not isinstance(public, tuple):  # with one output any label gives the same directions
+                X = as_matrix("public", public)
+                public = X, np.ones(X.shape[0])
+            arguments["data"] = public
         for operation in self.of.needs:
             able = constraint is None or constraint.can(operation)
             validate.check(able, "constraint", constraint, f"give a set with an {operation}: {self.algorithm} needs it")
@@ -133,15 +138,6 @@ def _listed(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_listed(item) for item in value]
     return value
-
-
-def _examples(public: object) -> object:
-    """Public rows with labels; with one output any label gives the same directions."""
-    validate.check(public is not None, "public", None, "give the public rows, X or (X, y): directions come from them")
-    if isinstance(public, tuple):
-        return public
-    X = as_matrix("public", public)
-    return X, np.ones(X.shape[0])
 
 
 AVERAGED = {"last": 1.0, "tail": math.sqrt(2 / 3), "average": math.sqrt(1 / 3)}
@@ -469,7 +465,7 @@ def algorithm(function: Any = None, /, **said: Any) -> Any:
     >>> from isthmus import plan
     >>> from isthmus.algorithms import Budget, algorithm, rounds_of
     >>> from isthmus.privacy import Charge, Clip
-    >>> from isthmus.parts import Step
+    >>> from isthmus.core.parts import Step
     >>> from isthmus.core.pipeline import Pipeline, Release, Stage
     >>> @algorithm
     ... def my_gd(*, epsilon, delta=None, clip, step, n=None, adjacency="add-remove"):

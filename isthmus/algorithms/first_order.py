@@ -13,13 +13,12 @@ from isthmus.algorithms.filling import Build, Choice, Run, algorithm, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.core.minimize import Binding
+from isthmus.core.parts import Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.wire import Wire
 from isthmus.lifts import HeavyHitters, Lift, pinv, unbiased
-from isthmus.parts import Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
 from isthmus.privacy.sampling import Sampler
-from isthmus.sketches import CountSketch, Encoder, SparseJL
-from isthmus.sketches.base import Random, Size, resolve
+from isthmus.sketches import CountSketch, Encoder, Random, Size, SparseJL, resolve
 from isthmus.theory import Schedule
 
 

@@ -23,15 +23,13 @@ from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
-from isthmus.core.parts import Last
+from isthmus.core.parts import FrankWolfe, Full, GapBelow, Last, Uniform, WithoutReplacement
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import Lifted, adjoint
-from isthmus.parts import FrankWolfe, Full, GapBelow, Uniform, WithoutReplacement
 from isthmus.privacy import Charge, Clip, NoisyMax
 from isthmus.privacy.sampling import Sampler
 from isthmus.sets import ConvexSet, VertexForm
-from isthmus.sketches import Context, CountSketch, Encoder, Sketch
-from isthmus.sketches.base import Size
+from isthmus.sketches import Context, CountSketch, Encoder, Size, Sketch
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory import Rule, Schedule
 

@@ -10,13 +10,12 @@ from isthmus.algorithms.filling import Build, algorithm
 from isthmus.algorithms.private import PrivateDescent, PrivateOptions
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
+from isthmus.core.parts import Full, Mirror, Shuffle
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import unbiased
-from isthmus.parts import Full, Mirror, Shuffle
 from isthmus.penalties import NoPenalty
 from isthmus.sets import Simplex
-from isthmus.sketches import CountSketch
-from isthmus.sketches.base import Size
+from isthmus.sketches import CountSketch, Size
 from isthmus.theory import Schedule
 
 _ASKED = "for a simplex only: planned where it is asked for by name"

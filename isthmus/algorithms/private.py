@@ -22,17 +22,14 @@ from isthmus.algorithms.filling import Build, Choice, algorithm, full_run, sampl
 from isthmus.algorithms.purchases import SumPurchase
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
-from isthmus.core.parts import Update
+from isthmus.core.parts import Tail, Update
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.lifts import discard
-from isthmus.parts import Tail
 from isthmus.penalties import NoPenalty
-from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, GroupClip, PrivacyPlan
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import AdaptiveClip, Adjacency, Charge, Clip, FixedSize, GroupClip, PrivacyPlan
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder
 from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder, GaussianSketch
-from isthmus.sketches.base import Size, resolve
+from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Size, resolve
 from isthmus.theory import Rule, Schedule
 from isthmus.theory.printed import Printed, own_length
 

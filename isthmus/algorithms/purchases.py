@@ -39,8 +39,7 @@ from isthmus.gradients.adding import KAPPA
 from isthmus.lifts import discard
 from isthmus.objectives.linear import LinearModel
 from isthmus.objectives.targets import CountTargets
-from isthmus.privacy import Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
 from isthmus.privacy.event_json import DpEvent
 from isthmus.problems.features import Distribution, SmoothMap, bins_of, distribution, grid, smooth_map
 from isthmus.problems.queries import Products, Query, Squares, TopEigenvalue
@@ -494,7 +493,8 @@ class Shapes(Histogram):
             reach=view.reach,
             features=self.features,
             functions=self.functions,
-            longer=longest(terms.n * terms.mu / max(self.features, d)),
+            # rows that are shortened bend what is learned, long ones bring noise: the more records, the longer
+            longer=max(1.0, math.sqrt(terms.n * terms.mu / max(self.features, d) / 100)),
             floor=max(noise, UNSEEN) / terms.n,
         )
         return _seen_through(prepared, features)
@@ -549,8 +549,10 @@ class ShrunkStatistics(Statistics):
         z = first[-1] * view.bias
         curvature = self._curvature(loss, z)
         values, vectors = torch.linalg.eigh(curvature * gram)
-        values = values.clamp(min=0)
-        pull = self._noise(prepared, curvature * noise, terms) / self.usual(prepared)
+        values, usual = values.clamp(min=0), self.usual(prepared)
+        # the square of what noise adds to a coordinate of the sum of gradients in the end: the rounds', the matrix'
+        rounds = 1.3 * (prepared.clip or terms.clip) / (terms.mu * math.sqrt(0.5))
+        pull = (rounds**2 + 0.03 * (curvature * noise) ** 2 * usual * d) / usual
         inverse = (vectors * (values / (values.square() + pull))) @ vectors.T
         # the gradient where all margins are z, of what was bought: slopes are level + slope y there
         slopes = loss.slopes(z.expand(2), torch.tensor([-1.0, 1.0], dtype=torch.float64))
@@ -567,12 +569,6 @@ class ShrunkStatistics(Statistics):
             return loss.curvature or 1.0
         ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
         return 0.8 * max(float(ends[1] - ends[0]), 0.05)
-
-    def _noise(self, prepared: Purchased, matrix: float, terms: Terms) -> float:
-        """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
-        that of the matrix."""
-        rounds = 1.3 * (prepared.clip or terms.clip) / (terms.mu * math.sqrt(0.5))
-        return rounds**2 + 0.03 * matrix**2 * self.usual(prepared) * int(prepared.objective.X.shape[1])
 
     def usual(self, prepared: Purchased) -> float:
         """The square of a usual coordinate of w, generously: margins of the size that targets have."""
@@ -598,17 +594,6 @@ class _Averaging:
 
 
 # ---------------------------------------------------------------- what follows
-
-
-def longest(records: float) -> float:
-    """How much longer than usual a row of features may be, with so many records in units of the noise for each.
-
-    Rows that are shortened bend what is learned; long rows bring noise: the more records there are, the longer.
-
-    >>> [round(longest(b), 2) for b in (5, 50, 500, 50000)]
-    [1.0, 1.0, 2.24, 22.36]
-    """
-    return max(1.0, math.sqrt(records / 100))
 
 
 def _labels(prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:

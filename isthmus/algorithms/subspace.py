@@ -20,11 +20,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from isthmus.algorithms import filling
 from isthmus.algorithms.budget import BudgetOptions
 from isthmus.algorithms.descent import StepRule
 from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, algorithm
+from isthmus.algorithms.filling import Build, Choice, Refusal, algorithm, sampled_run, sketched, stepped
 from isthmus.algorithms.private import PrivateDescent, PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
 from isthmus.base import validate
@@ -120,9 +119,9 @@ REFRESH = 10
 def _fill_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
-    run = filling.sampled_run(facts, facts.the_clip, k)
+    run = sampled_run(facts, facts.the_clip, k)
     flops = run.rounds * k * (k * facts.parameters / REFRESH + (run.batch_size or 0) * facts.filled)
-    return filling.sketched(run, "k", held=k * facts.parameters, flops=flops)
+    return sketched(run, "k", held=k * facts.parameters, flops=flops)
 
 
 @pdp_sgd.filling(shortfall=(0.014, 0.11))
@@ -136,11 +135,11 @@ def _fill_public(facts: Facts) -> Choice:
     share = facts.public.share(k)
     if share:  # a row lies in the subspace up to what the subspace misses
         gain, captured = math.sqrt(share), f"{share:.0%} of the public hold-out energy in k = {k} directions"
-    run = filling.sampled_run(facts, facts.the_clip, k)
+    run = sampled_run(facts, facts.the_clip, k)
     rows, parameters = facts.public.rows, facts.parameters
     flops = run.rounds / REFRESH * (2 * rows**2 * parameters + rows**3)
     evidence, arguments = f"{captured}; Theorem 6 (004)", {"k": k, "refresh": REFRESH}
-    return filling.stepped(run, arguments, gain, held=k * parameters, flops=flops, evidence=evidence)
+    return stepped(run, arguments, gain, held=k * parameters, flops=flops, evidence=evidence)
 
 
 _MORE = 10

@@ -11,8 +11,8 @@ from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
 from isthmus.algorithms.filling import Build, Choice, Run, algorithm, batch_of, sampled_rounds, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
+from isthmus.core.parts import AgainstAnchor, Restart
 from isthmus.core.pipeline import Pipeline, Release, Stage
-from isthmus.parts import AgainstAnchor, Restart
 from isthmus.privacy import Charge, Clip, Poisson
 
 

@@ -23,8 +23,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import Stored
 from isthmus.core.pipeline import Release
 from isthmus.lifts import Lift, Lifted
-from isthmus.privacy import Clip, Gaussian, Mechanism
-from isthmus.privacy.accounting import Adjacency, calibrate, epsilon_of, noise_multiplier
+from isthmus.privacy import Adjacency, Clip, Gaussian, Mechanism, calibrate, epsilon_of, noise_multiplier
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Source

@@ -712,16 +712,13 @@ def check_subset_size(tau: int | None, d: int) -> int:
     return size
 
 
-def _subsets(blocks: Blocks | None, d: int) -> list[list[int]]:
-    every = [list(range(d))] if blocks is None else [[int(j) for j in block] for block in blocks]
-    good = all(block and len(set(block)) == len(block) and 0 <= min(block) <= max(block) < d for block in every)
-    validate.check(bool(every) and good, "blocks", blocks, f"give non-empty sets of different numbers in 0..{d - 1}")
-    return every
-
-
 def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
     """Subsets of 0..d-1 that together hold every coordinate (Assumption 3.1); None is one of all."""
-    every = _subsets(blocks, d)
+    every = [list(range(d))]
+    if blocks is not None:
+        every = [[int(j) for j in block] for block in blocks]
+    good = all(block and len(set(block)) == len(block) and 0 <= min(block) <= max(block) < d for block in every)
+    validate.check(bool(every) and good, "blocks", blocks, f"give non-empty sets of different numbers in 0..{d - 1}")
     missing = d - len({j for block in every for j in block})
     remedy = f"give sets that hold every coordinate (Assumption 3.1): {missing} are never drawn"
     validate.check(missing == 0, "blocks", blocks, remedy)
@@ -824,7 +821,7 @@ def convex_block_loops(n: int, *, noise: float, radius: float, epsilon: float, d
     >>> convex_block_loops(100, noise=2.0, radius=3.0, epsilon=0.5, delta=math.exp(-4))
     Loops(inner=38, outer=1)
     """
-    _check(n, noise, radius)
+    check_arguments(locals(), noise=validate.positive)
     log = log_inverse(epsilon, delta)
     return Loops(max(1, round_up(n * epsilon * radius / (noise * math.sqrt(log)))))
 
@@ -850,17 +847,9 @@ def strongly_convex_block_loops(
     >>> strongly_convex_block_loops(80, noise=1.0, gap=1.0, epsilon=1.0, delta=math.exp(-1), **problem)
     Loops(inner=10, outer=11)
     """
-    _check(n, noise, 1.0)
-    validate.positive(gap=gap)
-    factor = 1 + _condition(smoothness, probabilities, strong_convexity)
+    validate.positive_int(n=n)
+    validate.positive(noise=noise, gap=gap)
+    validate.positive(strong_convexity=strong_convexity)
+    factor = 1 + float(smoothness_ratios(smoothness, probabilities).max()) / strong_convexity
     level = factor * noise**2 * log_inverse(epsilon, delta) / (n * epsilon) ** 2
     return Loops(round_up(2 * factor), max(1, round_up(math.log2(max(gap / level, 1.0)))))
-
-
-def _condition(smoothness: Vector, probabilities: Vector, strong_convexity: float) -> float:
-    validate.positive(strong_convexity=strong_convexity)
-    return float(smoothness_ratios(smoothness, probabilities).max()) / strong_convexity
-
-
-def _check(n: int, noise: float, radius: float) -> None:
-    check_arguments(locals(), noise=validate.positive)
