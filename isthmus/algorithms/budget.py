@@ -22,7 +22,7 @@ _ASSUMPTIONS = (
 PrivateSampler = FullBatch | Poisson | FixedSize
 
 
-class BudgetOptions(TypedDict, total=False):
+class _BudgetOptions(TypedDict, total=False):
     """What every private recipe takes: the arguments of `Budget`."""
 
     epsilon: Required[float]
@@ -97,7 +97,7 @@ class Budget:
         return Pipeline(stages, step, rounds=rounds, promise=self.promise(plan, binding), **slots)
 
 
-def published_budget(**terms: Unpack[BudgetOptions]) -> Budget:
+def _published_budget(**terms: Unpack[_BudgetOptions]) -> Budget:
     """The budget of a mechanism run as printed: replace-one, and its formulas use the true number of records."""
     n = terms.get("n")
     validate.check(n == "exact", "n", n, 'give n="exact": as published, the number of records is fixed and public')
@@ -115,7 +115,7 @@ def rounds_of(binding: Binding, sampler: PrivateSampler, n: int, scheduled: int 
     return max(1, round(binding.epochs * sampler.rounds(n)))
 
 
-def diameter_of(binding: Binding) -> float:
+def _diameter_of(binding: Binding) -> float:
     """||C||, of which default steps are made."""
     bounded = binding.constraint.bounded and binding.constraint.can("diameter")
     validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")

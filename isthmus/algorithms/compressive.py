@@ -12,10 +12,10 @@ from typing import Unpack
 
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, BudgetOptions, diameter_of, published_budget, rounds_of
-from isthmus.algorithms.descent import Descent, StepRule, step_rule
+from isthmus.algorithms.budget import Budget, _BudgetOptions, _diameter_of, _published_budget, rounds_of
+from isthmus.algorithms.descent import StepRule, _Descent, _step_rule
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, Run, algorithm, full_rounds, full_run, stepped
+from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _full_rounds, _stepped, algorithm, full_run
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
@@ -39,7 +39,7 @@ def compressive_dp_sgd(
     output: str = "last",
     schedule: Schedule | None = None,
     as_published: bool = False,
-    **terms: Unpack[BudgetOptions],
+    **terms: Unpack[_BudgetOptions],
 ) -> Build:
     """Compressive DP-SGD (002): a private gradient with at most kappa non-zeros a round.
 
@@ -69,8 +69,8 @@ def compressive_dp_sgd(
     validate.check(p is None or p >= 3, "p", p, "give a whole number of at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
     validate.check(not sampled, "batch_size", batch_size, "leave it out: selection gains nothing from sampling")
-    budget = published_budget(**terms) if as_published else Budget(**terms)
-    descent, kept, codes = Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
+    budget = _published_budget(**terms) if as_published else Budget(**terms)
+    descent, kept, codes = _Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
     Clip(clip)
 
     def build(binding: Binding) -> Pipeline:
@@ -98,9 +98,9 @@ def compressive_dp_sgd(
             choosing = Release("choose", clip=Clip(clip, ord=math.inf), mechanism=mechanism, lift=discard)
             stages = [Stage(sampler, [choosing], "choose"), *stages]
         if step is None and schedule is None:  # Theorem 1, with the noise that this run has in G
-            rule: StepSize = Rule(diameter_of(binding) / (math.sqrt(2) * length), power=0.5)
+            rule: StepSize = Rule(_diameter_of(binding) / (math.sqrt(2) * length), power=0.5)
         else:
-            rule = step_rule(step, schedule)
+            rule = _step_rule(step, schedule)
         return descent.pipeline(binding, stages, rule, rounds=rounds, promise=budget.promise(plan, binding))
 
     return build
@@ -113,7 +113,7 @@ def _sound(variant: str, plan: PrivacyPlan, clip: float, p: int, kappa: int) -> 
         return Release(clip=Clip(clip, ord=1), mechanism=mechanism)
     if variant == "selection":  # kappa entries of at most `clip` each have this l2 norm
         values = Clip(clip * math.sqrt(kappa))
-        return Release(encode=Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
+        return Release(encode=_Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
     bound = Clip(clip, ord={"gaussian": 2, "laplace": 1}[variant])
     return Release(encode=GaussianSketch(p, scaling="jl"), clip=bound, mechanism=mechanism, lift=CoSaMP(kappa))
 
@@ -148,7 +148,7 @@ def _printed(
 
 
 @dataclass(frozen=True)
-class Chosen(Encoder):
+class _Chosen(Encoder):
     """The coordinates that an earlier stage of the round released as a 0/1 vector: v -> v[chosen].
 
     What it selects was paid for, so the map is public.
@@ -186,7 +186,7 @@ def _fill_gaussian(facts: Facts) -> Choice:
     norm = run.sigma * math.sqrt(kappa)  # what the decoder keeps of the noise
     flops = run.rounds * p * (60 * d + facts.n * facts.filled)
     arguments, gain = {"p": p, "kappa": kappa}, math.sqrt(kappa / d)
-    return stepped(run, arguments, gain, noise_norm=norm, held=p * d, flops=flops)
+    return _stepped(run, arguments, gain, noise_norm=norm, held=p * d, flops=flops)
 
 
 @compressive_dp_sgd.filling(
@@ -201,9 +201,9 @@ def _fill_selection(facts: Facts) -> Choice:
     wanted, kappa = CONSTANTS.full_rounds[0], min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
     if facts.sparsity:
         wanted = CONSTANTS.selections
-    rounds = full_rounds(facts, wanted)
+    rounds = _full_rounds(facts, wanted)
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     arguments, gain = {"kappa": kappa, "clip": entry, "variant": "selection"}, math.sqrt(kappa / facts.parameters)
-    return stepped(run, arguments, gain, noise_norm=run.sigma * math.sqrt(kappa))
+    return _stepped(run, arguments, gain, noise_norm=run.sigma * math.sqrt(kappa))

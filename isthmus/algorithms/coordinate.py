@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, BudgetOptions, rounds_of
+from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import AVERAGED, Build, Choice, Run, algorithm, full_run, sampled_run
+from isthmus.algorithms.filling import AVERAGED, Build, Choice, Run, _sampled_run, algorithm, full_run
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import Restart
@@ -45,7 +45,7 @@ def dp_skgd(
     batch_size: int | None = None,
     schedule: schedules.Loops | None = None,
     as_published: bool = False,
-    **terms: Unpack[BudgetOptions],
+    **terms: Unpack[_BudgetOptions],
 ) -> Build:
     """DP-SkGD (003): noisy steps on random blocks of coordinates, each with its own step 1 / M_j.
 
@@ -197,7 +197,7 @@ def _fill_blocks(facts: Facts) -> Choice:
     shape, d, name, shortfall = facts.component_smoothness, facts.parameters, "equal blocks", None
     blocks = min(d, max(CONSTANTS.blocks, -(-d // (facts.max_dims or d))))
     size = -(-d // blocks)
-    run = sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
+    run = _sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
     base = facts.smooth / 2  # steps of 2 / L
     arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
     arguments |= {"inner": min(CONSTANTS.inner, run.rounds), "smoothness": base, "blocks": blocks}

@@ -79,7 +79,7 @@ Family = Callable[[Size], Encoder]
 Stop = Callable[[Round, State, State], bool]
 
 
-def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
+def _step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
     """A rule `t -> eta` from a number, a rule or a schedule."""
     rule: StepRule | None = step
     if rule is None and schedule is not None:
@@ -94,7 +94,7 @@ def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent:
+class _Descent:
     """A step on C by gradients as they are, or through maps of a narrow dimension m.
 
     sketch  the family of maps, as a function of m; None compresses nothing
@@ -115,7 +115,7 @@ class Descent:
         validate.one_of(("nearest", "min_gauge"), pick=self.pick)
         average_of(self.output)
         if self.step is not None:
-            step_rule(self.step, None)
+            _step_rule(self.step, None)
         validate.check(
             self.sketch is None or self.narrowed, "m", self.m, "give the narrow dimension, or a schedule that has one"
         )

@@ -119,7 +119,7 @@ class Constants:
 CONSTANTS = Constants()
 
 
-def usual_tau(d: int, labels: bool, sparse: bool) -> float:
+def _usual_tau(d: int, labels: bool, sparse: bool) -> float:
     """The accumulated noise that a margin may get: few columns stand more of it each, labels more than numbers."""
     scale, *within = CONSTANTS.tau_numbers
     if labels:
@@ -150,7 +150,7 @@ _LOOKS = 3
 """How often a round reads its rows: margins, norms, weighted sum."""
 
 
-class Curve(Protocol):
+class _Curve(Protocol):
     """What is asked of a `diagnostics.EnergyCurve`."""
 
     @property
@@ -175,7 +175,7 @@ class PublicFacts:
     rows: int
     columns: int
     labelled: bool
-    curve: Curve | None = None
+    curve: _Curve | None = None
     moments: tuple[float, ...] | None = None
 
     def share(self, k: int) -> float:
@@ -420,7 +420,7 @@ class Facts:
     @cached_property
     def tau(self) -> float:
         """The accumulated noise that a margin may get: few columns stand more of it each, labels more than numbers."""
-        return usual_tau(self.d, self.of_loss.labelled(), self.sparse)
+        return _usual_tau(self.d, self.of_loss.labelled(), self.sparse)
 
     @cached_property
     def shapes(self) -> float:

@@ -34,7 +34,7 @@ class Refusal(Exception):
     """Why an algorithm cannot run, or has nothing to offer, on these facts: a filling raises it, or returns it."""
 
 
-def full_name(algorithm: str, variant: str) -> str:
+def _full_name(algorithm: str, variant: str) -> str:
     """Algorithm and variant."""
     return f"{algorithm} ({variant})" if variant else algorithm
 
@@ -82,7 +82,7 @@ class Choice:
     @property
     def name(self) -> str:
         """Algorithm and variant."""
-        return full_name(self.algorithm, self.variant)
+        return _full_name(self.algorithm, self.variant)
 
     @property
     def private(self) -> bool:
@@ -196,7 +196,7 @@ class Run:
         return Choice(algorithm="", variant=variant, arguments=dict(arguments), rounds=self.rounds, **values)
 
 
-def full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
+def _full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
     """Rounds on all records: the caller's, or as wanted, within the allowed passes."""
     most = facts.passes - looks
     if most < 1 and facts.rounds is None:
@@ -204,30 +204,30 @@ def full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
     return facts.rounds or int(min(wanted, most))
 
 
-def batch_of(facts: Facts) -> int:
+def _batch_of(facts: Facts) -> int:
     """The expected size of a Poisson batch: the caller's, else a hundredth of the records."""
     return facts.batch_size or max(1, facts.n // CONSTANTS.batches)
 
 
-def sampled_rounds(facts: Facts, batch_size: int, passes: float) -> int:
+def _sampled_rounds(facts: Facts, batch_size: int, passes: float) -> int:
     """Rounds on batches: the caller's, or as wanted, within the allowed passes."""
     return facts.rounds or int(min(CONSTANTS.sampled_rounds, max(1, passes * facts.n / batch_size)))
 
 
-def sampled_run(facts: Facts, clip: float, dims: int) -> Run:
+def _sampled_run(facts: Facts, clip: float, dims: int) -> Run:
     """Poisson batches with the shared calibration."""
-    batch = batch_of(facts)
-    rounds = sampled_rounds(facts, batch, facts.passes)
+    batch = _batch_of(facts)
+    rounds = _sampled_rounds(facts, batch, facts.passes)
     return Run(facts, rounds, batch, clip, facts.poisson_multiplier(batch / facts.n, rounds), dims)
 
 
 def full_run(facts: Facts, clip: float, dims: int, wanted: int, share: float = 1.0, looks: int = 0) -> Run:
     """All records every round; the step's share of the budget where something else is bought, in so many looks."""
-    rounds = full_rounds(facts, wanted, looks)
+    rounds = _full_rounds(facts, wanted, looks)
     return Run(facts, rounds, None, clip, facts.full_multiplier(rounds, share), dims, looks)
 
 
-def free_run(facts: Facts, dims: int, sampled: bool) -> Run:
+def _free_run(facts: Facts, dims: int, sampled: bool) -> Run:
     """Without a budget: all records, or shuffled batches for some epochs."""
     batch, rounds, most = None, CONSTANTS.free_rounds, facts.passes
     if sampled:
@@ -237,7 +237,7 @@ def free_run(facts: Facts, dims: int, sampled: bool) -> Run:
     return Run(facts, facts.rounds or max(1, int(min(rounds, most))), batch, 0.0, None, dims)
 
 
-def plain_run(facts: Facts, dims: int) -> Run:
+def _plain_run(facts: Facts, dims: int) -> Run:
     """All records, one public step: step * T is what noise depends on, as long as the allowed noise lets it be."""
     low, high = CONSTANTS.full_rounds
     rounds = math.ceil(facts.tau * facts.b / (facts.the_clip * (CONSTANTS.longest / facts.smooth)))
@@ -257,7 +257,7 @@ def allowed_step(run: Run, gain: float = 1.0) -> float:
     return min(CONSTANTS.longest / facts.smooth, facts.tau / (math.sqrt(run.rounds) * run.sigma * gain))
 
 
-def stepped(run: Run, arguments: Mapping[str, Any], gain: float = 1.0, **estimates: Any) -> Choice:
+def _stepped(run: Run, arguments: Mapping[str, Any], gain: float = 1.0, **estimates: Any) -> Choice:
     """Steps as long as allowed, with the noise that they leave in a margin; what a lift keeps of both is the gain."""
     step = allowed_step(run, gain)
     arguments = {"clip": run.facts.the_clip, "step": step, **arguments}
@@ -266,7 +266,7 @@ def stepped(run: Run, arguments: Mapping[str, Any], gain: float = 1.0, **estimat
     return run.choice(arguments, margin_noise=walk(run, step, gain=gain), **estimates)
 
 
-def sketched(run: Run, name: str, **estimates: Any) -> Choice:
+def _sketched(run: Run, name: str, **estimates: Any) -> Choice:
     """A tight random sketch: the pseudo-inverse shrinks signal and noise alike by m / d; a known subspace is kept.
 
     name  what the recipe calls m
@@ -275,7 +275,7 @@ def sketched(run: Run, name: str, **estimates: Any) -> Choice:
     if not isinstance(facts.constraint, Subspace):
         share = run.dims / facts.parameters
     norm = run.sigma * math.sqrt(facts.parameters) * share
-    return stepped(run, {"output": "last", name: run.dims}, share, noise_norm=norm, **estimates)
+    return _stepped(run, {"output": "last", name: run.dims}, share, noise_norm=norm, **estimates)
 
 
 P = ParamSpec("P")
@@ -307,7 +307,7 @@ class Variant:
     @property
     def name(self) -> str:
         """Algorithm and variant."""
-        return full_name(self.of.name, self.variant)
+        return _full_name(self.of.name, self.variant)
 
     def __call__(self, facts: Facts) -> Choice:
         """The choice under its name; a `Refusal` says why there is none."""
@@ -421,10 +421,10 @@ class Algorithm(Generic[P]):
         if {"m", "k"} & set(self.parameters):
             dims = facts.narrow_size
         if facts.private:
-            run = sampled_run(facts, facts.the_clip, dims) if sampled else plain_run(facts, dims)
+            run = _sampled_run(facts, facts.the_clip, dims) if sampled else _plain_run(facts, dims)
             step = allowed_step(run)
         else:
-            run = free_run(facts, dims, sampled)
+            run = _free_run(facts, dims, sampled)
             step = facts.step or 1 / facts.smooth
         values = {"clip": run.clip, "step": step, "batch_size": run.batch_size, "m": dims, "k": dims, "output": "last"}
         arguments = {name: value for name, value in values.items() if name in self.parameters}

@@ -1,4 +1,4 @@
-"""Projected (stochastic) gradient descent, and its compressed forms (papers 001 and 000; see `Descent`)."""
+"""Projected (stochastic) gradient descent, and its compressed forms (papers 001 and 000; see `_Descent`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from isthmus.algorithms.descent import Descent, Family, StepRule, Stop, WidthRule, step_rule
+from isthmus.algorithms.descent import Family, StepRule, Stop, WidthRule, _Descent, _step_rule
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Run, algorithm, free_run
+from isthmus.algorithms.filling import Build, Choice, Run, _free_run, algorithm
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.core.minimize import Binding
@@ -57,7 +57,7 @@ def gd(
     return _FreeDescent(step=step, momentum=momentum, schedule=schedule, output=output).build
 
 
-class NarrowOptions(TypedDict, total=False):
+class _NarrowOptions(TypedDict, total=False):
     """What compressed descents share; see `comp_sgd`."""
 
     m: Size | WidthRule | None
@@ -78,7 +78,7 @@ def comp_sgd(
     momentum: float = 0.0,
     draw: str = "shuffle",
     stop: Stop | None = None,
-    **options: Unpack[NarrowOptions],
+    **options: Unpack[_NarrowOptions],
 ) -> Build:
     """CompSGD (001, 000): SGD that sees m numbers of each gradient.
 
@@ -106,7 +106,7 @@ def comp_sgd(
 
 @algorithm
 def comp_gd(
-    *, shifts: bool = False, momentum: float = 0.0, stop: Stop | None = None, **options: Unpack[NarrowOptions]
+    *, shifts: bool = False, momentum: float = 0.0, stop: Stop | None = None, **options: Unpack[_NarrowOptions]
 ) -> Build:
     """CompGD (000): the full-batch form of `comp_sgd`.
 
@@ -122,7 +122,7 @@ def comp_minibatch(
     batch_size: int | Callable[[int], int] | None = None,
     draw: str | None = None,
     stop: Stop | None = None,
-    **options: Unpack[NarrowOptions],
+    **options: Unpack[_NarrowOptions],
 ) -> Build:
     """CompMinibatch (000, 001): a fresh batch each round, whose size may be a rule, or the schedule's.
 
@@ -149,7 +149,7 @@ def comp_dist_sgd(
     shifts: bool = False,
     heavy: int | None = None,
     momentum: float = 0.0,
-    **options: Unpack[NarrowOptions],
+    **options: Unpack[_NarrowOptions],
 ) -> Build:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
 
@@ -205,7 +205,7 @@ def _sampler(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FreeDescent(Descent):
+class _FreeDescent(_Descent):
     """Descent without a budget; what a map loses may be kept by senders, or codes be lifted otherwise."""
 
     sampler: Sampler = Full()
@@ -217,7 +217,7 @@ class _FreeDescent(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        step_rule(self.step, self.schedule)
+        _step_rule(self.step, self.schedule)
         validate.positive_int(refresh=self.refresh)
         nearest = self.pick == "nearest" or not (self.error_feedback or self.shifts)
         remedy = "leave it out: error feedback and shifts lift by the pseudo-inverse"
@@ -241,7 +241,7 @@ class _FreeDescent(Descent):
                 rate = m / (binding.d * (1 + self.wire.codec.chi(m)))
             update = Shifted(Step(binding.constraint, binding.penalty, self.momentum), rate)
             more = {"wire": replace(self.wire, shift=rate), "update": update}
-        return self.pipeline(binding, [Stage(self.sampler, [release])], step_rule(self.step, self.schedule), **more)
+        return self.pipeline(binding, [Stage(self.sampler, [release])], _step_rule(self.step, self.schedule), **more)
 
     def encode(self, binding: Binding, per_epoch: int) -> Encoder:
         """The map, which serves `refresh` rounds where the family can."""
@@ -272,7 +272,7 @@ class _NarrowDescent(_FreeDescent):
 @sgd.filling(evidence="measured (001-figure-1d): IMDB .874 over an l1 ball, 12 passes", shortfall=(0.001, 0.0))
 def _fill_sgd(facts: Facts) -> Choice:
     """Shuffled batches; averages where the loss has corners."""
-    run = free_run(facts, facts.parameters, sampled=True)
+    run = _free_run(facts, facts.parameters, sampled=True)
     step = facts.step or CONSTANTS.free_step / facts.smooth
     return run.choice({"step": step, "batch_size": run.batch_size, "output": _output_of(facts)})
 
@@ -280,7 +280,7 @@ def _fill_sgd(facts: Facts) -> Choice:
 @gd.filling(evidence="the reference: O(1/T) for smooth convex losses", shortfall=(0.0, 0.0))
 def _fill_gd(facts: Facts) -> Choice:
     """All records."""
-    run = free_run(facts, facts.parameters, sampled=False)
+    run = _free_run(facts, facts.parameters, sampled=False)
     step = facts.step or CONSTANTS.free_step / facts.smooth
     return run.choice({"step": step, "momentum": CONSTANTS.momentum, "output": "last"})
 
@@ -292,7 +292,7 @@ def _fill_gd(facts: Facts) -> Choice:
 )
 def _fill_comp_sgd(facts: Facts) -> Choice:
     """m numbers of each gradient; the sender keeps what the sketch lost."""
-    run = free_run(facts, _narrow(facts), sampled=True)
+    run = _free_run(facts, _narrow(facts), sampled=True)
     return _with_feedback(run, {"batch_size": run.batch_size, "output": _output_of(facts)})
 
 
@@ -301,7 +301,7 @@ def _fill_comp_sgd(facts: Facts) -> Choice:
 )
 def _fill_comp_gd(facts: Facts) -> Choice:
     """The same on all records."""
-    return _with_feedback(free_run(facts, _narrow(facts), sampled=False), {})
+    return _with_feedback(_free_run(facts, _narrow(facts), sampled=False), {})
 
 
 def _with_feedback(run: Run, more: dict[str, Any]) -> Choice:

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, BudgetOptions, rounds_of
-from isthmus.algorithms.descent import Descent, WidthRule
+from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
+from isthmus.algorithms.descent import WidthRule, _Descent
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, Run, algorithm, free_run, full_rounds
+from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _free_run, _full_rounds, algorithm
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
@@ -81,7 +81,7 @@ def comp_fw(
         rule = step or schedule.step
         if batch is None:
             batch, usual = schedule.batch_size, "independent"
-    descent = Descent(m=m, schedule=schedule)
+    descent = _Descent(m=m, schedule=schedule)
     if descent.narrowed:
         descent = replace(descent, sketch=sketch)
 
@@ -126,10 +126,10 @@ def _fill_free(facts: Facts) -> Choice:
     if facts.step is not None:
         raise Refusal("its steps are searched for: leave step out")
     if facts.narrow:
-        run = free_run(facts, facts.max_dims or 1, sampled=False)
+        run = _free_run(facts, facts.max_dims or 1, sampled=False)
         arguments = {"m": run.dims, "away": False, "line_search": "open"}
         return run.choice(arguments, seconds=facts.seconds(run.rounds, None, 0))
-    run = free_run(facts, facts.parameters, sampled=False)
+    run = _free_run(facts, facts.parameters, sampled=False)
     arguments = {"m": None, "away": True, "line_search": "line"}
     return run.choice(arguments, "away steps", seconds=5 * facts.seconds(run.rounds, None, 0))
 
@@ -139,7 +139,7 @@ def _fill_free(facts: Facts) -> Choice:
     needs=("lmo",),
     words="each round picks one corner of the allowed set by a noisy choice and moves towards it",
 )
-def dp_fw(*, clip: float, step: Callable[[int], float] | None = None, **terms: Unpack[BudgetOptions]) -> Build:
+def dp_fw(*, clip: float, step: Callable[[int], float] | None = None, **terms: Unpack[_BudgetOptions]) -> Build:
     """DP-FW over a polytope (l1 ball, simplex, convex hull): w+ = w + gamma (s - w), s a privately chosen vertex.
 
     clip  a bound of a record's score at every vertex: of every entry of its gradient (l1 ball and simplex, at
@@ -157,19 +157,19 @@ def dp_fw(*, clip: float, step: Callable[[int], float] | None = None, **terms: U
         sampler = budget.sampler(binding, None)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
-        form = form_of(binding.constraint)
+        form = _form_of(binding.constraint)
         if form is None:
             remedy = "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
             validate.refuse("constraint", binding.constraint, remedy + "Frank-Wolfe needs")
         mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
-        encode, lift = VertexScores(form), Vertex(form)
+        encode, lift = _VertexScores(form), _Vertex(form)
         stage = Stage(sampler, [Release("vertex", encode, bound, mechanism=mechanism, lift=lift)])
         return budget.pipeline(binding, plan, rounds, [stage], step or _OPEN, update=FrankWolfe(binding.constraint))
 
     return build
 
 
-def form_of(constraint: ConvexSet | None) -> VertexForm | None:
+def _form_of(constraint: ConvexSet | None) -> VertexForm | None:
     """The vertices of a set that brings them; None of others."""
     if constraint is None or not constraint.can("vertex_form"):
         return None
@@ -177,7 +177,7 @@ def form_of(constraint: ConvexSet | None) -> VertexForm | None:
 
 
 @dataclass(frozen=True)
-class Vertex:
+class _Vertex:
     """The vertex of a chosen score: where both signs are candidates, the one against the largest product."""
 
     form: VertexForm
@@ -193,7 +193,7 @@ class Vertex:
 
 
 @dataclass(frozen=True, eq=False)
-class VertexScores(Encoder):
+class _VertexScores(Encoder):
     """g -> <v, g> of every vertex at radius 1, with the sign that makes the best one the largest."""
 
     form: VertexForm
@@ -257,7 +257,7 @@ _GUMBEL = math.pi / math.sqrt(6)
 
 def reach(facts: Facts) -> float | None:
     """The largest margin of a row at a vertex: radius times |x_ij| on the axes; None without a polytope."""
-    form = form_of(facts.constraint)
+    form = _form_of(facts.constraint)
     if form is None:
         return None
     if form.rows is None:
@@ -282,7 +282,7 @@ def ball_bound(facts: Facts) -> float:
 def _fill_private(facts: Facts) -> Choice:
     """A vertex chosen by the exponential mechanism; nothing else is released."""
     r = reach(facts)
-    form = form_of(facts.constraint)
+    form = _form_of(facts.constraint)
     if r is None or form is None:
         raise Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
     if facts.step is not None:
@@ -290,7 +290,7 @@ def _fill_private(facts: Facts) -> Choice:
     dims, (low, high) = facts.parameters, CONSTANTS.vertices
     if form.rows is not None:
         dims = len(form.rows)
-    rounds = full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
+    rounds = _full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1
     spent = facts.split(Charge("vertex", "noisy-max", rounds))["vertex"]
     run = Run(facts, rounds, None, clip, spent, dims)

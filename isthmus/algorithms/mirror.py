@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from isthmus.algorithms.descent import Descent, Family, StepRule, WidthRule, step_rule
+from isthmus.algorithms.descent import Family, StepRule, WidthRule, _Descent, _step_rule
 from isthmus.algorithms.filling import Build, algorithm
-from isthmus.algorithms.private import PrivateDescent, PrivateOptions
+from isthmus.algorithms.private import _PrivateDescent, _PrivateOptions
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import Full, Mirror, Shuffle
@@ -41,8 +41,8 @@ def mirror_descent(
     >>> mirror_descent(step=0.1).name
     'mirror_descent'
     """
-    rule, sampler = step_rule(step, schedule), Full() if batch_size is None else Shuffle(batch_size)
-    descent = Descent(m=m, schedule=schedule, output=output)
+    rule, sampler = _step_rule(step, schedule), Full() if batch_size is None else Shuffle(batch_size)
+    descent = _Descent(m=m, schedule=schedule, output=output)
     if descent.narrowed:
         descent = replace(descent, sketch=sketch)
 
@@ -56,14 +56,14 @@ def mirror_descent(
 
 
 @algorithm(left_out=_ASKED, words="each round adds noise to a sum and moves by factors, inside a simplex")
-def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[PrivateOptions]) -> Build:
+def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[_PrivateOptions]) -> Build:
     """`mirror_descent` on clipped sums with Gaussian noise; arguments as for `dp_sgd`.
 
     >>> dp_mirror_descent(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_mirror_descent'
     """
     options.setdefault("output", "average")
-    return PrivateDescent(batch_size=batch_size, moves=_mirror_of, **options).build
+    return _PrivateDescent(batch_size=batch_size, moves=_mirror_of, **options).build
 
 
 def _mirror_of(binding: Binding) -> Mirror:

@@ -9,21 +9,21 @@ import math
 from functools import partial
 from typing import Any, Unpack
 
-from isthmus.algorithms.budget import BudgetOptions
+from isthmus.algorithms.budget import _BudgetOptions
 from isthmus.algorithms.descent import StepRule, Stop
 from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
-from isthmus.algorithms.filling import AVERAGED, Build, Choice, Refusal, algorithm, full_run, plain_run, stepped, walk
-from isthmus.algorithms.private import PrivateDescent
+from isthmus.algorithms.filling import AVERAGED, Build, Choice, Refusal, _plain_run, _stepped, algorithm, full_run, walk
+from isthmus.algorithms.private import _PrivateDescent
 from isthmus.algorithms.purchases import (
     SMALL,
     Columns,
     Lambda,
     Moments,
     Shapes,
-    ShrunkStatistics,
     Statistics,
     SumPurchase,
     TargetShape,
+    _ShrunkStatistics,
 )
 from isthmus.base import validate
 from isthmus.objectives.linear import GRAM_LIMIT
@@ -47,7 +47,7 @@ def dp_gd(
     tau: float | None = None,
     schedule: Schedule | None = None,
     stop: Stop | None = None,
-    **budget: Unpack[BudgetOptions],
+    **budget: Unpack[_BudgetOptions],
 ) -> Build:
     """DP-GD: `dp_sgd` on all records every round.
 
@@ -79,7 +79,7 @@ def dp_gd(
     if targets or smooth:
         buys.append(TargetShape(clips=smooth))
     if precondition:
-        buys.append(ShrunkStatistics() if smooth else Statistics())
+        buys.append(_ShrunkStatistics() if smooth else Statistics())
     elif step == "auto" or (step is None and scale != "none"):
         buys.append(Lambda(tau=tau))
     validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
@@ -88,7 +88,7 @@ def dp_gd(
     for name, value in {"momentum": momentum or None, "schedule": schedule, "stop": stop}.items():
         remedy = "leave it out: what is bought is for a planned number of plain steps"
         validate.check(value is None or not buys, name, value, remedy)
-    descent = PrivateDescent(
+    descent = _PrivateDescent(
         clip=clip, step=rule, buys=tuple(buys), momentum=momentum, output=output, schedule=schedule, stop=stop, **budget
     )
     return descent.build
@@ -107,7 +107,7 @@ _SHARES = {"none": 0.0, "columns": Columns.share, "moments": Moments.share, "sha
 )
 def _plain(facts: Facts) -> Choice:
     """All records, one public step; nothing is bought."""
-    return stepped(plain_run(facts, facts.parameters), {})
+    return _stepped(_plain_run(facts, facts.parameters), {})
 
 
 def _prepared(facts: Facts, scale: str, solved: bool) -> Choice:

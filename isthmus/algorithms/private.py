@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Required, Unpack
 
 from isthmus.algorithms import purchases
-from isthmus.algorithms.budget import Budget, BudgetOptions, PrivateSampler, diameter_of, published_budget, rounds_of
-from isthmus.algorithms.descent import Descent, Family, StepRule, Stop, WidthRule, step_rule
+from isthmus.algorithms.budget import Budget, PrivateSampler, _BudgetOptions, _diameter_of, _published_budget, rounds_of
+from isthmus.algorithms.descent import Family, StepRule, Stop, WidthRule, _Descent, _step_rule
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, algorithm, full_run, sampled_run, sketched, stepped
+from isthmus.algorithms.filling import Build, Choice, _sampled_run, _sketched, _stepped, algorithm, full_run
 from isthmus.algorithms.purchases import SumPurchase
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
@@ -34,7 +34,7 @@ from isthmus.theory import Rule, Schedule
 from isthmus.theory.printed import Printed, own_length
 
 
-class PrivateOptions(BudgetOptions, total=False):
+class _PrivateOptions(_BudgetOptions, total=False):
     """What private descents share; see `dp_sgd`."""
 
     clip: Required[float | AdaptiveClip]
@@ -45,7 +45,7 @@ class PrivateOptions(BudgetOptions, total=False):
     micro_batch: int
 
 
-class NarrowPrivateOptions(PrivateOptions, total=False):
+class _NarrowPrivateOptions(_PrivateOptions, total=False):
     """What those with maps share; see `dp_comp_minibatch`."""
 
     m: Size | WidthRule | None
@@ -60,7 +60,7 @@ class NarrowPrivateOptions(PrivateOptions, total=False):
     direct=True,
     words="each round takes a random sample of the records, limits what one record can contribute, and adds noise",
 )
-def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Unpack[PrivateOptions]) -> Build:
+def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Unpack[_PrivateOptions]) -> Build:
     """DP-SGD: Poisson batches, per-record clip, Gaussian noise in R^d.
 
     epsilon, delta  the whole run's budget; delta defaults to min(1e-5, n^-1.1)
@@ -84,11 +84,11 @@ def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Un
     >>> dp_sgd(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_sgd'
     """
-    return PrivateDescent(batch_size=batch_size, momentum=momentum, **options).build
+    return _PrivateDescent(batch_size=batch_size, momentum=momentum, **options).build
 
 
 @algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
-def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[NarrowPrivateOptions]) -> Build:
+def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[_NarrowPrivateOptions]) -> Build:
     """DP-CompMiniBatch (000): sketch, clip after, noise in R^m, project and lift onto the set.
 
     The published sensitivity of 2L/b is not proven and its noise can violate the claim; here the code of every
@@ -102,11 +102,11 @@ def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[NarrowP
     >>> dp_comp_minibatch(epsilon=1.0, m=50, clip=1.0, step=0.1, n="exact").arguments["m"]
     50
     """
-    return NarrowPrivateDescent(batch_size=batch_size, **options).build
+    return _NarrowPrivateDescent(batch_size=batch_size, **options).build
 
 
 @algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
-def priv_sgd(**options: Unpack[NarrowPrivateOptions]) -> Build:
+def priv_sgd(**options: Unpack[_NarrowPrivateOptions]) -> Build:
     """PrivSGD = DP-CompGD (001, App. C; 000, Alg. 4): all records every round, noise in R^m, project and lift.
 
     m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
@@ -118,17 +118,17 @@ def priv_sgd(**options: Unpack[NarrowPrivateOptions]) -> Build:
     >>> priv_sgd(epsilon=1.0, m=50, clip=1.0, step=0.1, n="exact").name
     'priv_sgd'
     """
-    return NarrowPrivateDescent(**options).build
+    return _NarrowPrivateDescent(**options).build
 
 
 @algorithm(like=priv_sgd, words=priv_sgd.words)
-def dp_comp_gd(**options: Unpack[NarrowPrivateOptions]) -> Build:
+def dp_comp_gd(**options: Unpack[_NarrowPrivateOptions]) -> Build:
     """DP-CompGD (000): another name of `priv_sgd`."""
     return priv_sgd(**options).build
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateDescent(Descent):
+class _PrivateDescent(_Descent):
     """One stage, one release: encode, clip after, Gaussian, lift, step on C; and what is bought before it.
 
     as_published sketch the whole sum as papers 001 and 000 print it
@@ -172,8 +172,8 @@ class PrivateDescent(Descent):
     @cached_property
     def budget(self) -> Budget:
         """Of the run; as published, replace-one, and the formulas use the true number of records."""
-        terms: BudgetOptions = {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency, "n": self.n}
-        return published_budget(**terms) if self.as_published else Budget(**terms)
+        terms: _BudgetOptions = {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency, "n": self.n}
+        return _published_budget(**terms) if self.as_published else Budget(**terms)
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""
@@ -190,7 +190,7 @@ class PrivateDescent(Descent):
         if self.buys:
             more["average"] = Tail(start=rounds // 2)
             terms = purchases.Terms(n, rounds, self.clipping().init(), plan.mu)
-            more["before"] = purchases.paid(plan, self.buys, terms)
+            more["before"] = purchases._paid(plan, self.buys, terms)
         if self.micro_batch > 1:
             groups = round(sampler.divisor(n))
         stage = Stage(sampler, self._releases(binding, plan, sampler, rounds), groups=groups)
@@ -223,10 +223,10 @@ class PrivateDescent(Descent):
     def _step(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> StepSize:
         """The given step, or ||C|| / sqrt(t (L^2 + m_T sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
         if self.step is not None or self.schedule is not None:
-            return step_rule(self.step, self.schedule)
+            return _step_rule(self.step, self.schedule)
         if self.buys:
             return lambda t: 1.0
-        diameter, n, clip = diameter_of(binding), self.budget.records(binding), self.clipping().init()
+        diameter, n, clip = _diameter_of(binding), self.budget.records(binding), self.clipping().init()
         size, m, gain = self.size(binding, sampler.rounds(n)), self.dims or binding.d, 1.0
         if size is not None:  # m_T, the largest of the run
             m = max(resolve(size, binding.d, t) for t in range(rounds if callable(size) else 1))
@@ -250,11 +250,11 @@ class PrivateDescent(Descent):
             shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
             return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
         remaining = 1 - sum(item.share for item in self.buys)
-        return [*purchases.charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
+        return [*purchases._charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NarrowPrivateDescent(PrivateDescent):
+class _NarrowPrivateDescent(_PrivateDescent):
     """Through maps: as published, Gaussian ones."""
 
     sketch: Family = CountSketch
@@ -290,7 +290,7 @@ def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
 )
 def batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
-    return stepped(sampled_run(facts, facts.the_clip, facts.parameters), {})
+    return _stepped(_sampled_run(facts, facts.the_clip, facts.parameters), {})
 
 
 @dp_comp_minibatch.filling(
@@ -300,8 +300,8 @@ def batches(facts: Facts) -> Choice:
 )
 def _sketched_batches(facts: Facts) -> Choice:
     """Poisson batches, a fresh count-sketch every round."""
-    run = sampled_run(facts, facts.the_clip, facts.narrow_size)
-    return sketched(run, "m")
+    run = _sampled_run(facts, facts.the_clip, facts.narrow_size)
+    return _sketched(run, "m")
 
 
 @priv_sgd.filling(
@@ -311,4 +311,4 @@ def _sketched_batches(facts: Facts) -> Choice:
 def _sketched_sums(facts: Facts) -> Choice:
     """All records, a fresh count-sketch every round."""
     run = full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
-    return sketched(run, "m")
+    return _sketched(run, "m")

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import usual_tau
+from isthmus.algorithms.facts import _usual_tau
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy, is_sparse
 from isthmus.base.space import Space
@@ -108,7 +108,7 @@ class SumPurchase(ABC):
         """What follows; `noise` is the standard deviation of each bought number."""
 
 
-class Histogram(SumPurchase):
+class _Histogram(SumPurchase):
     """How many records have each of some columns in each bin: a record is in one bin of each."""
 
     rounded = 1.0
@@ -123,7 +123,7 @@ class Histogram(SumPurchase):
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges(Histogram):
+class Ranges(_Histogram):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
@@ -176,7 +176,7 @@ class Ranges(Histogram):
 
 
 @dataclass(frozen=True)
-class TargetRange(Histogram):
+class TargetRange(_Histogram):
     """The octaves of y, and y mapped to [-1, 1] (counts: to [0, 1])."""
 
     share: float = 0.02
@@ -194,7 +194,7 @@ class TargetRange(Histogram):
 
 
 @dataclass(frozen=True)
-class ClassCounts(Histogram):
+class ClassCounts(_Histogram):
     """How many records each class has: weights n / (K n_k), the largest of them 1."""
 
     share: float = 0.02
@@ -235,7 +235,7 @@ class Columns(SumPurchase):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Weighted columns, rows renormalised."""
-        prepared, weight, bias = unit(prepared), bought.clamp(min=3 * noise).rsqrt(), 0.0
+        prepared, weight, bias = _with_unit_rows(prepared), bought.clamp(min=3 * noise).rsqrt(), 0.0
         if Scaled.of(prepared.objective.X).bias:  # it gets the size that it would have in a row of usual length
             usual = float((bought[:-1].clamp(min=0) * weight[:-1] ** 2).sum())
             bias = max(usual, 1.0) ** -0.5
@@ -270,7 +270,7 @@ class Moments(SumPurchase):
         d = len(bought) // 2
         mean, second = bought[:d] / terms.n, bought[d:] / terms.n
         variance = (second - mean**2).clamp(min=noise / terms.n)
-        return _seen_through(unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
+        return _seen_through(_with_unit_rows(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
 
 
 @dataclass(frozen=True)
@@ -293,10 +293,10 @@ class Lambda(SumPurchase):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
-        prepared = unit(prepared)
+        prepared = _with_unit_rows(prepared)
         X, labels = prepared.objective.X, prepared.objective.classes is not None
         cap = 1.8 / ((prepared.objective.curvature or 1.0) * max(float(bought), 1.0) / terms.n)
-        tau = self.tau or usual_tau(X.shape[1], labels, Scaled.of(X).sparse)
+        tau = self.tau or _usual_tau(X.shape[1], labels, Scaled.of(X).sparse)
         eta = min(cap, tau * terms.n * terms.mu / ((prepared.clip or terms.clip) * terms.rounds))
         return replace(prepared, step=lambda t: eta)
 
@@ -327,7 +327,7 @@ class Statistics(SumPurchase):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The start and the preconditioner."""
-        prepared = unit(prepared)
+        prepared = _with_unit_rows(prepared)
         loss, (gram, products) = prepared.objective, _statistics(bought)
         ridge = noise * math.sqrt(len(gram))
         values, vectors = torch.linalg.eigh(gram + ridge * torch.eye(len(gram), dtype=gram.dtype))
@@ -389,16 +389,16 @@ def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor
     high = torch.where(filled, above, -math.inf).amax(1)
     nonempty = (low < high) & filled.any(1)
     low, high = torch.where(nonempty, low, -1.0), torch.where(nonempty, high, 1.0)
-    shift, half = centre(low, high)
+    shift, half = _centre(low, high)
     middle = ((below + above) / 2 - shift[:, None]) / half[:, None]
     second = torch.where(filled, counts * middle.clamp(-1, 1).square(), 0.0).sum(1) / n
     return low, high, second
 
 
-def centre(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _centre(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Shift and half-width that map [low, high] into [-1, 1]; 0 stays 0 where the range holds it.
 
-    >>> centre(torch.tensor([0.0, 30.0]), torch.tensor([1.0, 40.0]))
+    >>> _centre(torch.tensor([0.0, 30.0]), torch.tensor([1.0, 40.0]))
     (tensor([ 0., 35.]), tensor([1., 5.]))
     """
     holds = (low <= 0) & (high >= 0)
@@ -420,7 +420,7 @@ def ranged(
         low, high = low.clamp(max=0), high.clamp(min=0)
     if second is None:
         second = _USUAL * len(low)
-    shift, half = centre(low, high)
+    shift, half = _centre(low, high)
     return RowMap(low, high, shift, 1 / half, limit or 1.5 * math.sqrt(max(second, 0.01)), bias)
 
 
@@ -437,7 +437,7 @@ def scaled_targets(objective: LinearModel, low: float, high: float) -> LinearMod
     return objective.with_targets((objective.y.double().clamp(low, high) - shift) / width)
 
 
-def unit(prepared: Purchased) -> Purchased:
+def _with_unit_rows(prepared: Purchased) -> Purchased:
     """The problem with rows of norm at most 1, and the map that made them so."""
     if Scaled.of(prepared.objective.X).unit:
         return replace(prepared, transform=prepared.transform or RowMaps(()))
@@ -459,7 +459,7 @@ _TARGET_LEVEL = 6
 
 
 @dataclass(frozen=True)
-class Shapes(Histogram):
+class Shapes(_Histogram):
     """Histograms of all columns: each becomes its linear function and smooth ones beside it, as many as are affordable.
 
     features   how many in all, at most; at least one a column (0: no more than that)
@@ -501,7 +501,7 @@ class Shapes(Histogram):
 
 
 @dataclass(frozen=True)
-class TargetShape(Histogram):
+class TargetShape(_Histogram):
     """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares.
 
     clips  whether gradients may be clipped at more than was planned, as far as records allow
@@ -530,7 +530,7 @@ class TargetShape(Histogram):
 
 
 @dataclass(frozen=True)
-class ShrunkStatistics(Statistics):
+class _ShrunkStatistics(Statistics):
     """(X'X, X'y) of centred targets or known class shares: a start, and steps that go only where they outweigh noise.
 
     With H the curvature of the loss times X'X, s^2 the variance that noise will have added to a coordinate of the sum
@@ -540,7 +540,7 @@ class ShrunkStatistics(Statistics):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The start and the preconditioner: directions in which noise would outweigh a usual w go back to the first."""
-        prepared = unit(prepared)
+        prepared = _with_unit_rows(prepared)
         loss, view = prepared.objective, Scaled.of(prepared.objective.X)
         d, (gram, products) = view.shape[1], _statistics(bought)
         first = ones = torch.zeros(d, dtype=torch.float64)
@@ -646,7 +646,7 @@ def _residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
 
 
 @dataclass(frozen=True)
-class Paid(Purchase):
+class _Paid(Purchase):
     """A purchase with the mechanism that its share of the budget pays for; it is the source of its stage's rows."""
 
     item: SumPurchase
@@ -711,14 +711,14 @@ class _Copied(Purchase):
         return replace(prepared, objective=prepared.objective.with_inputs(X.plain()))
 
 
-def charges_of(items: Sequence[SumPurchase]) -> list[Charge]:
+def _charges_of(items: Sequence[SumPurchase]) -> list[Charge]:
     """What the items take of a budget."""
     return [Charge(item.name, share=item.share) for item in items]
 
 
-def paid(plan: PrivacyPlan, items: Sequence[SumPurchase], terms: Terms) -> list[Purchase]:
+def _paid(plan: PrivacyPlan, items: Sequence[SumPurchase], terms: Terms) -> list[Purchase]:
     """The items with the mechanisms of a plan."""
-    return [Paid(item, plan.mechanism(item.name), terms) for item in items]
+    return [_Paid(item, plan.mechanism(item.name), terms) for item in items]
 
 
 def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> Recipe:
@@ -736,7 +736,7 @@ def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> 
         return recipe
 
     def build(binding: Binding) -> Pipeline:
-        pipe = recipe.bind(replace(binding, before=(*charges_of(items), *binding.before)))
+        pipe = recipe.bind(replace(binding, before=(*_charges_of(items), *binding.before)))
         planned = set()
         if pipe.promise is not None and pipe.promise.plan is not None:
             planned = {charge.name for charge in pipe.promise.plan.items}
@@ -747,7 +747,7 @@ def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> 
         validate.check({item.name for item in items} <= planned, "recipe", recipe.name, remedy)
         assert pipe.promise is not None and pipe.promise.plan is not None
         plan = pipe.promise.plan
-        before = [*paid(plan, items, Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)), *pipe.before]
+        before = [*_paid(plan, items, Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)), *pipe.before]
         if copy:
             before.append(_Copied())
         return replace(pipe, before=before)

@@ -20,12 +20,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import BudgetOptions
+from isthmus.algorithms.budget import _BudgetOptions
 from isthmus.algorithms.descent import StepRule
 from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, algorithm, sampled_run, sketched, stepped
-from isthmus.algorithms.private import PrivateDescent, PrivateOptions
-from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
+from isthmus.algorithms.filling import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm
+from isthmus.algorithms.private import _PrivateDescent, _PrivateOptions
+from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, _with_unit_rows
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.core.minimize import Purchased
@@ -54,7 +54,7 @@ def pdp_sgd(
     start_epoch: int = 0,
     method: str = "gram",
     as_published: bool = False,
-    **options: Unpack[PrivateOptions],
+    **options: Unpack[_PrivateOptions],
 ) -> Build:
     """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
 
@@ -74,7 +74,7 @@ def pdp_sgd(
     if as_published:
         where, guarantee = "before", _PUBLISHED
     encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
-    return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, guarantee=guarantee, **options).build
+    return _PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, guarantee=guarantee, **options).build
 
 
 @algorithm(words="noise is added in a few random directions, and the step stays in them")
@@ -85,7 +85,7 @@ def rpdp_sgd(
     refresh: int = 10,
     start_epoch: int = 0,
     clipped: str = "after",
-    **options: Unpack[PrivateOptions],
+    **options: Unpack[_PrivateOptions],
 ) -> Build:
     """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
 
@@ -101,7 +101,7 @@ def rpdp_sgd(
     encoder: Encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
     if start_epoch > 0:
         encoder = Progressive([(start_epoch, Identity()), (math.inf, encoder)])
-    return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, clipped=clipped, **options).build
+    return _PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, clipped=clipped, **options).build
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -119,9 +119,9 @@ REFRESH = 10
 def _fill_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
-    run = sampled_run(facts, facts.the_clip, k)
+    run = _sampled_run(facts, facts.the_clip, k)
     flops = run.rounds * k * (k * facts.parameters / REFRESH + (run.batch_size or 0) * facts.filled)
-    return sketched(run, "k", held=k * facts.parameters, flops=flops)
+    return _sketched(run, "k", held=k * facts.parameters, flops=flops)
 
 
 @pdp_sgd.filling(shortfall=(0.014, 0.11))
@@ -135,11 +135,11 @@ def _fill_public(facts: Facts) -> Choice:
     share = facts.public.share(k)
     if share:  # a row lies in the subspace up to what the subspace misses
         gain, captured = math.sqrt(share), f"{share:.0%} of the public hold-out energy in k = {k} directions"
-    run = sampled_run(facts, facts.the_clip, k)
+    run = _sampled_run(facts, facts.the_clip, k)
     rows, parameters = facts.public.rows, facts.parameters
     flops = run.rounds / REFRESH * (2 * rows**2 * parameters + rows**3)
     evidence, arguments = f"{captured}; Theorem 6 (004)", {"k": k, "refresh": REFRESH}
-    return stepped(run, arguments, gain, held=k * parameters, flops=flops, evidence=evidence)
+    return _stepped(run, arguments, gain, held=k * parameters, flops=flops, evidence=evidence)
 
 
 _MORE = 10
@@ -157,7 +157,7 @@ def dp_subspace_gd(
     step: StepRule | str = "auto",
     share: float = 0.3,
     output: str = "last",
-    **terms: Unpack[BudgetOptions],
+    **terms: Unpack[_BudgetOptions],
 ) -> Build:
     """PDP-SGD on all records, in a subspace that is bought first: for linear models whose rows have norm at most 1.
 
@@ -182,11 +182,11 @@ def dp_subspace_gd(
         buys = (*buys, Lambda())
     else:
         rule = step
-    return PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
+    return _PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
 
 
 @dataclass(frozen=True)
-class Basis(Encoder):
+class _Basis(Encoder):
     """g -> V' g for a basis that was paid for."""
 
     basis: Tensor
@@ -229,14 +229,14 @@ class _Directions(SumPurchase):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The top directions that stand out of the noise."""
-        prepared = unit(prepared)
+        prepared = _with_unit_rows(prepared)
         d = int(prepared.objective.X.shape[1])
         tried = self._tried(d)
         _, sizes, directions = torch.linalg.svd(bought.double().view(tried, d), full_matrices=False)
         # a matrix of noise has no singular value above this, but for a chance that falls like exp(-x^2 / 2)
         clear = int((sizes[: self.k] > noise * (math.sqrt(d) + math.sqrt(tried))).sum())
         basis = directions[: max(1, clear)].T.contiguous()
-        return replace(prepared, encode=Basis(basis))
+        return replace(prepared, encode=_Basis(basis))
 
     def _tried(self, d: int) -> int:
         return min(d, self.k + _MORE)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Unpack
 
-from isthmus.algorithms.budget import Budget, BudgetOptions, rounds_of
-from isthmus.algorithms.descent import StepRule, step_rule
+from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
+from isthmus.algorithms.descent import StepRule, _step_rule
 from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
-from isthmus.algorithms.filling import Build, Choice, Run, algorithm, batch_of, sampled_rounds, walk
+from isthmus.algorithms.filling import Build, Choice, Run, _batch_of, _sampled_rounds, algorithm, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import AgainstAnchor, Restart
@@ -28,7 +28,7 @@ def dp_svrg(
     batch_size: int | None = 256,
     inner_clip: float | None = None,
     anchor_share: float = 0.5,
-    **terms: Unpack[BudgetOptions],
+    **terms: Unpack[_BudgetOptions],
 ) -> Build:
     """DP-SVRG: w+ = w - eta (anchor gradient + g(w) - g(anchor)), restarted at the mean of each inner loop.
 
@@ -40,7 +40,7 @@ def dp_svrg(
     'dp_svrg'
     """
     budget = Budget(**terms)
-    rule, bounds = step_rule(step, None), (Clip(clip), Clip(clip))
+    rule, bounds = _step_rule(step, None), (Clip(clip), Clip(clip))
     if inner_clip is not None:
         bounds = (Clip(clip), Clip(inner_clip))
     validate.positive_int(inner=inner)
@@ -77,8 +77,8 @@ def dp_svrg(
 )
 def _fill(facts: Facts) -> Choice:
     """A private anchor every 20 rounds, private differences in between."""
-    clip, batch, inner = facts.the_clip, batch_of(facts), CONSTANTS.svrg_inner
-    rounds = sampled_rounds(facts, batch, facts.passes / (1 + facts.n / (inner * batch)))
+    clip, batch, inner = facts.the_clip, _batch_of(facts), CONSTANTS.svrg_inner
+    rounds = _sampled_rounds(facts, batch, facts.passes / (1 + facts.n / (inner * batch)))
     inner = max(2, min(inner, rounds))
     looks = -(-rounds // inner)
     items = (

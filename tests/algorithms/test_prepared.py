@@ -86,7 +86,7 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     """Small and large data, and records that would move the cheap bounds of lambda_max by far more than 1."""
     from isthmus.algorithms import Budget
     from isthmus.algorithms.purchases import Lambda, Terms
-    from isthmus.algorithms.purchases import paid as buys
+    from isthmus.algorithms.purchases import _paid as buys
     from isthmus.core.minimize import Binding
     from isthmus.core.spending import Spending
     from isthmus.objectives.linear import largest_eigenvalue, top_eigenvalue
