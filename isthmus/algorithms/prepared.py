@@ -14,17 +14,8 @@ from isthmus.algorithms.descent import StepRule, Stop
 from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
 from isthmus.algorithms.filling import AVERAGED, Build, Choice, Refusal, _plain_run, _stepped, algorithm, full_run, walk
 from isthmus.algorithms.private import _PrivateDescent
-from isthmus.algorithms.purchases import (
-    SMALL,
-    Columns,
-    Lambda,
-    Moments,
-    Shapes,
-    Statistics,
-    SumPurchase,
-    TargetShape,
-    _ShrunkStatistics,
-)
+from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Shapes, Statistics, SumPurchase, TargetShape
+from isthmus.algorithms.purchases import _ShrunkStatistics as ShrunkStatistics
 from isthmus.base import validate
 from isthmus.objectives.linear import GRAM_LIMIT
 from isthmus.privacy import AdaptiveClip
@@ -79,7 +70,7 @@ def dp_gd(
     if targets or smooth:
         buys.append(TargetShape(clips=smooth))
     if precondition:
-        buys.append(_ShrunkStatistics() if smooth else Statistics())
+        buys.append(ShrunkStatistics() if smooth else Statistics())
     elif step == "auto" or (step is None and scale != "none"):
         buys.append(Lambda(tau=tau))
     validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
@@ -214,46 +205,25 @@ def _rounds(facts: Facts, scale: str) -> int:
     return CONSTANTS.scaled_rounds
 
 
-_TABLES = "docs/glm.md, tables kept apart"
-for _variant, _scale, _solved, _shortfall, _measured in (
-    # 2 % of the budget buys lambda_max, hence the longest step
-    (
-        "step bought",
-        "none",
-        False,
-        (0.002, 0.023),
-        "lending R2 .411 with 1500 rows at epsilon 1, moments .399; a9a .849 at epsilon 0.5",
-    ),
-    # 10 % buys second moments of the columns too
-    (
-        "columns and step bought",
-        "columns",
-        False,
-        (0.001, 0.0),
-        "IMDB .773 .851 .866 .880, a9a .846 .849 .850 .850 at epsilon .1 .5 1 3",
-    ),
-    # 10 % buys column means and second moments
-    (
-        "moments and step bought",
-        "moments",
-        False,
-        (0.001, 0.03),
-        "lending R2 .479 .522 .523 .526 at epsilon .1 .5 1 3 (plain: .42)",
-    ),
+_MEASURED = {
+    "step bought": "lending R2 .411 with 1500 rows at epsilon 1, moments .399; a9a .849 at epsilon 0.5",
+    "columns and step bought": "IMDB .773 .851 .866 .880, a9a .846 .849 .850 .850 at epsilon .1 .5 1 3",
+    "moments and step bought": "lending R2 .479 .522 .523 .526 at epsilon .1 .5 1 3 (plain: .42)",
+    "statistics bought": "california R2 .601 .647 .649 .650 at epsilon .1 .5 1 3 (plain: .38)",
+}
+for _variant, _scale, _solved, _shortfall in (
+    ("step bought", "none", False, (0.002, 0.023)),  # 2 % of the budget buys lambda_max, hence the longest step
+    ("columns and step bought", "columns", False, (0.001, 0.0)),  # 10 % buys second moments of the columns too
+    ("moments and step bought", "moments", False, (0.001, 0.03)),  # 10 % buys column means and second moments
     # moments, then 30 % for noisy X'X and X'y: start at their solution, step with their inverse
-    (
-        "statistics bought",
-        "moments",
-        True,
-        (0.0, 0.0),
-        "california R2 .601 .647 .649 .650 at epsilon .1 .5 1 3 (plain: .38)",
-    ),
+    ("statistics bought", "moments", True, (0.0, 0.0)),
     # histograms of columns and targets, smooth features; then X'X and X'y of these, or 2 % for the step
-    ("shapes and statistics bought", "shapes", True, (0.0, 0.0), _TABLES),
-    ("shapes and step bought", "shapes", False, (0.0, 0.03), _TABLES),
+    ("shapes and statistics bought", "shapes", True, (0.0, 0.0)),
+    ("shapes and step bought", "shapes", False, (0.0, 0.03)),
 ):
+    _evidence = f"measured: {_MEASURED.get(_variant, 'docs/glm.md, tables kept apart')}"
     _make = partial(_prepared, scale=_scale, solved=_solved)
-    dp_gd.filling(_variant, evidence=f"measured: {_measured}", shortfall=_shortfall)(_make)
+    dp_gd.filling(_variant, evidence=_evidence, shortfall=_shortfall)(_make)
 
 
 def preferred(facts: Facts) -> str:
