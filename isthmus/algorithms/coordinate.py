@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -90,10 +90,10 @@ def dp_skgd(
     elif not bool((smooth > 0).all()):
         validate.refuse("smoothness", smoothness, "give finite numbers above 0")
     validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
-    law = _Law(sampling, blocks, probabilities, tau)
 
     def build(binding: Binding) -> Pipeline:
-        encode, drawn, m = law.draw(binding, bounds, smooth)
+        parts = _parts(binding.d, sampling, blocks)
+        encode, drawn, m = _law(binding, bounds, smooth, parts, probabilities, tau if sampling == "nice" else None)
         sampler, records = budget.sampler(binding, batch_size), budget.records(binding)
         loop, scheduled = inner, None
         if schedule is not None:
@@ -121,58 +121,59 @@ def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any)
     return dp_skgd(sampling="single", probabilities=probabilities, **arguments).build
 
 
-@dataclass(frozen=True)
-class _Law:
-    """Which coordinates a round draws."""
+def _law(
+    binding: Binding,
+    clip: Tensor,
+    smoothness: Tensor,
+    parts: list[Tensor],
+    probabilities: str | Sequence[float],
+    tau: int | None,
+) -> tuple[Encoder, Tensor, Tensor]:
+    """The sketch x -> x[S] / C_S; the probability of each coordinate, and its M_j, or the v_j of a matrix M.
 
-    sampling: str
-    blocks: int | Sequence[Any]
-    probabilities: str | Sequence[float]
-    tau: int
-
-    def draw(self, binding: Binding, clip: Tensor, smoothness: Tensor) -> tuple[Encoder, Tensor, Tensor]:
-        """The sketch x -> x[S] / C_S; the probability of each coordinate, and its M_j, or the v_j of a matrix M."""
-        d, matrix, nice = binding.d, smoothness.ndim == 2, self.sampling == "nice"
-        c, parts = _spread("clip", clip, d), self._parts(d)
-        alone = parts
-        if nice and self.tau < d:  # random subsets can cut between any two coordinates
-            alone = list(torch.arange(d).split(1))
-        separate = all(binding.penalty.separates(part, d) for part in alone)
-        remedy = "its proximal map mixes coordinates of different blocks: give blocks that keep it whole, or use dp_gd"
-        validate.check(separate, "penalty", type(binding.penalty).__name__, remedy)
+    parts, tau  the blocks that are drawn; or the size of a random subset
+    """
+    d, matrix = binding.d, smoothness.ndim == 2
+    c, alone = _spread("clip", clip, d), parts
+    if tau is not None and tau < d:  # random subsets can cut between any two coordinates
+        alone = list(torch.arange(d).split(1))
+    separate = all(binding.penalty.separates(part, d) for part in alone)
+    remedy = "its proximal map mixes coordinates of different blocks: give blocks that keep it whole, or use dp_gd"
+    validate.check(separate, "penalty", type(binding.penalty).__name__, remedy)
+    if matrix:
+        validate.shape((d, d), smoothness=smoothness)
+        v = smoothness.diagonal()
+    else:
+        v = _spread("smoothness", smoothness, d)
+    if tau is not None:
+        validate.at_most(d, "the dimension d", tau=tau)
         if matrix:
-            validate.shape((d, d), smoothness=smoothness)
-            v = smoothness.diagonal()
-        else:
-            v = _spread("smoothness", smoothness, d)
-        if nice:
-            validate.at_most(d, "the dimension d", tau=self.tau)
-            if matrix:
-                v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), tau=self.tau))
-            return Nice(self.tau, bounds=c.tolist()), torch.full((d,), self.tau / d, dtype=torch.float64), v
-        lists = [part.tolist() for part in parts]
-        if self.probabilities == "uniform":
-            law = [1 / len(lists)] * len(lists)
-        elif self.probabilities == "importance":  # of a matrix its diagonal: what one coordinate needs
-            law = schedules.importance_probabilities(v.numpy(), lists).tolist()
-        else:
-            law = [float(value) for value in self.probabilities]
-        if matrix:
-            v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), lists, law))
-        drawn = torch.from_numpy(schedules.sampling_probabilities("block", d, blocks=lists, chances=law))
-        return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
+            v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), tau=tau))
+        return Nice(tau, bounds=c.tolist()), torch.full((d,), tau / d, dtype=torch.float64), v
+    lists = [part.tolist() for part in parts]
+    if probabilities == "uniform":
+        law = [1 / len(lists)] * len(lists)
+    elif probabilities == "importance":  # of a matrix its diagonal: what one coordinate needs
+        law = schedules.importance_probabilities(v.numpy(), lists).tolist()
+    else:
+        law = [float(value) for value in probabilities]
+    if matrix:
+        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), lists, law))
+    drawn = torch.from_numpy(schedules.sampling_probabilities("block", d, blocks=lists, chances=law))
+    return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
 
-    def _parts(self, d: int) -> list[Tensor]:
-        if self.sampling in ("full", "nice"):
-            return [torch.arange(d)]
-        if self.sampling == "single":
-            return list(torch.arange(d).split(1))
-        if isinstance(self.blocks, int):
-            validate.positive_int(blocks=self.blocks)
-            validate.at_most(d, "the dimension d", blocks=self.blocks)
-            return list(torch.tensor_split(torch.arange(d), self.blocks))
-        subsets = [[int(j) for j in block] for block in self.blocks]
-        return [torch.tensor(subset) for subset in schedules.cover(subsets, d)]
+
+def _parts(d: int, sampling: str, blocks: int | Sequence[Any]) -> list[Tensor]:
+    """The blocks, one of all coordinates, or each alone."""
+    if sampling in ("full", "nice"):
+        return [torch.arange(d)]
+    if sampling == "single":
+        return list(torch.arange(d).split(1))
+    if isinstance(blocks, int):
+        validate.positive_int(blocks=blocks)
+        validate.at_most(d, "the dimension d", blocks=blocks)
+        return list(torch.tensor_split(torch.arange(d), blocks))
+    return [torch.tensor(part) for part in schedules.cover([[int(j) for j in block] for block in blocks], d)]
 
 
 def _spread(name: str, numbers: Tensor, d: int) -> Tensor:

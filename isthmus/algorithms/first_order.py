@@ -18,7 +18,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.wire import Wire
 from isthmus.lifts import HeavyHitters, Lift, pinv, unbiased
 from isthmus.privacy.sampling import Sampler
-from isthmus.sketches import CountSketch, Encoder, Random, Size, SparseJL, resolve
+from isthmus.sketches import CountSketch, Random, Size, SparseJL, resolve
 from isthmus.theory import Schedule
 
 
@@ -230,9 +230,14 @@ class _FreeDescent(_Descent):
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a number of records."""
         per_epoch = self.sampler.rounds(binding.n)
-        release = Release(encode=self.encode(binding, per_epoch), lift=self.lift(binding))
-        more: dict[str, object] = {"wire": self.wire}
-        size = self.size(binding, per_epoch)
+        size, encode, lift = self.size(binding, per_epoch), self.encode(binding, per_epoch), self.lift(binding)
+        if isinstance(encode, Random) and self.refresh > 1:
+            encode = replace(encode, refresh=self.refresh)
+        if self.error_feedback:
+            lift = pinv
+        if self.shifts:
+            lift = unbiased
+        release, more = Release(encode=encode, lift=self.heavy or lift), dict[str, object](wire=self.wire)
         if self.shifts and size is not None:
             # an unbiased code of m numbers has E ||Q v||^2 = (1 + chi) d/m ||v||^2; rules grow: the first is narrowest
             m = resolve(size, binding.d)
@@ -242,21 +247,6 @@ class _FreeDescent(_Descent):
             update = Shifted(Step(binding.constraint, binding.penalty, self.momentum), rate)
             more = {"wire": replace(self.wire, shift=rate), "update": update}
         return self.pipeline(binding, [Stage(self.sampler, [release])], _step_rule(self.step, self.schedule), **more)
-
-    def encode(self, binding: Binding, per_epoch: int) -> Encoder:
-        """The map, which serves `refresh` rounds where the family can."""
-        encode = super().encode(binding, per_epoch)
-        if isinstance(encode, Random) and self.refresh > 1:
-            return replace(encode, refresh=self.refresh)
-        return encode
-
-    def lift(self, binding: Binding) -> Lift:
-        """Of heavy hitters; with a memory of what was lost, the nearest or an unbiased one."""
-        if self.shifts:
-            return unbiased
-        if self.error_feedback:
-            return self.heavy or pinv
-        return self.heavy or super().lift(binding)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,9 +87,12 @@ def comp_fw(
 
     def build(binding: Binding) -> Pipeline:
         sampler: Sampler = Full()
-        if batch is not None:
-            subset = (draw or usual) == "subset"
-            sampler = WithoutReplacement(_capped(batch, binding.n)) if subset else Uniform(batch)
+        if batch is not None and (draw or usual) == "independent":
+            sampler = Uniform(batch)
+        elif callable(batch):  # a growing batch stops growing at all the records
+            sampler = WithoutReplacement(lambda t: min(batch(t), binding.n))
+        elif batch is not None:
+            sampler = WithoutReplacement(batch)
         stop, loss = None, None
         if alpha is not None:  # checked on the full gradient; a schedule's as its theorem reads it
             stop = GapBelow(alpha, binding.constraint, binding.gradient)
@@ -102,13 +105,6 @@ def comp_fw(
         return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=update, average=Last(), stop=stop)
 
     return build
-
-
-def _capped(batch: int | Callable[[int], int], n: int) -> int | Callable[[int], int]:
-    """A growing batch stops growing at all the records."""
-    if callable(batch):
-        return lambda t: min(batch(t), n)
-    return batch
 
 
 # ---------------------------------------------------------------- how it is filled from public facts

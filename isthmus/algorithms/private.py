@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Required, Unpack
+from typing import Any, Required, Unpack
 
 from isthmus.algorithms import purchases
 from isthmus.algorithms.budget import Budget, PrivateSampler, _BudgetOptions, _diameter_of, _published_budget, rounds_of
@@ -178,47 +178,43 @@ class _PrivateDescent(_Descent):
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""
         _check_purchases(self.buys, binding)
-        budget, n, sampler = self.budget, self.budget.records(binding), self._sampler(binding)
-        rounds, groups = rounds_of(binding, sampler, n, self.scheduled), None
-        plan = budget.plan(binding, self._charges(rounds, sampler))
-        promise = budget.promise(plan, binding)
+        budget, n, groups = self.budget, self.budget.records(binding), None
+        drawn = budget.sampler(binding, self.batch_size)
+        sampler: PrivateSampler = drawn
+        if self.as_published and self.batch_size is not None:
+            sampler = FixedSize(self.batch_size, binding.n)
+        elif self.micro_batch > 1:
+            groups = max(1, round(drawn.divisor(n) / self.micro_batch))
+            sampler = replace(drawn, expected=float(groups))  # the mean is over groups
+        rounds, clip = rounds_of(binding, sampler, n, self.scheduled), self.clipping(sampler)
+        if isinstance(clip, AdaptiveClip):
+            shares = {"gradient": 1 - COUNT_SHARE, clip.release: COUNT_SHARE}
+            charges = [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
+        else:
+            left = 1 - sum(item.share for item in self.buys)
+            gradient = Charge("gradient", rounds=rounds, share=left, sampler=sampler)
+            charges = [*purchases._charges_of(self.buys), gradient]
+        plan = budget.plan(binding, charges)
+        mechanism, encode = plan.mechanism("gradient"), self.encoder or self.encode(binding, sampler.rounds(n))
+        if self.guarantee:
+            mechanism = Printed(mechanism, self.guarantee)
+        release = Release(encode=encode, clip=clip, mechanism=mechanism, lift=self.lift(binding))
+        more: dict[str, Any] = {"promise": budget.promise(plan, binding), "rounds": rounds}
+        releases = [release]
         if self.as_published:
-            promise = replace(promise, epsilon=math.inf)
-        more: dict[str, object] = {"promise": promise}
+            more["promise"] = replace(budget.promise(plan, binding), epsilon=math.inf)
+            claim = {"epsilon": budget.epsilon, "delta": plan.delta or 0.0}
+            releases = [own_length(release, clip.init(), n=n, steps=rounds, **claim, batch=self.batch_size)]
+        elif isinstance(clip, AdaptiveClip):  # the count that moves it
+            below, paid = ClipCountEncoder(encode, clip, "main/gradient"), plan.mechanism(clip.release)
+            releases.append(Release(clip.release, below, Clip(0.5), mechanism=paid, lift=discard))
         if self.moves is not None:
             more["update"] = self.moves(binding)
         if self.buys:
             more["average"] = Tail(start=rounds // 2)
-            terms = purchases.Terms(n, rounds, self.clipping().init(), plan.mu)
-            more["before"] = purchases._paid(plan, self.buys, terms)
-        if self.micro_batch > 1:
-            groups = round(sampler.divisor(n))
-        stage = Stage(sampler, self._releases(binding, plan, sampler, rounds), groups=groups)
-        return self.pipeline(binding, [stage], self._step(binding, plan, sampler, rounds), rounds=rounds, **more)
-
-    def _sampler(self, binding: Binding) -> PrivateSampler:
-        if self.as_published and self.batch_size is not None:
-            return FixedSize(self.batch_size, binding.n)
-        sampler = self.budget.sampler(binding, self.batch_size)
-        if self.micro_batch == 1:
-            return sampler
-        groups = max(1, round(sampler.divisor(self.budget.records(binding)) / self.micro_batch))
-        return replace(sampler, expected=float(groups))  # the mean is over groups
-
-    def _releases(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> list[Release]:
-        """The gradient, and the count that moves an adaptive clip."""
-        n, mechanism, clip = self.budget.records(binding), plan.mechanism("gradient"), self.clipping(sampler)
-        encode = self.encoder or self.encode(binding, sampler.rounds(n))
-        if self.guarantee:
-            mechanism = Printed(mechanism, self.guarantee)
-        release = Release(encode=encode, clip=clip, mechanism=mechanism, lift=self.lift(binding))
-        if self.as_published:
-            budget = {"epsilon": self.budget.epsilon, "delta": plan.delta or 0.0}
-            return [own_length(release, clip.init(), n=n, steps=rounds, **budget, batch=self.batch_size)]
-        if not isinstance(clip, AdaptiveClip):
-            return [release]
-        below = ClipCountEncoder(encode, clip, "main/gradient")
-        return [release, Release(clip.release, below, Clip(0.5), mechanism=plan.mechanism(clip.release), lift=discard)]
+            more["before"] = purchases._paid(plan, self.buys, purchases.Terms(n, rounds, clip.init(), plan.mu))
+        step = self._step(binding, plan, sampler, rounds)
+        return self.pipeline(binding, [Stage(sampler, releases, groups=groups)], step, **more)
 
     def _step(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> StepSize:
         """The given step, or ||C|| / sqrt(t (L^2 + m_T sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
@@ -245,13 +241,6 @@ class _PrivateDescent(_Descent):
         whole = sampler is not None and sampler.rate == 1
         return GroupClip(self.clip, 2, before, whole and self.budget.relation is Adjacency.REPLACE_ONE)
 
-    def _charges(self, rounds: int, sampler: PrivateSampler) -> list[Charge]:
-        if isinstance(self.clip, AdaptiveClip):
-            shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
-            return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
-        remaining = 1 - sum(item.share for item in self.buys)
-        return [*purchases._charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _NarrowPrivateDescent(_PrivateDescent):
@@ -260,13 +249,10 @@ class _NarrowPrivateDescent(_PrivateDescent):
     sketch: Family = CountSketch
     output: str = "average"
 
-    def encode(self, binding: Binding, per_epoch: int) -> Encoder:
-        """The map."""
-        size = self.size(binding, per_epoch)
-        assert size is not None
+    def __post_init__(self) -> None:
         if self.as_published:
-            return GaussianSketch(size)
-        return self.sketch(size)
+            object.__setattr__(self, "sketch", GaussianSketch)
+        super().__post_init__()
 
 
 def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
@@ -288,7 +274,7 @@ def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
     evidence="measured: a9a .840 in one pass, all records .764; .846 in 10 passes at epsilon 0.5 (private_tables)",
     shortfall=(0.004, 0.026),
 )
-def batches(facts: Facts) -> Choice:
+def _fill_batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
     return _stepped(_sampled_run(facts, facts.the_clip, facts.parameters), {})
 

@@ -25,7 +25,7 @@ from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
 from isthmus.algorithms.purchases import _ShrunkStatistics, linear_model, scaled_targets
-from isthmus.base.matrix import Array, Matrix, is_sparse, matmul, rmatmul
+from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
 from isthmus.core.pipeline import Pipeline, Purchase, StepSize
@@ -130,7 +130,8 @@ class _Reduced:
     """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b."""
 
     def __init__(self, objective: LinearModel, weights: Tensor | None, towards: Tensor | None) -> None:
-        Z = _stored(objective.X)
+        view = Scaled.of(objective.X)
+        Z: Any = view.dense() if not view.sparse or bool(view.B[:, : len(view.weight)].any()) else view.plain()
         n, d = Z.shape
         root, self.first = torch.ones(d, dtype=torch.float64), torch.zeros(objective.space.d, dtype=torch.float64)
         self.weights = torch.ones(n, dtype=torch.float64)
@@ -226,14 +227,6 @@ def _path(rows: _Reduced) -> tuple[float, Tensor]:
     return best
 
 
-def _stored(X: Matrix) -> Any:
-    """The rows as a dense tensor, or CSR where they are as sparse as what was given."""
-    view = Scaled.of(X)
-    if view.sparse and not bool(view.B[:, : len(view.weight)].any()):
-        return view.plain()
-    return view.dense()
-
-
 def _product(Z: Any) -> Tensor:
     """Z Z'."""
     product = Z @ Z.T
@@ -297,7 +290,15 @@ class _PublicStart(Purchase):
 
     def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """The start, and steps that are as long as they pay."""
-        public = self._public_view(prepared)
+        rows = self.rows
+        if prepared.transform is not None:
+            rows = prepared.transform(rows)
+        public: LinearModel = prepared.objective.on((rows, self.targets))
+        if prepared.target is not None:
+            public = scaled_targets(public, *prepared.target)
+        if prepared.centre is not None:
+            shift, width = prepared.centre
+            public = public.with_targets(((public.y.double() - shift) / width).clamp(-1, 1))
         fit = _fit_public(public, self.weights, _prior(prepared))
         first, step, prior = fit.w, prepared.step or self.walk.step, _prior(prepared)
         if self.constraint is not None:
@@ -314,19 +315,6 @@ class _PublicStart(Purchase):
                 first = prior + (first - prior) / longer
         start = first.to(prepared.objective.dtype)
         return replace(prepared, start=start, step=lambda t: factor * step(t))
-
-    def _public_view(self, prepared: Purchased) -> LinearModel:
-        """The public rows as the private ones are seen now."""
-        rows = self.rows
-        if prepared.transform is not None:
-            rows = prepared.transform(rows)
-        public: LinearModel = prepared.objective.on((rows, self.targets))
-        if prepared.target is not None:
-            public = scaled_targets(public, *prepared.target)
-        if prepared.centre is not None:
-            shift, width = prepared.centre
-            public = public.with_targets(((public.y.double() - shift) / width).clamp(-1, 1))
-        return public
 
 
 def starting(recipe: Recipe, rows: object, targets: object, weights: Tensor | None = None) -> Recipe:
@@ -356,36 +344,29 @@ def starting(recipe: Recipe, rows: object, targets: object, weights: Tensor | No
 def _factor(
     fit: _PublicFit, public: LinearModel, step: StepSize, rounds: int, sigma: float, sober: bool = False
 ) -> float:
-    """f: what the steps would best be multiplied by."""
+    """f: what the steps would best be multiplied by.
+
+    Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
+    do not see is taken from them and spread over all that they do not see, and `_ALIKE` rows are added that have as
+    much of every direction.
+    """
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
-    observed, energies, counts = _spectrum(fit, public)
+    columns, rows, observed = public.X.shape[1], public.n, fit.energies
+    unseen, counts = columns - len(observed), torch.ones_like(observed)
+    whole = max(float(observed.sum()), _SHORTEST) / columns
+    energies = (rows * observed * (len(observed) / columns) + _ALIKE * whole) / (rows + _ALIKE)
+    if unseen > 0:
+        observed, energies, counts = (
+            torch.nn.functional.pad(known, (0, 1), value=rest)
+            for known, rest in ((observed, 0.0), (energies, whole), (counts, float(unseen)))
+        )
     h, f = fit.curvature * energies, _WANTED[:, None]
     passed = (2 * f * _SLOWER * h * total).clamp(min=1e-12)
     remaining = torch.exp(-passed)
     noise = (f * sigma).square() * squares * -torch.expm1(-passed) / passed
     risk = (counts * h * (remaining * fit.variance(observed, public.n, sober) + noise)).sum(1)
     return float(_WANTED[int(risk.argmin())])
-
-
-def _spectrum(fit: _PublicFit, public: LinearModel) -> tuple[Tensor, Tensor, Tensor]:
-    """Energies of directions in the public rows, those that private rows are thought to have, how many there are.
-
-    Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
-    do not see is taken from them and spread over all that they do not see, and `_ALIKE` rows are added that have as
-    much of every direction.
-    """
-    columns, rows = public.X.shape[1], public.n
-    observed = fit.energies
-    unseen = columns - len(observed)
-    whole = max(float(observed.sum()), _SHORTEST) / columns
-    thought = (rows * observed * (len(observed) / columns) + _ALIKE * whole) / (rows + _ALIKE)
-    counts = torch.ones_like(observed)
-    if unseen > 0:
-        last = torch.tensor([whole], dtype=observed.dtype)
-        observed, thought = torch.cat([observed, 0 * last]), torch.cat([thought, last])
-        counts = torch.cat([counts, torch.tensor([float(unseen)], dtype=observed.dtype)])
-    return observed, thought, counts
 
 
 def _prior(prepared: Purchased) -> Tensor | None:
