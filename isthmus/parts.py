@@ -2,8 +2,7 @@
 
 # ruff: noqa: F401
 
-from isthmus.core.group import AllReduce, Clients, Local
-from isthmus.core.measuring import Client
+from isthmus.core.clients import Clients
 from isthmus.core.parts import (
     AgainstAnchor,
     Delegate,
@@ -26,3 +25,4 @@ from isthmus.core.parts import (
     WithoutReplacement,
     current,
 )
+from isthmus.core.pipeline import AllReduce, Client, Local

@@ -10,9 +10,8 @@ to use one, and mixing them counts the l2 part twice:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,48 +52,8 @@ class Penalty(ABC):
         return len(block) == d
 
 
-class _Elastic(Penalty):
-    """l1 ||w||_1 + (l2 / 2) ||w||^2; prox(w)_j = soft(w_j, eta l1) / (1 + eta l2)."""
-
-    @property
-    @abstractmethod
-    def strengths(self) -> tuple[float, float]:
-        """(l1, l2)."""
-
-    def __post_init__(self) -> None:
-        validate.non_negative(**vars(self))
-
-    @property
-    def curvature(self) -> float:
-        """l2."""
-        return self.strengths[1]
-
-    def value(self, w: Tensor) -> float:
-        """R(w)."""
-        l1, l2 = self.strengths
-        return float((l1 * w.abs().sum() if l1 else 0.0) + (l2 / 2 * w.square().sum() if l2 else 0.0))
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """l2 w."""
-        return self.curvature * w if self.curvature else torch.zeros_like(w)
-
-    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """Soft-threshold, then shrink."""
-        rest = self.prox_rest(w, eta)
-        return rest / (1 + eta * self.curvature) if self.curvature else rest
-
-    def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """Soft-threshold at eta l1."""
-        l1 = self.strengths[0]
-        return torch.sign(w) * (w.abs() - eta * l1).clamp_min(0.0) if l1 else w
-
-    def separates(self, block: Tensor, d: int) -> bool:
-        """Always: it is a sum over coordinates."""
-        return True
-
-
 @dataclass(frozen=True)
-class ElasticNet(_Elastic):
+class ElasticNet(Penalty):
     """l1 ||w||_1 + (l2 / 2) ||w||^2; prox(w)_j = soft(w_j, eta l1) / (1 + eta l2).
 
     >>> ElasticNet(l1=1.0, l2=1.0).prox(torch.tensor([3.0, -0.5]), 1.0)
@@ -104,56 +63,69 @@ class ElasticNet(_Elastic):
     l1: float = 0.0
     l2: float = 0.0
 
+    def __post_init__(self) -> None:
+        validate.non_negative(l1=self.l1, l2=self.l2)
+
     @property
-    def strengths(self) -> tuple[float, float]:
-        """(l1, l2)."""
-        return self.l1, self.l2
+    def curvature(self) -> float:
+        """l2."""
+        return self.l2
+
+    def value(self, w: Tensor) -> float:
+        """R(w)."""
+        return float(self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum())
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """l2 w."""
+        if not self.l2:
+            return torch.zeros_like(w)
+        return self.l2 * w
+
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """Soft-threshold, then shrink."""
+        return self.prox_rest(w, eta) / (1 + eta * self.l2)
+
+    def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """Soft-threshold at eta l1."""
+        if not self.l1:
+            return w
+        return torch.sign(w) * (w.abs() - eta * self.l1).clamp_min(0.0)
+
+    def separates(self, block: Tensor, d: int) -> bool:
+        """Always: it is a sum over coordinates."""
+        return True
 
 
-@dataclass(frozen=True)
-class L2Penalty(_Elastic):
+class L2Penalty(ElasticNet):
     """(lam / 2) ||w||^2; prox(w) = w / (1 + eta lam).
 
     >>> L2Penalty(1.0).prox(torch.tensor([3.0]), 0.5)
     tensor([2.])
     """
 
-    lam: float
-
-    @property
-    def strengths(self) -> tuple[float, float]:
-        """(0, lam)."""
-        return 0.0, self.lam
+    def __init__(self, lam: float) -> None:
+        super().__init__(l2=lam)
 
 
-@dataclass(frozen=True)
-class L1Penalty(_Elastic):
+class L1Penalty(ElasticNet):
     """lam ||w||_1; prox(w)_j = sign(w_j) max(|w_j| - eta lam, 0).  It has no smooth part.
 
     >>> L1Penalty(1.0).prox(torch.tensor([3.0, -0.5]), torch.tensor([1.0, 0.1]))
     tensor([ 2.0000, -0.4000])
     """
 
-    lam: float
-
-    @property
-    def strengths(self) -> tuple[float, float]:
-        """(lam, 0)."""
-        return self.lam, 0.0
+    def __init__(self, lam: float) -> None:
+        super().__init__(l1=lam)
 
 
-@dataclass(frozen=True)
-class NoPenalty(_Elastic):
+class NoPenalty(ElasticNet):
     """Zero.
 
     >>> NoPenalty().value(torch.ones(2))
     0.0
     """
 
-    strengths = (0.0, 0.0)
 
-
-@dataclass(frozen=True, eq=False)
 class GroupPenalty(Penalty):
     """lam sum_g ||w_g||_2: whole groups of coordinates vanish together.
 
@@ -166,15 +138,12 @@ class GroupPenalty(Penalty):
     tensor([2.4000, 3.2000, 0.0000])
     """
 
-    groups: Any
-    lam: float
-
-    def __post_init__(self) -> None:
-        validate.non_negative(lam=self.lam)
-        ids = torch.as_tensor(self.groups)
+    def __init__(self, groups: Tensor | Sequence[int], lam: float) -> None:
+        validate.non_negative(lam=lam)
+        ids = torch.as_tensor(groups)
         whole = ids.ndim == 1 and ids.numel() > 0 and not ids.is_floating_point() and int(ids.min()) >= 0
-        validate.check(whole, "groups", self.groups, "give a group number of at least 0 for each coordinate")
-        object.__setattr__(self, "groups", ids.long())
+        validate.check(whole, "groups", groups, "give a group number of at least 0 for each coordinate")
+        self.groups, self.lam = ids.long(), lam
 
     def value(self, w: Tensor) -> float:
         """R(w)."""
@@ -188,9 +157,8 @@ class GroupPenalty(Penalty):
 
     def separates(self, block: Tensor, d: int) -> bool:
         """Where no group is cut by the block."""
-        validate.check(
-            len(self.groups) == d, "groups", len(self.groups), f"give {d} group numbers, one for each coordinate"
-        )
+        remedy = f"give {d} group numbers, one for each coordinate"
+        validate.check(len(self.groups) == d, "groups", len(self.groups), remedy)
         inside = torch.bincount(self.groups[block], minlength=int(self.groups.max()) + 1)
         return bool(((inside == 0) | (inside == torch.bincount(self.groups))).all())
 
@@ -233,18 +201,20 @@ class ProxPenalty(Penalty):
 
     def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
         """The given map; a step for each coordinate counts by its mean."""
-        return self.proximal(w, float(eta.mean()) if isinstance(eta, Tensor) else float(eta))
+        return self.proximal(w, float(torch.as_tensor(eta, dtype=torch.float64).mean()))
 
 
-def penalty_of(l1: float = 0.0, l2: float = 0.0) -> Penalty:
-    """The penalty l1 ||w||_1 + (l2 / 2) ||w||^2, as the plainest type that holds it.
+def penalty_of(l1: float = 0.0, l2: float = 0.0, penalty: Penalty | None = None) -> Penalty:
+    """The penalty given as an object or by its two strengths, l1 ||w||_1 + (l2 / 2) ||w||^2; not both.
 
     >>> penalty_of(l2=0.1), penalty_of()
-    (L2Penalty(lam=0.1), NoPenalty())
+    (ElasticNet(l1=0.0, l2=0.1), NoPenalty(l1=0.0, l2=0.0))
     """
-    validate.non_negative(l1=l1, l2=l2)
-    if l1 and l2:
-        return ElasticNet(l1, l2)
-    if l1:
-        return L1Penalty(l1)
-    return L2Penalty(l2) if l2 else NoPenalty()
+    none = l1 == l2 == 0
+    if penalty is not None:
+        validate.check(isinstance(penalty, Penalty), "penalty", penalty, "give a Penalty, such as ElasticNet(l2=0.1)")
+        validate.check(none, "penalty", penalty, "give either penalty= or l1= and l2=")
+        return penalty
+    if none:
+        return NoPenalty()
+    return ElasticNet(l1, l2)

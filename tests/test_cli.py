@@ -16,19 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from command_line import invoke
 
 from isthmus.audit import known_bad, suite
 from isthmus.base.validate import InvalidInput
 from isthmus.cli import code_of, main
 
 COMMANDS = "schema train predict describe plan budget audit report demo completion".split()
-
-
-def invoke(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, list(arguments))
-    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-    return result
 
 
 def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
@@ -51,38 +46,26 @@ def test_the_commands_are_all_there_and_in_order() -> None:
 
 
 def test_python_minus_m() -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "isthmus.cli", "--version"], check=True, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "isthmus.cli", "--version"]
+    process = subprocess.run(command, check=True, capture_output=True, text=True)
     declared = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))
     assert process.stdout == f"isthmus, version {declared['project']['version']}\n"
-
-
-def test_unknown_commands_and_options_are_refused() -> None:
-    assert "No such command" in invoke("nonsense", code=2).output
-    assert "No such option" in invoke("train", "--epsilom", "1", code=2).output
-    assert "Give a file to train on" in invoke("train", code=2).output
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--categories", "sex"], "write it as column=value"),
         (["--bounds", "age=1"], "--bounds 'age=1' is not allowed: write a range as low,high, such as age=0,100"),
         (["--bounds", "1"], "--bounds '1' is not allowed: write a range as low,high, such as 0,100"),
         (["--rows", "0"], "'--rows': 0 is not in the range"),
         (["--encoding", "latin-99"], "encoding='latin-99' is not allowed: give an encoding that Python knows"),
         (["--encoding", "hex"], "encoding='hex' is not allowed"),
         (["--encoding", ""], "encoding='' is not allowed: give text"),
-        (["--decimal", "x"], "decimal='x' is not allowed: choose one of"),
         (["--features", "3"], "features=3 is not allowed: leave it out: it is for libsvm files"),
-        (["--zero-based"], "zero_based=True is not allowed: leave it out: it is for libsvm files"),
         (["--public", "./people.csv"], "this is the file to train on, whose rows are private"),
         (["--test", "./people.csv"], "keep a share of the rows out of training with test_fraction"),
         (["--bounds", "0,1", "--bounds", "0,2"], "for all columns once"),
         (["--hash", "a=few"], "columns.a.buckets='few'"),
-        (["--epsilon", "-1"], "epsilon=-1.0 is not allowed"),
-        (["--target-bounds", "3,3"], "give low < high"),
         (["--schema", "nowhere.toml"], "File not found"),
     ],
 )
@@ -122,9 +105,7 @@ def test_a_first_line_that_looks_like_a_row_is_not_repeated(tmp_path: Path, monk
     Path("bare.csv").write_text("35,29738.65,no\n41,30001.5,yes\n")
     for command in ("schema", "train"):
         said = invoke(command, "bare.csv", "--target", "result", code=2).output
-        assert (
-            "the first line looks like a row: put a line with the names of the columns" in said and "29738" not in said
-        )
+        assert "the first line looks like a row: put a line with the names" in said and "29738" not in said
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.npz", "both.npz"])
@@ -145,9 +126,7 @@ def test_private_rows_are_no_public_test_rows(name: str, tmp_path: Path, monkeyp
     else:
         with pytest.raises(InvalidInput, match="test=.* is not allowed: keep a share .* this is the file to train on"):
             load(None, given)
-    with pytest.raises(
-        InvalidInput, match="public=.* is not allowed: give a file of other rows.* this is the file to train on"
-    ):
+    with pytest.raises(InvalidInput, match="public=.* give a file of other rows.* this is the file to train on"):
         load(None, {"data": name, "target": "y", "public": name})
 
 
@@ -199,30 +178,21 @@ def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "census.budget")
     assert "make it first" in invoke("budget", path, code=2).output and not Path(path).exists()
     assert "give both --epsilon and --delta" in invoke("budget", path, "--epsilon", "1", code=2).output
-    data = json.loads(
-        invoke("budget", path, "--epsilon", "2", "--delta", "1e-6", "--dataset", "census", "--json").stdout
-    )
+    made = invoke("budget", path, "--epsilon", "2", "--delta", "1e-6", "--dataset", "census", "--json")
+    data = json.loads(made.stdout)
     assert (data["epsilon"], data["delta"], data["spent"], data["left"]) == (2.0, 1e-6, 0.0, 2.0)
     assert data["dataset"] == "census" and data["runs"] == [] and data["adjacency"] == "add-remove"
     assert "no run has used this budget yet" in invoke("budget", path).output
-    assert (
-        "give (2.0, 1e-06), with which this ledger was opened"
-        in invoke("budget", path, "--epsilon", "9", "--delta", "1e-6", code=2).output
-    )
+    other = invoke("budget", path, "--epsilon", "9", "--delta", "1e-6", code=2)
+    assert "give (2.0, 1e-06), with which this ledger was opened" in other.output
     Path(path).write_text(Path(path).read_text().replace("2.0", "9.0"))
     assert "was altered" in invoke("budget", path, code=5).output
 
 
 def test_a_report_needs_a_run(tmp_path: Path) -> None:
     assert "File not found" in invoke("report", str(tmp_path), code=2).output
-    record = {
-        "format": "isthmus-run-1",
-        "title": "Income",
-        "data": {"name": "census"},
-        "model": {"task": "classification", "algorithm": "gd"},
-        "privacy": None,
-        "words": "",
-    }
+    record = {"format": "isthmus-run-1", "title": "Income", "data": {"name": "census"}, "privacy": None, "words": ""}
+    record["model"] = {"task": "classification", "algorithm": "gd"}
     (tmp_path / "run.json").write_text(json.dumps(record))
     data = json.loads(invoke("report", str(tmp_path), "--json").stdout)
     assert data["report"] == str(tmp_path / "report.html") and "Income" in Path(data["report"]).read_text()
@@ -256,15 +226,15 @@ def test_completion_completes() -> None:
 
 def test_the_audit_prints_json_and_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short audit of two cases: a sound one passes, a broken one is caught; a broken promise fails the audit."""
-    sound = suite.recipe_pipelines()["dp_gd"]
+    sound = suite._recipe_pipelines()["dp_gd"]
     eighth = known_bad.halved(known_bad.halved(known_bad.halved(sound.pipe)))
     broken = replace(sound, pipe=eighth, sound=False)
-    monkeypatch.setattr(suite, "recipe_pipelines", lambda: {"full batch": sound})
-    monkeypatch.setattr(suite, "broken_pipelines", lambda: {"an eighth of the noise": broken})
-    monkeypatch.setattr(suite, "canary_runs", dict)
+    monkeypatch.setattr(suite, "_recipe_pipelines", lambda: {"full batch": sound})
+    monkeypatch.setattr(suite, "_broken_pipelines", lambda: {"an eighth of the noise": broken})
+    monkeypatch.setattr(suite, "_canary_runs", dict)
     result = invoke("audit", "--draws", "20000", "--json")
     data = json.loads(result.stdout)
     assert data["recipes"]["full batch"]["verdict"] == "consistent"
     assert data["broken on purpose"]["an eighth of the noise"]["verdict"] == "violation"
-    monkeypatch.setattr(suite, "recipe_pipelines", lambda: {"bad": replace(broken, sound=True)})
+    monkeypatch.setattr(suite, "_recipe_pipelines", lambda: {"bad": replace(broken, sound=True)})
     invoke("audit", "--draws", "20000", "--json", code=1)

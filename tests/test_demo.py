@@ -58,12 +58,8 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo.main(tmp_path / "out", epsilons=(4.0,), names=(AUTO, SGD))
     out = capsys.readouterr().out
     lines = {name: cells for name, *cells in LINE.findall(out)}
-    assert [(name, cells[0]) for name, cells in lines.items()] == [
-        ("public labels alone (50 records)", "0"),
-        (AUTO, "4"),
-        (SGD, "4"),
-        ("not private: comp_gd", "inf"),
-    ]
+    epsilons = {"public labels alone (50 records)": "0", AUTO: "4", SGD: "4", "not private: comp_gd": "inf"}
+    assert {name: cells[0] for name, cells in lines.items()} == epsilons
     scores = {name: float(cells[1]) for name, cells in lines.items()}
     assert scores[AUTO] > 0.85 and scores["not private: comp_gd"] > 0.9
     assert "Accuracies are of the held-out records, which are declared public" in out
@@ -73,15 +69,10 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [float(x) > 0.85 for x in re.findall(r"^(?:SGD|CompSGD).*? (0\.\d{3}) ", out, re.MULTILINE)] == [True] * 3
 
     record = Record.from_file(tmp_path / "out")
-    assert (
-        record.private and record.privacy is not None and record.privacy["epsilon"] == pytest.approx(together, rel=5e-3)
-    )
-    assert [each["name"] for each in record.comparison] == [
-        "public labels alone (50 records)",
-        "auto, epsilon 4",
-        "dp_sgd, epsilon 4",
-        "not private",
-    ]
+    assert record.private and record.privacy is not None
+    assert record.privacy["epsilon"] == pytest.approx(together, rel=5e-3)
+    names = ["public labels alone (50 records)", "auto, epsilon 4", "dp_sgd, epsilon 4", "not private"]
+    assert [each["name"] for each in record.comparison] == names
     assert [round(each["score"], 3) for each in record.comparison] == list(scores.values())
     assert [each["epsilon"] for each in record.comparison] == [0.0, 4.0, 4.0, math.inf]
     assert record.metrics[0]["on"] == "540 held-out records, declared public"

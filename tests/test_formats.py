@@ -71,7 +71,7 @@ def statement() -> str:
 
 
 def privacy_plan() -> str:
-    return PrivacyPlan.exact([Charge("g", rounds=12, sampler=Poisson(0.025))], {"g": 4.0}, delta=1e-5).to_json()
+    return PrivacyPlan(1.0, 1e-5, items=[Charge("g", rounds=12, sampler=Poisson(0.025))]).to_json()
 
 
 @pytest.mark.parametrize(

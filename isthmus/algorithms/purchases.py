@@ -29,7 +29,7 @@ from torch import Tensor
 
 from isthmus.algorithms.facts import _usual_tau
 from isthmus.base import validate
-from isthmus.base.matrix import is_lazy, is_sparse
+from isthmus.base.matrix import View, is_sparse
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
@@ -706,7 +706,7 @@ class _Copied(Purchase):
     def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """The problem with a copy of its rows."""
         X = prepared.objective.X
-        if not is_lazy(X):
+        if not isinstance(X, View):
             return prepared
         return replace(prepared, objective=prepared.objective.with_inputs(X.plain()))
 

@@ -28,26 +28,15 @@ from isthmus.audit.probe import Probe
 from isthmus.audit.records import LinearRecords, Pair
 from isthmus.audit.replays import Replayed, ReplayedRelease, replay
 
-__all__ = [
+__all__ = ["clopper_pearson", "epsilon_from_counts", "one_run_epsilon", "one_run_p_value", "OneRun", "one_run"]
+__all__ += [
+    "orthogonal_canaries",
+    "training",
     "AuditReport",
-    "LinearRecords",
-    "Movement",
-    "OneRun",
-    "Pair",
-    "Probe",
-    "Replayed",
-    "ReplayedRelease",
     "attack",
-    "clopper_pearson",
-    "epsilon_from_counts",
-    "known_bad",
+    "Movement",
     "movement",
     "movements",
-    "one_run",
-    "one_run_epsilon",
-    "one_run_p_value",
-    "orthogonal_canaries",
-    "replay",
-    "training",
     "worst_pair",
 ]
+__all__ += ["Probe", "LinearRecords", "Pair", "Replayed", "ReplayedRelease", "replay", "known_bad"]

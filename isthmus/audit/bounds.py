@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtr, ndtri
 
 from isthmus.base import validate
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.mechanisms import Gaussian
 
+_Numbers = NDArray[np.float64]
 
-def clopper_pearson(hits: Any, trials: int, confidence: float) -> tuple[Any, Any]:
+
+def clopper_pearson(hits: ArrayLike, trials: int, confidence: float) -> tuple[_Numbers, _Numbers]:
     """One-sided exact bounds `(low, high)` of a binomial probability, EACH with the given confidence.
 
     Both at once hold with confidence `2 confidence - 1` at least.  `hits` may be an array.
@@ -32,7 +34,7 @@ def clopper_pearson(hits: Any, trials: int, confidence: float) -> tuple[Any, Any
     return low[()], high[()]
 
 
-def epsilon_from_counts(hits: Any, alarms: Any, trials: int, delta: float, confidence: float) -> Any:
+def epsilon_from_counts(hits: ArrayLike, alarms: ArrayLike, trials: int, delta: float, confidence: float) -> _Numbers:
     """`log((tpr - delta) / fpr)` with tpr bounded from below and fpr from above: at most epsilon, with confidence.
 
     `hits` of `trials` draws of one dataset and `alarms` of as many of its neighbour fell into an event that was
@@ -44,7 +46,8 @@ def epsilon_from_counts(hits: Any, alarms: Any, trials: int, delta: float, confi
     """
     level = (1 + confidence) / 2
     tpr, fpr = clopper_pearson(hits, trials, level)[0], clopper_pearson(alarms, trials, level)[1]
-    return np.log(np.maximum((tpr - delta) / fpr, 1.0))
+    bound: _Numbers = np.log(np.maximum((tpr - delta) / fpr, 1.0))
+    return bound
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float = 0.0) -> float:
@@ -77,13 +80,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
 
 def one_run_epsilon(
-    canaries: int,
-    guesses: int,
-    correct: int,
-    delta: float = 0.0,
-    confidence: float = 0.95,
-    *,
-    gaussian: bool = False,
+    canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95, *, gaussian: bool = False
 ) -> float:
     """The largest epsilon that `correct` right guesses refute, from below, with the given confidence.
 

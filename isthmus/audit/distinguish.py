@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.stats import norm
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
 from torch import Tensor
 
 from isthmus.audit.bounds import clopper_pearson, epsilon_from_counts
-from isthmus.audit.neighbours import Movement, inner, law, movement
+from isthmus.audit.neighbours import Movement, _inner, _law, movement
 from isthmus.audit.probe import Probe, Values
 from isthmus.audit.records import Pair
 from isthmus.base import validate
@@ -31,7 +31,7 @@ _RAREST = 500
 """The fewest draws of the first half that a threshold should rest on: rarer events look good by luck."""
 
 _Array = NDArray[np.float64]
-_Measure = Callable[[Any, Any, int], Any]
+_Measure = Callable[[ArrayLike, ArrayLike, int], _Array]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AuditReport:
     @property
     def verdict(self) -> str:
         """ "violation" where the lower bound exceeds the claim, else "consistent"."""
-        return "violation" if self.lower > self.claimed else "consistent"
+        return {True: "violation", False: "consistent"}[self.lower > self.claimed]
 
     def __str__(self) -> str:
         return (
@@ -68,21 +68,17 @@ class AuditReport:
             f"{self.draws} draws), claimed {self.claimed:g}, ratio {self.ratio:.3f}: {self.verdict}"
         )
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """One line of a table."""
-        row: dict[str, Any] = {name: getattr(self, name) for name in ("pair", "ratio", "claimed", "lower")}
-        row["gaussian curve"] = self.gaussian
-        if self.gaussian is None:
-            row["gaussian curve"] = ""
-        return row | {"draws": self.draws, "verdict": self.verdict}
+        curve: object = self.gaussian
+        if curve is None:
+            curve = ""
+        row = {"pair": self.pair, "ratio": self.ratio, "claimed": self.claimed, "lower": self.lower}
+        return row | {"gaussian curve": curve, "draws": self.draws, "verdict": self.verdict}
 
 
 def attack(
-    pipe: Pipeline,
-    pair: Pair | Movement,
-    draws: int = 100_000,
-    confidence: float = 0.999,
-    noise: Source | None = None,
+    pipe: Pipeline, pair: Pair | Movement, draws: int = 100_000, confidence: float = 0.999, noise: Source | None = None
 ) -> AuditReport:
     """Draw one round's released codes `draws` times for each of two neighbours and try to tell them apart.
 
@@ -113,12 +109,12 @@ def attack(
     left, right = scores(pipe, pair, draws, noise)
     half, sure = draws // 2, (1 + confidence) / 2
 
-    def lower(hits: Any, alarms: Any, trials: int) -> Any:
+    def lower(hits: ArrayLike, alarms: ArrayLike, trials: int) -> _Array:
         return epsilon_from_counts(hits, alarms, trials, promise.delta, confidence)
 
-    def separation(hits: Any, alarms: Any, trials: int) -> Any:
+    def separation(hits: ArrayLike, alarms: ArrayLike, trials: int) -> _Array:
         low, high = clopper_pearson(hits, trials, sure)[0], clopper_pearson(alarms, trials, sure)[1]
-        return norm.ppf(low) - norm.ppf(high)
+        return ndtri(low) - ndtri(high)
 
     curve = None
     if _all_gaussian(pipe, pair.t):
@@ -145,7 +141,7 @@ def _all_gaussian(pipe: Pipeline, t: int) -> bool:
     stages = [stage for stage in pipe.stages if stage.private and t % stage.every == 0]
     releases = [release for stage in stages for release in stage.releases]
     full = all(getattr(stage.sampler, "rate", 1.0) == 1 for stage in stages)
-    return full and all(isinstance(inner(release.mechanism), Gaussian) for release in releases)
+    return full and all(isinstance(_inner(release.mechanism), Gaussian) for release in releases)
 
 
 def _chosen(measure: _Measure, left: _Array, right: _Array) -> tuple[float, float]:
@@ -153,8 +149,7 @@ def _chosen(measure: _Measure, left: _Array, right: _Array) -> tuple[float, floa
     count, best, choice = len(left), -np.inf, (1.0, 0.0)
     rarest = min(0.1, _RAREST / count)
     tails = np.concatenate([np.linspace(rarest, 1, _THRESHOLDS // 2), np.geomspace(rarest, 1, _THRESHOLDS // 2)])
-    for sign in (1.0, -1.0):
-        hit, alarm = _sided(left, right, sign)
+    for sign, hit, alarm in ((1.0, np.sort(left), np.sort(right)), (-1.0, np.sort(-right), np.sort(-left))):
         at = np.unique(np.quantile(np.concatenate([hit, alarm]), 1 - tails, method="higher"))
         values = measure(count - np.searchsorted(hit, at), count - np.searchsorted(alarm, at), count)
         if values.max() > best:
@@ -164,15 +159,9 @@ def _chosen(measure: _Measure, left: _Array, right: _Array) -> tuple[float, floa
 
 def _judged(measure: _Measure, left: _Array, right: _Array, sign: float, threshold: float) -> float:
     """`measure(hits, alarms, trials)` at one side and threshold."""
-    hit, alarm = _sided(left, right, sign)
-    return float(measure((hit >= threshold).sum(), (alarm >= threshold).sum(), len(left)))
-
-
-def _sided(left: _Array, right: _Array, sign: float) -> tuple[_Array, _Array]:
-    """Scores to be above a threshold, sorted: of the dataset that is looked for, and of the other one."""
-    if sign < 0:
+    if sign < 0:  # the other dataset is looked for
         left, right = -right, -left
-    return np.sort(left), np.sort(right)
+    return float(measure((left >= threshold).sum(), (right >= threshold).sum(), len(left)))
 
 
 # ---------------------------------------------------------------- one stage
@@ -242,7 +231,7 @@ def _samples(sampler: Any, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
 
 def _adds_noise(release: Release) -> bool:
     """Whether the noise is independent in every coordinate, so that many draws are one call."""
-    return isinstance(inner(release.mechanism), Gaussian | Laplace)
+    return isinstance(_inner(release.mechanism), Gaussian | Laplace)
 
 
 def _draw(release: Release, inside: ClippedSum, outside: ClippedSum, member: Tensor, noise: Source) -> Tensor:
@@ -256,14 +245,14 @@ def _draw(release: Release, inside: ClippedSum, outside: ClippedSum, member: Ten
 
 def _log_likelihood(release: Release, case: ClippedSum, drawn: Tensor) -> Tensor:
     """The stated log-likelihood of each row, up to a constant; as a statistic it is valid whatever the noise is."""
-    mechanism = inner(release.mechanism)
+    mechanism = _inner(release.mechanism)
     if isinstance(mechanism, NoisyMax):
         chosen = drawn == 1
         if mechanism.signed:
             chosen = torch.cat([chosen, drawn == -1], 1)
-        return (chosen * law(mechanism, case).clamp(min=-1e6)).sum(1)
+        return (chosen * _law(mechanism, case).clamp(min=-1e6)).sum(1)
     if isinstance(mechanism, TopK):  # the first-order part of the ratio: how much the chosen places gained
-        return drawn.double() @ law(mechanism, case).clamp(min=-1e6)
+        return drawn.double() @ _law(mechanism, case).clamp(min=-1e6)
     scale = float(getattr(mechanism, "multiplier", 1.0)) * case.bound
     apart = (drawn.double() - case.value.double().reshape(-1)) / scale
     if case.ord == 1:

@@ -19,15 +19,15 @@ from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import Source
 from isthmus.sets import Whole
 
-__all__ = ["Halved", "halved", "published_privsgd"]
+__all__ = ["_Halved", "halved", "published_privsgd"]
 
 
 @dataclass(frozen=True)
-class Halved(Mechanism):
+class _Halved(Mechanism):
     """A mechanism that states the noise of another one and adds half of it.  Broken on purpose.
 
     >>> from isthmus.privacy import Gaussian
-    >>> Halved(Gaussian(2.0)).event()
+    >>> _Halved(Gaussian(2.0)).event()
     GaussianDpEvent(noise_multiplier=2.0)
     """
 
@@ -55,7 +55,7 @@ def halved(pipe: Pipeline) -> Pipeline:
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
     >>> halved(pipe).stages[0].releases[0].mechanism
-    Halved(inner=Gaussian(multiplier=4.0))
+    _Halved(inner=Gaussian(multiplier=4.0))
     """
     validate.check(pipe.private, "pipe", pipe, "give a private pipeline")
     stages = [replace(stage, releases=[_halved(release) for release in stage.releases]) for stage in pipe.stages]
@@ -65,7 +65,7 @@ def halved(pipe: Pipeline) -> Pipeline:
 def _halved(release: Release) -> Release:
     if not release.mechanism.private:
         return release
-    return replace(release, mechanism=Halved(release.mechanism))
+    return replace(release, mechanism=_Halved(release.mechanism))
 
 
 def published_privsgd(

@@ -74,7 +74,7 @@ def movement(pipe: Pipeline, pair: Pair) -> Movement:
     return _moved(probe, pair)[0]
 
 
-def candidates(probe: Probe, n: int, seed: int = 0, t: int = 0) -> list[Pair]:
+def _candidates(probe: Probe, n: int, seed: int = 0, t: int = 0) -> list[Pair]:
     """Pairs that are bad for one mechanism or another, for every release of a probed round.
 
     | name | the n - 1 others | the record |
@@ -97,14 +97,14 @@ def candidates(probe: Probe, n: int, seed: int = 0, t: int = 0) -> list[Pair]:
     return pairs
 
 
-def inner(mechanism: Any) -> Any:
+def _inner(mechanism: Any) -> Any:
     """The mechanism inside wrappers that keep it as `inner`."""
     while hasattr(mechanism, "inner"):
         mechanism = mechanism.inner
     return mechanism
 
 
-def law(mechanism: NoisyMax | TopK, bounded: ClippedSum) -> Tensor:
+def _law(mechanism: NoisyMax | TopK, bounded: ClippedSum) -> Tensor:
     """Logarithms of a selection's probabilities: of its outcomes (NoisyMax) or of its first choice (TopK)."""
     scores = bounded.value.double().reshape(-1)
     if isinstance(mechanism, TopK):
@@ -121,7 +121,7 @@ _Key = tuple[float, float, float]
 
 def _measured(pipe: Pipeline, d: Space | int, n: int, seed: int, t: int) -> list[tuple[Movement, _Key]]:
     probe = Probe(pipe, d, seed=seed, t=t)
-    return [_moved(probe, pair) for pair in candidates(probe, n, seed, t)]
+    return [_moved(probe, pair) for pair in _candidates(probe, n, seed, t)]
 
 
 def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
@@ -146,9 +146,9 @@ def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
 
 def _sharpness(mechanism: Any, ours: ClippedSum, theirs: ClippedSum) -> float:
     """How visible a movement is, among movements of one length."""
-    mechanism = inner(mechanism)
+    mechanism = _inner(mechanism)
     if isinstance(mechanism, NoisyMax | TopK):
-        p, q = law(mechanism, ours).exp() + _SMOOTHING, law(mechanism, theirs).exp() + _SMOOTHING
+        p, q = _law(mechanism, ours).exp() + _SMOOTHING, _law(mechanism, theirs).exp() + _SMOOTHING
         return float((p / q).log().abs().max())
     if ours.ord == 1:
         return float((ours.value - theirs.value).abs().max()) / ours.bound
@@ -164,7 +164,7 @@ class _Adversary:
     def __init__(self, probe: Probe, release: Release, slot: str, n: int, seed: int, t: int) -> None:
         self.sketch, self.n, self.ord = probe.sketch(slot), n, release.clipped.ord
         self.size, self.replaced = probe.share(release, slot), probe.promise.adjacency is Adjacency.REPLACE_ONE
-        self.k = int(getattr(inner(release.mechanism), "k", 1))
+        self.k = int(getattr(_inner(release.mechanism), "k", 1))
         self.blank = Pair("", torch.zeros(n - 1, probe.space.d), torch.zeros(probe.space.d), None, probe.space, seed, t)
         self.generator = torch.Generator().manual_seed(seed)
 

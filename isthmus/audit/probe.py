@@ -10,8 +10,7 @@ from torch import Tensor
 from isthmus.audit.records import LinearRecords
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
-from isthmus.core.measuring import fragment
-from isthmus.core.pipeline import Pipeline, Release, Round, Stage, bind_stage, close_stage, slots, start
+from isthmus.core.pipeline import Pipeline, Release, Round, Stage, bind_stage, close_stage, fragment, slots, start
 from isthmus.core.wire import Keys
 from isthmus.gradients import Rows
 from isthmus.lifts import discard

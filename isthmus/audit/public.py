@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Facts = dict[str, Any]
+Facts = dict[str, object]
 """Texts, numbers and arrays by the path on which they were found."""
+_Parts = list[tuple[str, object]]
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), np.generic)
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, functools.partial)
 _TABLES = frozenset(("_parameters", "_buffers", "_modules"))
@@ -35,14 +37,14 @@ _NAMES = re.compile("[0-9a-f]{16,}")
 """Names drawn at random: in a path they stand for themselves, whatever they are."""
 
 
-def facts_of(value: Any, name: str = "result") -> Facts:
+def _facts_of(value: object, name: str = "result") -> Facts:
     """Everything in a value, whatever it is made of.
 
-    >>> facts_of({"w": np.ones(2), "privacy": ("yes", 1.0)})["result['privacy'][1]"]
+    >>> _facts_of({"w": np.ones(2), "privacy": ("yes", 1.0)})["result['privacy'][1]"]
     1.0
     """
     found: Facts = {}
-    seen: dict[int, Any] = {}  # kept alive, so that no other gets its place in memory
+    seen: dict[int, object] = {}  # kept alive, so that no other gets its place in memory
     waiting = [(name, value)]
     while waiting:
         path, item = waiting.pop()
@@ -57,7 +59,7 @@ def facts_of(value: Any, name: str = "result") -> Facts:
     return found
 
 
-def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
+def _opened(item: object) -> tuple[object, _Parts]:
     """What is said of a value itself, and its parts."""
     if isinstance(item, Enum):
         return str(item), []
@@ -71,11 +73,11 @@ def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
         if item.dtype == object:
             return f"array of {item.shape}", [(f"[{i}]", part) for i, part in enumerate(item.reshape(-1).tolist())]
         return item.copy(), []
-    if sp.issparse(item):
+    if isinstance(item, sp.sparray | sp.spmatrix):
         whole = item.tocoo()
         return f"{type(item).__name__} {whole.shape}", [(".data", whole.data), (".places", np.stack(whole.coords))]
     if isinstance(item, torch.Generator):
-        return digest(item.get_state().numpy().tobytes()), []
+        return _digest(item.get_state().numpy().tobytes()), []
     if isinstance(item, np.random.Generator):
         return json.dumps(item.bit_generator.state, default=str), []
     if isinstance(item, Mapping):
@@ -92,7 +94,7 @@ def _opened(item: Any) -> tuple[Any, list[tuple[str, Any]]]:
     return type(item).__qualname__, [(f".{name}", part) for name, part in _attributes(item)]
 
 
-def _text(text: str) -> tuple[str, list[tuple[str, Any]]]:
+def _text(text: str) -> tuple[str, _Parts]:
     """A text, its moments of today left out: they tick between one training and the next; JSON in it is read."""
     if text[:1] in "{[":
         try:
@@ -102,25 +104,29 @@ def _text(text: str) -> tuple[str, list[tuple[str, Any]]]:
     return _MOMENT.sub("(a moment ago)", text), []
 
 
-def digest(data: bytes) -> str:
+def _digest(data: bytes) -> str:
     """A short name for many bytes."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _attributes(item: Any) -> list[tuple[str, Any]]:
+def _attributes(item: object) -> _Parts:
     if hasattr(item, "__dict__"):
         return list(vars(item).items())
-    return [(field.name, getattr(item, field.name)) for field in fields(item)] if is_dataclass(item) else []
+    if is_dataclass(item):  # with slots
+        return [(field.name, getattr(item, field.name)) for field in fields(item)]
+    return []
 
 
-def _array(x: Tensor) -> Any:
+def _array(x: Tensor) -> NDArray[Any]:
     x = x.detach().cpu()
     if x.layout is not torch.strided:
         x = x.to_dense()
-    return x.to(torch.float64).numpy().copy() if x.dtype is torch.bfloat16 else x.numpy().copy()
+    if x.dtype is torch.bfloat16:  # which numpy does not have
+        x = x.to(torch.float64)
+    return x.numpy().copy()
 
 
-def facts_of_folder(folder: Path) -> Facts:
+def _facts_of_folder(folder: Path) -> Facts:
     """The names and contents of all files in a folder."""
     found: Facts = {}
     for path in sorted(folder.rglob("*")):
@@ -134,7 +140,7 @@ def facts_of_folder(folder: Path) -> Facts:
     return found
 
 
-def _contents(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
+def _contents(name: str, data: bytes) -> Iterator[tuple[str, object]]:
     """What is in a file: archives are opened, JSON is read, of other texts every line is compared by itself."""
     if zipfile.is_zipfile(io.BytesIO(data)):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -144,7 +150,7 @@ def _contents(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
     size = int.from_bytes(data[:8], "little")
     if data[8:9] == b"{" and 8 < size <= len(data) - 8:  # safetensors, whose header is in any order
         header = json.loads(json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True))
-        yield from facts_of(header, f"{name}, header").items()
+        yield from _facts_of(header, f"{name}, header").items()
         yield f"{name}, tensors", data[8 + size :]
         return
     try:
@@ -154,33 +160,31 @@ def _contents(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
         yield f"{name}, size", len(data)
         return
     try:
-        yield from facts_of(json.loads(data), name).items()
+        yield from _facts_of(json.loads(data), name).items()
     except ValueError:
         yield f"{name}, lines", len(lines)
         for number, line in enumerate(lines, 1):
             try:
-                yield from facts_of(json.loads(line), f"{name}, line {number}").items()
+                yield from _facts_of(json.loads(line), f"{name}, line {number}").items()
             except ValueError:
                 yield f"{name}, line {number}", line
 
 
-def unequal(ours: Facts, theirs: Facts) -> list[str]:
+def _unequal(ours: Facts, theirs: Facts) -> list[str]:
     """The paths on which two runs differ, in the order of the first."""
     paths = dict.fromkeys([*ours, *theirs])
-    return [path for path in paths if not (path in ours and path in theirs and same(ours[path], theirs[path]))]
+    return [path for path in paths if not (path in ours and path in theirs and _same(ours[path], theirs[path]))]
 
 
-def same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     """Equal to the bit, in type and shape too; NaN equals NaN, and 0 is not -0."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (np.ndarray, np.generic)):
-        alike = one.dtype == other.dtype and one.shape == other.shape
-        return bool(alike and (one.tobytes() == other.tobytes()))
-    return repr(one) == repr(other)
+    if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
+        alike = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
+        return alike and one.tobytes() == other.tobytes()
+    return type(one) is type(other) and repr(one) == repr(other)
 
 
-def told(path: str, ours: Facts, theirs: Facts) -> str:
+def _told(path: str, ours: Facts, theirs: Facts) -> str:
     """A difference in words."""
     if path not in ours:
         return f"{path}: only with the neighbour, {_short(theirs[path])}"
@@ -190,12 +194,14 @@ def told(path: str, ours: Facts, theirs: Facts) -> str:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.shape == other.shape and one.shape:
         pairs = zip(one.reshape(-1), other.reshape(-1), strict=True)
         place, (first, second) = next(
-            ((i, pair) for i, pair in enumerate(pairs) if not same(*pair)), (0, (one.dtype, other.dtype))
+            ((i, pair) for i, pair in enumerate(pairs) if not _same(*pair)), (0, (one.dtype, other.dtype))
         )
         return f"{path}: at place {place} {first!r} against {second!r}"
     return f"{path}: {_short(one)} against {_short(other)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+    if len(text) > _LONG:
+        text = f"{text[:_LONG]}..."
+    return text

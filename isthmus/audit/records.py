@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
 from isthmus.gradients import Dense, Lookup, Rows, Stack
-from isthmus.objectives.base import Objective, as_index
+from isthmus.objectives.base import Index, Objective, as_index
 from isthmus.privacy.accounting import Adjacency
 
 
@@ -26,23 +25,25 @@ class LinearRecords(Objective):
     (2, [[1.0, 0.0], [0.0, 3.0]], 2.0)
     """
 
-    def __init__(self, vectors: Any, space: Space | int | None = None) -> None:
-        self.vectors, self.dtype = vectors, torch.float64
-        if space is None or not isinstance(vectors, Tensor) or vectors.ndim != 1:
+    def __init__(self, vectors: object, space: Space | int | None = None) -> None:
+        if space is not None and isinstance(vectors, Tensor) and vectors.ndim == 1:
+            self.vectors, self.dtype, self.space = vectors, torch.float64, as_space(space)
+        else:
             self.vectors = validate.as_tensor("vectors", vectors, ndim=2)
-            self.dtype = self.vectors.dtype
-        self.n, self.space = len(self.vectors), as_space(self.vectors.shape[1] if space is None else space)
-        if self.vectors.ndim == 2:
-            validate.shape((self.n, self.space.d), vectors=self.vectors)
+            self.dtype, self.space = self.vectors.dtype, as_space(space or self.vectors.shape[1])
+            validate.shape((len(self.vectors), self.space.d), vectors=self.vectors)
+        self.n = len(self.vectors)
 
-    def data_loss(self, w: Tensor, index: Any = None) -> float:
+    def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean of the `<v_i, w>`; 0 for an empty batch."""
         rows = self.rows(w, index)
         return float(rows.sum() @ w.to(rows.dtype)) / max(1, rows.n)
 
-    def rows(self, w: Tensor, index: Any = None) -> Rows:
+    def rows(self, w: Tensor, index: Index = None) -> Rows:
         """The vectors themselves, in the leaves of the space."""
-        chosen = self._chosen(index)
+        places, chosen = as_index(index, self.n), self.vectors
+        if places is not None:
+            chosen = chosen[places]
         if chosen.ndim == 1:
             ones = torch.ones(len(chosen), 1, 1, dtype=self.dtype)
             return Lookup(chosen[:, None], ones, self.space.d, apart=True)
@@ -50,15 +51,9 @@ class LinearRecords(Objective):
             return Dense(chosen)
         return Stack([(leaf.name, Dense(chosen[:, self.space.slice(leaf.name)])) for leaf in self.space.leaves])
 
-    def on(self, data: Any) -> LinearRecords:
+    def on(self, data: object) -> LinearRecords:
         """The same losses on other (public) vectors."""
         return LinearRecords(data, self.space)
-
-    def _chosen(self, index: Any) -> Tensor:
-        places = as_index(index, self.n)
-        if places is None:
-            return self.vectors
-        return self.vectors[places]
 
 
 @dataclass(frozen=True, eq=False)

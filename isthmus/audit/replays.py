@@ -16,25 +16,27 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import os
+import pickle
 import random
 import re
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.audit.public import Facts, digest, facts_of, facts_of_folder, same, told, unequal
+from isthmus.audit.public import Facts, _digest, _facts_of, _facts_of_folder, _told, _unequal
 from isthmus.base import randomness, secret, validate
 from isthmus.base.secret import Handed
 
+Data = TypeVar("Data")
 _LIMIT = 1 + 1e-9
 """Of movement over bound: the norm of a difference is itself computed."""
 _REPEATS = 1e-6
@@ -107,9 +109,9 @@ class Replayed:
 
 
 def replay(
-    run: Callable[[Any], Any],
-    data: Any,
-    neighbour: Any = None,
+    run: Callable[[Data], object],
+    data: Data,
+    neighbour: Data | None = None,
     *,
     at: int | None = None,
     takes_part: bool = True,
@@ -147,112 +149,76 @@ def replay(
     output['line 1']: 'the mean is 0.075' against 'the mean is 0.084'
     """
     validate.non_negative_int(seed=seed)
-    place = _absent(data, at) if neighbour is None else _place(data, neighbour, at)
-    tape = _Tape(seed, place, takes_part)
-    beginning = _Generators()
-    try:
-        first = _watched(run, data, tape, beginning)
-        again = _watched(run, data, tape.again(present=place.more >= 0), beginning)
-        other = _watched(run, data if neighbour is None else neighbour, tape.again(present=place.more <= 0), beginning)
-    finally:
-        beginning.restore()
-    _check_repeats(again)
+    place = _place(data, neighbour, at)
+    if neighbour is None:
+        neighbour = data
+    beginning = [(get(), put) for get, put in _GENERATORS.values()]
+    first = _Tape(seed, place, takes_part, present=place.more >= 0)
+    again, other = first.again(present=place.more >= 0), first.again(present=place.more <= 0)
+    for given, tape in ((data, first), (data, again), (neighbour, other)):
+        try:
+            _watched(run, given, tape)
+        finally:
+            for state, put in beginning:
+                put(state)
+    remedy = (
+        "draw from the global generators of torch, NumPy and Python or from a seed, and make everything anew inside "
+        "run: on the same data it handed other values to its mechanisms"
+    )
+    apart = max((release.ratio for release in again.moved), default=0.0)
+    validate.check(apart <= _REPEATS, "run", f"a run that comes {apart:.3g} bounds apart", remedy)
     remedy = "put the record that differs first or last: the run draws about parts of the records"
-    validate.check(not other.tape.lost, "at", place.at, remedy)
+    validate.check(not other.lost, "at", place.at, remedy)
     remedy = (
         "give a neighbour with a record replaced instead: random numbers were drawn by the place in a batch (dropout, "
         "augmentation), where a record more shifts those of the others; they are secret, so that this harms nobody"
     )
-    validate.check(place.more == 0 or not other.tape.by_place, "neighbour", "one record more or less", remedy)
-    if (
-        first.error is not None
-        and same(first.facts["ended"], other.facts["ended"])
-        and not isinstance(first.error, catch)
-    ):
-        raise first.error
-    unlike = unequal(first.facts, again.facts)
-    differing = [path for path in unequal(again.facts, other.facts) if path not in set(unlike)]
-    refused = "" if first.error is None else str(first.facts["ended"])
-    words = tuple(told(path, again.facts, other.facts) for path in differing)
-    return Replayed(tuple(other.tape.moved), words, tuple(unlike), refused)
+    validate.check(place.more == 0 or not other.by_place, "neighbour", "one record more or less", remedy)
+    refused = ""
+    if first.error is not None:
+        if first.ended == other.ended and not isinstance(first.error, catch):
+            raise first.error
+        refused = first.ended
+    unlike = _unequal(first.facts, again.facts)
+    differing = [path for path in _unequal(again.facts, other.facts) if path not in set(unlike)]
+    words = tuple(_told(path, again.facts, other.facts) for path in differing)
+    return Replayed(tuple(other.moved), words, tuple(unlike), refused)
 
 
 # ---------------------------------------------------------------- one training
 
 
-@dataclass
-class _Watched:
-    facts: Facts
-    error: Exception | None
-    tape: _Tape
+_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "torch's": (lambda: torch.get_rng_state().numpy(), lambda state: torch.set_rng_state(torch.from_numpy(state))),
+    "NumPy's": (np.random.get_state, np.random.set_state),
+    "Python's": (random.getstate, random.setstate),
+}
+"""The public generators: every training begins with them as they were, and afterwards they are the user's."""
 
 
-class _Generators:
-    """The public generators as they were: every training begins with them, and afterwards they are the user's."""
-
-    def __init__(self) -> None:
-        self._torch, self._numpy, self._python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-    def restore(self) -> None:
-        """Back to that."""
-        torch.set_rng_state(self._torch)
-        np.random.set_state(self._numpy)
-        random.setstate(self._python)
-
-    @staticmethod
-    def facts() -> Facts:
-        """How far they have come."""
-        return {
-            "state of torch's generator": digest(torch.get_rng_state().numpy().tobytes()),
-            "state of NumPy's generator": digest(repr(np.random.get_state(legacy=False)).encode()),
-            "state of Python's generator": digest(repr(random.getstate()).encode()),
-        }
-
-
-def _watched(run: Callable[[Any], Any], data: Any, tape: _Tape, beginning: _Generators) -> _Watched:
+def _watched(run: Callable[[Data], object], data: Data, tape: _Tape) -> _Tape:
     """One training, and everything that the world sees of it."""
-    output, errors, result, error = io.StringIO(), io.StringIO(), None, None
-    beginning.restore()
-    with _folder() as folder, secret.standing_in(tape), warnings.catch_warnings(record=True) as raised:
+    output, errors, result, raised = io.StringIO(), io.StringIO(), None, warnings.catch_warnings(record=True)
+    with tempfile.TemporaryDirectory(prefix="isthmus-replay-") as parent, secret.standing_in(tape), raised as warned:
+        folder = Path(parent) / "work"  # with the same name every time
+        folder.mkdir()
         warnings.simplefilter("always")
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        with contextlib.chdir(folder), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:
                 result = run(data)
             except Exception as problem:
-                error = problem
-        facts: Facts = {"ended": "well" if error is None else f"{type(error).__name__}: {error}"}
-        facts |= tape.facts | {"number of releases": tape.count} | _Generators.facts()
+                tape.error, tape.ended = problem, f"{type(problem).__name__}: {problem}"
+        tape.facts |= {"ended": tape.ended, "number of releases": tape.count}
+        tape.facts |= {
+            f"state of {name} generator": _digest(pickle.dumps(get())) for name, (get, _) in _GENERATORS.items()
+        }
         for name, text in (("output", output), ("errors", errors)):
             lines = _WHILE.sub("(a while)", text.getvalue()).splitlines()
-            facts |= facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
-        for number, warning in enumerate(raised, 1):
-            facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
-        facts |= facts_of_folder(folder) | facts_of(result)
-    return _Watched(facts, error, tape)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """An empty working folder, with the same name every time."""
-    with tempfile.TemporaryDirectory(prefix="isthmus-replay-") as parent:
-        folder = Path(parent) / "work"
-        folder.mkdir()
-        before = os.getcwd()
-        os.chdir(folder)
-        try:
-            yield folder
-        finally:
-            os.chdir(before)
-
-
-def _check_repeats(again: _Watched) -> None:
-    """Refuse a training that is another one on the same data: nothing could be said about one record."""
-    remedy = (
-        "draw from the global generators of torch, NumPy and Python or from a seed, and make everything anew inside "
-        "run: on the same data it handed other values to its mechanisms"
-    )
-    apart = max((release.ratio for release in again.tape.moved), default=0.0)
-    validate.check(apart <= _REPEATS, "run", f"a run that comes {apart:.3g} bounds apart", remedy)
+            tape.facts |= _facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
+        for number, warning in enumerate(warned, 1):
+            tape.facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
+        tape.facts |= _facts_of_folder(folder) | _facts_of(result)
+    return tape
 
 
 # ---------------------------------------------------------------- which record differs
@@ -276,10 +242,17 @@ class _Place:
         """Its place in a draw of n of the records: of some of them it must be the first or the last."""
         if self.at is None or n == self.n or self.at == 0:
             return self.at
-        return n - 1 if self.at == self.n - 1 else None
+        if self.at == self.n - 1:
+            return n - 1
+        return None
 
 
-def _place(data: Any, neighbour: Any, at: int | None) -> _Place:
+def _place(data: object, neighbour: object, at: int | None) -> _Place:
+    if neighbour is None:
+        n, remedy = _size(data), "give the place of the record that is drawn in one training and not in the other"
+        if at is None or not -n <= at < n:
+            validate.refuse("at", at, remedy)
+        return _Place(at % n, n, 1, both=True)
     sizes = _size(data), _size(neighbour)
     more, n = sizes[0] - sizes[1], max(sizes)
     remedy = f"give one record more, one less or one replaced: the data have {sizes[0]} and this has {sizes[1]}"
@@ -289,28 +262,23 @@ def _place(data: Any, neighbour: Any, at: int | None) -> _Place:
         return _Place(at % n, n, more)
     both = _columns(data), _columns(neighbour)
     for k in range(min(sizes)):
-        ours, theirs = (facts_of([column[k] for column in columns]) for columns in both)
-        if unequal(ours, theirs):
+        ours, theirs = (_facts_of([column[k] for column in columns]) for columns in both)
+        if _unequal(ours, theirs):
             return _Place(k, n, more)
     if more == 0:
         return _Place(None, n, more)
     return _Place(n - 1, n, more)
 
 
-def _absent(data: Any, at: int | None) -> _Place:
-    n, remedy = _size(data), "give the place of the record that is drawn in one training and not in the other"
-    if at is None or not -n <= at < n:
-        validate.refuse("at", at, remedy)
-    return _Place(at % n, n, 1, both=True)
-
-
-def _size(data: Any) -> int:
+def _size(data: object) -> int:
     column = _columns(data)[0]
-    if len(getattr(column, "shape", ())):
+    if sp.issparse(column):
         return int(column.shape[0])
-    sized = hasattr(column, "__len__") and hasattr(column, "__getitem__")
-    kinds = "an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
-    validate.check(sized, "data", type(column).__name__, f"give {kinds}")
+    if not isinstance(column, Sized) or not hasattr(column, "__getitem__"):
+        kinds = (
+            "an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
+        )
+        validate.refuse("data", type(column).__name__, f"give {kinds}")
     return len(column)
 
 
@@ -340,7 +308,7 @@ class _Tape:
     seed: int
     place: _Place
     takes_part: bool
-    present: bool = True
+    present: bool
     """Whether this training has the record."""
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Of every release of the first training what was handed to its mechanism, and what came out."""
@@ -357,10 +325,8 @@ class _Tape:
     _noising: bool = False
     _before: int | None = None
     """How many records of the latest batch are in front of the one that differs."""
-
-    def __post_init__(self) -> None:
-        if self.first:
-            self.present = self.place.more >= 0
+    error: Exception | None = None
+    ended: str = "well"
 
     def again(self, present: bool) -> _Tape:
         """For another training, after the first."""
@@ -382,7 +348,9 @@ class _Tape:
         """Which of n records are in a batch."""
         member = self.uniform(n) < q
         at = self.place.among(max(n, self.sizes[f"uniform {self._numbers['uniform']}"]))
-        self._before = None if at is None else int(member[:at].sum())
+        self._before = None
+        if at is not None:
+            self._before = int(member[:at].sum())
         return member
 
     def integers(self, high: int, size: int) -> Tensor:
@@ -390,9 +358,13 @@ class _Tape:
         draw = lambda rng, count: rng.integers(high, size=count)  # noqa: E731
         if self._noising:
             return torch.from_numpy(draw(self._generator("noise"), size))
-        before = self._before
-        where = self.place.among if before is None else lambda count: min(before, count - 1)
-        return torch.from_numpy(self._of_records("integers", size, draw, where, forced=False))
+        return torch.from_numpy(self._of_records("integers", size, draw, self._in_batch, forced=False))
+
+    def _in_batch(self, count: int) -> int | None:
+        """The place of the record that differs in the latest batch."""
+        if self._before is None:
+            return self.place.among(count)
+        return min(self._before, count - 1)
 
     def subset(self, n: int, k: int) -> Tensor:
         """k of n records, the one that differs always or never among them."""
@@ -424,13 +396,17 @@ class _Tape:
         name = f"{kind} {self._numbers[kind]}"
         size = self.sizes.setdefault(name, n)
         drawn = draw(generator, size)
-        own = np.asarray(self._coin if forced else draw(generator, 1)[0], drawn.dtype)
+        own = self._coin
+        if not forced:
+            own = draw(generator, 1)[0]
         longer = max(n, size)
         at = where(longer)
-        if abs(n - size) == 1:
-            self.lost |= at is None  # said when the run is over: it may catch errors
-            at = longer - 1 if at is None else at
-            drawn = np.delete(drawn, at) if n < size else np.insert(drawn, at, own)
+        if abs(n - size) == 1 and at is None:
+            self.lost, at = True, longer - 1  # said when the run is over: it may catch errors
+        if at is not None and n == size - 1:
+            drawn = np.delete(drawn, at)
+        elif at is not None and n == size + 1:
+            drawn = np.insert(drawn, at, own)
         elif n != size:
             drawn = draw(generator, n)
         known = self.place.more >= 0  # else it is in no draw of the first training, and comes in by the insertion
@@ -443,7 +419,7 @@ class _Tape:
         """Of the record that differs."""
         if self.place.both and not self.present:
             return _NEVER
-        return _IN if self.takes_part else _OUT
+        return {True: _IN, False: _OUT}[self.takes_part]
 
     # ------------------------------------------------------------ releases
 
@@ -475,9 +451,13 @@ class _Tape:
             self._noising = False
 
     def _movement(self, name: str, ours: Tensor, theirs: Tensor, handed: Handed) -> ReplayedRelease:
-        bound = handed.bound * (2 if self.place.more == 0 else 1)
-        moved = _distance(ours, theirs, handed.ord)
-        ratio = 0.0 if moved == 0 else math.inf if math.isinf(bound) else moved / bound
+        bound, moved, ratio = handed.bound, _distance(ours, theirs, handed.ord), math.inf
+        if self.place.more == 0:
+            bound *= 2
+        if moved == 0:
+            ratio = 0.0
+        elif math.isfinite(bound):
+            ratio = moved / bound
         return ReplayedRelease(name, moved, bound, ratio)
 
 
@@ -486,7 +466,9 @@ def _distance(one: Tensor, other: Tensor, ord: float) -> float:
     if not (torch.isfinite(one).all() and torch.isfinite(other).all()):
         return math.inf
     gap = (one.double() - other.double()).abs().reshape(-1)
-    largest = float(gap.max()) if gap.numel() else 0.0
+    if gap.numel() == 0:
+        return 0.0
+    largest = float(gap.max())
     if largest == 0 or math.isinf(ord):
         return largest
     return float(torch.linalg.vector_norm(gap / largest, ord)) * largest

@@ -30,7 +30,7 @@ EPSILON, DELTA = 1.0, 1e-5
 
 
 @dataclass(frozen=True)
-class Case:
+class _Case:
     """A pipeline, its public sizes, and whether its promise is one it can keep."""
 
     pipe: Pipeline
@@ -39,12 +39,12 @@ class Case:
     sound: bool = True
 
 
-def bound(recipe: Recipe, d: int = 400, n: int = 100, constraint: ConvexSet | None = None, steps: int = 1) -> Case:
+def _bound(recipe: Recipe, d: int = 400, n: int = 100, constraint: ConvexSet | None = None, steps: int = 1) -> _Case:
     """A recipe for `steps` rounds on n records."""
-    return Case(recipe.bind(Binding(constraint or Whole(), NoPenalty(), Space.flat(d), n, steps, None)), d, n)
+    return _Case(recipe.bind(Binding(constraint or Whole(), NoPenalty(), Space.flat(d), n, steps, None)), d, n)
 
 
-def recipe_pipelines() -> dict[str, Case]:
+def _recipe_pipelines() -> dict[str, _Case]:
     """Every private recipe of `isthmus.algorithms`, bound to one round."""
     common: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA, "clip": 1.0, "n": "exact"}
     step: dict[str, Any] = {**common, "step": 0.1}
@@ -53,40 +53,40 @@ def recipe_pipelines() -> dict[str, Case]:
     a, ball = algorithms, L1Ball(1.0)
     public = Dense(torch.randn(12, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     return {
-        "dp_sgd": bound(a.dp_sgd(**step, batch_size=10), d=20),
-        "dp_gd": bound(a.dp_gd(**step), d=20),
-        "priv_sgd": bound(a.priv_sgd(**narrow)),
-        "priv_sgd, replace-one": bound(a.priv_sgd(**narrow, adjacency="replace-one")),
-        "dp_comp_minibatch": bound(a.dp_comp_minibatch(**narrow, batch_size=10)),
-        "compressive_dp_sgd, Gaussian": bound(a.compressive_dp_sgd(**sparse)),
-        "compressive_dp_sgd, Laplace": bound(a.compressive_dp_sgd(**sparse, variant="laplace")),
-        "dp_skgd": bound(a.dp_skgd(**common, smoothness=1.0)),
-        "dp_svrg": bound(a.dp_svrg(**step, inner=5, batch_size=None), d=20),
-        "compressive_dp_sgd, selection": bound(a.compressive_dp_sgd(**sparse, variant="selection"), d=60),
-        "dp_fw": bound(a.dp_fw(**common), d=20, constraint=ball),
-        "dp_cd": bound(a.dp_cd(**common, smoothness=1.0), d=20),
-        "dp_mirror_descent": bound(a.dp_mirror_descent(**step), d=20, constraint=Simplex()),
-        "dp_subspace_gd": bound(a.dp_subspace_gd(**step, k=5), d=40),
-        "rpdp_sgd": bound(a.rpdp_sgd(**step, k=5, batch_size=10), d=40),
-        "pdp_sgd": bound(a.pdp_sgd(**step, k=5, data=public, batch_size=10), d=40),
+        "dp_sgd": _bound(a.dp_sgd(**step, batch_size=10), d=20),
+        "dp_gd": _bound(a.dp_gd(**step), d=20),
+        "priv_sgd": _bound(a.priv_sgd(**narrow)),
+        "priv_sgd, replace-one": _bound(a.priv_sgd(**narrow, adjacency="replace-one")),
+        "dp_comp_minibatch": _bound(a.dp_comp_minibatch(**narrow, batch_size=10)),
+        "compressive_dp_sgd, Gaussian": _bound(a.compressive_dp_sgd(**sparse)),
+        "compressive_dp_sgd, Laplace": _bound(a.compressive_dp_sgd(**sparse, variant="laplace")),
+        "dp_skgd": _bound(a.dp_skgd(**common, smoothness=1.0)),
+        "dp_svrg": _bound(a.dp_svrg(**step, inner=5, batch_size=None), d=20),
+        "compressive_dp_sgd, selection": _bound(a.compressive_dp_sgd(**sparse, variant="selection"), d=60),
+        "dp_fw": _bound(a.dp_fw(**common), d=20, constraint=ball),
+        "dp_cd": _bound(a.dp_cd(**common, smoothness=1.0), d=20),
+        "dp_mirror_descent": _bound(a.dp_mirror_descent(**step), d=20, constraint=Simplex()),
+        "dp_subspace_gd": _bound(a.dp_subspace_gd(**step, k=5), d=40),
+        "rpdp_sgd": _bound(a.rpdp_sgd(**step, k=5, batch_size=10), d=40),
+        "pdp_sgd": _bound(a.pdp_sgd(**step, k=5, data=public, batch_size=10), d=40),
     }
 
 
-def broken_pipelines() -> dict[str, Case]:
+def _broken_pipelines() -> dict[str, _Case]:
     """Pipelines whose promise is false."""
-    sound = recipe_pipelines()
+    sound = _recipe_pipelines()
     published = known_bad.published_privsgd(1000, 50, epsilon=EPSILON, delta=DELTA)
-    return {"PRIVSGD as published": Case(published, d=10000, n=1000, sound=False)} | {
+    return {"PRIVSGD as published": _Case(published, d=10000, n=1000, sound=False)} | {
         f"{name}, half the noise": _halved(sound[name])
         for name in ("dp_gd", "priv_sgd", "compressive_dp_sgd, Laplace", "dp_fw")
     }
 
 
-def _halved(case: Case) -> Case:
+def _halved(case: _Case) -> _Case:
     return replace(case, pipe=known_bad.halved(case.pipe), sound=False)
 
 
-def examine(case: Case, draws: int, confidence: float) -> dict[str, Any]:
+def _examine(case: _Case, draws: int, confidence: float) -> dict[str, Any]:
     """Attack a case on its worst pair; `ok` when a sound one is consistent and a broken one is caught."""
     began = time.perf_counter()
     releases = [release for stage in case.pipe.stages for release in stage.releases]
@@ -99,14 +99,14 @@ def examine(case: Case, draws: int, confidence: float) -> dict[str, Any]:
     return {**report.row(), "seconds": round(time.perf_counter() - began, 1), "ok": ok}
 
 
-def canary_runs(count: int = 100_000) -> dict[str, dict[str, Any]]:
+def _canary_runs(count: int = 100_000) -> dict[str, dict[str, Any]]:
     """Whole runs with a canary on every coordinate but one; the last has half the noise of its claim."""
     common: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA, "clip": 1.0, "step": 0.1, "n": count // 2}
     narrow: dict[str, Any] = {**common, "n": count // 20, "m": count // 50}
     cases = {
-        "dp_gd": bound(algorithms.dp_gd(**common), count, count // 2, steps=5),
-        "dp_sgd": bound(algorithms.dp_sgd(**common, batch_size=count // 20), count, count // 2, steps=5),
-        "priv_sgd": bound(algorithms.priv_sgd(**narrow), count // 10, count // 20, steps=5),
+        "dp_gd": _bound(algorithms.dp_gd(**common), count, count // 2, steps=5),
+        "dp_sgd": _bound(algorithms.dp_sgd(**common, batch_size=count // 20), count, count // 2, steps=5),
+        "priv_sgd": _bound(algorithms.priv_sgd(**narrow), count // 10, count // 20, steps=5),
     }
     by_name: dict[str, dict[str, Any]] = {}
     for name, case in {**cases, "dp_gd, half the noise": _halved(cases["dp_gd"])}.items():
@@ -121,11 +121,11 @@ def main(draws: int = 200_000, confidence: float = 0.999, as_json: bool = False)
     """Run everything, print the tables (or JSON), return how many verdicts were wrong, at most 1."""
     torch.set_num_threads(1)
     results: dict[str, dict[str, dict[str, Any]]] = {}
-    for title, cases in {"recipes": recipe_pipelines(), "broken on purpose": broken_pipelines()}.items():
-        results[title] = {name: examine(case, draws, confidence) for name, case in cases.items()}
+    for title, cases in {"recipes": _recipe_pipelines(), "broken on purpose": _broken_pipelines()}.items():
+        results[title] = {name: _examine(case, draws, confidence) for name, case in cases.items()}
         if not as_json:
             _print(f"{title}: claimed ({EPSILON:g}, {DELTA:g}), confidence {confidence:g}", results[title])
-    results["one run with canaries"] = canary_runs()
+    results["one run with canaries"] = _canary_runs()
     wrong = sum(not row["ok"] for rows in results.values() for row in rows.values())
     if as_json:
         print(json.dumps(results, indent=1))

@@ -10,16 +10,20 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.streamed import FileRows, Streamed, large
+from isthmus.base.streamed import FileRows, Streamed, _large
 
-NUMBERS = ("int", "uint", "float", "double", "bool", "half")
+if TYPE_CHECKING:
+    from pyarrow import Schema, Table
+    from pyarrow.dataset import Dataset, Fragment
+
+_NUMBERS = ("int", "uint", "float", "double", "bool", "half")
 """How pyarrow's names of the types of numbers begin."""
 
 
@@ -30,7 +34,7 @@ class ArrowTable:
     rows that were passed by on the way are kept for a moment, as several threads ask for the slices of a pass.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         names = column_names(dataset.schema)
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -43,7 +47,7 @@ class ArrowTable:
         self._readers: dict[tuple[str, ...], _Reader] = {}
         self._lock = threading.Lock()
 
-    def table(self, lo: int, hi: int, columns: Sequence[str], step: int = 1 << 16) -> Any:
+    def table(self, lo: int, hi: int, columns: Sequence[str], step: int = 1 << 16) -> Table:
         """The rows lo, ..., hi - 1 of some columns, as a pyarrow table; about `step` rows are decoded at a time."""
         import pyarrow
 
@@ -64,9 +68,9 @@ class _Reader:
 
     def __init__(self, table: ArrowTable, columns: tuple[str, ...]) -> None:
         self.table, self.columns, self.next, self.batches = table, columns, -1, iter(())
-        self.passed: deque[tuple[int, Any]] = deque(maxlen=8)
+        self.passed: deque[tuple[int, Table]] = deque(maxlen=8)
 
-    def rows(self, lo: int, hi: int, step: int) -> list[Any]:
+    def rows(self, lo: int, hi: int, step: int) -> list[Table]:
         """The rows lo, ..., hi - 1, as tables."""
         pieces = []
         for begin, table in self.passed:
@@ -85,7 +89,7 @@ class _Reader:
                 pieces.append(table.slice(max(0, lo - begin), hi - max(lo, begin)))
         return pieces
 
-    def _decoded(self, group: int, step: int) -> Iterator[Any]:
+    def _decoded(self, group: int, step: int) -> Iterator[Table]:
         """Tables of about `step` rows, from a row group on."""
         import pyarrow
         from pyarrow import parquet
@@ -119,7 +123,7 @@ class ArrowRows(Streamed):
         missing = [name for name in names if name not in table.names]
         validate.check(not missing, "columns", missing, f"name columns of the table, which are {table.names[:20]}")
         kinds = {name: str(table.dataset.schema.field(name).type) for name in names}
-        others = [name for name, kind in kinds.items() if not kind.startswith(NUMBERS)]
+        others = [name for name, kind in kinds.items() if not kind.startswith(_NUMBERS)]
         remedy = "leave them out, or encode them (isthmus train, TableEncoder): they do not hold numbers"
         validate.check(not others, "X", f"columns {others}", remedy)
         validate.check(bool(names), "X", "no columns", "give a table with columns of numbers")
@@ -142,25 +146,25 @@ class ArrowRows(Streamed):
         return torch.from_numpy(rows)
 
 
-def _groups(piece: Any) -> list[Any]:
+def _groups(piece: Fragment) -> list[Fragment]:
     """The row groups of one file."""
     try:
         return list(piece.row_groups)
     except AttributeError:
-        validate.refuse("X", str(getattr(piece, "path", piece)), "give a dataset of Parquet files")
+        validate.refuse("X", str(piece), "give a dataset of Parquet files")
 
 
-def column_names(schema: Any) -> list[str]:
+def column_names(schema: Schema) -> list[str]:
     """The names of a file's columns; the row labels of a frame, which pandas saves under names of its own, are none."""
     return [str(name) for name in schema.names if not re.fullmatch(r"__index_level_\d+__", str(name))]
 
 
-def is_dataset(x: object) -> bool:
+def _is_dataset(x: object) -> bool:
     """Whether `x` is a pyarrow dataset; pyarrow is not imported to find out."""
     return any(kind.__module__.split(".")[0] == "pyarrow" and kind.__name__ == "Dataset" for kind in type(x).__mro__)
 
 
-def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
+def parquet_dataset(path: str | Path, argument: str = "X") -> Dataset:
     """The pyarrow dataset of a Parquet file or a folder of them; `argument` is what errors name."""
     try:
         from pyarrow import ArrowException, dataset
@@ -177,7 +181,7 @@ def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
     return data
 
 
-def opened(X: Any, y: Any = None) -> tuple[Any, Any]:
+def opened(X: object, y: object = None) -> tuple[object, object]:
     """Rows and targets as a problem takes them: tables on disk as matrices that are read in slices, others as they are.
 
     X  a memory-mapped array, the path of a .npy file, of a Parquet file or of a folder of these, or a pyarrow dataset
@@ -185,14 +189,14 @@ def opened(X: Any, y: Any = None) -> tuple[Any, Any]:
     """
     if isinstance(X, Streamed):
         return X, y
-    if isinstance(X, np.memmap) and large(X):
+    if isinstance(X, np.memmap) and _large(X):
         return FileRows(X), y
     if isinstance(X, (str, Path)) and str(X).endswith(".npy"):
         validate.present(os.path.isfile(X), X)
         return FileRows(np.load(X, mmap_mode="r")), y
     if isinstance(X, (str, Path)):
         X = parquet_dataset(X)
-    if is_dataset(X):
+    if _is_dataset(X):
         table = ArrowTable(X)
         if not isinstance(y, str):
             return ArrowRows(table), y

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -150,11 +150,6 @@ def is_sparse(x: object) -> TypeIs[Csr]:
     return bool(sp.issparse(x))
 
 
-def is_lazy(x: object) -> TypeIs[View]:
-    """Whether `x` is a matrix seen through a public map (`isthmus.problems.scaling.Scaled`)."""
-    return isinstance(x, View)
-
-
 def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
     """A 2-d tensor or a CSR matrix of finite numbers; other sparse formats are converted to CSR.
 
@@ -190,8 +185,7 @@ def dtype_of(x: Matrix) -> torch.dtype:
     """The torch dtype of a dense or CSR matrix."""
     if not is_sparse(x):
         return x.dtype
-    dtype: torch.dtype = getattr(torch, x.dtype.name)
-    return dtype
+    return torch.from_numpy(x.data[:0]).dtype
 
 
 def device_of(x: Matrix) -> torch.device:
@@ -235,16 +229,9 @@ def spans_of(x: Matrix) -> list[tuple[int, int]] | None:
     """
     if isinstance(x, View):
         return x.spans()
-    if is_sparse(x) or x.device.type != "cpu":
+    if is_sparse(x) or x.device.type != "cpu" or 8 * x.shape[0] * x.shape[1] < CHUNK_BYTES:
         return None
-    return _cut((x.shape[0], x.shape[1]), CHUNK_BYTES)
-
-
-def _cut(shape: tuple[int, int], least: int) -> list[tuple[int, int]] | None:
-    """Slices of a dense matrix that is larger than `least`, in float64."""
-    if 8 * shape[0] * shape[1] < least:
-        return None
-    return _slices(shape)
+    return _slices((x.shape[0], x.shape[1]))
 
 
 def _slices(shape: tuple[int, int]) -> list[tuple[int, int]]:
@@ -301,10 +288,10 @@ def _row_products(x: Tensor, w: Tensor) -> Tensor:
         at = slice(*rows)
         np.einsum(how, x[at].to(w.dtype).contiguous().numpy(), vectors, out=products[at].numpy())
 
-    spans = [(0, x.shape[0])]
     if x.shape[0] * w.numel() > ALONE:
-        spans = _row_chunks(x)
-    share_out(part, spans)
+        share_out(part, _row_chunks(x))
+    else:
+        part((0, x.shape[0]))
     return products
 
 
@@ -442,69 +429,55 @@ class Total:
         return self.value + self._lost
 
 
-Precision = tuple[str, ...]
+Precision = tuple[str, str, str]
 """How float32 factors are multiplied: torch's overall setting, and those of the two back ends."""
-_EXACT: Precision = ("highest", "ieee", "ieee")
-_NOT_REDUCED = {"highest", "ieee", "none"}
-"""Settings with which float32 factors are multiplied as they are."""
 
 
-class _Switch(Protocol):
-    """How precisely a back end multiplies float32."""
-
-    fp32_precision: str
-
-
-_SWITCHES: tuple[_Switch, _Switch] = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-
-
-class _Setting(threading.local):
+class _ThisThread(threading.local):
     exact: frozenset[str] = frozenset()
     """The kinds of devices whose products are exact in this thread already."""
 
 
-_SETTING = _Setting()
+_THIS_THREAD = _ThisThread()
 
 
 def precision() -> Precision:
     """The present setting of float32 products."""
-    cuda, mkldnn = _SWITCHES
-    return torch.get_float32_matmul_precision(), cuda.fp32_precision, mkldnn.fp32_precision
+    cuda, cpu = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return torch.get_float32_matmul_precision(), cuda, cpu
+
+
+def _set(wanted: Precision) -> None:
+    torch.set_float32_matmul_precision(wanted[0])
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = wanted[1:]  # type: ignore[attr-defined]
 
 
 @contextmanager
 def with_precision(wanted: Precision, device: torch.device, exact: frozenset[str] = frozenset()) -> Iterator[None]:
     """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
-    before, known = precision(), _SETTING.exact
+    before, known = precision(), _THIS_THREAD.exact
     off = known and not exact or device.type == "meta"  # among exact products there is no autocast
     with nullcontext() if off else torch.autocast(device.type, enabled=False):
-        _SETTING.exact = exact
-        if wanted != before:
+        _THIS_THREAD.exact = exact
+        if before != wanted:
             _set(wanted)
         try:
             yield
         finally:
-            _SETTING.exact = known
-            if wanted != before:
+            _THIS_THREAD.exact = known
+            if before != wanted:
                 _set(before)
 
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
     """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
-    known = _SETTING.exact
+    known = _THIS_THREAD.exact
     if device.type in known:
         yield
         return
-    wanted, general = precision(), getattr(torch.backends, "fp32_precision", "none")
-    if not {*wanted, general} <= _NOT_REDUCED:
-        wanted = _EXACT
+    wanted = precision()
+    if not {*wanted, torch.backends.fp32_precision} <= {"none", "ieee", "highest"}:  # type: ignore[attr-defined]
+        wanted = ("highest", "ieee", "ieee")
     with with_precision(wanted, device, known | {device.type}):
         yield
-
-
-def _set(wanted: Precision) -> None:
-    torch.set_float32_matmul_precision(wanted[0])
-    for switch, value in zip(_SWITCHES, wanted[1:], strict=True):
-        if switch.fp32_precision != value:
-            switch.fp32_precision = value

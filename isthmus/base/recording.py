@@ -36,12 +36,18 @@ _MAX_RECORDINGS = 8
 """Recordings that are kept."""
 PATIENCE = 64
 """Computations in a row that nothing was recorded for, after which no more is looked for."""
-_HERE = threading.local()
+
+
+class _ThisThread(threading.local):
+    recording = False
+
+
+_HERE = _ThisThread()
 
 
 def recording_now() -> bool:
     """Whether the work of this thread is being recorded."""
-    return bool(getattr(_HERE, "recording", False))
+    return _HERE.recording
 
 
 def reads(*tensors: Tensor) -> None:
@@ -51,16 +57,16 @@ def reads(*tensors: Tensor) -> None:
             x.detach()  # an operation that asks nothing of the device, and is refused as any other
 
 
-class Unrecordable(RuntimeError):
+class _Unrecordable(RuntimeError):
     """Work that cannot be recorded: it reads memory that is no input."""
 
 
 @dataclass
-class Recording:
+class _Recording(Generic[T]):
     """One recorded computation: its graph and its result."""
 
     graph: torch.cuda.CUDAGraph
-    result: Any = None
+    result: T
     runs: int = 0
 
 
@@ -71,11 +77,17 @@ class _Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.known = {_place(x) for x in known}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         for x in tree_leaves((args, kwargs)):
             if isinstance(x, Tensor) and x.numel() and _place(x) not in self.known:
-                raise Unrecordable(f"{func} reads a tensor that is no input")
+                raise _Unrecordable(f"{func} reads a tensor that is no input")
         out = func(*args, **kwargs)
         self.known.update(_place(x) for x in tree_leaves(out) if isinstance(x, Tensor))
         return out
@@ -127,7 +139,7 @@ class Replay(Generic[T]):
         self.why = ""
         """Why the last computation that should have been recorded was not."""
         self._seen: OrderedDict[Key, int] = OrderedDict()
-        self._kept: OrderedDict[Key, Recording | None] = OrderedDict()
+        self._kept: OrderedDict[Key, _Recording[T] | None] = OrderedDict()
         self._idle = 0
         self._pool: Any = None
 
@@ -164,27 +176,27 @@ class Replay(Generic[T]):
             self._seen.popitem(last=False)
         return compute()
 
-    def _keep(self, key: Key, recording: Recording | None) -> None:
+    def _keep(self, key: Key, recording: _Recording[T] | None) -> None:
         self._kept[key] = recording
         while len(self._kept) > _MAX_RECORDINGS:
             self._kept.popitem(last=False)
 
-    def _recorded(self, inputs: Sequence[Tensor], compute: Callable[[], T]) -> Recording | None:
+    def _recorded(self, inputs: Sequence[Tensor], compute: Callable[[], T]) -> _Recording[T] | None:
         """The computation as a graph; None where it cannot be one."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        recording = Recording(torch.cuda.CUDAGraph())
+        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
-            with _capturing(recording.graph, inputs[0].device, self._pool), _Watch(inputs):
-                recording.result = compute()
+            with _capturing(graph, inputs[0].device, self._pool), _Watch(inputs):
+                result = compute()
         except Exception as error:  # whatever it is, the ordinary computation says it again
             self.why = f"{type(error).__name__}: {error}"
             torch.cuda.synchronize()
             return None
-        return recording
+        return _Recording(graph, result)
 
-    def _again(self, recording: Recording, compute: Callable[[], T]) -> T:
+    def _again(self, recording: _Recording[T], compute: Callable[[], T]) -> T:
         self.runs += 1
         recording.runs += 1
         recording.graph.replay()

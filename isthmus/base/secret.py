@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # ledgers load no torch
     from torch import Tensor
 
 
-class StandIn(Protocol):
+class _StandIn(Protocol):
     """What a replay does in place of the operating system's generator and of mechanisms.
 
     bytes               the same bytes in both trainings
@@ -57,11 +57,11 @@ class Handed(Protocol):
     def bound(self) -> float: ...
 
 
-_HERE: ContextVar[StandIn | None] = ContextVar("isthmus_replay", default=None)
+_HERE: ContextVar[_StandIn | None] = ContextVar("isthmus_replay", default=None)
 
 
 @contextmanager
-def standing_in(stand_in: StandIn) -> Iterator[None]:
+def standing_in(stand_in: _StandIn) -> Iterator[None]:
     """A replay in this thread, for the length of a block."""
     token = _HERE.set(stand_in)
     try:
@@ -70,7 +70,7 @@ def standing_in(stand_in: StandIn) -> Iterator[None]:
         _HERE.reset(token)
 
 
-def stand_in() -> StandIn | None:
+def stand_in() -> _StandIn | None:
     """Who stands in here: nobody, but in a replay."""
     return _HERE.get()
 
@@ -83,7 +83,9 @@ def rehearsed() -> bool:
 def token_bytes(count: int) -> bytes:
     """Bytes that nobody can guess."""
     here = _HERE.get()
-    return os.urandom(count) if here is None else here.bytes(count)
+    if here is None:
+        return os.urandom(count)
+    return here.bytes(count)
 
 
 def token_hex(count: int) -> str:
@@ -98,11 +100,14 @@ def randbits(count: int) -> int:
 
 def randbelow(high: int) -> int:
     """A whole number of 0, ..., high - 1, all alike."""
-    here = _HERE.get()
-    return secrets.randbelow(high) if here is None else int.from_bytes(here.bytes(16), "little") % high
+    if _HERE.get() is None:
+        return secrets.randbelow(high)
+    return randbits(128) % high
 
 
 def released(name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor:
     """What a mechanism made of what it was handed: every value that is noised passes here."""
     here = _HERE.get()
-    return make() if here is None else here.answer(name, handed, make)
+    if here is None:
+        return make()
+    return here.answer(name, handed, make)

@@ -77,7 +77,7 @@ class Format:
     def write(self, path: str | Path, tree: Mapping[str, object]) -> None:
         """Write the tree to one file; what cannot be stored is refused before the file is touched."""
         tensors: Tensors = {}
-        text = json.dumps({name: encode(value, name, tensors) for name, value in tree.items()}, allow_nan=False)
+        text = json.dumps({name: _encode(value, name, tensors) for name, value in tree.items()}, allow_nan=False)
         with atomic_write(path) as partial:
             try:
                 save_file(tensors, partial, metadata={"format": self.name, "tree": text, "seal": _seal(text, tensors)})
@@ -97,7 +97,7 @@ class Format:
             if isinstance(kind, str) and kind.rpartition("-")[0] == self.name.rpartition("-")[0]:
                 validate.known_format(f"path={str(path)!r}", kind, reads)
             validate.check(kind in reads and whole, "path", str(path), remedy)
-            return make({name: decode(value, tensors) for name, value in json.loads(text).items()})
+            return make({name: _decode(value, tensors) for name, value in json.loads(text).items()})
         except validate.InvalidInput:
             raise
         except (OSError, SafetensorError, MemoryError, *validate.UNREADABLE) as error:
@@ -142,10 +142,10 @@ def fields_of(value: Any) -> Fields:
 # ---------------------------------------------------------------- values
 
 
-def encode(value: object, path: str, tensors: Tensors) -> object:
+def _encode(value: object, path: str, tensors: Tensors) -> object:
     """A value as JSON; tensors and arrays become references into `tensors`, named by their path.
 
-    >>> encode({"a": [1, (2.5, None)], "b": -math.inf}, "x", {})
+    >>> _encode({"a": [1, (2.5, None)], "b": -math.inf}, "x", {})
     {'a': [1, {'@tuple': [2.5, None]}], 'b': {'@float': '-inf'}}
     """
     if isinstance(value, np.generic):
@@ -161,19 +161,19 @@ def encode(value: object, path: str, tensors: Tensors) -> object:
     if isinstance(value, (Tensor, np.ndarray)):
         return _encode_array(value, path, tensors)
     if isinstance(value, (list, tuple)):
-        items = [encode(item, f"{path}/{k}", tensors) for k, item in enumerate(value)]
+        items = [_encode(item, f"{path}/{k}", tensors) for k, item in enumerate(value)]
         if isinstance(value, list):
             return items
         return {"@tuple": items}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("@") for key in value):
-            return {key: encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
+            return {key: _encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
         pairs = enumerate(value.items())
-        return {"@dict": [[encode(item, f"{path}/{k}.{j}", tensors) for j, item in enumerate(p)] for k, p in pairs]}
+        return {"@dict": [[_encode(item, f"{path}/{k}.{j}", tensors) for j, item in enumerate(p)] for k, p in pairs]}
     for tag, (kind, take, _) in _OBJECTS.items():
         if isinstance(value, kind) and is_dataclass(value):
             name, inner = take(value)
-            tree = {key: encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
+            tree = {key: _encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
             if name is None:
                 return {tag: tree}
             return {tag: name, "fields": tree}
@@ -185,7 +185,7 @@ def encode(value: object, path: str, tensors: Tensors) -> object:
 
 def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> Fields:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
-        return {"@array": encode(value.tolist(), path, tensors), "dtype": value.dtype.str}
+        return {"@array": _encode(value.tolist(), path, tensors), "dtype": value.dtype.str}
     if isinstance(value, Tensor):
         tag, tensor = "@tensor", value
     else:
@@ -198,22 +198,22 @@ def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> Fi
     return {tag: path}
 
 
-def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     """What `encode` made a tree of."""
     if isinstance(tree, list):
-        return [decode(branch, tensors) for branch in tree]
+        return [_decode(branch, tensors) for branch in tree]
     if not isinstance(tree, dict):
         return tree
     tag = next(iter(tree), "")
     inner: Any = tree.get(tag)
     if not tag.startswith("@"):
-        return {key: decode(branch, tensors) for key, branch in tree.items()}
+        return {key: _decode(branch, tensors) for key, branch in tree.items()}
     if tag == "@float":
         return float(inner)
     if tag in ("@list", "@tuple", "@dict"):  # lists have no tag since format 2 of estimators
-        return {"@list": list, "@tuple": tuple, "@dict": dict}[tag](decode(branch, tensors) for branch in inner)
+        return {"@list": list, "@tuple": tuple, "@dict": dict}[tag](_decode(branch, tensors) for branch in inner)
     if tag == "@array":
-        values, kind = decode(inner, tensors), np.dtype(tree["dtype"])
+        values, kind = _decode(inner, tensors), np.dtype(tree["dtype"])
         array = np.array(values, dtype=object if kind.kind == "O" else str)  # as wide as its texts, whatever is said
         fits = kind.kind in "OU" and array.dtype.itemsize <= kind.itemsize
         validate.check(fits, "path", tree["dtype"], "give a file as it was written: this array was altered")
@@ -226,8 +226,8 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     validate.check(tag in _OBJECTS, "path", tag, remedy)
     make = _OBJECTS[tag][2]
     if isinstance(inner, str):
-        return make(inner, decode(tree["fields"], tensors))
-    return make(None, decode(inner, tensors))
+        return make(inner, _decode(tree["fields"], tensors))
+    return make(None, _decode(inner, tensors))
 
 
 def _seal(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -272,7 +272,7 @@ def pack(kind: str, tree: object) -> bytes:
     isthmus.base.validate.InvalidInput: data=165 bytes ... is not allowed: give what was packed as a note: ... length
     """
     tensors: dict[str, Tensor] = {}
-    encoded = encode(tree, "", tensors)
+    encoded = _encode(tree, "", tensors)
     arrays = [[name, _name(name, value), list(value.shape)] for name, value in tensors.items()]
     text = json.dumps({"kind": kind, "tree": encoded, "arrays": arrays}, allow_nan=False).encode()
     raw = b"".join(_raw(value) for value in tensors.values())
@@ -367,7 +367,7 @@ def _unpacked(data: bytes, kind: str) -> Any:
         at += length
     hold(at == len(data), "the length of its arrays")
     _check(tree["tree"], data, kind)
-    return decode(tree["tree"], tensors)
+    return _decode(tree["tree"], tensors)
 
 
 def _tensor_of(raw: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:

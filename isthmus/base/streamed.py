@@ -18,17 +18,17 @@ import tempfile
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import CHUNK_BYTES, View, spans_of
+from isthmus.base.matrix import CHUNK_BYTES, Matrix, View, spans_of, to_dense
 from isthmus.base.parallel import ahead
 
+Mapped: TypeAlias = "np.memmap[tuple[int, ...], np.dtype[np.generic]]"
 Where = slice | Tensor
 """Which rows: a range or positions."""
 
@@ -105,7 +105,7 @@ class FileRows(Streamed):
             [4., 5.]], dtype=torch.float64)
     """
 
-    def __init__(self, array: np.memmap[Any, Any]) -> None:
+    def __init__(self, array: Mapped) -> None:
         validate.check(array.ndim == 2, "X.shape", array.shape, "give a 2-d array")
         validate.check(array.dtype.kind in "fiub", "X.dtype", str(array.dtype), "give real numbers")
         self.array, self.shape = array, (int(array.shape[0]), int(array.shape[1]))
@@ -114,7 +114,7 @@ class FileRows(Streamed):
             self._kept, self.dtype = "float32", torch.float32
         self._start, self._file = _file_offset(array), None
         if self._start is not None:
-            self._file = os.open(_mapped_file(array), os.O_RDONLY)
+            self._file = os.open(str(_mapping(array).filename), os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
             self._seen = _stamp(self._file)
             if not self._is_the_mapped_one():
@@ -124,16 +124,17 @@ class FileRows(Streamed):
         """The rows lo, ..., hi - 1, in memory of their own."""
         return torch.from_numpy(np.ascontiguousarray(self._raw(lo, hi), dtype=self._kept))
 
-    def _raw(self, lo: int, hi: int) -> NDArray[Any]:
+    def _raw(self, lo: int, hi: int) -> np.ndarray:
         if self._start is None or self._file is None or hi <= lo:
             return np.array(self.array[lo:hi])
+        name = str(_mapping(self.array).filename)
         remedy = "open the file again: it was written to since it was opened, so what was checked no longer holds"
-        validate.check(_stamp(self._file) == self._seen, "X", _mapped_file(self.array), remedy)
+        validate.check(_stamp(self._file) == self._seen, "X", name, remedy)
         rows = np.empty((hi - lo, self.shape[1]), dtype=self.array.dtype)
         view, filled = memoryview(rows.data).cast("B"), 0
         while filled < len(view):
             count = os.preadv(self._file, [view[filled:]], self._start + lo * self.array.strides[0] + filled)
-            validate.check(count > 0, "X", _mapped_file(self.array), "open the file again: it has become shorter")
+            validate.check(count > 0, "X", name, "open the file again: it has become shorter")
             filled += count
         return rows
 
@@ -146,7 +147,7 @@ class FileRows(Streamed):
         except validate.InvalidInput:
             return False
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> NoReturn:
         remedy = "open the file in the process that reads it: rows of a file are not sent between processes"
         validate.refuse("X", type(self).__name__, remedy)
 
@@ -157,7 +158,9 @@ class DerivedRows(Streamed):
     function  (rows, where) -> a dense tensor of as many rows: each from its own row alone
     """
 
-    def __init__(self, source: Any, function: Callable[[Any, Where], Tensor], columns: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, source: View | Tensor, function: Callable[..., Tensor], columns: int, dtype: torch.dtype
+    ) -> None:
         self.source, self.function = source, function
         self.shape, self.dtype = (int(source.shape[0]), columns), dtype
 
@@ -202,27 +205,25 @@ def _stamp(file: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _mapped_file(array: Any) -> str:
-    """The file under a view of a mapped array."""
-    while getattr(array, "filename", None) is None and isinstance(getattr(array, "base", None), np.ndarray):
+def _mapping(array: np.ndarray) -> Mapped:
+    """The mapping, or the array, that a mapped array is a view of."""
+    while isinstance(array.base, np.ndarray):
         array = array.base
-    return str(array.filename)
+    return array  # type: ignore[return-value]
 
 
-def _file_offset(array: np.memmap[Any, Any]) -> int | None:
+def _file_offset(array: Mapped) -> int | None:
     """Where in its file the rows of a mapped array begin; None where they do not lie there one after the other."""
-    root: Any = array
-    while isinstance(root.base, np.ndarray):
-        root = root.base
-    plain = isinstance(root, np.memmap) and getattr(root, "mode", "c") != "c" and root.filename is not None
+    root = _mapping(array)
+    plain = isinstance(root, np.memmap) and root.mode != "c" and root.filename is not None
     together = array.flags.c_contiguous and array.dtype.isnative
-    if not plain or not together or not hasattr(os, "preadv"):
+    if not plain or not together or os.name == "nt":  # which has no preadv
         return None
     inside = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     return int(root.offset) + int(inside)
 
 
-def large(array: np.memmap[Any, Any]) -> bool:
+def _large(array: Mapped) -> bool:
     """Whether a mapped array is worth reading in slices: by its size alone."""
     return array.nbytes >= CHUNK_BYTES
 
@@ -237,8 +238,8 @@ def kept_on_disk(x: Streamed) -> FileRows:
         return FileRows(np.memmap(file.name, dtype=kind, mode="r", shape=x.shape))
 
 
-def dense_parts(x: Any) -> Iterator[Tensor]:
+def dense_parts(x: Matrix) -> Iterator[Tensor]:
     """Rows of a dense matrix or of a table in float64, a slice at a time; none where there are none."""
     for lo, hi in spans_of(x) or [(0, x.shape[0])]:
         if hi > lo:
-            yield x[lo:hi].to(torch.float64)
+            yield to_dense(x[lo:hi], torch.float64)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -127,41 +128,23 @@ reads 'isthmus-statement-1': use the version of Isthmus that wrote it, or write 
         )
 
 
-def positive(**arguments: float) -> None:
-    """Each argument is a finite number > 0."""
+def _numbers(kind: _Kinds, fits: Callable[[float], bool], remedy: str, /, **arguments: float) -> None:
+    """Refuse each argument that is no number of this kind, or does not fit."""
     for name, value in arguments.items():
-        check(_is_real(value) and math.isfinite(value) and value > 0, name, value, "give a finite number above 0")
+        if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
+            refuse(name, value, remedy)
 
 
-def non_negative(**arguments: float) -> None:
-    """Each argument is a finite number >= 0."""
-    for name, value in arguments.items():
-        ok = _is_real(value) and math.isfinite(value) and value >= 0
-        check(ok, name, value, "give a finite number of at least 0")
-
-
-def positive_int(**arguments: int) -> None:
-    """Each argument is an integer >= 1."""
-    for name, value in arguments.items():
-        check(_is_int(value) and value >= 1, name, value, "give a whole number of at least 1")
-
-
-def non_negative_int(**arguments: int) -> None:
-    """Each argument is an integer >= 0."""
-    for name, value in arguments.items():
-        check(_is_int(value) and value >= 0, name, value, "give a whole number of at least 0")
-
-
-def open_unit(**arguments: float) -> None:
-    """Each argument lies strictly between 0 and 1 (a delta, say)."""
-    for name, value in arguments.items():
-        check(_is_real(value) and 0 < value < 1, name, value, "give a number strictly between 0 and 1")
-
-
-def probability(**arguments: float) -> None:
-    """Each argument lies in (0, 1] (a sampling rate, say)."""
-    for name, value in arguments.items():
-        check(_is_real(value) and 0 < value <= 1, name, value, "give a number above 0 and at most 1")
+_Kinds = tuple[type, ...]
+_WHOLE: _Kinds = (int, np.integer)
+_REAL: _Kinds = (*_WHOLE, float, np.floating)
+# each takes arguments by their names, such as positive(clip=1.0, step=0.1)
+positive = partial(_numbers, _REAL, lambda value: 0 < value < math.inf, "give a finite number above 0")
+non_negative = partial(_numbers, _REAL, lambda value: 0 <= value < math.inf, "give a finite number of at least 0")
+open_unit = partial(_numbers, _REAL, lambda value: 0 < value < 1, "give a number strictly between 0 and 1")
+probability = partial(_numbers, _REAL, lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
+positive_int = partial(_numbers, _WHOLE, lambda value: value >= 1, "give a whole number of at least 1")
+non_negative_int = partial(_numbers, _WHOLE, lambda value: value >= 0, "give a whole number of at least 0")
 
 
 def one_of(choices: Iterable[object], **arguments: object) -> None:
@@ -219,14 +202,6 @@ def as_tensor(name: str, value: object, *, ndim: int | None = None) -> Tensor:
     check(ndim in (None, value.ndim), f"{name}.shape", tuple(value.shape), f"give {ndim} dimension(s)")
     finite(**{name: value})
     return value
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _short(value: object) -> str:

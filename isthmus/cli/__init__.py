@@ -17,9 +17,9 @@ go to standard error.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from typing import Any
 
 import click
 
@@ -45,10 +45,10 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Look for `--json` before anything else: an option that cannot be read is answered in JSON too."""
-        ctx.meta["isthmus.json"] = "--json" in args[: args.index("--") if "--" in args else None]
+        ctx.meta["isthmus.json"] = "--json" in itertools.takewhile(lambda word: word != "--", args)
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run a command; what it refuses becomes a line on standard error (or a JSON object) and an exit code."""
         try:
             return super().invoke(ctx)
@@ -68,7 +68,7 @@ class Commands(click.Group):
             if code == _OVER_BUDGET:  # what a run that a budget refuses may ask for instead
                 delta: float = vars(error)["budget"][1] / 10
                 words += f" Give a smaller --epsilon, or a --delta well below that of the budget, such as {delta:.0e}."
-        if commands.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
+        if commands._rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
             time.sleep(1)
         else:
             _answer(ctx, words, code)

@@ -45,7 +45,7 @@ def output_options(command: Callable[..., object]) -> Callable[..., object]:
     return json_option(quiet_option(speaking))
 
 
-def late(module: str) -> ModuleType:
+def _late(module: str) -> ModuleType:
     """A module of the package, loaded when a command first asks for it: `isthmus --help` answers at once."""
     return importlib.import_module(f"isthmus.{module}")
 
@@ -65,7 +65,7 @@ class Out:
         if self.quiet and brief is not None:
             words = brief
         if self.as_json:
-            words = json.dumps(plain(data), allow_nan=False, ensure_ascii=False)
+            words = json.dumps(_plain(data), allow_nan=False, ensure_ascii=False)
         click.echo(words)
 
     def say(self, words: str = "") -> None:
@@ -78,25 +78,24 @@ class Out:
         click.echo(f"warning: {words}", err=True)
 
 
-def warn_of_plan(screen: Out, plan: Plan) -> None:
+def _warn_of_plan(screen: Out, plan: Plan) -> None:
     """Warn of a delta that would allow publishing whole records."""
-    if plan.facts.epsilon < float("inf"):
-        if caution := late("privacy.leaks").large_delta(plan.facts.delta, plan.facts.n):
+    if plan.facts.epsilon < math.inf:
+        caution = _late("privacy.leaks").large_delta(plan.facts.delta, plan.facts.n)
+        if caution:
             screen.warn(caution)
 
 
-def plain(value: Any) -> object:
+def _plain(value: Any) -> object:
     """What JSON can hold: infinity as text, NaN as null, arrays as lists."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, float) and math.isinf(value):
-        return str(value)
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"nan": None}.get(str(value), str(value))
     return value
 
 
@@ -147,17 +146,15 @@ def _words(text: str | None, option: str = "--classes") -> list[str] | None:
         raise click.UsageError(words) from None
 
 
-def _option(flags: str, kind: object, words: str, **more: object) -> _Decorator:
+def _option(flags: str, kind: object, words: str, **more: Any) -> _Decorator:
     """An option; `kind` is its type, a list of what it may be, or how its text is called."""
     if isinstance(kind, str):
         more["metavar"] = kind
     elif isinstance(kind, list):
         more["type"] = click.Choice(kind)
-    elif kind is bool:
-        more["is_flag"] = True
     else:
-        more["type"] = kind
-    return click.option(*flags.split(), help=words, **more)  # type: ignore[arg-type]
+        more |= {"is_flag": True} if kind is bool else {"type": kind}
+    return click.option(*flags.split(), help=words, **more)
 
 
 _EPSILON = _option("--epsilon -e", float, "The privacy budget; inf trains without privacy.  [default: 1]")
@@ -265,23 +262,25 @@ def train(screen: Out, resume: str | None, dry_run: bool, write_schema: str | No
     options = _options_of(**given)
     if options.get("data") is None and config is None:
         raise click.UsageError("Give a file to train on, --config or --resume.")
-    settings, declared = late("runs.config").load(config, options)
+    settings, declared = _late("runs.config").load(config, options)
     if dry_run:
-        if not rank():
-            problem, plan = late("runs.train").dry_run(settings, declared)
+        if not _rank():
+            problem, plan = _late("runs.train").dry_run(settings, declared)
             _show_plan(screen, settings.n, problem, plan, write_schema)
         return
     _carried(screen, "start", settings, declared)
 
 
-def rank() -> int:
+def _rank() -> int:
     """The number that torchrun gave this process."""
-    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0
+    return int(os.environ.get("RANK", "0"))
 
 
 def _carried(screen: Out, begin: str, *what: object) -> None:
     """A run by this process, or by the ranks that torchrun started: rank 0 says what came out."""
-    train = late("runs.train")
+    train = _late("runs.train")
     with train.together() as crew:
         carry = {"start": train.start, "resume": train.resume}[begin]
         progress = not screen.quiet and sys.stderr.isatty()
@@ -294,24 +293,20 @@ def _options_of(
     bounds: tuple[str, ...], ids: tuple[str, ...], drop: tuple[str, ...], no_intercept: bool = False, **given: Any
 ) -> dict[str, Any]:
     """The options as settings and columns."""
-    hashed, date_format = _pairs(given.pop("hashed"), "--hash"), _pairs(given.pop("date_format"), "--date-format")
-    categories, ranged = _pairs(given.pop("categories"), "--categories"), given.pop("target_bounds")
-    every = [word for word in bounds if "=" not in word]
+    every, ranged = [word for word in bounds if "=" not in word], given.pop("target_bounds")
     if len(every) > 1:
         raise click.UsageError("Give --bounds LOW,HIGH for all columns once, and --bounds COL=LOW,HIGH for one column.")
+    categories = _pairs(given.pop("categories"), "--categories")
     columns: dict[str, Any] = {name: _words(words, "--categories") for name, words in categories.items()}
     named = _pairs(tuple(word for word in bounds if "=" in word), "--bounds")
     for name, text in named.items():
-        columns[name] = {"type": "number", "bounds": _range(text, "--bounds", name)}
-        if all(map(_DATE.fullmatch, columns[name]["bounds"])):
-            columns[name]["type"] = "date"
-    for name, count in hashed.items():
+        ends = _range(text, "--bounds", name) or []
+        columns[name] = {"type": "date" if all(map(_DATE.fullmatch, ends)) else "number", "bounds": ends}
+    for name, count in _pairs(given.pop("hashed"), "--hash").items():
         columns[name] = {"type": "hash", "buckets": int(count) if count.isdecimal() else count}
-    for name, form in date_format.items():
-        dated = {"type": "date", "format": form}
-        if name in named:
-            dated = columns[name] | dated
-        columns[name] = dated
+    for name, form in _pairs(given.pop("date_format"), "--date-format").items():
+        own = columns[name] if name in named else {}
+        columns[name] = {**own, "type": "date", "format": form}
     if no_intercept:
         given["intercept"] = False
     columns |= dict.fromkeys(ids, "id") | dict.fromkeys(drop, "drop")
@@ -327,11 +322,9 @@ def _options_of(
 def _finish(screen: Out, outcome: Outcome) -> None:
     """Say what came out of a run."""
     record = outcome.record
-    model, rounded_up = record.model, late("report.record").rounded_up
-    lines = [
-        f"run        {outcome.folder}",
-        f"model      {model['algorithm']}, {model['rounds']} rounds, {model['seconds'] or 0:.1f} s",
-    ]
+    model, rounded_up = record.model, _late("report.record").rounded_up
+    lines = [f"run        {outcome.folder}"]
+    lines += [f"model      {model['algorithm']}, {model['rounds']} rounds, {model['seconds'] or 0:.1f} s"]
     if record.privacy is not None and record.private:
         covered = "everything counted"
         if outcome.leaks:
@@ -348,7 +341,7 @@ def _finish(screen: Out, outcome: Outcome) -> None:
     shared = record.budget["shared"]
     if shared is not None:
         lines.append(f"budget     {rounded_up(shared['spent'])} of {shared['epsilon']:g} spent ({shared['file']})")
-    little = late("report").expectation(record)
+    little = _late("report").expectation(record)
     if little:
         lines.append(f"expect     {little}")
     told: set[str] = set()  # where figures were measured, and notes that several share, are said once
@@ -371,7 +364,7 @@ def _show_plan(screen: Out, estimate: int | None, problem: PreparedRows, plan: P
     n, target = estimate or problem.n, problem.target
     for leak in problem.leaks:
         screen.warn(leak)
-    warn_of_plan(screen, plan)
+    _warn_of_plan(screen, plan)
     lines = [f"note: {note}" for note in problem.notes]
     lines += ["", f"{n} rows, {problem.d} columns of numbers, {target.task} of {target.name!r}"]
     if target.classes:
@@ -379,8 +372,8 @@ def _show_plan(screen: Out, estimate: int | None, problem: PreparedRows, plan: P
     lines += [f"  {column.name:24} {column.words()}" for column in problem.schema.columns]
     written = "nothing was written"
     if write_schema is not None:
-        text = late("runs.train").HEADER + problem.schema.to_toml(versioned=True)
-        with late("base.atomic").atomic_write(write_schema) as partial:
+        text = _late("runs.train").HEADER + problem.schema.to_toml(versioned=True)
+        with _late("base.atomic").atomic_write(write_schema) as partial:
             partial.write_text(text, encoding="utf-8")
         written = f"the schema is in {write_schema}: review it, and give it as --schema"
     lines += ["", plan.words(), "", plan.table(), "", f"nothing was spent, {written}"]
@@ -405,18 +398,12 @@ def predict(
     was in training unless options say otherwise. A prediction tells something about the row it is made for: only the
     rows the model was trained on are protected by its epsilon.
     """
-    folder = late("runs.folder").RunFolder.open(run)
-    model = late("runs.folder").load_model(folder)
+    folder = _late("runs.folder").RunFolder.open(run)
     options = {name: value for name, value in given.items() if value is not None}
-    settings = late("runs.config").Settings.from_dict({**folder.settings["settings"], **options})
-    table = late("tables.files").read(data, part="test", reading=settings.reading)
-    rows_of = model.encode(table, settings.decimal if "decimal" in options else None)
-    carried, columns = model.ids(table, ids), model.predict(rows_of, proba)
-    twice = sorted(set(carried) & set(columns))
-    remedy = "rename the column first: a column of the predictions has that name"
-    late("base.validate").check(not twice, "id", twice, remedy)
-    columns = carried | columns
-    late("tables.files").write(output, columns)
+    settings = _late("runs.config").Settings.from_dict({**folder.settings["settings"], **options})
+    table = _late("tables.files").read(data, part="test", reading=settings.reading)
+    columns = _late("runs.folder").predictions(folder, table, ids, proba, given["decimal"])
+    _late("tables.files").write(output, columns)
     rows = len(columns["prediction"])
     told = {"output": str(Path(output)), "rows": rows, "columns": list(columns)}
     screen.result(told, f"wrote {rows} predictions to {output}")
@@ -437,10 +424,10 @@ def schema(screen: Out, data: str, sample: str | None, **given: Any) -> None:
 
     What neither the options nor the sample tell stands there as "?", to be filled in from what is publicly known.
     """
-    settings, declared = late("runs.config").load(None, {"data": data, **_options_of(**given)})
-    target = late("runs.config").target_of(settings)
+    settings, declared = _late("runs.config").load(None, {"data": data, **_options_of(**given)})
+    target = _late("runs.config").target_of(settings)
     whole = {"reading": settings.reading, "decimal": settings.decimal, "bounds": settings.bounds}
-    draft = late("tables.infer").draft(data, declared, target, sample=sample, **whole)
+    draft = _late("tables.infer").draft(data, declared, target, sample=sample, **whole)
     screen.result({"schema": draft.text, "open": list(draft.open)}, draft.text.rstrip())
     if draft.open and not screen.quiet:
         click.echo(f'fill in what is marked "?": {", ".join(draft.open)}', err=True)
@@ -467,9 +454,9 @@ def describe(screen: Out, data: str, bins: int, delta: float | None, adjacency: 
     """
     options = _options_of(**given) | {"data": data, "delta": delta}
     if given["budget"] and adjacency is None:
-        adjacency = late("runs.budget").open_shared(given["budget"]).adjacency.value
-    settings, declared = late("runs.config").load(None, options | {"adjacency": adjacency})
-    summary = late("runs.budget").describe(settings, declared, bins)
+        adjacency = _late("runs.budget").open_shared(given["budget"]).adjacency.value
+    settings, declared = _late("runs.config").load(None, options | {"adjacency": adjacency})
+    summary = _late("runs.budget").describe(settings, declared, bins)
     screen.result(summary.to_dict(), f"{summary.table()}\n\n{summary.privacy}", summary.table())
 
 
@@ -501,12 +488,12 @@ def plan(screen: Out, constraint: str | None, public: str | None, **facts: Any) 
     with _uncollected():
         public_rows = None
         if public is not None:
-            table = late("tables.files").read(public)
-            late("base.validate").check(table.x is not None, "public", public, "give a file of numbers, npz or libsvm")
+            table = _late("tables.files").read(public)
+            _late("base.validate").check(table.x is not None, "public", public, "give a file of numbers, npz or libsvm")
             public_rows = table.x if table.y is None else (table.x, table.y)
-        facts["constraint"] = late("runs.config").read_constraint(constraint)
-        planned = late("planner").plan(public=public_rows, **facts)
-    warn_of_plan(screen, planned)
+        facts["constraint"] = _late("runs.config").read_constraint(constraint)
+        planned = _late("planner").plan(public=public_rows, **facts)
+    _warn_of_plan(screen, planned)
     screen.result(planned.to_dict(), f"{planned.words()}\n\n{planned.table()}", planned.table())
 
 
@@ -526,13 +513,13 @@ def budget(screen: Out, file: str, epsilon: float | None, delta: float | None, *
       isthmus budget census.budget
     """
     remedy = "give both --epsilon and --delta to create a budget, and neither to show it"
-    late("base.validate").check((epsilon is None) == (delta is None), "budget", (epsilon, delta), remedy)
+    _late("base.validate").check((epsilon is None) == (delta is None), "budget", (epsilon, delta), remedy)
     if epsilon is None:
-        ledger = late("runs.budget").open_shared(file)
+        ledger = _late("runs.budget").open_shared(file)
     else:
-        ledger = late("privacy").Ledger.open(file, budget=(epsilon, delta), **public)
-    record, limit = late("report.record"), ledger.budget
-    spent, runs = ledger.spent(), late("runs.budget").spenders(ledger)
+        ledger = _late("privacy").Ledger.open(file, budget=(epsilon, delta), **public)
+    record, limit = _late("report.record"), ledger.budget
+    spent, runs = ledger.spent(), _late("runs.budget").spenders(ledger)
     data = {"file": str(file), "dataset": ledger.dataset, "epsilon": limit[0], "delta": limit[1]}
     data |= {"adjacency": ledger.adjacency.value, "spent": spent, "left": ledger.remaining(), "seeded": ledger.seeded}
     data["runs"] = [vars(run) for run in runs]
@@ -558,7 +545,7 @@ def audit(draws: int, as_json: bool) -> None:
     Prints claimed and empirical epsilon. Exits with 1 when a sound mechanism is caught violating its claim, or a broken
     one is not caught.
     """
-    raise SystemExit(late("audit.suite").main(draws=draws, as_json=as_json))
+    raise SystemExit(_late("audit.suite").main(draws=draws, as_json=as_json))
 
 
 @click.command()
@@ -567,13 +554,13 @@ def audit(draws: int, as_json: bool) -> None:
 @output_options
 def report(screen: Out, run: str, output: str | None) -> None:
     """Write the report of a RUN (a folder, or its run.json) as one HTML file."""
-    folder, files = Path(run), late("runs.folder")
+    folder, files = Path(run), _late("runs.folder")
     if not os.path.isdir(run):
         folder = folder.parent
     stopped = os.path.exists(folder / files.SETTINGS) and not os.path.exists(folder / files.RUN)
     lost = f"The run {run} was stopped before its record was written (its ledger says what it has spent): go on with"
-    late("base.validate").require(not stopped, f"{lost} isthmus train --resume {folder}, then report")
-    path = late("report").write(late("report").Record.from_file(run), output or folder / "report.html")
+    _late("base.validate").require(not stopped, f"{lost} isthmus train --resume {folder}, then report")
+    path = _late("report").write(_late("report").Record.from_file(run), output or folder / "report.html")
     size = path.stat().st_size
     screen.result({"report": str(path), "bytes": size}, f"wrote the report to {path} ({size / 1000:.0f} kB)")
 
@@ -581,7 +568,7 @@ def report(screen: Out, run: str, output: str | None) -> None:
 @click.command()
 def demo() -> None:
     """Train privately on embedded data, compare, write a report."""
-    late("demo").main()
+    _late("demo").main()
 
 
 @click.command()
@@ -609,11 +596,9 @@ def _uncollected() -> Iterator[None]:
 
     What is there in the end is kept, so that the exit does not look through it either: a fifth of a plan's time.
     """
-    before = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        if before:
-            gc.enable()
+        gc.enable()

@@ -12,19 +12,5 @@ from isthmus.codecs.bits import CodecError
 from isthmus.codecs.rounding import QSGD, BFloat16, Float16, Int8, Natural, PackedBits, TernGrad
 from isthmus.codecs.sparse import VQSGD, RandomK
 
-__all__ = [
-    "BFloat16",
-    "Codec",
-    "CodecError",
-    "Float16",
-    "Int8",
-    "Natural",
-    "PackedBits",
-    "QSGD",
-    "RandomK",
-    "TernGrad",
-    "VQSGD",
-    "check_contraction",
-    "from_json",
-    "named",
-]
+__all__ = ["BFloat16", "Codec", "CodecError", "Float16", "Int8", "Natural", "PackedBits", "QSGD", "RandomK", "TernGrad"]
+__all__ += ["VQSGD", "check_contraction", "from_json", "named"]

@@ -134,7 +134,7 @@ class Codec(ABC):
         return tensor
 
 
-class ScaledCodec(Codec):
+class _ScaledCodec(Codec):
     """A codec of a size, the norm or the largest entry, and of whole numbers in units of size / steps; nothing follows
     a size of 0.
 
@@ -341,7 +341,7 @@ class Dither:
         return (self.words(n) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: DTypeLike) -> Array:
+def _to_levels(v: Array, levels: float, scale: float, seed: int, dtype: DTypeLike) -> Array:
     """z = s v / scale, each entry rounded up or down to an integer so that its mean is kept: `floor(z)`, and one more
     with probability `z - floor(z)`; |v_i| <= scale makes that at most ceil(s)."""
     coins, drawn, top = Dither(seed), np.empty(len(v), dtype), math.ceil(levels)

@@ -186,7 +186,7 @@ def read(reader: Reader, count: int, code: str, top: int, what: str) -> Numbers:
     return values
 
 
-def write_increasing(out: Writer, places: Numbers, m: int, code: str) -> None:
+def _write_increasing(out: Writer, places: Numbers, m: int, code: str) -> None:
     """Append increasing numbers below m: of each gap the low bits as they are, and the code of the rest.
 
     k gaps have a mean of m/k; with its logarithm in low bits the rest is short.
@@ -196,8 +196,8 @@ def write_increasing(out: Writer, places: Numbers, m: int, code: str) -> None:
     write(out, (gaps >> shift) + 1, code)
 
 
-def read_increasing(reader: Reader, count: int, m: int, code: str, what: str) -> Numbers:
-    """The next `count` numbers that `write_increasing` wrote, below m."""
+def _read_increasing(reader: Reader, count: int, m: int, code: str, what: str) -> Numbers:
+    """The next `count` numbers that `_write_increasing` wrote, below m."""
     shift = _shift(count, m)
     low = reader.fixed(count, shift, what)
     gaps = (read(reader, count, code, (m >> shift) + 1, what).astype(np.int64) - 1 << shift) + low

@@ -24,7 +24,7 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.codecs import bits
-from isthmus.codecs.base import TOP, Array, Codec, Dither, ScaledCodec, largest, norm, rounded_up, to_levels
+from isthmus.codecs.base import TOP, Array, Codec, Dither, _ScaledCodec, _to_levels, largest, norm, rounded_up
 from isthmus.codecs.bits import BLOCK, Reader, Writer
 
 
@@ -114,7 +114,7 @@ class Natural(_CutFloat):
 
 
 @dataclass(frozen=True)
-class Float16(ScaledCodec):
+class Float16(_ScaledCodec):
     """float16 of v times a power of two that brings its largest entry near the top, rounded at random: chi = 2^-22.
 
     (Entries below 2^-28 of the largest are rounded to multiples of its 2^-38; `chi` has that term, too.)
@@ -184,7 +184,7 @@ def _grid_chi(m: int, levels: float) -> float:
     return inside / (2 * (math.sqrt(1 + inside) + 1))  # the same number, without cancellation
 
 
-class _Grid(ScaledCodec):
+class _Grid(_ScaledCodec):
     """Multiples of ||v||_inf / s, rounded at random."""
 
     size = "the largest entry"
@@ -199,7 +199,7 @@ class _Grid(ScaledCodec):
 
     def numbers(self, v: Array, size: float, seed: int) -> Array:
         """Levels between -s and s."""
-        return to_levels(v, self.steps(len(v)), size, seed, np.int16)
+        return _to_levels(v, self.steps(len(v)), size, seed, np.int16)
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ MAX_LEVELS = 2**20
 
 
 @dataclass(frozen=True)
-class QSGD(ScaledCodec):
+class QSGD(_ScaledCodec):
     """Stochastic rounding to s levels of ||v||, with Elias coding: chi = min(m / s^2, sqrt(m) / s).
 
     levels  s; by default sqrt(m), where chi = 1
@@ -371,7 +371,7 @@ class QSGD(ScaledCodec):
     def numbers(self, v: Array, size: float, seed: int) -> Array:
         """The levels, with their signs."""
         dtype = np.min_scalar_type(-1 - self._top(len(v)))
-        return to_levels(v, self.steps(len(v)), size, seed, dtype)
+        return _to_levels(v, self.steps(len(v)), size, seed, dtype)
 
     def write_numbers(self, out: Writer, m: int, numbers: Array) -> None:
         """The coding and the codes."""
@@ -391,7 +391,7 @@ class QSGD(ScaledCodec):
             sparse, own = Writer(), numbers[places]
             sparse.byte(coding | SPARSE << 4)
             sparse.number(len(places))
-            bits.write_increasing(sparse, places, m, self.coding)
+            bits._write_increasing(sparse, places, m, self.coding)
             sparse.bits([own < 0])
             bits.write(sparse, np.abs(own), self.coding)
             shortest = min(shortest, sparse.done(), key=len)
@@ -420,7 +420,7 @@ class QSGD(ScaledCodec):
     def _read_sparse(self, reader: Reader, m: int, top: int) -> Array:
         """The levels that are not 0, and where they stand."""
         count = reader.number("the number of entries that are not 0", m)
-        places = bits.read_increasing(reader, count, m, self.coding, "the places")
+        places = bits._read_increasing(reader, count, m, self.coding, "the places")
         signs = 1 - 2 * reader.bits(count, "the signs").view(np.int8)
         sizes = bits.read(reader, count, self.coding, top // 2, "the levels")
         levels = np.zeros(m, sizes.dtype)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from isthmus.base import validate
 from isthmus.base.randomness import key
 from isthmus.codecs import bits
-from isthmus.codecs.base import TOP, Array, Codec, Dither, ScaledCodec, largest, norm, rounded_up
+from isthmus.codecs.base import TOP, Array, Codec, Dither, _ScaledCodec, largest, norm, rounded_up
 from isthmus.codecs.bits import Reader, Writer
 
 WAYS = ("seed", "sent")
@@ -98,7 +98,7 @@ class RandomK(Codec):
             out.array(np.array([own], "<u8"))
         out.array(values)
         if self.places == "sent":
-            bits.write_increasing(out, places, m, "gamma")
+            bits._write_increasing(out, places, m, "gamma")
 
     def read(self, reader: Reader, m: int) -> Sample:
         """The entries, finite, and their places."""
@@ -110,7 +110,7 @@ class RandomK(Codec):
         reader.check(bool((np.abs(values) <= top).all()), f"an entry is NaN or above {top:.4g}")
         if self.places == "seed":
             return own, subset(m, k, own), values
-        return own, bits.read_increasing(reader, k, m, "gamma", "the places"), values
+        return own, bits._read_increasing(reader, k, m, "gamma", "the places"), values
 
     def value(self, drawn: Sample, m: int, dtype: type) -> Array:
         """The entries times m/k."""
@@ -120,7 +120,7 @@ class RandomK(Codec):
 
 
 @dataclass(frozen=True)
-class VQSGD(ScaledCodec):
+class VQSGD(_ScaledCodec):
     """The mean of r random corners of the cross-polytope, +-sqrt(m) ||v|| e_i (Gandikota et al., 2019): (m - 1) / r.
 
     A corner has the probability that makes v the mean: |v_i| / (sqrt(m) ||v||) for its sign, and what is left is shared

@@ -24,29 +24,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import partial, reduce
-from operator import add
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from isthmus.base import storage, validate
 from isthmus.base.parallel import one_thread
-from isthmus.base.randomness import generator, key
-from isthmus.core.measuring import Client, contribute
+from isthmus.base.randomness import key
 from isthmus.core.wire import Message
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
-from isthmus.privacy.sampling import FixedSize, Sampler
+from isthmus.privacy.sampling import FixedSize, Sampler, rate_of
 from isthmus.problems.queries import Query
 
 if TYPE_CHECKING:
     from isthmus.core.pipeline import Round, RunContext, Stage
 
 T = TypeVar("T")
+_Figure = TypeVar("_Figure", float, Tensor)
 _HEADER = struct.Struct("<6Q2d")
 """Failed or not, what the rank meets the others for, and six numbers: in a round digests of its message, its order, its
 maps and its iterate, its divisor and its bytes.  All meetings begin with one header of one length: ranks that are in
@@ -62,8 +61,12 @@ class Group:
     """The ranks of a process group, and the bytes that this one handed to their collectives; alone without one."""
 
     def __init__(self, process_group: dist.ProcessGroup | bool | None = None) -> None:
-        self.rank, self.size, self._ranks = 0, 1, None
+        self.rank, self.size = 0, 1
         self.sent: Counter[str] = Counter()
+        self._ranks: dist.ProcessGroup | None = None
+        self.alike: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around what everybody computes of released values, and must find equal to the bit: what matrices make of a
+        vector depends on the number of threads in its last bits, and with one thread it is alike."""
         if process_group is None or process_group is False:
             return
         is_group = process_group is True or isinstance(process_group, dist.ProcessGroup)
@@ -72,13 +75,18 @@ class Group:
         ready = dist.is_available() and dist.is_initialized()
         remedy = "call torch.distributed.init_process_group first (torchrun sets what it needs)"
         validate.check(ready, "group", process_group, remedy)
-        self._ranks = None if process_group is True else process_group
+        if isinstance(process_group, dist.ProcessGroup):
+            self._ranks = process_group
         self.rank, self.size = dist.get_rank(self._ranks), dist.get_world_size(self._ranks)
+        if self.size > 1:
+            self.alike = one_thread
 
     @staticmethod
     def of(group: Group | dist.ProcessGroup | bool | None) -> Group:
         """None or False: this process; True: all ranks of the default group; or the ranks of a process group."""
-        return group if isinstance(group, Group) else Group(group)
+        if isinstance(group, Group):
+            return group
+        return Group(group)
 
     # ------------------------------------------------------------ collectives
 
@@ -97,7 +105,7 @@ class Group:
         """The sum of all ranks' tensors on rank 0; what other ranks get has no meaning."""
         total = value.to(self._place(), copy=True)
         with _reachable():
-            dist.reduce(total, self._root(0), group=self._ranks)
+            dist.reduce(total, group=self._ranks, group_dst=0)
         if self.rank:
             self.sent["reduce"] += total.numel() * total.element_size()
         return total.to(value.device)
@@ -107,26 +115,22 @@ class Group:
         mine = data if source == self.rank and data else b""
         size = torch.tensor([len(mine)], dtype=torch.int64).to(self._place())
         with _reachable():
-            dist.broadcast(size, self._root(source), group=self._ranks)
+            dist.broadcast(size, group=self._ranks, group_src=source)
             raw = self._placed(mine or bytes(int(size)))
             if len(raw):
-                dist.broadcast(raw, self._root(source), group=self._ranks)
+                dist.broadcast(raw, group=self._ranks, group_src=source)
         if source == self.rank:
             self.sent["broadcast"] += len(raw) + 8
         return raw.cpu().numpy().tobytes()
 
     def _place(self) -> torch.device:
         """Where the group takes tensors from."""
-        nccl = "nccl" in str(dist.get_backend(self._ranks))
-        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        if "nccl" in str(dist.get_backend(self._ranks)):
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
 
     def _placed(self, data: bytes) -> Tensor:
-        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        return raw.to(self._place())
-
-    def _root(self, rank: int) -> int:
-        """A rank of the group as the world numbers it."""
-        return rank if self._ranks is None else dist.get_global_rank(self._ranks, rank)
+        return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).to(self._place())
 
     # ------------------------------------------------------------ what follows
 
@@ -161,9 +165,10 @@ class Group:
         headers = [_HEADER.unpack(line) for line in self.gather(mine)]
         failed = [rank for rank, entry in enumerate(headers) if entry[0]]
         if failed and self.size > 1:
-            message = storage.pack("led", _as_values(error)) if failed[0] == self.rank else None
-            told = storage.unpack(self.broadcast(message, failed[0]), "led")
-            raise _raised(told, failed[0]) if error is None else _known(error)
+            told = storage.unpack(self.broadcast(storage.pack("led", _as_values(error)), failed[0]), "led")
+            if error is None:
+                raise _raised(told, failed[0])
+            raise _known(error)
         if error is not None:
             raise error
         remedy = "let all ranks make the same calls: they are at different places in the program"
@@ -186,15 +191,16 @@ class Group:
         data = storage.pack("value", mine)
         return [storage.unpack(self.broadcast(data, rank), "value") for rank in range(self.size)]
 
-    def mean(self, value: object, n: int) -> Any:
+    def mean(self, value: _Figure, n: int) -> _Figure:
         """The mean of everybody's number or tensor, weighted by how many records each has."""
         if self.size == 1:
             return value
-        own = torch.as_tensor(value, dtype=torch.float64) * n if n else torch.zeros(getattr(value, "shape", ()))
-        headers = self.agree("figure", [n, own.numel()], names=("", "figure"))
-        total = self.reduce(own.double())
-        shared = self.on_leader(lambda: total / sum(header[0] for header in headers), met=True)
-        return shared.to(value.dtype) if isinstance(value, Tensor) else float(shared)
+        told = self.all((n, torch.as_tensor(value, dtype=torch.float64)))
+        total = sum(each * count for count, each in told if count)  # the mean of no records is no number
+        mean = torch.as_tensor(total / sum(count for count, _ in told))
+        if isinstance(value, Tensor):
+            return mean.to(value.dtype)
+        return float(mean)
 
     @contextmanager
     def joined(self, place: str) -> Iterator[None]:
@@ -207,44 +213,26 @@ class Group:
             raise
         self.agree(place)
 
-    def alike(self) -> AbstractContextManager[None]:
-        """What everybody computes of released values, and must find equal to the bit.
-
-        What matrices make of a vector depends on the number of threads in its last bits: with one it is alike.
-        """
-        if self.size == 1:
-            return nullcontext()
-        return one_thread()
-
     def add(
-        self,
-        round: Round,
-        stage: Stage,
-        make: Callable[[], Message],
-        same: Callable[[], int],
-        own: int,
-        whole: int,
-        empty: bool = False,
+        self, round: Round, stage: Stage, make: Callable[[], Message], same: int, own: int, n: int, empty: bool = False
     ) -> Message:
-        """This process's message plus everybody else's, where the leader is; elsewhere it has no meaning.
+        """This rank's message plus everybody else's, where the leader is; elsewhere it has no meaning.
 
         same        a checksum of what everybody must have alike
-        own, whole  how many records there are here, and of everybody
+        own, n      how many records there are here, and of everybody
         empty       whether the message is of no records, whose bounds do not know in what dtype they are
         """
-        if self.size == 1:
-            return make()
         message, error, header = None, None, list[float]()
         try:
             promise, longest = round.pipe.promise, (math.inf, math.inf)
             if promise is None or promise.n is not None:  # lengths that follow from a private number are not sent
-                rate = float(getattr(stage.sampler, "rate", 1.0))
-                longest = 16 + 2 * rate * own, 16 * self.size + 2 * rate * whole  # twice what is expected, and some
+                rate = rate_of(stage.sampler)
+                longest = 16 + 2 * rate * own, 16 * self.size + 2 * rate * n  # twice what is expected, and some
             message = make().for_wire(*longest, self.size)
             sent = [(name, b.value.numel(), b.value.dtype, b.bound) for name, b in message.values.items()]
             asked = key(stage.name, round.t, round.seed, round.eta, sorted(round.bounds.items()))
             maps = key(*(sketch.fingerprint for sketch in round.sketches.values()))
-            digests = [0 if empty else key(*sent), asked, maps, same()]
+            digests = [0 if empty else key(*sent), asked, maps, same]
             header = [*digests, message.divisor, message.bytes]
         except Exception as failed:
             error = failed
@@ -256,9 +244,10 @@ class Group:
             flat = [values[name].value.reshape(-1) for name in names]
             parts = self.reduce(torch.cat(flat)).split([len(vector) for vector in flat])
             values |= {name: replace(values[name], value=part) for name, part in zip(names, parts, strict=True)}
-        divisor = message.divisor if message.fixed else sum(entry[4] for entry in headers)
-        dims, size = message.dims * self.size, sum(int(entry[5]) for entry in headers)
-        return replace(message, values=values, divisor=divisor, dims=dims, bytes=size)
+        message = replace(message, values=values, dims=message.dims * self.size)
+        if not message.fixed:
+            message = replace(message, divisor=sum(entry[4] for entry in headers))
+        return replace(message, bytes=sum(int(entry[5]) for entry in headers))
 
     def _bounds_of_others(self, message: Message, empty: list[bool]) -> dict[str, ClippedSum]:
         """The values of a message with the bounds of a rank that has records, where some rank has none."""
@@ -266,7 +255,7 @@ class Group:
             return dict(message.values)
         source = empty.index(False)
         plain = {name: replace(bounded, value=bounded.value[:0]) for name, bounded in message.values.items()}
-        mine = replace(message, values=plain, coded={}).to_bytes() if source == self.rank else None
+        mine = replace(message, values=plain, coded={}).to_bytes()
         theirs = Message.from_bytes(self.broadcast(mine, source)).values
         return {name: replace(theirs[name], value=bounded.value) for name, bounded in message.values.items()}
 
@@ -327,8 +316,9 @@ def _as_values(error: BaseException | None) -> storage.Fields:
     if isinstance(error, BudgetExceeded):
         asked = [error.what, error.rounds, error.spent, error.asked, *error.budget]
         return {"kind": "budget", "text": str(error), "asked": asked}
-    kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
-    return {"kind": kind, "text": str(error)}
+    if isinstance(error, validate.InvalidInput):
+        return {"kind": "input", "text": str(error)}
+    return {"kind": type(error).__name__, "text": str(error)}
 
 
 def _raised(failure: storage.Fields, rank: int) -> BaseException:
@@ -369,101 +359,6 @@ class Aggregator(ABC):
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
         """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
-
-
-class Local(Aggregator):
-    """The records of this process; with others, their sums are added on rank 0, which alone pays and adds noise."""
-
-    def __init__(self, problem: Any, group: Group = ALONE) -> None:
-        self.problems, self.group = (problem,), group
-
-    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
-        """Each rank draws its own records."""
-        if self.group.size > 1:
-            check_samplers(samplers, "group")
-
-    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
-        """This rank's message plus everybody else's, on rank 0."""
-        group, problem = self.group, self.problems[0]
-        joint = None if group.size == 1 else group.answer
-        client = Client(str(group.rank), problem, 0, context.whole, 1 / group.size, joint)
-
-        mine = partial(contribute, round, stage, client, context.keys, context.physical)
-        if group.size == 1:
-            return mine()
-        return group.add(round, stage, mine, lambda: storage.checksum(round.w), problem.n, context.whole or problem.n)
-
-
-class AllReduce(Local):
-    """One process a rank, each with its own records.
-
-    problem   the records of this rank; None: the objective that `minimize` is given is this rank's part
-    group     a process group; None is the default one
-    """
-
-    def __init__(self, problem: Any = None, group: Group | dist.ProcessGroup | bool | None = None) -> None:
-        super().__init__(problem, Group.of(True if group is None else group))
-
-
-@dataclass(frozen=True)
-class Clients(Aggregator):
-    """`per_round` of the clients, drawn with replacement, each with its own records and memory; it may be a rule of t.
-
-    Every record counts the same: the objective is that of all records together, f_i = (M / n) sum of client i's losses
-    (paper 001).  A client's mean is weighed by the number of its records, and where clients are drawn the sum is
-    divided by how many records so many clients have on average, which leaves it unbiased.  With `uniform=True` every
-    client counts the same, whatever it has: the objective is then the mean of the clients' own mean losses.
-
-    A private run asks every client once a round and adds sums: a client that is drawn twice would count its records
-    twice, and a mean of a client with few records would let one of them move the sum further than the others.
-    """
-
-    problems: Sequence[Any]
-    per_round: int | Callable[[int], int] | None = None
-    uniform: bool = False
-
-    def __post_init__(self) -> None:
-        validate.check(len(self.problems) > 0, "problems", list(self.problems), "give at least one client")
-        if self.per_round is not None and not callable(self.per_round):
-            validate.positive_int(per_round=self.per_round)
-
-    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
-        """All clients, once, their sums added; no client twice, and records that add up to n."""
-        remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
-        validate.check(self.per_round is None, "per_round", self.per_round, remedy)
-        remedy = "leave it out: a private run adds sums over records, and divides them by a public number"
-        validate.check(not self.uniform, "uniform", self.uniform, remedy)
-        different, total = {id(problem) for problem in self.problems}, sum(problem.n for problem in self.problems)
-        remedy = "give each of them once: a record belongs to one client"
-        validate.check(len(different) == len(self.problems), "clients", f"{len(self.problems)} clients", remedy)
-        remedy = f"give an objective of all the clients' records: this one has {n}"
-        validate.check(total == n, "clients", f"{total} records", remedy)
-        check_samplers(samplers, "clients")
-
-    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
-        """The sum of the drawn clients' messages."""
-        chosen: Sequence[int] = range(len(self.problems))
-        if self.per_round is not None:
-            chosen = drawn_clients(self.per_round, round, len(self.problems))
-        messages, visits = [], Counter[int]()
-        whole = None if self.uniform else sum(problem.n for problem in self.problems)
-        for number in chosen:
-            client = Client(str(number), self.problems[number], visits[number], whole, 1 / len(chosen))
-            message = contribute(round, stage, client, context.keys, context.physical)
-            visits[number] += 1
-            message = message.normalised() if whole is None else message.by_records()
-            if whole is not None and self.per_round is not None and not message.fixed:
-                message = replace(message, divisor=whole / len(self.problems))
-            messages.append(message)
-        return reduce(add, messages)
-
-
-def drawn_clients(per_round: int | Callable[[int], int], round: Round, clients: int) -> list[int]:
-    """Who is asked in a round, by public randomness: a client may be drawn twice."""
-    count = per_round(round.t) if callable(per_round) else per_round
-    validate.positive_int(**{f"per_round({round.t})": count})
-    drawn: list[int] = generator(round.seed, round.t, "clients").integers(0, clients, count).tolist()
-    return drawn
 
 
 def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,21 +16,27 @@ from torch import Tensor
 from isthmus.base import notebook, validate
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
-from isthmus.core.group import Aggregator, Clients, Local
-from isthmus.core.parts import Update
-from isthmus.core.pipeline import Pipeline, Release, RunContext, StepSize, opened_again, run, start
-from isthmus.core.sound import claims
-from isthmus.core.spending import Spending, same_terms
-from isthmus.core.wire import Keys, State
+from isthmus.core.clients import Clients
+from isthmus.core.group import Aggregator
+from isthmus.core.parts import Problem, Threshold, Update
+from isthmus.core.pipeline import Local, Pipeline, Release, RunContext, StepSize, bind_stage, run, start
+from isthmus.core.private_side import PrivateSide, same_terms
+from isthmus.core.wire import Keys, Memo, State
+from isthmus.gradients import Rows
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.clips import Clip
+from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.plan import Charge
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.problems.scaling import RowMaps
 from isthmus.sets import ConvexSet, Whole
 from isthmus.sketches import Encoder, Identity
 
-_Callback = Callable[[dict[str, Any], State], bool | None]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Record = dict[str, float]
+_Callback = Callable[[Record, State], bool | None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Recipe:
 
     name: str
     build: Callable[[Binding], Pipeline] = field(repr=False, compare=False)
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
     def bind(self, binding: Binding) -> Pipeline:
         """The pipeline for these public facts."""
@@ -89,7 +96,7 @@ class Result:
     x: Tensor | None
     average: Tensor
     status: str
-    history: Sequence[dict[str, Any]]
+    history: Sequence[Record]
     privacy: PrivacyStatement | None
     dims: int
     bytes: int
@@ -121,11 +128,11 @@ class Result:
         rows = [record for record in self.history if name in record]
         return [record[against] for record in rows], [record[name] for record in rows]
 
-    def plot(self, name: str = "loss", against: str = "dims", ax: Any = None, label: str | None = None) -> Any:
+    def plot(self, name: str = "loss", against: str = "dims", ax: Axes | None = None, label: str | None = None) -> Axes:
         """Draw a column of the history with matplotlib; returns the axes."""
         import matplotlib.pyplot as plt
 
-        ax = plt.subplots()[1] if ax is None else ax
+        ax = ax or plt.subplots()[1]
         ax.plot(*self.curve(name, against), label=label)
         ax.set_xlabel({"dims": "gradient numbers used", "bytes": "bytes sent", "t": "round"}.get(against, against))
         ax.set_ylabel(name)
@@ -172,29 +179,30 @@ class Purchased:
         return release
 
 
-def prepare(
-    pipe: Pipeline, objective: object, spending: Spending | None, resume: State | None, aggregator: Aggregator
-) -> tuple[Purchased, dict[str, Any], Aggregator]:
+def take_purchases(
+    pipe: Pipeline, objective: Problem, side: PrivateSide | None, resume: State | None, aggregator: Aggregator
+) -> tuple[Purchased, Memo, Aggregator]:
     """Take every purchase of the pipeline, or what an interrupted run has bought, and what follows from it.
 
     Gives what follows here, the released values by name for the state, and the holders of records: what was released
     is public, and every holder sees its own records through the same maps.
     """
     prepared = Purchased(objective)
-    if spending is None or not pipe.before:
+    if side is None or not pipe.before:
         return prepared, {}, aggregator
     for item in pipe.before:
         item.check(objective)
     bought: dict[str, Tensor | None] = {}
-    earlier: dict[str, Tensor] = {} if resume is None else resume.parts["prepare"]
     holders = [prepared if problem is objective else Purchased(problem) for problem in aggregator.problems]
     for item in pipe.before:
         look, value = item.stage(prepared.objective), None
-        if look is not None and resume is None:
-            value = bought[item.name] = spending.look(look[0], aggregator, look[1])
-        elif look is not None:
-            value = bought[item.name] = earlier[item.name]
-            spending.recall(look[0])
+        if look is not None:
+            if resume is None:
+                value = side.look(look[0], aggregator, look[1])
+            else:
+                value = resume.parts["prepare"][item.name]
+                side.recall(look[0])
+            bought[item.name] = value
         with aggregator.group.alike():
             before, prepared = prepared, item.apply(prepared, value)
             holders = [prepared if holder is before else item.apply(holder, value) for holder in holders]
@@ -206,21 +214,21 @@ def prepare(
 
 
 def minimize(
-    objective: Any,
+    objective: Problem,
     recipe: Recipe | Pipeline,
     constraint: ConvexSet | None = None,
     *,
     steps: int | None = None,
     epochs: float | None = None,
     seed: int = 0,
-    x0: Any = None,
+    x0: object = None,
     resume: State | None = None,
     callbacks: Iterable[_Callback] = (),
     record: int | str | None = "epoch",
     progress: bool | None = None,
     physical_batch_size: int | None = None,
-    clients: Sequence[Any] | Aggregator | None = None,
-    ledger: Any = None,
+    clients: Sequence[Problem] | Aggregator | None = None,
+    ledger: Ledger | str | os.PathLike[str] | None = None,
     noise_seed: int | None = None,
 ) -> Result:
     """Minimise an objective over a set: `min over w in C of (1/n) sum_i l_i(w) + penalty(w)`.
@@ -249,66 +257,93 @@ def minimize(
     [0.5, 0.0, 0.0, 0.0]
     """
     aggregator = _holders(objective, clients)
-    group = aggregator.group
+    group, constraint = aggregator.group, Whole() if constraint is None else constraint
     with group.joined("minimize"):
-        constraint = Whole() if constraint is None else constraint
-        _check_arguments(constraint, steps, epochs, record, objective.space.d)
-        if physical_batch_size is not None:
-            validate.positive_int(physical_batch_size=physical_batch_size)
+        d, every = objective.space.d, record
+        if isinstance(every, str):
+            validate.one_of(("epoch",), record=every)
+            every = None
+        validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
+        for name, number in {"steps": steps, "physical_batch_size": physical_batch_size, "record": every}.items():
+            if number is not None:
+                validate.positive_int(**{name: number})
+        if epochs is not None:
+            validate.positive(epochs=epochs)
+        validate.check(isinstance(constraint, ConvexSet), "constraint", constraint, "give a set from isthmus.sets")
+        remedy = f"give a set of dimension {d}, which is that of the objective: this one has {constraint.dim}"
+        validate.check(constraint.dim in (None, d), "constraint", constraint, remedy)
         for problem in (objective, *aggregator.problems):
             getattr(problem, "forget", int)()  # rows may have been written to since the last run
         n = sum(header[0] for header in group.agree("records", [objective.n]))
         validate.check(n > 0, "objective.n", n, "give at least one record")
         view, penalty = _View(objective, aggregator), getattr(objective, "penalty", None) or NoPenalty()
-        binding = Binding(constraint, penalty, objective.space, n, steps, epochs, view.loss, view.gradient)
         remedy = "give a recipe, isthmus.algorithms.<name>(...), or a Pipeline"
         validate.check(isinstance(recipe, (Recipe, Pipeline)), "recipe", recipe, remedy)
-        pipe = recipe.bind(binding) if isinstance(recipe, Recipe) else recipe
+        pipe, name = recipe, "Pipeline"
+        if isinstance(recipe, Recipe):
+            binding = Binding(constraint, penalty, objective.space, n, steps, epochs, view.loss, view.gradient)
+            pipe, name = recipe.bind(binding), recipe.name
+        assert isinstance(pipe, Pipeline)
         if clients is not None and not isinstance(clients, Aggregator):
             aggregator = Clients(list(clients), pipe.wire.per_round)
-        if claims(pipe):
-            view.close(recipe)
+        if pipe.promise is not None:  # no stage adds noise without one
+            view.close(name)
         per_epoch = pipe.stages[-1].sampler.rounds(n)
         rounds = _rounds(pipe, steps, epochs, per_epoch)
         validate.check(x0 is None or not pipe.before, "x0", x0, "leave it out: this recipe finds its own start")
-        spending = _spending(pipe, objective, ledger, noise_seed, aggregator, n)
-        if spending is not None:
-            spending.check_same(group, pipe, rounds)
+        side = None
+        if pipe.promise is not None:
+            aggregator.check_private(n, [stage.sampler for stage in pipe.stages])
+            if group.rank:  # the ledger is in one process only, and other records have other coins
+                ledger, noise_seed = None, None if noise_seed is None else key(noise_seed, group.rank)
+            side = PrivateSide(pipe.promise, ledger, noise_seed, whole=n, leads=not group.rank)
+            side.warn(objective, *aggregator.problems)
+            side.check_same(group, pipe, rounds)
             if resume is None:
-                group.on_leader(lambda: spending.require(pipe, rounds))
-        prepared, bought, aggregator = prepare(pipe, objective, spending, resume, aggregator)
+                group.on_leader(partial(side.require, pipe, rounds))
+        prepared, parts, aggregator = take_purchases(pipe, objective, side, resume, aggregator)
         pipe, objective = prepared.fill(pipe), prepared.objective
-        terms = _terms(spending, pipe, resume, rounds)
-        if resume is not None:
-            state = _on_terms(resume, terms, objective.space.d)
+        if side is not None:
+            parts |= side.go_on(pipe, rounds, resume)
+        if resume is None:
+            first = prepared.start
+            if first is None:
+                first = _start_point(objective, constraint, x0)
+            state = replace(start(pipe, first, seed), parts=parts)
         else:
-            first = _start_point(objective, constraint, x0) if prepared.start is None else prepared.start
-            state = replace(start(pipe, first, seed), parts={**bought, **terms})
-        watch = _Watch(_View(objective, aggregator), pipe, rounds, per_epoch, record, state)
-        visible = False if group.rank else progress
-        bar = notebook.bar(rounds, visible, initial=state.t, leave=False, unit="round")
-        observe = watch.follow(list(callbacks), bar, spending)
-        with bar, nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds) as book:
-            keys = Keys(seed, None if spending is None else spending.noise)
-            public = partial(_public_rows, objective)
-            where = (aggregator, objective.space, keys, public, per_epoch, physical_batch_size)
-            context = RunContext(*where, ledger=book, whole=n)
-            state, x, status = run(pipe, state, rounds, context, observe)
+            state = _resumed(resume, parts, objective.space.d)
+        if group.rank:
+            progress = False
+        bar = notebook.bar(rounds, progress, initial=state.t, leave=False, unit="round")
+        if isinstance(record, str):
+            every = per_epoch
+        watch = _Watch(view, pipe, rounds, per_epoch, every, list(callbacks), bar, side)
+        if every is not None and state.t == 0:
+            watch.add(state, 0.0)
+        with bar, nullcontext() if side is None else side.open(pipe, state.t, rounds) as book:
+            keys = Keys(seed, None if side is None else side.noise)
+            where = (aggregator, objective.space, keys, partial(_public_rows, objective), per_epoch)
+            context = RunContext(*where, physical_batch_size, ledger=book, whole=n)
+            watch.began = time.perf_counter()
+            state, x, status = run(pipe, state, rounds, context, watch.observer())
+            seconds = watch.seconds
         with group.alike():
             average = pipe.average.output(state.average, state.w)
-        certificate, certify = {}, getattr(pipe.stop, "certify", None)
-        if x is not None and certify is not None and not pipe.private and not view.elsewhere:
-            certificate = certify(view.mean(view.slope(x)), x, opened_again(pipe, state, x, context))
+        certificate: Mapping[str, float] = {}
+        if x is not None and isinstance(pipe.stop, Threshold) and not pipe.private and not view.elsewhere:
+            again = context.open(pipe, replace(state, w=x, t=state.t - 1))  # the round that fired: public things only
+            for stage in again.active:
+                bind_stage(again, stage)
+            certificate = pipe.stop.certify(view.gradient(x), x, again)
         privacy = None
-        if spending is not None:
+        if side is not None:
             resumed = None if resume is None else resume.t
-            privacy = spending.statement(pipe, rounds, state.t, resumed, physical_batch_size is not None)
-        bought_facts = prepared.transform, prepared.target, prepared.centre
-        counts = state.dims, state.bytes, watch.seconds
-        return Result(x, average, status, tuple(watch.history), privacy, *counts, state, certificate, *bought_facts)
+            privacy = side.statement(pipe, rounds, state.t, resumed, physical_batch_size is not None)
+        counts, facts = (state.dims, state.bytes, seconds), (prepared.transform, prepared.target, prepared.centre)
+        return Result(x, average, status, tuple(watch.history), privacy, *counts, state, certificate, *facts)
 
 
-def _holders(objective: Any, clients: Any) -> Aggregator:
+def _holders(objective: Problem, clients: Sequence[Problem] | Aggregator | None) -> Aggregator:
     """Who holds the records: this process, several objectives in it, or whoever an aggregator says."""
     if clients is None:
         return Local(objective)
@@ -330,60 +365,20 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
     return pipe.rounds
 
 
-def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, d: int) -> None:
-    validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
-    if steps is not None:
-        validate.positive_int(steps=steps)
-    if epochs is not None:
-        validate.positive(epochs=epochs)
-    if record not in (None, "epoch"):
-        validate.positive_int(record=record)
-    validate.check(hasattr(constraint, "project"), "constraint", constraint, "give a set from isthmus.sets")
-    dim = getattr(constraint, "dim", None)
-    remedy = f"give a set of dimension {d}, which is that of the objective: this one has {dim}"
-    validate.check(dim in (None, d), "constraint", constraint, remedy)
-
-
-def _spending(
-    pipe: Pipeline, objective: Any, ledger: Any, noise_seed: int | None, aggregator: Aggregator, n: int
-) -> Spending | None:
-    """The private side of the run, where it has one; the ledger is in one process only."""
-    if pipe.promise is None:
-        return None
-    aggregator.check_private(n, [stage.sampler for stage in pipe.stages])
-    rank = aggregator.group.rank
-    if noise_seed is not None and rank:  # other coins for other records
-        noise_seed = key(noise_seed, rank)
-    spending = Spending(pipe.promise, None if rank else ledger, noise_seed, whole=n, leads=not rank)
-    spending.warn(objective, *aggregator.problems)
-    return spending
-
-
-def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, rounds: int) -> dict[str, Any]:
-    """On what terms the run is made: what a round costs, whether any noise can be subtracted, what was not paid for."""
-    if spending is None:
-        return {}
-    earlier = {} if resume is None else resume.parts
-    spending.seeded = spending.seeded or bool(earlier.get("seeded"))
-    spending.leaks = tuple(dict.fromkeys([*earlier.get("leaks", ()), *spending.leaks]))
-    return {"terms": spending.terms(pipe, rounds), "seeded": spending.seeded, "leaks": list(spending.leaks)}
-
-
-def _on_terms(state: State, terms: dict[str, Any], d: int) -> State:
+def _resumed(state: State, parts: Memo, d: int) -> State:
     """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
-    same = same_terms(state.parts.get("terms"), terms.get("terms"))
+    same = same_terms(state.parts.get("terms"), parts.get("terms"))
     remedy = "continue with the recipe and the number of rounds that the run was begun with"
     validate.check(same, "resume", f"round {state.t}", remedy)
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")
     validate.non_negative_int(**{"resume.t": state.t})
-    return replace(state, parts={**state.parts, **terms})
+    return replace(state, parts=state.parts | parts)
 
 
-def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
+def _start_point(objective: Problem, constraint: ConvexSet, x0: object) -> Tensor:
     d = objective.space.d
     if x0 is None:
-        zero = torch.zeros(d, dtype=getattr(objective, "dtype", torch.float64))
-        return constraint.project(zero)
+        return constraint.project(torch.zeros(d, dtype=getattr(objective, "dtype", torch.float64)))
     w = validate.as_tensor("x0", x0, ndim=1)
     validate.shape((d,), x0=w)
     remedy = f"start inside {constraint}, at `constraint.project(x0)` for instance"
@@ -391,51 +386,45 @@ def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
     return w.clone()
 
 
-def _public_rows(objective: Any, w: Tensor, data: Any) -> Any:
+def _public_rows(objective: Any, w: Tensor, data: object) -> Rows:
     """Gradients of the objective on public examples, which are never its own."""
     public = objective.on(data)
     remedy = "give the sketch public examples, which are not those that it is to protect"
     validate.check(public is not objective, "data", type(data).__name__, remedy)
-    return public.rows(w)
+    rows: Rows = public.rows(w)
+    return rows
 
 
 class _View:
     """Looks at the objective itself, for recipes that are not private; closed as soon as one turns out to be."""
 
-    def __init__(self, objective: Any, aggregator: Aggregator) -> None:
+    def __init__(self, objective: Problem, aggregator: Aggregator) -> None:
         self.objective, self.group, self.used, self.closed = objective, aggregator.group, False, False
         self.elsewhere = bool(getattr(objective, "elsewhere", False))
 
-    def mean(self, value: Any) -> Any:
-        """Of all holders, weighted by their records."""
-        return self.group.mean(value, self.objective.n)
-
-    def slope(self, w: Tensor) -> Any:
-        """The mean gradient of any objective, from its rows where it has no method of its own."""
-        if hasattr(self.objective, "gradient"):
-            return self.objective.gradient(w)
-        return self.objective.rows(w).sum() / self.objective.n
-
-    def loss(self, w: Tensor) -> Any:
-        """What a line search asks."""
+    def loss(self, w: Tensor) -> float:
+        """What a line search and a record ask: the mean of all holders, weighted by their records."""
         self._open()
-        return self.mean(self.objective.loss(w))
+        return self.group.mean(float(self.objective.loss(w)), self.objective.n)
 
-    def gradient(self, w: Tensor) -> Any:
-        """What a stop rule asks."""
+    def gradient(self, w: Tensor) -> Tensor:
+        """What a stop rule asks; from the rows of an objective that has no method of its own."""
         self._open()
-        return self.mean(self.slope(w))
+        own: Callable[[Tensor], Tensor] | None = getattr(self.objective, "gradient", None)
+        if own is not None:
+            return self.group.mean(own(w), self.objective.n)
+        return self.group.mean(self.objective.rows(w).sum() / self.objective.n, self.objective.n)
 
     def _open(self) -> None:
         remedy = "use what the pipeline releases: a private one may not read the loss or a gradient without noise"
         validate.check(not self.closed, "recipe", "a look at the objective", remedy)
         self.used = True
 
-    def close(self, recipe: object) -> None:
+    def close(self, recipe: str) -> None:
         """No look from now on; one that was taken while the recipe was bound is refused."""
         self.closed = True
         remedy = "use public facts only: the recipe claims to be private, and read the loss or a gradient when set up"
-        validate.check(not self.used, "recipe", getattr(recipe, "name", recipe), remedy)
+        validate.check(not self.used, "recipe", recipe, remedy)
 
 
 class EarlyStop:
@@ -452,7 +441,7 @@ class EarlyStop:
         self.patience, self.min_delta = patience, min_delta
         self.best, self.waited = float("inf"), 0
 
-    def __call__(self, record: dict[str, Any], state: State | None) -> bool:
+    def __call__(self, record: Record, state: State | None) -> bool:
         """Whether to stop; a private run records no loss and is never stopped by this."""
         if "loss" not in record:
             return False
@@ -462,48 +451,56 @@ class EarlyStop:
         return self.waited >= self.patience
 
 
+@dataclass
 class _Watch:
     """Records, callbacks and the progress bar; its own time does not count as the run's."""
 
-    def __init__(
-        self, view: _View, pipe: Pipeline, rounds: int, per_epoch: int, record: int | str | None, state: State
-    ) -> None:
-        self.view, self.pipe, self.rounds, self.per_epoch = view, pipe, rounds, per_epoch
-        self.every: Any = per_epoch if record == "epoch" else record
-        self.seconds = self.aside = 0.0
-        self.history: list[dict[str, Any]] = []
-        if self.every is not None and state.t == 0:
-            self.history.append(self._record(state))
+    view: _View
+    pipe: Pipeline
+    rounds: int
+    per_epoch: int
+    every: int | None
+    callbacks: Sequence[_Callback]
+    bar: Any
+    side: PrivateSide | None
+    history: list[Record] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
 
-    def follow(
-        self, callbacks: Sequence[_Callback], bar: Any, spending: Spending | None
-    ) -> Callable[[State, float], bool]:
-        """What is called after every round: whether to stop."""
+    @property
+    def seconds(self) -> float:
+        """The time of the run up to now."""
+        return time.perf_counter() - self.began
 
-        def observe(state: State, seconds: float) -> bool:
-            self.seconds = seconds - self.aside
-            bar.update(1)
-            if spending is not None and not bar.disable and state.t % max(1, self.rounds // 20) == 0:
-                spent, promised = (spending.epsilon(self.pipe, t) for t in (state.t, self.rounds))
-                bar.set_postfix(epsilon=f"{spent:.4g} of {promised:.4g}", refresh=False)
-            if self.every is None or (state.t % self.every and state.t != self.rounds):
-                return False
-            began = time.perf_counter()
-            record = self._record(state)
-            self.history.append(record)
-            if "loss" in record:
-                bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
-            answers = [callback(record, state) for callback in callbacks]  # every callback is called
-            self.aside += time.perf_counter() - began
-            return any(answers)
+    def observer(self) -> Callable[[State], bool] | None:
+        """What is called after every round, where somebody looks."""
+        if self.every is None and self.bar.disable:
+            return None
+        return self.observe
 
-        return observe
+    def observe(self, state: State) -> bool:
+        """Whether to stop."""
+        self.bar.update(1)
+        if self.side is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
+            spent, promised = (self.side.epsilon(self.pipe, t) for t in (state.t, self.rounds))
+            self.bar.set_postfix(epsilon=f"{spent:.4g} of {promised:.4g}", refresh=False)
+        if self.every is None or (state.t % self.every and state.t != self.rounds):
+            return False
+        seconds = self.seconds
+        record = self.add(state, seconds)
+        if "loss" in record:
+            self.bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
+        answers = [callback(record, state) for callback in self.callbacks]  # every callback is called
+        self.began += self.seconds - seconds
+        return any(answers)
 
-    def _record(self, state: State) -> dict[str, Any]:
-        counts = {"dims": state.dims, "bytes": state.bytes}
-        record = {"t": state.t, "epoch": state.t / self.per_epoch, "seconds": self.seconds, **counts}
-        if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
+    def add(self, state: State, seconds: float) -> Record:
+        """One record more."""
+        record: Record = {"t": state.t, "epoch": state.t / self.per_epoch, "seconds": seconds}
+        record |= {"dims": state.dims, "bytes": state.bytes}
+        eta = self.pipe.step(max(0, state.t - 1))
+        if isinstance(eta, (int, float)):
             record["eta"] = float(eta)
         if not self.pipe.private and not self.view.elsewhere:
-            record["loss"] = float(self.view.mean(float(self.view.objective.loss(state.w))))
+            record["loss"] = self.view.loss(state.w)
+        self.history.append(record)
         return record

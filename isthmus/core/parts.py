@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
-from operator import attrgetter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.randomness import generator, key
 from isthmus.base.space import Space
-from isthmus.core.wire import StageOutput, State
+from isthmus.core.wire import Memo, StageOutput, State
 from isthmus.gradients import Rows
 from isthmus.lifts import Lifted, compressed_gradient_mapping
 from isthmus.penalties import NoPenalty, Penalty
@@ -32,7 +31,6 @@ from isthmus.sets import ConvexSet, Whole
 if TYPE_CHECKING:
     from isthmus.core.pipeline import Round
 
-Memo = dict[str, Any]
 Full = FullBatch
 """Every record, every round: the one sampler that private and other runs share."""
 
@@ -139,6 +137,14 @@ class Records(Protocol):
     def rows(self, w: Tensor, index: Any = None) -> Rows: ...
 
 
+class Problem(Records, Protocol):
+    """What `minimize` takes: the rows of its records, and the objective; what else it may say is asked where needed."""
+
+    @property
+    def space(self) -> Space: ...
+    def loss(self, w: Tensor) -> float: ...
+
+
 class RowSource(Protocol):
     """Per-example vectors of the drawn records."""
 
@@ -191,7 +197,9 @@ class FixedRows:
 
     def rows(self, w: Tensor, index: Tensor | None = None) -> Rows:
         """The row of each record, whatever the point."""
-        return self.vectors if index is None else self.vectors.mixed(index[:, None], torch.ones(len(index), 1))
+        if index is None:
+            return self.vectors
+        return self.vectors.mixed(index[:, None], torch.ones(len(index), 1))
 
 
 # ---------------------------------------------------------------- updates
@@ -211,7 +219,9 @@ class Update(Protocol):
 
 def _direction_of(lifted: Sequence[Lifted]) -> Tensor:
     """The sum of the directions of all releases (a subspace and its residual, an anchor and a difference)."""
-    total: Tensor = reduce(torch.add, map(attrgetter("direction"), lifted))
+    total = lifted[0].direction
+    for other in lifted[1:]:
+        total = total + other.direction
     return total
 
 
@@ -236,22 +246,26 @@ class Step(Update):
 
     def init(self, w: Tensor) -> Memo:
         """A zero velocity when there is momentum."""
-        return {"velocity": torch.zeros_like(w)} if self.momentum else {}
+        if not self.momentum:
+            return {}
+        return {"velocity": torch.zeros_like(w)}
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The projected (proximal) step."""
         alone, plain = len(lifted) == 1 and not self.momentum, isinstance(self.penalty, NoPenalty)
-        point = lifted[0].point if alone else None
-        if point is None:
+        if alone and lifted[0].point is not None:
+            point = lifted[0].point
+            if plain:
+                return memo, point
+        else:
             direction = _direction_of(lifted)
             if self.momentum:
                 direction = memo["velocity"].mul(self.momentum).add_(direction)
                 memo = {"velocity": direction}
             point = w - eta * direction
-        elif plain:
-            return memo, point
         if not plain:
-            point = self.penalty.prox(point, eta * lifted[0].stretch if alone else eta)
+            stretch = lifted[0].stretch if alone else 1.0
+            point = self.penalty.prox(point, eta * stretch)
         if isinstance(self.constraint, Whole):  # the identity, of points that have not diverged
             validate.finite(x=point)
             return memo, point
@@ -327,7 +341,10 @@ class Preconditioned(Update):
         """The preconditioned step."""
         direction = self.matrix.to(w) @ _direction_of(lifted)
         if self.pull is not None:
-            direction = direction + self.pull.to(w) @ (w if self.towards is None else w - self.towards.to(w))
+            apart = w
+            if self.towards is not None:
+                apart = w - self.towards.to(w)
+            direction = direction + self.pull.to(w) @ apart
         return memo, w - eta * direction
 
 
@@ -384,13 +401,16 @@ class FrankWolfe(Update):
 
     def init(self, w: Tensor) -> Memo:
         """With away steps, the points in use and their weights: at first the start itself."""
-        return {"atoms": w[None].clone(), "weights": torch.ones(1, dtype=w.dtype)} if self.away else {}
+        if not self.away:
+            return {}
+        return {"atoms": w[None].clone(), "weights": torch.ones(1, dtype=w.dtype)}
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """One step towards a vertex, or away from one."""
         g = _direction_of(lifted)
-        vertex = lifted[0].point  # a lift that chose the vertex itself is taken at its word
-        s, short = self.constraint.lmo_near(g, self.error * float(eta)) if vertex is None else (vertex, 0.0)
+        s, short = lifted[0].point, 0.0  # a lift that chose the vertex itself is taken at its word
+        if s is None:
+            s, short = self.constraint.lmo_near(g, self.error * float(eta))
         s = s.to(w)
         gap = float(g @ (w - s))
         if not self.away:
@@ -421,7 +441,9 @@ class FrankWolfe(Update):
             return min(float(eta), longest)
         if self.rule == "short":
             size = float(move @ move) * (self.smoothness or 1.0)
-            return min(max(-float(g @ move) / size, 0.0), longest) if size > 0 else 0.0
+            if size <= 0:
+                return 0.0
+            return min(max(-float(g @ move) / size, 0.0), longest)
         loss = self.loss
         assert loss is not None
         best = minimize_scalar(lambda gamma: loss(w + gamma * move), bounds=(0.0, longest), method="bounded")
@@ -478,14 +500,20 @@ class Weighted(Average):
         """The running weighted mean."""
         if t < self.start:
             return {**memo, "point": w}, w
-        step = float(eta.mean()) if isinstance(eta, Tensor) else float(eta)
-        weight = memo["weight"] + step
-        mean = torch.lerp(memo["mean"], memo["point"], step / weight) if weight > 0 else memo["point"].clone()
+        if isinstance(eta, Tensor):
+            eta = eta.mean()
+        weight = memo["weight"] + float(eta)
+        if weight > 0:
+            mean = torch.lerp(memo["mean"], memo["point"], float(eta) / weight)
+        else:
+            mean = memo["point"].clone()
         return {"mean": mean, "weight": weight, "point": w}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The mean, or the iterate when nothing was averaged yet."""
-        return memo["mean"] if memo["weight"] > 0 else w
+        if memo["weight"] > 0:
+            w = memo["mean"]
+        return w
 
 
 @dataclass(frozen=True)
@@ -501,13 +529,22 @@ class UniformRandom(Average):
 
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """Take w_t with probability 1/(t+1)."""
-        replaces = generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1
-        return {**memo, "choice": memo["point"].clone() if replaces else memo["choice"], "point": w}, w
+        choice = memo["choice"]
+        if generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1:
+            choice = memo["point"].clone()
+        return {**memo, "choice": choice, "point": w}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The chosen iterate."""
         chosen: Tensor = memo["choice"]
         return chosen
+
+
+def _mean_of(before: Tensor, w: Tensor, count: int) -> Tensor:
+    """The mean of `count` points, the last of which is w."""
+    if count == 1:
+        return w.clone()
+    return torch.lerp(before, w, 1 / count)
 
 
 @dataclass(frozen=True)
@@ -525,11 +562,13 @@ class Tail(Average):
         if t < self.start:
             return memo, w
         count = memo["count"] + 1
-        return {"mean": torch.lerp(memo["mean"], w, 1 / count) if count > 1 else w.clone(), "count": count}, w
+        return {"mean": _mean_of(memo["mean"], w, count), "count": count}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The mean, or the iterate when nothing was averaged yet."""
-        return memo["mean"] if memo["count"] else w
+        if memo["count"]:
+            w = memo["mean"]
+        return w
 
 
 @dataclass(frozen=True)
@@ -560,7 +599,9 @@ class Suffix(Average):
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """Their mean."""
-        return torch.stack(memo["points"]).mean(0) if memo["points"] else w
+        if memo["points"]:
+            w = torch.stack(memo["points"]).mean(0)
+        return w
 
 
 @dataclass(frozen=True)
@@ -588,10 +629,13 @@ class Restart(Average):
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """The mean of this inner loop; at its end, the iterate."""
         position = t % self.rounds + 1
-        mean = w.clone() if position == 1 else torch.lerp(memo["mean"], w, 1 / position)
-        counts = 2 * position >= self.rounds or t < self.rounds
-        following = {"mean": mean, "output": mean if counts else memo["output"]}
-        return following, mean if position == self.rounds else w
+        mean = _mean_of(memo["mean"], w, position)
+        following = {"mean": mean, "output": memo["output"]}
+        if 2 * position >= self.rounds or t < self.rounds:
+            following["output"] = mean
+        if position == self.rounds:
+            w = mean
+        return following, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The average of the last inner loop that counts."""
@@ -606,18 +650,22 @@ def average_of(output: str) -> Average:
     Suffix(count=10)
     """
     named: dict[str, Average] = {"last": Weighted(), "average": Weighted(), "random": UniformRandom()}
-    word, _, count = output.partition(" ") if isinstance(output, str) else ("", "", "")
-    valid = word == "last" and count.isdecimal() and int(count) > 0 if count else output in named
-    validate.check(valid, "output", output, f"choose one of {[*named, 'last K']}, such as 'last 10'")
-    return Suffix(int(count)) if count else named[output]
+    if isinstance(output, str) and output.startswith("last "):
+        count = output.removeprefix("last ")
+        if count.isdecimal() and int(count) > 0:
+            return Suffix(int(count))
+    if output not in named:
+        validate.refuse("output", output, f"choose one of {[*named, 'last K']}, such as 'last 10'")
+    return named[output]
 
 
 # ---------------------------------------------------------------- stop rules
 
 
-@dataclass(frozen=True)
-class _Threshold:
+class Threshold:
     """A stop rule: it returns the point before the step that fired it, and checks its promise afterwards."""
+
+    constraint: ConvexSet
 
     def __post_init__(self) -> None:
         (name, value), *_ = vars(self).items()
@@ -625,17 +673,19 @@ class _Threshold:
 
     def certify(self, gradient: Tensor, x: Tensor, round: Round | None = None) -> dict[str, float]:
         """The true first-order gap and the unit-step gradient mapping, from one full gradient."""
-        return first_order(gradient, x, self.constraint)  # type: ignore[attr-defined]
+        return first_order(gradient, x, self.constraint)
 
-    def _moved(self, round: Round, move: Tensor) -> float:
-        """The length of a move; under compression it is about sqrt(m/d) of what the full gradient would make."""
-        m = min(sketch.m for sketch in round.sketches.values())
-        factor = math.sqrt(round.space.d / m) if self.rescale else 1.0  # type: ignore[attr-defined]
-        return float(torch.linalg.vector_norm(move)) * factor
+
+def _moved(round: Round, move: Tensor, rescale: bool) -> float:
+    """The length of a move; under compression it is about sqrt(m/d) of what the full gradient would make."""
+    length = float(torch.linalg.vector_norm(move))
+    if rescale:
+        length *= math.sqrt(round.space.d / min(sketch.m for sketch in round.sketches.values()))
+    return length
 
 
 @dataclass(frozen=True)
-class FirstOrderStationary(_Threshold):
+class FirstOrderStationary(Threshold):
     """Stop at the first w_t whose round moves it by at most `threshold`: an alpha-FOSP of the theorem.
 
     Under compression a round moves the iterate by about sqrt(m/d) of what the full gradient would, and the
@@ -649,11 +699,11 @@ class FirstOrderStationary(_Threshold):
 
     def __call__(self, round: Round, old: State, new: State) -> bool:
         """Whether w_t is the point."""
-        return self._moved(round, old.w - new.w) <= self.threshold
+        return _moved(round, old.w - new.w, self.rescale) <= self.threshold
 
 
 @dataclass(frozen=True)
-class GapBelow(_Threshold):
+class GapBelow(Threshold):
     """Stop at the first w_t whose (compressed) Frank-Wolfe gap is at most alpha.
 
     Where the full `gradient` may be asked for (runs that are not private), the rule only fires when the true gap
@@ -672,7 +722,7 @@ class GapBelow(_Threshold):
 
 
 @dataclass(frozen=True)
-class MappingBelow(_Threshold):
+class MappingBelow(Threshold):
     """Stop at the first w_t with a compressed gradient mapping (w_t - w_{t+1}) / eta of at most alpha: 001, Def. 8.
 
     The rule sees the gradient that the round released.  The certificate has what it promised of the full gradient:
@@ -687,7 +737,7 @@ class MappingBelow(_Threshold):
 
     def __call__(self, round: Round, old: State, new: State) -> bool:
         """Whether w_t is the point."""
-        return self._moved(round, (old.w - new.w) / round.eta) <= self.alpha
+        return _moved(round, (old.w - new.w) / round.eta, self.rescale) <= self.alpha
 
     def certify(self, gradient: Tensor, x: Tensor, round: Round | None = None) -> dict[str, float]:
         """The compressed gradient mapping, the plain one at the same step, and the gap, from one full gradient."""
@@ -697,7 +747,7 @@ class MappingBelow(_Threshold):
         eta, sketch = float(round.eta), next(iter(round.sketches.values()))
         compressed = compressed_gradient_mapping(self.constraint, sketch, sketch.forward(gradient), x, eta)
         plain = (x - self.constraint.project(x - eta * gradient)) / eta
-        certificate["compressed"] = self._moved(round, compressed)
+        certificate["compressed"] = _moved(round, compressed, self.rescale)
         certificate["mapping"] = float(torch.linalg.vector_norm(plain))
         return dict(sorted(certificate.items()))
 

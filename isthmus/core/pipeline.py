@@ -11,9 +11,9 @@ A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a sta
 
     Round        the step size, and what encoders may look at: public things only
     bind_stage   this round's maps and clip bounds
-    contribute   sample, take per-example rows, `measure` them: where the data is (`isthmus.core.measuring`)
+    contribute   where the data is: sample, take per-example rows, `measure` them
     (add)        messages are a monoid: physical batches, ranks and clients add up
-    close_stage  charge the ledger, release, lift: where the noise is
+    close_stage  where the noise is: charge the ledger, release, lift
     advance      update, average, adapt: post-processing of what was released
 
 `step` strings them together and `run` repeats `step`; a user's own torch loop calls the same functions.
@@ -21,33 +21,41 @@ A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a sta
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
-from operator import attrgetter
+from functools import cached_property, partial, reduce
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import storage, validate
+from isthmus.base.matrix import exact_products
+from isthmus.base.parallel import in_order
+from isthmus.base.randomness import key
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
-from isthmus.core.group import ALONE, Aggregator, Group
-from isthmus.core.parts import Average, Last, RowSource, Step, Update, current
+from isthmus.core.group import ALONE, Aggregator, Group, check_samplers
+from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step, Update, current
 from isthmus.core.sound import check_sound
-from isthmus.core.wire import Keys, Message, StageOutput, State, Wire
+from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
+from isthmus.gradients.adding import kappa
+from isthmus.gradients.layers.passes import private_records
 from isthmus.lifts import Lift, Lifted, pinv
 from isthmus.privacy.accounting import Adjacency, joint
-from isthmus.privacy.clips import ClippedSum, Clipping
+from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
 from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.privacy.sampling import Sampler
+from isthmus.problems.queries import Answered, Query
 from isthmus.sketches import Encoder, Identity, Sketch
 
 if TYPE_CHECKING:
@@ -106,6 +114,10 @@ class Stage:
     def slots(self) -> tuple[tuple[Release, str], ...]:
         """Every release with its slot `stage/release`."""
         return tuple((release, f"{self.name}/{release.name}") for release in self.releases)
+
+    def looks(self, rounds: int) -> int:
+        """How many of the first so many rounds the stage takes part in."""
+        return -(-rounds // self.every)
 
     def event(self, adjacency: Adjacency) -> DpEvent:
         """What one round of the stage releases, for the accountant: its releases together, seen through its sampler."""
@@ -193,19 +205,16 @@ class Pipeline:
     @cached_property
     def encoders(self) -> tuple[tuple[str, Encoder], ...]:
         """Every encoder, nested ones included, with the slot where its state is kept: the first that holds it."""
-        found: list[tuple[str, Encoder]] = []
 
-        def visit(encoder: Encoder, path: str) -> None:
-            found.append((path, encoder))
+        def nested(encoder: Encoder, slot: str) -> Iterator[tuple[str, Encoder]]:
+            yield slot, encoder
             if is_dataclass(encoder):
                 for item in fields(encoder):
                     inner = getattr(encoder, item.name)
                     if isinstance(inner, Encoder):
-                        visit(inner, f"{path}.{item.name}")
+                        yield from nested(inner, f"{slot}.{item.name}")
 
-        for _, release, slot in slots(self.stages):
-            visit(release.encode, slot)
-        return tuple(found)
+        return tuple(found for _, release, slot in slots(self.stages) for found in nested(release.encode, slot))
 
     @cached_property
     def slot_of(self) -> dict[int, str]:
@@ -218,7 +227,7 @@ def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
     return [(stage, release, slot) for stage in stages for release, slot in stage.slots]
 
 
-# ---------------------------------------------------------------- a round
+# ---------------------------------------------------------------- a round: public things
 
 
 def no_public(w: Tensor, data: object) -> NoReturn:
@@ -226,56 +235,57 @@ def no_public(w: Tensor, data: object) -> NoReturn:
     validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")
 
 
+@dataclass(eq=False)
 class Round:
     """Everything that is fixed while a round lasts, public things only: what an encoder may look at when it is bound.
 
-    eta, read   the step size; the iterate, which is read at most once
+    eta, read   the step size; the iterate, where it is not the state's: it is read at most once
+    maps        what is held between rounds; `place` puts a new map where a driver holds memory for it
     held        what stages that do not run every round last released
     parts       what encoders, clips and lifts remember of earlier rounds, by slot; `changed` what this one adds
     memory      what senders keep of what a sketch lost, by client and slot (runs without noise only)
-    maps        what is held between rounds; `place` puts a new map where a driver holds memory for it
     sketches, bounds   this round's maps and clip bounds, by slot: public, given or paid for
     released, paid     what its stages released, by stage and release; which of them were charged
     """
 
-    def __init__(
-        self,
-        pipe: Pipeline,
-        state: State,
-        *,
-        space: Space,
-        seed: int,
-        epoch: int = 0,
-        read: Callable[[], Tensor] | None = None,
-        public_rows: Callable[[Tensor, Any], Rows] = no_public,
-        eta: float | Tensor | None = None,
-        maps: Maps | None = None,
-        group: Group = ALONE,
-        device: torch.device | None = None,
-        place: Callable[[str, Sketch], Sketch] = lambda slot, sketch: sketch,
-    ) -> None:
-        self.pipe, self.space, self.t, self.epoch, self.seed = pipe, space, state.t, epoch, seed
-        self.eta: float | Tensor = eta  # type: ignore[assignment]
-        if eta is None:
-            self.eta = pipe.step(state.t)
-        self.read, self.public_rows, self.place = read or (lambda: state.w), public_rows, place
-        self.held, self.parts, self.memory = dict(state.held), state.parts, dict(state.memory)
-        self.maps: Maps = {} if maps is None else maps
-        self.group, self.device = group, device
-        self.active = [stage for stage in pipe.stages if state.t % stage.every == 0]
-        self.changed: dict[str, Any] = {}
-        self.sketches: dict[str, Sketch] = {}
-        self.bounds: dict[str, float] = {}
-        self.released: dict[str, dict[str, Tensor]] = {}
-        self.paid: set[str] = set()
-        self._bound: dict[str, Sketch] = {}
+    pipe: Pipeline
+    state: State
+    space: Space
+    seed: int
+    epoch: int = 0
+    read: Callable[[], Tensor] | None = None
+    public_rows: Callable[[Tensor, Any], Rows] = no_public
+    eta: float | Tensor = None  # type: ignore[assignment]  # as the pipeline says
+    maps: Maps = field(default_factory=dict)
+    group: Group = ALONE
+    device: torch.device | None = None
+    place: Callable[[str, Sketch], Sketch] | None = None
+    changed: Memo = field(default_factory=dict, init=False)
+    sketches: dict[str, Sketch] = field(default_factory=dict, init=False)
+    bounds: dict[str, float] = field(default_factory=dict, init=False)
+    released: dict[str, dict[str, Tensor]] = field(default_factory=dict, init=False)
+    paid: set[str] = field(default_factory=set, init=False)
+    _bound: dict[str, Sketch] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        state = self.state
+        self.t, self.parts, self.held, self.memory = state.t, state.parts, dict(state.held), dict(state.memory)
+        if self.eta is None:
+            self.eta = self.pipe.step(self.t)
+        if self.read is None:
+            self.w = state.w
+        self.active: list[Stage] = []
+        for stage in self.pipe.stages:
+            if self.t % stage.every == 0:
+                self.active.append(stage)
 
     @cached_property
     def w(self) -> Tensor:
         """The iterate."""
+        assert self.read is not None
         return self.read()
 
-    def rows(self, data: Any) -> Rows:
+    def rows(self, data: object) -> Rows:
         """Per-example gradients at the iterate on public data."""
         return self.public_rows(self.w, data)
 
@@ -292,20 +302,24 @@ class Round:
         if token is None or kept != token or sketch is None:
             before = self.parts.get(slot)
             if self.group.size > 1 and encoder.public:  # no two machines need learn the same bits: one does
-                learned = self.group.on_leader(lambda: self._learned(encoder, before))
-                before = before if learned is None else learned
+
+                def learned(before: Any = before) -> Any:
+                    following = encoder.bind(self, before)[1]
+                    if following is before:  # nothing was learned in this round
+                        return None
+                    return following
+
+                following = self.group.on_leader(learned)
+                if following is not None:
+                    before = following
             sketch, state = encoder.bind(self, before)
-            sketch = self.place(slot, sketch)
+            if self.place is not None:
+                sketch = self.place(slot, sketch)
             self.maps[slot] = (token, sketch)
             if state is not None:
                 self.changed[slot] = state
         self._bound[slot] = sketch
         return sketch
-
-    def _learned(self, encoder: Encoder, state: Any) -> Any:
-        """What one machine learned, for all of them; None in rounds in which it learned nothing."""
-        following = encoder.bind(self, state)[1]
-        return None if following is state else following
 
 
 def bind_stage(round: Round, stage: Stage) -> None:
@@ -316,6 +330,253 @@ def bind_stage(round: Round, stage: Stage) -> None:
             round.bounds[slot] = release.clip.init() if bound is None else bound
     for release, slot in stage.slots:
         round.sketches[slot] = round.bind(release.encode)
+
+
+# ---------------------------------------------------------------- where the data is
+
+
+_Rows = Rows | Query | None
+_Codes = Mapping[str, Rows] | None
+_Sums = Mapping[str, ClippedSum] | None
+_EXACT = Rounding()
+
+
+@dataclass(frozen=True)
+class Client:
+    """One holder of records: its name, its problem, and how often it was asked in this round before.
+
+    whole   how many records all holders have together; its own where it is the only one
+    share   what it may use of the error that rounding may give the sum of all holders
+    joint   finds what is no sum, together with the other holders: its value at one of them, 0 at the others
+    """
+
+    name: str
+    problem: Records
+    visit: int = 0
+    whole: int | None = None
+    share: float = 1.0
+    joint: Callable[[Query], Tensor] | None = None
+
+    @property
+    def role(self) -> str:
+        """What its draws are keyed by: a client asked twice draws twice."""
+        if self.visit:
+            return f"{self.name}/{self.visit}"
+        return self.name
+
+
+def measure(
+    release: Release, sketch: Sketch, bound: float, rows: _Rows, codes: Rows | None = None, rounding: Rounding = _EXACT
+) -> ClippedSum:
+    """The only code that reads per-example values: the clipped sum of codes, with its bound.
+
+    With no clip, or a clip before the sketch, the sum is encoded and never the rows (the map is linear).  What is no
+    sum over records is a `Query`, whose proven bound must be within that of the clip.
+    """
+    clip = release.clip
+    if isinstance(rows, Query):
+        if clip is None or clip.ord != 2 or rows.bound > clip.total(bound):
+            remedy = f"give a clip in the norm 2 of at least {rows.bound}, by which one record can move it"
+            validate.refuse("clip", clip, f"{remedy}: {type(rows).__name__} is released with its bound only")
+        return ClippedSum(rows.value(), clip.ord, clip.total(bound))
+    whole = codes if rows is None else rows
+    assert whole is not None
+    if clip is None:
+        return ClippedSum(sketch.forward(whole.sum()), 2, math.inf)
+    with exact_products(whole.device):  # a bound means nothing in reduced precision
+        if not clip.before:
+            whole = sketch.encode(whole) if codes is None else codes
+        extra = 0.0
+        if clip.before or not whole.exact:  # counts are exact, and what a map makes of their sum is not
+            extra = rounding.kappa(whole, encoded=whole.d < sketch.d)
+        total, weights = clip.total(bound) * (1 + extra), clip.weights(whole, bound)
+        each, error = clip.each(bound), extra * rounding.share
+        if clip.before:
+            value, total = encoded_sum(sketch, whole, weights, each, error, clip.ord), total * sketch.gain(clip.ord)
+        else:
+            value = weighted_sum(whole, weights, each, error, clip.ord)
+        return ClippedSum(value, clip.ord, total, dtype=whole.dtype)
+
+
+def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
+    """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
+    extra = rounding.kappa(rows, encoded=False)
+    with exact_products(rows.device):
+        weights, own = clip.leaf_weights(name, rows, bound)
+        value = weighted_sum(rows, weights, own, extra * rounding.share, clip.ord)
+    return ClippedSum(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
+
+
+def measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], rounding: Rounding) -> ClippedSum:
+    """The sums of all leaves, in their order, as one that is bounded as `measure` says.
+
+    The dtype is that of the rows: in what dtype they were added up depends on how many there are, and must not tell.
+    """
+    dtype = min((leaf.dtype for leaf in sums if leaf.dtype is not None), key=lambda kind: kind.itemsize)
+    extra = kappa(rounding.batch, dtype, encoded=False)
+    value = torch.cat([leaf.value for leaf in sums])
+    return ClippedSum(value, clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
+
+
+def fragment(
+    round: Round, stage: Stage, rows: _Rows, codes: _Codes = None, rounding: Rounding = _EXACT, ready: _Sums = None
+) -> Message:
+    """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
+    values, codes = dict(ready or {}), codes or {}
+    for release, slot in stage.slots:
+        if release.name in values:
+            continue
+        if round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
+            assert isinstance(rows, Rows)
+            values[release.name] = ClippedSum(rows.sum(), 2, math.inf)
+        else:
+            bound, own = round.bounds.get(slot, math.inf), codes.get(release.name)
+            values[release.name] = measure(release, round.sketches[slot], bound, rows, own, rounding)
+    return Message(values, 0.0)
+
+
+def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical: int | None = None) -> Message:
+    """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once.
+
+    The rows of a physical batch are, of what is no sum over records, the query; of micro-batches, their means.
+    """
+    problem, sampler, role = client.problem, stage.sampler, client.role
+    n, linear = problem.n, bool(getattr(problem, "linear", False))  # a linear model draws nothing and keeps nothing
+    index, times = sampler.draw(n, round.t, keys, role), None
+    if index is not None and len(index) > n and all(release.clip is None for release in stage.releases):
+        # more draws than records: how often each was drawn.  Copies that are clipped one by one stay apart
+        times = torch.bincount(index, minlength=n)
+        index = times.nonzero().reshape(-1)
+    divisor, alone = sampler.divisor(n, round.t), client.whole in (None, n)
+    expected = None if linear else sampler.divisor(client.whole or n, round.t)
+    parts, apart = _batches(problem, stage, index, physical)
+
+    def measured(number: int) -> Message:
+        part = parts[number]
+        rows = stage.source(problem, round.w, part, round.held)
+        if isinstance(rows, Query):
+            rows = _answered(rows, client, physical, alone)
+        elif times is not None and isinstance(part, Tensor):
+            rows = rows.mixed(torch.arange(len(part))[:, None], times[part][:, None])
+        if stage.groups is not None:
+            if physical is not None or not alone or not isinstance(rows, Rows):
+                remedy = "leave out physical_batch_size, and let one process hold the records"
+                validate.refuse("micro_batch", stage.groups, f"{remedy}: a micro-batch is clipped whole")
+            if keys.noise is None:
+                validate.refuse("noise", None, "give a SecretSource as keys.noise: micro-batches are drawn secretly")
+            rows = rows.regrouped(keys.noise.integers(stage.groups, rows.n))  # a record's own is drawn for it alone
+        share = part_of_error(number + 1, number + 1 == len(parts)) * client.share
+        return fragment(round, stage, rows, rounding=Rounding(expected, share))
+
+    with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(parts) > 1):
+        several = in_order if apart and len(parts) > 1 else map  # batches that do not touch each other, at a time
+        total = reduce(add, several(measured, range(len(parts))))
+    fixed = getattr(sampler, "expected", None) is not None
+    total = replace(total, divisor=divisor, fixed=fixed, records=0 if stage.private else n)
+    return _sent(round, stage, total, client.name, role)
+
+
+def _answered(query: Query, client: Client, physical: int | None, alone: bool) -> Query:
+    """What is no sum over records, with its value where ranks find it together, an empty one too."""
+    name = type(query).__name__
+    remedy = f"leave it out: {name} is no sum, and one record more would shift every batch after it"
+    validate.check(physical is None, "physical_batch_size", physical, remedy)
+    if client.joint is None and alone:
+        return query
+    if client.joint is None or not query.adds_up:
+        remedy = f"give what follows from it (step=), or use ranks: {name} is no sum of several holders'"
+        validate.refuse("clients", client.name, remedy)
+    return Answered(client.joint(query), query.bound)
+
+
+def _batches(
+    problem: Records, stage: Stage, index: Tensor | None, physical: int | None
+) -> tuple[Sequence[Tensor | slice | None], bool]:
+    """The records in batches of at most `physical`, or as many as the problem looks at together.
+
+    Says besides whether batches of the problem can be measured at the same time.
+    """
+    spans_of, spans = getattr(problem, "spans", None), None
+    by_itself = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
+    if spans_of is not None and by_itself and stage.groups is None:  # a micro-batch is clipped whole
+        spans = spans_of()
+    apart, count = spans_of is not None, problem.n if index is None else len(index)
+    most = physical or count
+    if spans:
+        widest = max(hi - lo for lo, hi in spans)
+        if index is None and most >= widest:
+            return [slice(lo, hi) for lo, hi in spans], True
+        most = min(most, widest)
+    if count <= most:
+        return [index], apart
+    if index is not None:
+        return index.split(most), apart
+    if spans:
+        return [slice(lo, min(lo + most, count)) for lo in range(0, count, most)], apart
+    return torch.arange(count).split(most), apart
+
+
+def _sent(round: Round, stage: Stage, message: Message, sender: str, role: str) -> Message:
+    """Feedback and codec, and the count of what goes over the wire."""
+    wire, values, dims, size = round.pipe.wire, dict(message.values), 0, 0
+    coded: dict[str, bytes] = {}
+    for release, slot in stage.slots:
+        sketch, bounded = round.sketches[slot], values[release.name]
+        value, name = bounded.value, f"{sender}/{slot}"
+        error, corrected = round.memory.get(name), value
+        if wire.remembers:
+            corrected = wire.corrected(value, error, message.divisor, round.eta)
+            value = sketch.forward(corrected)
+        dims += value.numel()
+        if wire.codec is None:
+            size += replace(bounded, value=value).size
+        else:
+            if wire.feedback:  # an unbiased codec is a contraction only after this shrink
+                value = value / (1 + wire.codec.chi(value.numel()))
+            data = wire.codec.encode(value, key(round.seed, round.t, "codec", role, slot))
+            size += len(data)
+            coded[release.name] = data
+            value = wire.codec.decode(data, value)
+        if wire.remembers:
+            round.memory[name] = wire.remembered(corrected, value, sketch, error, message.divisor, round.eta)
+        values[release.name] = replace(bounded, value=value)
+    return replace(message, values=values, dims=dims, bytes=size, coded=coded)
+
+
+class Local(Aggregator):
+    """The records of this process; with others, their sums are added on rank 0, which alone pays and adds noise."""
+
+    def __init__(self, problem: Any, group: Group = ALONE) -> None:
+        self.problems, self.group = (problem,), group
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """Each rank draws its own records."""
+        if self.group.size > 1:
+            check_samplers(samplers, "group")
+
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
+        """This rank's message plus everybody else's, on rank 0."""
+        group, problem = self.group, self.problems[0]
+        if group.size == 1:
+            client = Client("0", problem, whole=context.whole)
+            return contribute(round, stage, client, context.keys, context.physical)
+        client = Client(str(group.rank), problem, 0, context.whole, 1 / group.size, group.answer)
+        mine = partial(contribute, round, stage, client, context.keys, context.physical)
+        return group.add(round, stage, mine, storage.checksum(round.w), problem.n, context.whole or problem.n)
+
+
+class AllReduce(Local):
+    """One process a rank, each with its own records.
+
+    problem   the records of this rank; None: the objective that `minimize` is given is this rank's part
+    group     a process group; None is the default one
+    """
+
+    def __init__(self, problem: Any = None, group: Group | dist.ProcessGroup | bool | None = None) -> None:
+        super().__init__(problem, Group.of(True if group is None else group))
+
+
+# ---------------------------------------------------------------- where the noise is
 
 
 def pay(round: Round, stage: Stage, ledger: Chargeable | None) -> None:
@@ -332,7 +593,31 @@ def pay(round: Round, stage: Stage, ledger: Chargeable | None) -> None:
 def close_stage(
     round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
 ) -> dict[str, Tensor]:
-    """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round.
+    """Where the noise is, charge BEFORE the release; everywhere, lift what was released and hold it in the round."""
+    make = partial(_release, round, stage, message, keys, ledger)
+    if round.group.size == 1:
+        released = make()
+    else:
+        released = round.group.on_leader(make, met=True)
+        released = {name: value.to(message.values[name].value.device) for name, value in released.items()}
+    lifted: list[Lifted] = []
+    for release, slot in stage.slots:
+        w = round.w if getattr(release.lift, "reads_w", True) else None  # lifts may be plain functions
+        inputs = round.sketches[slot], released[release.name], w, round.eta
+        remember = getattr(release.lift, "remember", None)
+        if remember is None:
+            result = release.lift(*inputs)
+        else:  # a lift with a memory of codes: post-processing of what was released, kept with the state
+            result, round.changed[f"{slot}/lift"] = remember(*inputs, round.state_of(f"{slot}/lift"))
+        if result is not None:
+            lifted.append(result)
+    anchor = round.w if stage.every > 1 else None
+    round.held[stage.name], round.released[stage.name] = StageOutput(anchor, tuple(lifted)), released
+    return released
+
+
+def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None) -> dict[str, Tensor]:
+    """The noised values of a stage.
 
     What has no bound, or one in a norm that its mechanism does not take, is refused before anything is charged.
     """
@@ -350,38 +635,12 @@ def close_stage(
         # cast first, so that the precision of the output does not depend on the data
         value = value.to(bounded.dtype or value.dtype)
         released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
-    _take_stage(round, stage, released)
     return released
 
 
 def _noised(release: Release, name: str, bounded: ClippedSum, noise: Source | None) -> Tensor:
     """What a mechanism makes of a bounded value: the only place where it is asked to."""
     return released_by(name, bounded, lambda: release.mechanism.release(bounded, noise))
-
-
-def close_together(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None) -> None:
-    """Close a stage where the ledger and the noise are; other ranks take what was released there."""
-    released = round.group.on_leader(lambda: close_stage(round, stage, message, keys, ledger), met=True)
-    if stage.name not in round.released:
-        where = next(iter(message.values.values())).value.device
-        _take_stage(round, stage, {name: value.to(where) for name, value in released.items()})
-
-
-def _take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> None:
-    """What was released, here or elsewhere, lifted to R^d and held in the round."""
-    lifted: list[Lifted] = []
-    for release, slot in stage.slots:
-        w = round.w if getattr(release.lift, "reads_w", True) else None  # lifts may be plain functions
-        inputs = round.sketches[slot], released[release.name], w, round.eta
-        remember = getattr(release.lift, "remember", None)
-        if remember is None:
-            result = release.lift(*inputs)
-        else:  # a lift with a memory of codes: post-processing of what was released, kept with the state
-            result, round.changed[f"{slot}/lift"] = remember(*inputs, round.state_of(f"{slot}/lift"))
-        if result is not None:
-            lifted.append(result)
-    anchor = round.w if stage.every > 1 else None
-    round.held[stage.name], round.released[stage.name] = StageOutput(anchor, tuple(lifted)), dict(released)
 
 
 def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
@@ -426,8 +685,8 @@ class RunContext:
 
     def open(self, pipe: Pipeline, state: State) -> Round:
         """The round that follows a state."""
-        public = {"space": self.space, "seed": self.keys.seed, "epoch": state.t // self.per_epoch, "maps": self.maps}
-        return Round(pipe, state, public_rows=self.public_rows, group=self.aggregator.group, **public)  # type: ignore[arg-type]
+        where, group = (self.space, self.keys.seed, state.t // self.per_epoch), self.aggregator.group
+        return Round(pipe, state, *where, public_rows=self.public_rows, maps=self.maps, group=group)
 
 
 def start(pipe: Pipeline, w: Tensor, seed: int = 0) -> State:
@@ -436,58 +695,44 @@ def start(pipe: Pipeline, w: Tensor, seed: int = 0) -> State:
 
 
 def step(pipe: Pipeline, state: State, context: RunContext) -> tuple[Round, State]:
-    """One round."""
-    round = context.open(pipe, state)
-    sent = [_through(round, stage, context) for stage in round.active]
+    """One round: of each stage its maps, everybody's contributions and its release; then what follows from them."""
+    round, sent = context.open(pipe, state), []
+    for stage in round.active:
+        bind_stage(round, stage)
+        message = context.aggregator.collect(round, stage, context)
+        sent.append(message)
+        with round.group.alike():
+            close_stage(round, stage, message, context.keys, context.ledger)
     with round.group.alike():
         return round, advance(round, state, sent)
 
 
-def _through(round: Round, stage: Stage, context: RunContext) -> Message:
-    """One stage of a round: its maps, everybody's contributions, its release."""
-    bind_stage(round, stage)
-    message = context.aggregator.collect(round, stage, context)
-    with round.group.alike():
-        close_together(round, stage, message, context.keys, context.ledger)
-    return message
-
-
 def look(stage: Stage, context: RunContext, promise: Promise | None = None) -> dict[str, Tensor]:
-    """One look at the data outside the loop, through the same functions as a round: what it released, by name."""
-    round = context.open(Pipeline([stage], lambda t: 1.0, promise=promise), State(w=torch.empty(0)))
-    _through(round, stage, context)
+    """One look at the data outside the loop, as one round that moves nothing: what it released, by name."""
+    pipe = Pipeline([stage], lambda t: 1.0, Delegate(lambda lifted: None), promise=promise)
+    round, _ = step(pipe, State(w=torch.empty(0)), context)
     return round.released[stage.name]
 
 
 def run(
-    pipe: Pipeline,
-    state: State,
-    steps: int,
-    context: RunContext,
-    observe: Callable[[State, float], bool] = lambda state, seconds: False,
+    pipe: Pipeline, state: State, steps: int, context: RunContext, observe: Callable[[State], bool] | None = None
 ) -> tuple[State, Tensor | None, str]:
     """The only loop: rounds until `state.t == steps`, a stop rule fires, or an observer asks to stop.
 
     Returns the final state, the point found and a status.  A pipeline with a stop rule that never fired
     found no point: None, never silently the last iterate.
     """
-    began, status = time.perf_counter(), "finished" if pipe.stop is None else "none found"
+    status = "finished" if pipe.stop is None else "none found"
     while state.t < steps:
         round, new = step(pipe, state, context)
         if pipe.stop is not None and pipe.stop(round, state, new):
             return new, state.w, "stopped"  # the point before the step, but the round that told us was released
         state = new
-        if observe(state, time.perf_counter() - began):
+        if observe is not None and observe(state):
             status = "interrupted"
             break
     if pipe.stop is not None:
         return state, None, status
-    return state, state.w if pipe.output == "last" else pipe.average.output(state.average, state.w), status
-
-
-def opened_again(pipe: Pipeline, state: State, x: Tensor, context: RunContext) -> Round:
-    """The round that led to a state, at the point x that it started from, with its maps bound: public things only."""
-    round = context.open(pipe, replace(state, w=x, t=state.t - 1))
-    for stage in round.active:
-        bind_stage(round, stage)
-    return round
+    if pipe.output == "last":
+        return state, state.w, status
+    return state, pipe.average.output(state.average, state.w), status

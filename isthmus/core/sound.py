@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from isthmus.base import validate
@@ -12,14 +12,10 @@ from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import GroupClip
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, words_of
+from isthmus.privacy.sampling import rate_of
 
 if TYPE_CHECKING:
     from isthmus.core.pipeline import Pipeline, Release, Stage
-
-
-def claims(pipe: Pipeline) -> bool:
-    """Whether a pipeline says anything about privacy: a promise, or a stage that adds noise."""
-    return pipe.promise is not None or pipe.private
 
 
 def check_sound(pipe: Pipeline) -> None:
@@ -31,7 +27,7 @@ def check_sound(pipe: Pipeline) -> None:
         _check_names("releases", "release", [release.name for release in stage.releases])
         for release in stage.releases:
             _check_release(pipe, stage, release)
-    if claims(pipe):
+    if pipe.promise is not None or pipe.private:
         _check_claim(pipe)
     gapless = isinstance(pipe.stop, GapBelow) and not isinstance(pipe.update, FrankWolfe)
     remedy = "use FirstOrderStationary: this one reads the gap of Frank-Wolfe steps"
@@ -82,7 +78,7 @@ def _check_claim(pipe: Pipeline) -> None:
     remedy = "give each of them a mechanism: they are released without noise, and the pipeline claims to be private"
     validate.check(not bare, "mechanism", bare, remedy)
     for stage in pipe.stages:
-        whole = promise.adjacency is Adjacency.REPLACE_ONE and getattr(stage.sampler, "rate", 0.0) == 1
+        whole = promise.adjacency is Adjacency.REPLACE_ONE and rate_of(stage.sampler, 0.0) == 1
         for release in stage.releases:  # a record moves the mean of its micro-batch by 2C
             _check_costs(release.mechanism, promise.adjacency)
             clip = release.clip
@@ -94,8 +90,7 @@ def _check_claim(pipe: Pipeline) -> None:
         remedy = "give the event of one round: this sampler hides what its releases cost"
         validate.check(any(True for _ in accounting.leaves_of(event)), "sampler", stage.sampler, remedy)
         accounting.check(event, promise.adjacency)
-    for slot in ("update", "average", "stop", "step"):
-        part = getattr(pipe, slot)
+    for slot, part in {"update": pipe.update, "average": pipe.average, "stop": pipe.stop, "step": pipe.step}.items():
         for name in ("loss", "gradient"):  # as line searches and certified stops hold them
             held, remedy = getattr(part, name, None), f"leave it out of a private run: in {type(part).__name__}"
             validate.check(held is None, f"{slot}.{name}", held, f"{remedy} it is a look at the data without noise")
@@ -128,7 +123,7 @@ OTHERS = {
 def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
     """What a private pipeline rests on that no check can see: parts of somebody else's, and public examples."""
     others = others_parts((*before, *pipe.stages))
-    others += _foreign([("update", pipe.update), ("average", pipe.average), ("stop", pipe.stop)])
+    others += _foreign({"update": pipe.update, "average": pipe.average, "stop": pipe.stop})
     if any(getattr(release.encode, "data", None) is not None for stage in pipe.stages for release in stage.releases):
         others.append("the examples that a sketch learns from are public, and no private records")
     return others
@@ -138,9 +133,9 @@ def others_parts(stages: Sequence[Stage]) -> list[str]:
     """What the guarantee takes from parts of stages that somebody else wrote."""
     names: list[str] = []
     for stage in stages:
-        names += _foreign([("sampler", stage.sampler)])
+        names += _foreign({"sampler": stage.sampler})
         for release in stage.releases:
-            names += _foreign([("encode", release.encode), ("clip", release.clip), ("mechanism", release.mechanism)])
+            names += _foreign({"encode": release.encode, "clip": release.clip, "mechanism": release.mechanism})
         if not getattr(stage.source, "own_records", False):
             names.append(f"the source of stage {stage.name!r} {OTHERS['source']}")
     return list(dict.fromkeys(names))
@@ -160,10 +155,10 @@ def stopped(planned: int, done: int) -> list[str]:
     ]
 
 
-def _foreign(parts: Sequence[tuple[str, object]]) -> list[str]:
+def _foreign(parts: Mapping[str, object]) -> list[str]:
     """What is taken from those parts whose class somebody else wrote."""
     found, ours = [], __name__.split(".")[0]
-    for kind, part in parts:
+    for kind, part in parts.items():
         if part is not None and type(part).__module__.split(".")[0] != ours:
             name = getattr(part, "__name__", type(part).__name__)
             found.append(f"{name}, which is not of this library, {OTHERS[kind]}")

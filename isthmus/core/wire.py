@@ -20,6 +20,8 @@ from isthmus.privacy.noise import Source
 from isthmus.sketches import Sketch
 from isthmus.sketches.base import leave_pinv
 
+Memo = dict[str, Any]
+"""What a part of a pipeline remembers from round to round: tensors and plain values by name."""
 Raw = bytes  # a message has a field of that name
 _MAX_ROUNDING = 1 / 100
 """What float32 on the wire may add to the bound of one record, relative; where it would be more, float64."""
@@ -269,10 +271,10 @@ class State:
 
     w: Tensor
     t: int = 0
-    update: dict[str, Any] = field(default_factory=dict)
-    average: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, Any] = field(default_factory=dict)
-    memory: dict[str, Any] = field(default_factory=dict)
+    update: Memo = field(default_factory=dict)
+    average: Memo = field(default_factory=dict)
+    parts: Memo = field(default_factory=dict)
+    memory: dict[str, Tensor] = field(default_factory=dict)
     held: dict[str, StageOutput] = field(default_factory=dict)
     dims: int = 0
     bytes: int = 0
@@ -297,6 +299,6 @@ def _checked(tree: storage.Fields) -> State:
     validate.non_negative_int(t=state.t, dims=state.dims, bytes=state.bytes)
     kinds = {"w": Tensor} | dict.fromkeys(("update", "average", "parts", "memory", "held"), dict)
     for name, kind in kinds.items():
-        part = getattr(state, name)
+        part = vars(state)[name]
         validate.check(isinstance(part, kind), f"path: {name}", type(part).__name__, remedy)
     return state

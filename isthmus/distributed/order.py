@@ -18,9 +18,8 @@ from torch import Tensor
 
 from isthmus.base import storage, validate
 from isthmus.base.space import Space
-from isthmus.core.measuring import Client, contribute
-from isthmus.core.pipeline import Maps, Pipeline, Round, Stage, bind_stage, no_public
-from isthmus.core.wire import Keys, Message, StageOutput, State
+from isthmus.core.pipeline import Client, Maps, Pipeline, Round, Stage, bind_stage, contribute, no_public
+from isthmus.core.wire import Keys, Memo, Message, StageOutput, State
 from isthmus.gradients import Rows
 
 
@@ -54,13 +53,13 @@ class Order:
     bounds: Mapping[str, float]
     w: Tensor | None
     digest: str = ""
-    parts: Mapping[str, Any] = field(default_factory=dict)
+    parts: Memo = field(default_factory=dict)
     anchors: Mapping[str, Tensor | None] = field(default_factory=dict)
     released: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def short(self) -> Order:
         """The same order without the iterate, for holders that have it."""
-        return self if self.w is None else replace(self, w=None, digest=digest_of(self.w))
+        return replace(self, w=None, digest=self.digest or digest_of(self.w))
 
     def to_bytes(self) -> bytes:
         """The order as bytes, without pickle (`isthmus.base.storage`)."""
@@ -87,13 +86,10 @@ class Order:
             validate.check(flat, "w", type(self.w).__name__, "give a vector of real numbers")
             remedy = "send the digest of the iterate that is sent: this is another one's"
             validate.check(self.digest == digest_of(self.w), "digest", self.digest, remedy)
-        tables = [self.parts, self.anchors, self.released]
-        if isinstance(self.released, dict):
-            tables += self.released.values()
-        valid = all(isinstance(table, dict) for table in tables)
+        tables = [self.anchors, *self.released.values()]  # what is no table fails here
+        valid = all(isinstance(table, dict) for table in (self.parts, self.released, *tables))
         validate.check(valid, "order", type(self.parts).__name__, "give tables by name")
-        tensors = [x for table in (self.anchors, *self.released.values()) for x in table.values()]
-        valid = all(x is None or isinstance(x, Tensor) for x in tensors)
+        valid = all(x is None or isinstance(x, Tensor) for table in tables for x in table.values())
         validate.check(valid, "order", "tensors", "give tensors")
 
 
@@ -104,7 +100,9 @@ def digest_of(w: Tensor | None) -> str:
     >>> digest_of(torch.tensor([1.0, 2.0])) == digest_of(torch.tensor([2.0, 1.0]))
     False
     """
-    return "" if w is None else f"{storage.checksum(w):016x}"
+    if w is None:
+        return ""
+    return f"{storage.checksum(w):016x}"
 
 
 def order_of(round: Round, stage: Stage) -> Order:
@@ -164,16 +162,8 @@ class DataSite:
         validate.shape((self.space.d,), w=w)
         parts = {**order.parts, **{f"{slot}/clip": bound for slot, bound in order.bounds.items()}}
         held = {name: StageOutput(anchor, ()) for name, anchor in order.anchors.items()}
-        round = Round(
-            self.pipe,
-            State(w=w, t=order.t, parts=parts, memory=self.memory, held=held),
-            space=self.space,
-            seed=order.seed,
-            epoch=order.epoch,
-            public_rows=self.public_rows,
-            eta=order.eta,
-            maps=self.maps,
-        )
+        state, public = State(w=w, t=order.t, parts=parts, memory=self.memory, held=held), self.public_rows
+        round = Round(self.pipe, state, self.space, order.seed, order.epoch, None, public, order.eta, self.maps)
         round.released = {name: dict(table) for name, table in order.released.items()}
         bind_stage(round, stage)
         message = contribute(round, stage, client, self.keys, self.physical)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -28,15 +28,15 @@ from isthmus.algorithms.purchases import buying
 from isthmus.base import notebook, secret, validate
 from isthmus.base.matrix import CHUNK_BYTES, Matrix, matmul
 from isthmus.base.parallel import one_thread
-from isthmus.core.group import ALONE, Group, Local
+from isthmus.core.group import ALONE, Group
 from isthmus.core.minimize import Binding, Recipe, Result, minimize
-from isthmus.core.pipeline import Pipeline
-from isthmus.core.spending import GONE, unspent
+from isthmus.core.pipeline import Local, Pipeline
+from isthmus.core.private_side import GONE, unspent
 from isthmus.core.wire import State
 from isthmus.estimators import intervals, partial_fit_claims, rank_group, stored
-from isthmus.estimators.inputs import read
-from isthmus.estimators.problem import Problem, _check_bounds, posed
-from isthmus.estimators.stateless_steps import warn_of_repeated_fits
+from isthmus.estimators.inputs import _read
+from isthmus.estimators.problem import _check_bounds, _posed, _Problem
+from isthmus.estimators.stateless_steps import _warn_of_repeated_fits
 from isthmus.objectives.linear import Loss, loss_of
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json
@@ -48,17 +48,19 @@ from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import Map, RowMaps, Scaled
 from isthmus.sets import ConvexSet
 
+LedgerLike = Ledger | str | os.PathLike[str] | None
+"""What `ledger=` takes."""
 SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
 
 FEATURES = ("auto", "linear", "smooth")
 
 
-class PrivateEstimator(BaseEstimator):
+class _PrivateEstimator(BaseEstimator):
     """What fits and searches share: a clone keeps the ledger, and a notebook shows the guarantee below the diagram."""
 
     epsilon: float
     delta: float | None
-    ledger: object
+    ledger: LedgerLike
     privacy_: PrivacyStatement | None
 
     def __sklearn_clone__(self) -> Self:
@@ -108,7 +110,7 @@ _SMALL_STATE = 20_000
 
 
 @dataclass
-class RoundNotes:
+class _RoundNotes:
     """Notes what each round moved (it was released, so it is public), saves checkpoints, and ends a partial fit."""
 
     notes: list[dict[str, float]]
@@ -119,7 +121,7 @@ class RoundNotes:
     assumed: dict[str, list[str]]
     last: tuple[int, Tensor] | None = None
 
-    def __call__(self, record: dict[str, Any], state: State) -> bool:
+    def __call__(self, record: Mapping[str, float], state: State) -> bool:
         note: dict[str, float] = {"t": state.t}
         if self.last is not None and self.last[0] == state.t - 1:
             note["moved"] = float(torch.linalg.vector_norm(state.w - self.last[1]))
@@ -147,14 +149,14 @@ _THREADED = 4_000_000
 
 
 @dataclass(eq=False, repr=False)
-class PrivateLinear(PrivateEstimator):
+class _PrivateLinear(_PrivateEstimator):
     """The private fit of a linear model; `PrivateClassifier` says what the parameters are."""
 
     epsilon: float = 1.0
     delta: float | None = None
     _: KW_ONLY
     loss: str | Loss = ""
-    algorithm: str | Algorithm[Any] | Callable[..., object] = "auto"
+    algorithm: str | Algorithm | Callable[..., object] = "auto"
     constraint: ConvexSet | None = None
     l1: float = 0.0
     l2: float = 0.0
@@ -167,15 +169,15 @@ class PrivateLinear(PrivateEstimator):
     bounds: Bounds | str | None = None
     data_norm: float | str | None = None
     fit_intercept: bool = True
-    public: Any = None
+    public: object = None
     n: int | None = None
     max_weight: float = 1.0
     adjacency: str | Adjacency = "add-remove"
     partial_calls: int = 10
-    ledger: Any = None
+    ledger: LedgerLike = None
     checkpoint: str | Path | None = None
-    options: dict[str, Any] | None = None
-    facts: dict[str, Any] | None = None
+    options: dict | None = None
+    facts: dict | None = None
     as_published: bool = False
     random_state: int | np.random.RandomState | None = None
     noise_seed: int | None = None
@@ -208,8 +210,8 @@ class PrivateLinear(PrivateEstimator):
         with self._together(group):
             self._check_parameters()
             if self._private:
-                warn_of_repeated_fits(self.epsilon)
-            for name in ("_calls", "_partial_state", "_first", "_declared", "_charged", "_run"):  # a fit begins anew
+                _warn_of_repeated_fits(self.epsilon)
+            for name in (*stored._PARTIAL, "_partial_state"):  # a fit begins anew
                 self.__dict__.pop(name, None)
             rows, targets = self._read(X, y, reset=True)
             state = rank_group._shared_state(self._group, self._checkpointed)
@@ -221,25 +223,22 @@ class PrivateLinear(PrivateEstimator):
             self._check_parameters()
             rows, targets = self._read(X, y, reset=self._calls == 0)
             self._first = self._records(rows.shape[0])
-            past, calls, claim = self._calls, self.partial_calls, None
-            run, charged = self._run_of_calls(self._calls == 0)
+            past, calls = self._calls, self.partial_calls
+            run, charged = self._run_of_calls()
             remedy = f"fit again, or plan more calls: partial_calls={calls} share the budget, and all of them were made"
             validate.require(past < calls, f"Call {past + 1} of partial_fit is one too many: {remedy}")
-            if self._private and not charged:  # no ledger counts what every copy spends
-                claim = partial(partial_fit_claims.claim, run, past)
-            self._train(rows, targets, sample_weight, self._partial_state, calls, past, claim)
+            claims = self._private and not charged  # no ledger counts what every copy spends
+            self._train(rows, targets, sample_weight, self._partial_state, calls, past, (run, claims))
         parts = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = past + 1, self.result_.state.replace(parts=parts)
         self._run, self._charged = run, charged
         return self
 
-    def _run_of_calls(self, first: bool) -> tuple[str | None, str | bool]:
+    def _run_of_calls(self) -> tuple[str | None, str | bool]:
         """The name of this run of partial fits, and the ledger that counts all of it: that of the first call."""
-        ledger, own = self._opened_ledger(), ""
-        if ledger is not None:
-            own = partial_fit_claims._identity_of(ledger)
-        if first:
-            return partial_fit_claims.begin(), own
+        own = partial_fit_claims._identity_of(self._opened_ledger())
+        if self._calls == 0:
+            return partial_fit_claims._begin(), own
         remedy = "give the ledger that earlier calls were charged to again, set_params(ledger=...): this is another one"
         same = self._charged in ("", False, own) or self._charged is True and own != ""  # True: stored without its name
         validate.check(same, "ledger", self.ledger, remedy)
@@ -253,10 +252,10 @@ class PrivateLinear(PrivateEstimator):
         state: State | None,
         calls: int = 1,
         past: int = 0,
-        claim: Callable[[], None] | None = None,
+        claimed: tuple[str | None, bool] = (None, False),
     ) -> None:
         began = time.perf_counter()
-        problem = posed(self, X, y, weight)
+        problem = _posed(self, X, y, weight)
         if state is not None:  # what rounds already made rest on, and what was read from the data for them
             assumed = dict.fromkeys((*state.parts.get("assumptions", ()), *problem.assumptions))
             leaks = dict.fromkeys((*state.parts.get("leaks", ()), *problem.leaks))
@@ -277,12 +276,16 @@ class PrivateLinear(PrivateEstimator):
             assert isinstance(problem.objective.X, Scaled)
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, planned.facts.smooth, calls)
-        rounds, history, checkpoint = choice.rounds * calls, list[dict[str, float]](), None
-        if self._group.rank == 0:
-            checkpoint = self.checkpoint
-        if claim is not None:
-            claim()
+        rounds, history, checkpoint = choice.rounds * calls, list[dict[str, float]](), self.checkpoint
+        if self._group.rank:
+            checkpoint = None
+        run, claims = claimed
+        if claims:
+            partial_fit_claims._claim(run, past)
         ledger = self._run_ledger()
+        spends: dict = {}
+        if self._private:
+            spends = {"ledger": ledger, "noise_seed": self.noise_seed}
         with one_thread(X.shape[0] * X.shape[1] < _THREADED):  # waiting for others would take longer than the products
             result = minimize(
                 problem.objective,
@@ -293,9 +296,9 @@ class PrivateLinear(PrivateEstimator):
                 clients=Local(problem.objective, self._group),
                 resume=state,
                 record=1,
-                callbacks=[RoundNotes(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, rests_on)],
+                callbacks=[_RoundNotes(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, rests_on)],
                 progress=bool(self.verbose),
-                **({"ledger": ledger, "noise_seed": self.noise_seed} if self._private else {}),
+                **spends,
             )
         self._paid = partial_fit_claims.identities(ledger)
         self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, rests_on
@@ -303,40 +306,37 @@ class PrivateLinear(PrivateEstimator):
         self.history_, self.seconds_, self.n_iter_ = history, time.perf_counter() - began, result.state.t
         self._store(problem, result)
 
-    def _planned(self, facts: dict[str, Any], exact: bool, names: Sequence[object] | None = None) -> Plan:
+    def _planned(self, facts: dict[str, object], exact: bool, names: Sequence[object] | None = None) -> Plan:
         if names is None and self._named_algorithm is not None:
             names = [self._named_algorithm]
-        own: dict[str, Any] = {
-            "clip": self.clip,
-            "step": self.step,
-            "rounds": self.max_iter,
-            "batch_size": self.batch_size,
-        }
-        own |= {"epsilon": self.epsilon, "delta": self.delta, "constraint": self.constraint, "exact": exact}
-        own |= {"adjacency": self._adjacency.value, "penalty": bool(self.l1 or self.l2), "algorithms": names}
-        own |= {"exact": exact, **facts}
-        twice = sorted(set(own) & set(self.facts or {}))
+        own: dict = {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self._adjacency.value}
+        own |= {"constraint": self.constraint, "penalty": bool(self.l1 or self.l2), "algorithms": names, "exact": exact}
+        own |= {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size, **facts}
+        more = self.facts or {}
+        twice = sorted(own.keys() & more.keys())
         validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
-        return plan(**{name: value for name, value in own.items() if value is not None}, **dict(self.facts or {}))
+        return plan(**{name: value for name, value in own.items() if value is not None}, **more)
 
-    def _started(self, problem: Problem, choice: Choice) -> Problem:
+    def _started(self, problem: _Problem, choice: Choice) -> _Problem:
         """The problem with a start from labelled public rows, where the run has a place for one."""
         takes = self._private and choice.direct and not (choice.of and choice.of.needs) and not self.as_published
         if problem.labelled is None or not takes:
             return replace(problem, labelled=None)
         return replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, _STARTED))))
 
-    def _recipe(self, problem: Problem, choice: Choice, smooth: float, calls: int) -> Recipe:
-        options, n = dict(self.options or {}), {}
+    def _recipe(self, problem: _Problem, choice: Choice, smooth: float, calls: int) -> Recipe:
+        options, n = dict(self.options or {}), dict[str, int | str]()
         if self.as_published:
             options["as_published"] = True
         if self._private:
-            n["n"] = self.n or ("exact" if calls == 1 else problem.n)
+            n["n"] = self.n or problem.n
+            if self.n is None and calls == 1:
+                n["n"] = "exact"
             if self.clip is not None and "clip" in choice.arguments:
                 options["clip"] = self.clip
         elif self.step is None and choice.batch_size is None and "step" in choice.arguments:
             curvature = problem.objective.curvature or 1.0  # the data may be looked at
-            top = rank_group.largest_eigenvalue(self._group, problem.objective.X)
+            top = rank_group._largest_eigenvalue(self._group, problem.objective.X)
             longest = problem.n / (curvature * max(top, 1e-12))
             options.setdefault("step", longest * choice.arguments["step"] * smooth)
         recipe = choice.recipe(public=problem.facts["public"], constraint=self.constraint, **n, **options)
@@ -362,7 +362,7 @@ class PrivateLinear(PrivateEstimator):
 
         return replace(recipe, build=build)
 
-    def _run_ledger(self) -> Any:
+    def _run_ledger(self) -> Ledger | None:
         """What the rounds are charged to: beside a checkpoint a ledger of the run's own, which charges that of all."""
         if not self._private:
             return None
@@ -392,12 +392,14 @@ class PrivateLinear(PrivateEstimator):
 
     # ------------------------------------------------------------ what is stored, and new rows
 
-    def _store(self, problem: Problem, result: Result) -> None:
+    def _store(self, problem: _Problem, result: Result) -> None:
         later: Sequence[Map] = ()
         if result.transform is not None:
             later = result.transform.maps
         self._maps = RowMaps([*problem.maps.maps, *later])
-        point = result.x if result.x is not None else result.average
+        point = result.x
+        if point is None:
+            point = result.average
         self._weights = point.detach().double().view(self._outputs, -1).T.contiguous()
         p = self.n_features_in_
         weight, offset = self._maps.affine(p)
@@ -442,7 +444,7 @@ class PrivateLinear(PrivateEstimator):
 
     def _margins(self, X: object) -> np.ndarray:
         check_is_fitted(self)
-        rows, _ = read(self, X)
+        rows, _ = _read(self, X)
         step = max(1, CHUNK_BYTES // (8 * len(self._weights)))  # smooth features are a copy: some rows at a time
         parts = (rows[lo : lo + step] for lo in range(0, max(rows.shape[0], 1), step))
         return np.concatenate([matmul(self._maps(Scaled.of(part)), self._weights).numpy() for part in parts])
@@ -510,7 +512,7 @@ class PrivateLinear(PrivateEstimator):
         return self.epsilon != math.inf
 
     @property
-    def _named_algorithm(self) -> Algorithm[Any] | None:
+    def _named_algorithm(self) -> Algorithm | None:
         """The algorithm that was asked for; None leaves it to the planner."""
         if isinstance(self.algorithm, str):
             return KNOWN.get(self.algorithm)
@@ -570,7 +572,7 @@ class PrivateLinear(PrivateEstimator):
         remedy = 'name the algorithm that is to run as published, such as algorithm="priv_sgd"'
         validate.check(not forced, "as_published", True, remedy)
 
-    def _opened_ledger(self) -> Any:
+    def _opened_ledger(self) -> Ledger | None:
         if self._group.rank:
             return None
         return opened_ledger(self.ledger, self._adjacency)
@@ -600,7 +602,7 @@ class PrivateLinear(PrivateEstimator):
 
     def _read(self, X: object, y: object, reset: bool) -> tuple[Matrix, np.ndarray]:
         several = self._group.size > 1
-        rows, targets = read(self, X, y, reset=reset, least=1 - several)
+        rows, targets = _read(self, X, y, reset=reset, least=1 - several)
         if several:
             rows, self._whole = rank_group._shared_rows(
                 self._group, rows, list(vars(self).get("feature_names_in_", ()))

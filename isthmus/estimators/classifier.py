@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from isthmus.algorithms.purchases import ClassCounts, SumPurchase
 from isthmus.base import validate
 from isthmus.estimators import rank_group
-from isthmus.estimators.base import GroupLike, PrivateLinear
+from isthmus.estimators.base import GroupLike, _PrivateLinear
 from isthmus.estimators.problem import Objective
 from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import _storable
@@ -43,7 +43,7 @@ def _other_labels(y: object, classes: np.ndarray) -> str:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 @_storable
-class PrivateClassifier(ClassifierMixin, PrivateLinear):
+class PrivateClassifier(ClassifierMixin, _PrivateLinear):
     """A linear classifier trained under differential privacy.
 
     Each record's gradient is clipped, Gaussian noise is added to their sum, and only that is ever seen: whatever the
@@ -91,7 +91,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
 
     loss: str | Loss = "logistic"
     classes: ArrayLike | None = None
-    class_weight: dict[Any, float] | str | None = None
+    class_weight: dict | str | None = None
     _LABELS = True
 
     def partial_fit(
@@ -166,7 +166,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             remedy = f"y holds a label that is not among classes={labels}: {_other_labels(y, self.classes_)}"
             validate.require(known, remedy)
         elif not self._calls:  # what the first call read is in its state
-            self.classes_ = rank_group.labels(self._group, y)
+            self.classes_ = rank_group._labels(self._group, y)
             validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
             if self._private:
                 return (leak(*CLASSES_READ),)

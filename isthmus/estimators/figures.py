@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,13 +35,15 @@ GROUPS = 10
 class Model(Protocol):
     """A fitted model; of labels it has `classes_`, and `decision_function` or `predict_proba` for further figures."""
 
-    def predict(self, X: Any) -> ArrayLike: ...
+    def predict(self, X: object) -> ArrayLike: ...
 
 
-def classes_of(model: Model) -> np.ndarray | None:
+def _classes_of(model: Model) -> np.ndarray | None:
     """The labels that a model knows; None of one that predicts numbers."""
-    classes = getattr(model, "classes_", None)
-    return classes if classes is None else np.asarray(classes)
+    try:
+        return np.asarray(model.classes_)  # type: ignore[attr-defined]
+    except AttributeError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -98,53 +100,39 @@ class ShownCurve:
         return {**vars(self), "series": series, "shares": True}
 
 
-@dataclass(frozen=True)
-class Bins:
+class _Bins:
     """Cells between public edges; the outermost are open, and stand for what lies at the edge.
 
-    >>> bins = Bins((0.0, 1.0, 2.0))
+    >>> bins = _Bins([0.0, 1.0, 2.0])
     >>> bins.of(np.array([-5.0, 0.5, 2.0, np.nan])).tolist(), bins.middles.tolist(), bins.cells
     ([0, 1, 3, 3], [0.0, 0.5, 1.5, 2.0], 4)
     """
 
-    edges: tuple[float, ...]
-
-    @property
-    def cells(self) -> int:
-        """How many."""
-        return len(self.edges) + 1
-
-    @property
-    def low(self) -> np.ndarray:
-        """The lower end of each cell."""
-        return np.array([self.edges[0], *self.edges])
-
-    @property
-    def high(self) -> np.ndarray:
-        """The upper end of each cell."""
-        return np.array([*self.edges, self.edges[-1]])
-
-    @property
-    def middles(self) -> np.ndarray:
-        """What a cell stands for."""
-        return (self.low + self.high) / 2
+    def __init__(self, edges: ArrayLike) -> None:
+        self.edges = np.asarray(edges, dtype=float)
+        self.cells = len(self.edges) + 1
+        self.low, self.high = np.append(self.edges[0], self.edges), np.append(self.edges, self.edges[-1])
+        self.middles = (self.low + self.high) / 2
 
     def of(self, values: np.ndarray) -> np.ndarray:
         """The cell of each value; what is no number is in the last."""
-        return np.searchsorted(np.asarray(self.edges), values, side="right").astype(np.int64)
+        return np.searchsorted(self.edges, values, side="right").astype(np.int64)
 
 
 # ---------------------------------------------------------------- what a number may be shown for
 
 
-def readable(figure: Figure, rows: int, least: float = _TELLS) -> Figure:
+def _readable(figure: Figure, rows: int, least: float = _TELLS) -> Figure:
     """The figure, or, where its noise is larger than what it could tell, how many rows would do."""
     if figure.value is not None and math.isfinite(figure.value) and figure.noise <= least:
         return figure
-    tells = math.isfinite(figure.noise) and least > 0
-    need = rows_needed(rows, figure.noise, least) if tells else "many more"
-    noise = figure.noise if math.isfinite(figure.noise) else 0.0
-    return replace(figure, value=None, noise=noise, baseline=None, note=_too_few(noise, need))
+    if not math.isfinite(figure.noise):
+        figure = replace(figure, noise=0.0)
+        least = 0.0
+    need = "many more"
+    if least > 0:
+        need = _rows_needed(rows, figure.noise, least)
+    return replace(figure, value=None, baseline=None, note=_too_few(figure.noise, need))
 
 
 def _too_few(noise: float, need: str) -> str:
@@ -153,20 +141,18 @@ def _too_few(noise: float, need: str) -> str:
     >>> _too_few(7.7, "about 3,100")
     'too few rows: noise of s.d. 7.7 would hide it; about 3,100 test rows would be enough'
     """
-    size = f" of s.d. {noise:.2g}" if math.isfinite(noise) and noise > 0 else ""
+    size = f" of s.d. {noise:.2g}" * (noise > 0)
     return f"too few rows: noise{size} would hide it; {need} test rows would be enough"
 
 
-def rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
+def _rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
     """How many rows bring noise of this size, which falls as 1 / rows, down to `least`.
 
-    >>> rows_needed(20, 7.7)
+    >>> _rows_needed(20, 7.7)
     'about 3,100'
     """
     need = rows * noise / least
-    unit = 1
-    if need > 10:  # two digits, never below what is needed
-        unit = 10 ** (math.floor(math.log10(need)) - 1)
+    unit = 10 ** (math.floor(math.log10(max(need, 10.0))) - 1)  # two digits, never below what is needed
     return f"about {max(1, math.ceil(need / unit - 1e-9) * unit):,}"
 
 
@@ -176,13 +162,13 @@ def rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
 def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y = np.asarray(y)
-    classes = classes_of(model)
+    classes = _classes_of(model)
     if classes is None:
-        return _exact_errors(predictions(model, X).astype(float), y.astype(float), on), []
-    true, predicted = places(y, classes), places(predictions(model, X), classes)
+        return _exact_errors(_predictions(model, X).astype(float), y.astype(float), on), []
+    true, predicted = _places(y, classes), _places(_predictions(model, X), classes)
     confusion = np.zeros((len(classes), len(classes)))
     np.add.at(confusion, (true, predicted), 1)
-    figures = confusion_figures(confusion, classes, 0.0)
+    figures = _confusion_figures(confusion, classes, 0.0)
     logs, margins = _log_probabilities(model, X), _margins_of(model, X)
     if len(classes) == 2 and margins is not None and 0 < true.sum() < len(true):
         area = float(roc_auc_score(true, margins))
@@ -190,22 +176,24 @@ def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[
     curves: list[ShownCurve] = []
     if logs is not None:
         loss = float(np.minimum(-logs[np.arange(len(true)), true], _MOST_LOSS).mean())
-        figures.append(log_loss(loss, 0.0, confusion.sum(1)))
+        figures.append(_log_loss(loss, 0.0, confusion.sum(1)))
         sure, right = (logs[:, 1], true == 1) if len(classes) == 2 else (logs.max(1), true == predicted)
         groups = np.minimum(np.argsort(np.argsort(sure)) * GROUPS // max(len(sure), 1), GROUPS - 1)
         counts = np.stack([np.bincount(groups[right == is_right], minlength=GROUPS) for is_right in (False, True)])
         mean = np.bincount(groups, np.exp(sure), GROUPS) / np.maximum(counts.sum(0), 1)
         figures.append(_calibration_figure(counts.astype(float), mean, 0.0))
-        curves.append(_calibration_curve(counts.astype(float), mean, 0.0, _event_of(classes)))
+        curves.append(_calibration_curve(counts.astype(float), mean, 0.0, classes))
     return [replace(figure, on=on) for figure in figures], curves
 
 
-def _exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Figure]:
+def _exact_errors(predicted: np.ndarray, y: np.ndarray, on: str) -> list[Figure]:
     """R2, root mean squared and mean absolute error of predictions, beside those of the mean of these rows."""
-    errors, spread = float(np.mean((predicted - y) ** 2)), float(np.var(y))
+    errors, spread, r2 = float(np.mean((predicted - y) ** 2)), float(np.var(y)), None
     away = float(np.mean(np.abs(y - y.mean())))
+    if spread > 0:
+        r2 = 1 - errors / spread
     return [
-        Figure("R2", 1 - errors / spread if spread > 0 else None, on, 0.0, 0.0, MEAN),
+        Figure("R2", r2, on, 0.0, 0.0, MEAN),
         Figure("root mean squared error", math.sqrt(errors), on, 0.0, math.sqrt(spread), MEAN),
         Figure("mean absolute error", float(np.mean(np.abs(predicted - y))), on, 0.0, away, MEAN),
     ]
@@ -214,7 +202,7 @@ def _exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Fi
 MEAN = "always the mean"
 
 
-def predictions(model: Model, X: object) -> np.ndarray:
+def _predictions(model: Model, X: object) -> np.ndarray:
     """What a model predicts, one value a row: one fitted to a column of targets gives a column, which is flattened."""
     predicted, rows = np.asarray(model.predict(X)), _num_samples(X)
     one = predicted.shape in ((rows,), (rows, 1))
@@ -222,7 +210,7 @@ def predictions(model: Model, X: object) -> np.ndarray:
     return predicted.reshape(rows)
 
 
-def places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def _places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """The place of each label among the classes."""
     order = np.argsort(classes)
     return order[np.clip(np.searchsorted(classes, labels, sorter=order), 0, len(classes) - 1)]
@@ -232,9 +220,12 @@ def _margins_of(model: Model, X: object) -> np.ndarray | None:
     """One score a row that grows with the second of two classes, 0 between them; None where a model has none."""
     if hasattr(model, "decision_function"):
         margins = np.asarray(model.decision_function(X), dtype=float)
-        return margins if margins.ndim == 1 else None
+        if margins.ndim == 1:
+            return margins
     logs = _log_probabilities(model, X)
-    return None if logs is None or logs.shape[1] != 2 else logs[:, 1] - logs[:, 0]
+    if logs is None or logs.shape[1] != 2:
+        return None
+    return np.asarray(logs[:, 1] - logs[:, 0])
 
 
 def _log_probabilities(model: Model, X: object) -> np.ndarray | None:
@@ -248,7 +239,7 @@ def _log_probabilities(model: Model, X: object) -> np.ndarray | None:
 # ---------------------------------------------------------------- from counts: exact, or noisy
 
 
-def confusion_figures(confusion: np.ndarray, classes: Sequence[object] | np.ndarray, noise: float) -> list[Figure]:
+def _confusion_figures(confusion: np.ndarray, classes: Sequence[object] | np.ndarray, noise: float) -> list[Figure]:
     """Accuracy, recall and precision from counts (true class, predicted class), each with noise of this s.d."""
     n, k = max(float(confusion.sum()), 1.0), len(confusion)
     actual, called, hit = confusion.sum(1), confusion.sum(0), np.diag(confusion)
@@ -265,9 +256,9 @@ def confusion_figures(confusion: np.ndarray, classes: Sequence[object] | np.ndar
         return figures
     for name, whole in (("recall", actual), ("precision", called)):
         ratios = [_ratio(name, hit[i], whole[i] - hit[i], noise, cells=k - 1) for i in range(k)]
-        values = [figure.value for figure in ratios]
-        complete = all(value is not None for value in values)
-        mean = float(np.mean([value or 0.0 for value in values])) if complete else None
+        values, mean = [figure.value for figure in ratios if figure.value is not None], None
+        if len(values) == k:
+            mean = float(np.mean(values))
         deviation = float(np.sqrt(np.sum([figure.noise**2 for figure in ratios]))) / k
         figures.append(Figure(f"{name}, mean over the classes", mean, "", deviation, 1 / k, "guessing"))
     return figures
@@ -275,25 +266,25 @@ def confusion_figures(confusion: np.ndarray, classes: Sequence[object] | np.ndar
 
 def _ratio(name: str, hit: float, missed: float, noise: float, base: float | None = None, cells: int = 1) -> Figure:
     """hit / (hit + missed), with what the noise of both does to it; `missed` is a sum of so many cells."""
-    whole = float(hit + missed)
-    if whole <= max(3 * noise * math.sqrt(1 + cells), 0.0):
-        hidden = noise * math.sqrt(1 + cells) / max(whole, noise, 1.0)
-        return Figure(name, None, "", hidden, note="" if noise else "no row belongs to it")
+    whole, wide = float(hit + missed), noise * math.sqrt(1 + cells)
+    if whole <= 3 * wide:
+        return Figure(name, None, "", wide / max(whole, noise, 1.0), note="no row belongs to it" * (not noise))
     share = float(np.clip(hit / whole, 0, 1))
     deviation = noise * math.hypot(1 - share, share * math.sqrt(cells)) / whole
-    guess = None if base is None else float(np.clip(base, 0, 1))
-    return Figure(name, share, "", deviation, guess, "the share of that class" if base is not None else "")
+    if base is None:
+        return Figure(name, share, "", deviation)
+    return Figure(name, share, "", deviation, float(np.clip(base, 0, 1)), "the share of that class")
 
 
-def auc_figure(counts: np.ndarray, noise: float) -> Figure:
+def _auc_figure(counts: np.ndarray, noise: float) -> Figure:
     """How often a row of the second class scores above one of the first, ties half: counts are 2 x groups, in order."""
     first, second = counts
     below = np.cumsum(first) - first / 2
     above = np.cumsum(second[::-1])[::-1] - second / 2
     m, p = float(first.sum()), float(second.sum())
-    if min(m, p) <= max(3 * noise * math.sqrt(counts.shape[1]), 0.0):
-        hidden = noise * math.sqrt(counts.shape[1]) / max(min(m, p), noise, 1.0)
-        return Figure("AUC", None, "", hidden, note="" if noise else "one class has no rows")
+    fewest, wide = min(m, p), noise * math.sqrt(counts.shape[1])
+    if fewest <= 3 * wide:
+        return Figure("AUC", None, "", wide / max(fewest, noise, 1.0), note="one class has no rows" * (not noise))
     area = float(np.clip((second @ below) / (m * p), 0, 1))
     slopes = np.concatenate([(below - area * m), (above - area * p)]) / (m * p)
     return Figure("AUC", area, "", noise * _centred_norm(slopes), 0.5, "guessing")
@@ -309,10 +300,10 @@ def _log_loss_figure(counts: np.ndarray, margin: np.ndarray, noise: float) -> Fi
     losses = np.minimum(np.stack([np.logaddexp(0, margin), np.logaddexp(0, -margin)]), _MOST_LOSS)
     n = max(float(counts.sum()), 1.0)
     value = max(float((counts * losses).sum()) / n, 0.0)
-    return log_loss(value, noise * _centred_norm(losses) / n, counts.sum(1))
+    return _log_loss(value, noise * _centred_norm(losses) / n, counts.sum(1))
 
 
-def log_loss(value: float, noise: float, actual: np.ndarray) -> Figure:
+def _log_loss(value: float, noise: float, actual: np.ndarray) -> Figure:
     """Beside the loss of the class shares, which is their entropy."""
     shares = np.clip(actual, 0, None) / max(float(np.clip(actual, 0, None).sum()), 1e-300)
     return Figure("log loss", value, "", noise, float(-xlogy(shares, shares).sum()), "always the shares of the classes")
@@ -324,34 +315,30 @@ def _calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float)
     gap = counts[1] - predicted * counts.sum(0)
     deviation = noise * np.hypot(1 - predicted, predicted)
     value = float(np.abs(gap).sum()) / n
-    added = (
-        math.sqrt(2 / math.pi) * float(np.sum(deviation)) / n
-    )  # noise makes distances longer, never shorter on average
-    note = f"up to {min(added / max(value, added, 1e-300), 1.0):.0%} of it may be noise" if noise else ""
+    # noise makes distances longer, never shorter on average
+    added = math.sqrt(2 / math.pi) * float(np.sum(deviation)) / n
+    note = f"up to {min(added / max(value, added, 1e-300), 1.0):.0%} of it may be noise" * bool(noise)
     return Figure("calibration error", min(value, 1.0), "", float(np.linalg.norm(deviation)) / n, note=note)
 
 
-def _calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, event: str) -> ShownCurve:
+def _calibration_curve(
+    counts: np.ndarray, predicted: np.ndarray, noise: float, classes: Sequence[object] | np.ndarray
+) -> ShownCurve:
     """What happened in each group beside what was predicted; groups that the noise hides are left out."""
+    event = "the class that was predicted"
+    if len(classes) == 2:
+        event = str(classes[1])
     whole = counts.sum(0)
-    filled = whole > np.maximum(noise / _TELLS, 0)
+    filled = whole > noise / _TELLS
     x = predicted[filled]
     y = np.clip(counts[1][filled] / whole[filled], 0, 1)
-    points = tuple(map(float, x)), tuple(map(float, y))
-    ideal = ((float(x.min()), float(x.max())),) * 2 if len(x) else ((), ())
-    series = (("happened", *points), ("as predicted", *ideal))
+    ends = tuple(np.sort(x)[[0, -1]].tolist()) if len(x) else ()
+    series = (("happened", tuple(x.tolist()), tuple(y.tolist())), ("as predicted", ends, ends))
     return ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
 
 
-def _event_of(classes: Sequence[object] | np.ndarray) -> str:
-    """What calibration is of: the second of two classes, or that the predicted one of more was right."""
-    if len(classes) == 2:
-        return str(classes[1])
-    return "the class that was predicted"
-
-
-def _error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[Figure]:
-    """R2, root mean squared and mean absolute error from the noisy sums of `Scale.terms`."""
+def _error_figures(sums: np.ndarray, n: int, noise: float, scale: _Scale) -> list[Figure]:
+    """R2, root mean squared and mean absolute error from the noisy sums of `_Scale.terms`."""
     part, square, place, place2, away = (float(total) / n for total in sums)
     sd = noise / n
     errors, spread = max(square, 0.0) * scale.error**2, (place2 - place**2) * scale.width**2
@@ -361,22 +348,21 @@ def _error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list
     if spread > 3 * noisy and square > 0:  # a variance within its own noise tells nothing, and it divides
         ratio = errors / spread
         deviation = math.hypot(sd * scale.error**2 / spread, ratio * noisy / spread)
-        figures.append(readable(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, _ROUGHLY))
+        figures.append(_readable(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, _ROUGHLY))
     else:
-        figures.append(readable(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, _ROUGHLY))
-    root, base = math.sqrt(errors), math.sqrt(max(spread, 0.0))
-    half = sd * scale.error**2 / (2 * root) if root > 0 else math.inf
-    figures.append(
-        readable(Figure("root mean squared error", root, "", half, base, MEAN, note), n, RELATIVE * max(root, 0.0))
-    )
+        figures.append(_readable(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, _ROUGHLY))
+    root, base, half = math.sqrt(errors), math.sqrt(max(spread, 0.0)), math.inf
+    if root > 0:
+        half = sd * scale.error**2 / (2 * root)
+    figures.append(_readable(Figure("root mean squared error", root, "", half, base, MEAN, note), n, RELATIVE * root))
     size = max(part, 0.0) * scale.error
     absolute = Figure("mean absolute error", size, "", sd * scale.error, max(away, 0.0) * scale.width, "", note)
-    figures.append(readable(replace(absolute, than=f"always {scale.centre:.4g}"), n, RELATIVE * size))
+    figures.append(_readable(replace(absolute, than=f"always {scale.centre:.4g}"), n, RELATIVE * size))
     return figures
 
 
 @dataclass(frozen=True)
-class Scale:
+class _Scale:
     """Public numbers that errors and targets are clipped to: |e| <= error, |y - centre| <= width."""
 
     error: float
@@ -390,9 +376,9 @@ class Scale:
         u = np.nan_to_num(np.clip((y - self.centre) / self.width, -1.0, 1.0))
         return np.stack([errors, errors**2, u, u**2, np.abs(u)], axis=1)
 
-    def stretched(self, middle: float, half: float) -> Scale:
+    def stretched(self, middle: float, half: float) -> _Scale:
         """The same in the units of y, whose range is middle +- half."""
-        return Scale(self.error * half, middle + self.centre * half, self.width * half)
+        return _Scale(self.error * half, middle + self.centre * half, self.width * half)
 
     def words(self) -> str:
         """What was clipped."""
@@ -400,8 +386,8 @@ class Scale:
         return f"errors are cut at {self.error:.4g}, and targets at {low:.4g} and {high:.4g}"
 
 
-def _digits(value: float | None) -> str:
-    """Four digits after the point, or four in all for numbers beyond 10."""
-    if value is None:
-        return "?"
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.6g}"
+def _digits(value: float) -> str:
+    """Four digits after the point, or six in all for numbers beyond 10."""
+    if abs(value) < 10:
+        return f"{value:.4f}"
+    return f"{value:.6g}"

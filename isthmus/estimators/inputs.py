@@ -11,13 +11,13 @@ from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from isthmus.base import validate
 from isthmus.base.arrow import opened
-from isthmus.base.matrix import Matrix, canonical, is_sparse
+from isthmus.base.matrix import Csr, Matrix, canonical, is_sparse
 from isthmus.base.streamed import Streamed
 from isthmus.tables.encode import is_frame
 from isthmus.tables.encoder import check_numbers_only
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import PrivateLinear
+    from isthmus.estimators.base import _PrivateLinear
 
 _TEXT_COLUMNS = (
     "X holds text, which numpy could not convert to numbers: declare what each column is in "
@@ -32,21 +32,21 @@ _FLAT = (
 )
 
 
-def read(estimator: PrivateLinear, X: object, *y: object, reset: bool = False, least: int = 1) -> tuple[Matrix, Any]:
+def _read(estimator: _PrivateLinear, X: object, *y: object, reset: bool = False, least: int = 1) -> tuple[Matrix, Any]:
     """Rows as the library holds them, and targets where some are given; of a fit (`reset`) their columns are noted."""
     table, targets = opened(X, *y)
     if isinstance(table, Streamed):
         return _read_in_slices(estimator, table, targets, reset)
     if is_frame(table):
         check_numbers_only(table)
-    how: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
+    how: dict = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
     if not y:
-        return _as_rows(checked(estimator, table, reset=reset, **how)), None
-    rows, targets = checked(estimator, table, targets, y_numeric=not estimator._LABELS, reset=reset, **how)
+        return _as_rows(_checked(estimator, table, reset=reset, **how)), None
+    rows, targets = _checked(estimator, table, targets, y_numeric=not estimator._LABELS, reset=reset, **how)
     return _as_rows(rows), targets
 
 
-def checked(estimator: object, *arrays: object, **how: object) -> Any:
+def _checked(estimator: object, *arrays: object, **how: object) -> Any:
     """`validate_data` of scikit-learn, with other words for gaps and text: its own repeat an entry of the rows, or
     advise to fill gaps from the rows, which epsilon would not cover.
     """
@@ -81,7 +81,7 @@ def _other_words(said: str) -> str:
     return next((words for begun, words in others.items() if begun in said), "")
 
 
-def _as_rows(X: Any) -> Matrix:
+def _as_rows(X: np.ndarray | Csr) -> Matrix:
     """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
     if is_sparse(X):
         return canonical(X if X.dtype == np.float64 else X.astype(np.float64))
@@ -90,7 +90,7 @@ def _as_rows(X: Any) -> Matrix:
         return torch.from_numpy(X if min(X.strides) >= 0 else X.copy())
 
 
-def _read_in_slices(estimator: PrivateLinear, X: Streamed, y: object, reset: bool) -> tuple[Streamed, Any]:
+def _read_in_slices(estimator: _PrivateLinear, X: Streamed, y: object, reset: bool) -> tuple[Streamed, Any]:
     """A table that is read in slices, and its targets, with the checks that scikit-learn makes of arrays."""
     validate.check(min(X.shape) > 0, "X.shape", X.shape, "give at least one row and one column")
     if reset:

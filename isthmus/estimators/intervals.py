@@ -33,17 +33,17 @@ from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import PrivateLinear
+    from isthmus.estimators.base import _PrivateLinear
 
 _DRAWN = (
     "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted"
 )
-LARGE = "the noise in X'X and in the column scales is small beside them; intervals are those of large samples"
+_LARGE = "the noise in X'X and in the column scales is small beside them; intervals are those of large samples"
 _LOGISTIC = "the logistic model holds, and rows are about normally distributed along its coefficients"
 _SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
-CLIP = "main/gradient/clip"
+_CLIP = "main/gradient/clip"
 """Where the state keeps the clip."""
-CLEAR = 3.0
+_CLEAR = 3.0
 """By how many lengths of its noise X'X must stand out in every direction."""
 _SHORTENED = 0.06
 """Of the mean squared length of rows, what may have been cut off."""
@@ -85,7 +85,7 @@ class Intervals:
         return self.words()
 
 
-def coefficient_intervals(model: PrivateLinear, level: float = 0.95, residual_sd: float | None = None) -> Intervals:
+def coefficient_intervals(model: _PrivateLinear, level: float = 0.95, residual_sd: float | None = None) -> Intervals:
     """Intervals that hold each true coefficient with about probability `level`, noise and sampling both counted.
 
     residual_sd   of a regression: the standard deviation of y about its prediction, a public number, such as the root
@@ -118,11 +118,11 @@ def coefficient_intervals(model: PrivateLinear, level: float = 0.95, residual_sd
     covariances = noise * inverse @ inverse, spread * inverse / n
     quiet, drawn = (np.sqrt(np.diag(carry @ covariance @ carry.T)) for covariance in covariances)
     away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
-    names, assumptions = (*model._names(), "(intercept)"), (*assumptions, _DRAWN, LARGE)
+    names, assumptions = (*model._names(), "(intercept)"), (*assumptions, _DRAWN, _LARGE)
     return Intervals(names, values, values - away, values + away, quiet, drawn, level, assumptions)
 
 
-def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
+def _released(model: _PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
     """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
     name = type(model).__name__
     remedy = "compute ordinary confidence intervals: this fit is not private"
@@ -136,7 +136,7 @@ def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
         isinstance(row_map, RowMap) or isinstance(row_map, SmoothMap) and len(row_map.columns) == len(row_map.shift)
         for row_map in model._maps.maps
     )
-    supported = "statistics" in bought and CLIP in result.state.parts and plain and affine and model.batch_size is None
+    supported = "statistics" in bought and _CLIP in result.state.parts and plain and affine and model.batch_size is None
     wanted = 'fit with algorithm="dp_gd", features="linear", without set or penalty, and with more records'
     remedy = f"{wanted}: intervals need noisy X'X of the columns, which the planner then buys"
     validate.check(bool(supported), "algorithm", model.choice_.name, remedy)
@@ -155,12 +155,12 @@ def _released(model: PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
     return weights, gram, n
 
 
-def _check_shape(model: PrivateLinear, gram: np.ndarray, n: int) -> None:
+def _check_shape(model: _PrivateLinear, gram: np.ndarray, n: int) -> None:
     """Refuse X'X that its noise hides, and rows that were shortened: their coefficients answer to other rows."""
     d = len(gram)
     noise = math.sqrt(2) / (model.plan_.facts.mu * math.sqrt(Statistics().share))  # in each entry of X'X
     remedy = "give more records or a larger epsilon: the noise in X'X is as large as X'X itself in some direction"
-    clear = float(np.linalg.eigvalsh(gram)[0]) > CLEAR * noise * math.sqrt(d)
+    clear = float(np.linalg.eigvalsh(gram)[0]) > _CLEAR * noise * math.sqrt(d)
     validate.check(clear, "epsilon", model.epsilon, remedy)
     last = model._maps.maps[-1]
     assert isinstance(last, (RowMap, SmoothMap))  # as `_released` has seen
@@ -175,7 +175,7 @@ def _check_shape(model: PrivateLinear, gram: np.ndarray, n: int) -> None:
 
 
 def _curvature(
-    model: PrivateLinear, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
+    model: _PrivateLinear, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
 ) -> tuple[np.ndarray, float, tuple[str, ...]]:
     """H, v with J = v H, and what they assume."""
     clip = _clip(model)
@@ -205,7 +205,7 @@ def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -
     E h z = E h' S w and E h z z' = E h S + E h'' S w w' S, S the covariance of z and all means over m, which is normal.
     """
     # a bias column is constant: its products with the others are their means
-    mean = second[-1] / math.sqrt(max(float(second[-1, -1]), 1e-300)) if constant else np.zeros(len(weights))
+    mean = constant * second[-1] / math.sqrt(max(float(second[-1, -1]), 1e-300))
     covariance = second - np.outer(mean, mean)
     along = covariance @ weights
     at, share = np.polynomial.hermite_e.hermegauss(40)
@@ -218,7 +218,7 @@ def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -
     return zero * second
 
 
-def _averaged(model: PrivateLinear) -> float:
+def _averaged(model: _PrivateLinear) -> float:
     """sum_t c_t^2: what is left of the noise of a round in the point, by the steps that were taken."""
     steps = np.array([record["eta"] for record in model.result_.history if record["t"] > 0], dtype=float)
     output = (model.options or {}).get("output", model.choice_.arguments.get("output", "last"))
@@ -229,15 +229,17 @@ def _averaged(model: PrivateLinear) -> float:
         if t >= len(steps) // 2:  # where the average of a run that bought something begins
             weight += step
             mean += (carried - mean) * (step / weight)
-    return float(np.square(mean if output == "average" else carried).sum())
+    if output == "average":
+        carried = mean
+    return float(np.square(carried).sum())
 
 
-def _clip(model: PrivateLinear) -> float:
+def _clip(model: _PrivateLinear) -> float:
     """The bound of a record's gradient as it was in the end: given, planned or bought."""
-    return float(model.result_.state.parts[CLIP])
+    return float(model.result_.state.parts[_CLIP])
 
 
-def _carry(model: PrivateLinear, d: int) -> np.ndarray:
+def _carry(model: _PrivateLinear, d: int) -> np.ndarray:
     """The linear map from the point to coefficients and intercept."""
     p = model.n_features_in_
     weight, offset = (tensor.numpy() for tensor in model._maps.affine(p))

@@ -23,25 +23,25 @@ if hasattr(os, "register_at_fork"):
 LEDGER = "charge a ledger on disk from the first call on (ledger=path), which counts what every copy spends"
 
 
-def begin() -> str:
+def _begin() -> str:
     """The name of a new run."""
     name = secrets.token_hex(16)
     _MADE[name] = 0
     return name
 
 
-def claim(run: str | None, done: int) -> None:
+def _claim(run: str | None, done: int) -> None:
     """Take the call after `done` others, or refuse where it may have been spent.
 
-    >>> name = begin()
-    >>> claim(name, 0)
-    >>> claim(name, 0)
+    >>> name = _begin()
+    >>> _claim(name, 0)
+    >>> _claim(name, 0)
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: Call 1 of partial_fit was begun before, by another copy ...
     """
     call = f"Call {done + 1} of partial_fit"
     with _LOCK:
-        calls = None if run is None else _MADE.get(run)
+        calls = _MADE.get(run or "")
         elsewhere = "comes in another process than the first, where the rest of the budget may be spent"
         validate.require(calls is not None, f"{call} {elsewhere}: {LEDGER}")
         before = "was begun before, by another copy or before an interruption"
@@ -60,5 +60,9 @@ def identities(ledger: object) -> tuple[str, ...]:
 
 
 def _identity_of(ledger: object) -> str:
-    """What tells a ledger from others."""
-    return ledger.identity if isinstance(ledger, Ledger) else type(ledger).__name__
+    """What tells a ledger from others; "" where there is none."""
+    if ledger is None:
+        return ""
+    if isinstance(ledger, Ledger):
+        return ledger.identity
+    return type(ledger).__name__

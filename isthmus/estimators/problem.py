@@ -6,8 +6,8 @@ Rows are mapped to norm at most 1 by arguments, by public data, or by a release 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import ALONE, Group
 from isthmus.estimators import rank_group
-from isthmus.estimators.stateless_steps import leak, learned_before
+from isthmus.estimators.stateless_steps import _learned_before, leak
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives.linear import LinearModel
 from isthmus.privacy.leaks import Leak
@@ -29,12 +29,12 @@ from isthmus.privacy.plan import mu_of
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import PrivateLinear
+    from isthmus.estimators.base import Bounds, _PrivateLinear
 
-DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
+_DENSE_BIAS, _SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
 DECLARED = "what was declared about the data (its columns, classes, bounds, norms, ranges) is public knowledge"
-PUBLIC = "the rows given as public are public, and none of the private records is among them"
+_PUBLIC = "the rows given as public are public, and none of the private records is among them"
 _PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
 Objective = tuple[LinearModel, tuple[SumPurchase, ...], tuple[str, ...]]
@@ -44,7 +44,7 @@ Start = tuple[Scaled, np.ndarray, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Problem:
+class _Problem:
     """One problem, ready to be planned: its objective, what is bought first, what is assumed, what was read off.
 
     facts     what the planner is told; `public` among them are the public rows as algorithms learn from them
@@ -65,21 +65,16 @@ class Problem:
         return int(self.facts["n"])  # type: ignore[call-overload]
 
 
-@dataclass
-class _Inputs:
-    """Public maps of rows, what has to be bought first, and what was read off the rows."""
-
-    maps: list[RowMap] = field(default_factory=list)
-    buys: tuple[SumPurchase, ...] = ()
-    leaks: list[str] = field(default_factory=list)
+_Inputs = tuple[list[RowMap], tuple[SumPurchase, ...], list[str]]
+"""Public maps of rows, what has to be bought first, and what was read off the rows."""
 
 
-def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | None) -> Problem:
+def _posed(model: _PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | None) -> _Problem:
     """Objective, maps and purchases of a fit; what is private in X is not looked at, except where a warning says so."""
     private, several = model._private, model._group.size > 1
     learned: tuple[str, ...] = ()
     if private or several:
-        learned = learned_before()
+        learned = _learned_before()
     remedy = "put steps that learn nothing before the model: each rank's steps would learn from its own rows alone"
     validate.check(not learned or not several, "group", [*map(str, learned)], remedy)
     guessed = model._learn_targets(y)
@@ -87,25 +82,25 @@ def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | No
     chosen = _scale(model, X, public)
     bought = _bought_scale(model, X, chosen)
     intercept = model.fit_intercept and chosen != "public" and bought not in ("moments", "shapes")
-    inputs = _inputs(model, X, public, intercept, bought == "shapes" or private and _many(model, *X.shape))
+    # among so many records rows that are shortened would bend more than their noise
+    many = private and _certainty(model, X.shape[0]) >= CONSTANTS.clip_b * X.shape[1]
+    maps, buys, assumed = _inputs(model, X, public, intercept, bought == "shapes" or many)
     seen = None
     if public is not None:
-        seen = RowMaps(inputs.maps)(public)
+        seen = RowMaps(maps)(public)
         if chosen == "public":
-            extra = _standardised(seen)
-            inputs.maps.append(extra)
-            seen = extra(seen)
-    view = RowMaps(inputs.maps)(Scaled.of(X))
-    if any(isinstance(item, Ranges) and item.bias for item in inputs.buys):  # a column that the bought map will fill
+            maps.append(_standardised(seen))
+            seen = maps[-1](seen)
+    view = RowMaps(maps)(Scaled.of(X))
+    if any(isinstance(item, Ranges) and item.bias for item in buys):  # a column that the bought map will fill
         view = view.with_constant()
-    objective, buys, remarks = model._objective(view, y, weight)
-    assumed = [*inputs.leaks]
+    objective, more, remarks = model._objective(view, y, weight)
+    buys += more
     if private:
         assumed += [DECLARED, *learned, *guessed]
     if public is not None:
-        assumed.append(PUBLIC)
+        assumed.append(_PUBLIC)
     assumed += remarks
-    buys = (*inputs.buys, *buys)
     facts = {**_public_facts(model, X), "d": view.shape[1]}
     facts |= {"scale": "none", "before": sum(item.share for item in buys), "public": None}
     if private and chosen != "public":
@@ -113,17 +108,18 @@ def posed(model: PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | No
     labelled = None
     if seen is not None:
         same = seen.shape[1] == view.shape[1]
+        if not same:  # seen as the private rows before anything is bought: a bought map fills a column
+            seen = seen.with_constant()
+        if targets is not None:
+            labelled = seen, model._targets(targets), model._public_weights(targets)
         if same:
-            facts["public"] = seen.plain()
-        if targets is not None:  # seen as the private rows before anything is bought: a bought map fills a column
-            labelled = seen if same else seen.with_constant(), model._targets(targets), model._public_weights(targets)
-            facts["public"] = (facts["public"], labelled[1]) if same else None
+            facts["public"] = seen.plain() if labelled is None else (seen.plain(), labelled[1])
     leaks = tuple(fact for fact in assumed if isinstance(fact, Leak))
     rest = tuple(fact for fact in assumed if not isinstance(fact, Leak))
-    return Problem(objective, RowMaps(inputs.maps), buys, facts, rest, leaks, labelled)
+    return _Problem(objective, RowMaps(maps), buys, facts, rest, leaks, labelled)
 
 
-def _public_facts(model: PrivateLinear, X: Matrix) -> dict[str, object]:
+def _public_facts(model: _PrivateLinear, X: Matrix) -> dict[str, object]:
     """What is public of the problem before it is posed."""
     ranged = model.bounds is not None or model.data_norm is None and model.public is None
     features = {True: model.features, False: "linear"}[model._private]
@@ -134,7 +130,7 @@ def _public_facts(model: PrivateLinear, X: Matrix) -> dict[str, object]:
 # ---------------------------------------------------------------- where column scales come from
 
 
-def _scale(model: PrivateLinear, X: Matrix, public: Matrix | None) -> str:
+def _scale(model: _PrivateLinear, X: Matrix, public: Matrix | None) -> str:
     """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
     if model.scale != "auto" or not model._private:
         return model.scale
@@ -152,7 +148,7 @@ def _scale(model: PrivateLinear, X: Matrix, public: Matrix | None) -> str:
     return "auto"
 
 
-def _bought_scale(model: PrivateLinear, X: Matrix, chosen: str) -> str:
+def _bought_scale(model: _PrivateLinear, X: Matrix, chosen: str) -> str:
     """The scale that will be bought: centred columns bring an intercept of their own."""
     if not model._private:
         return "none"
@@ -165,17 +161,12 @@ def _bought_scale(model: PrivateLinear, X: Matrix, chosen: str) -> str:
     return str(planned.best.arguments.get("scale", "none"))
 
 
-def _certainty(model: PrivateLinear, n: int) -> float:
+def _certainty(model: _PrivateLinear, n: int) -> float:
     n = model._records(n)
     return n * mu_of(model.epsilon, model._delta(n), model._adjacency)
 
 
-def _many(model: PrivateLinear, n: int, d: int) -> bool:
-    """Whether there are so many records that rows which are shortened would bend more than their noise."""
-    return _certainty(model, n) >= CONSTANTS.clip_b * d
-
-
-def _public_rows(model: PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarray | None]:
+def _public_rows(model: _PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarray | None]:
     X, y = model.public, None
     if isinstance(X, tuple):
         X, y = X
@@ -189,14 +180,16 @@ def _public_rows(model: PrivateLinear, d: int) -> tuple[Matrix | None, np.ndarra
         validate.check(len(y) == X.shape[0], "public", sizes, "give one target for each public row")
     if X.shape[0] > _PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
         some = np.random.default_rng(0).permutation(X.shape[0])[:_PUBLIC_ROWS]
-        X, y = take(X, torch.from_numpy(some)), None if y is None else y[some]
+        X = take(X, torch.from_numpy(some))
+        if y is not None:
+            y = y[some]
     return X, y
 
 
 # ---------------------------------------------------------------- maps of rows
 
 
-def _check_bounds(bounds: Any, data_norm: float | str | None) -> None:
+def _check_bounds(bounds: Bounds | str | None, data_norm: float | str | None) -> None:
     """Refuse bounds and norms that are none, before data is read."""
     if isinstance(bounds, str):
         validate.one_of(("data",), bounds=bounds)
@@ -215,46 +208,39 @@ def _check_bounds(bounds: Any, data_norm: float | str | None) -> None:
         validate.positive(data_norm=data_norm)
 
 
-def _inputs(model: PrivateLinear, X: Matrix, public: Matrix | None, intercept: bool, whole: bool) -> _Inputs:
+def _inputs(model: _PrivateLinear, X: Matrix, public: Matrix | None, intercept: bool, whole: bool) -> _Inputs:
     """The maps of rows X: by bounds and data_norm, by public rows, by a purchase; a CSR row gets length 1.
 
     whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
     """
-    d, bounds, norm, inputs = X.shape[1], model.bounds, model.data_norm, _Inputs()
+    d, bounds, norm, leaks = X.shape[1], model.bounds, model.data_norm, list[str]()
     if not model._private:
-        inputs.maps.append(_from_rows(X, intercept, model._group))
-        return inputs
+        return [_from_rows(X, intercept, model._group)], (), leaks
     if isinstance(bounds, str):
         bounds = _ranges_of(X, model._group)
-        inputs.leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
-    if isinstance(norm, str) and norm == "data":
-        own = float(upper_norms(X).max()) if X.shape[0] else 0.0
-        norm = max(*model._group.all(own), 1e-12)
-        inputs.leaks.append(
-            leak(f"the largest row norm (data_norm={norm:.4g}) was", "give a data_norm= that is public")
-        )
-    by_ranges: dict[str, Any] = {"bias": float(intercept), "origin": not model.fit_intercept}
+        leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
+    if norm == "data":
+        norm = max(*model._group.all(float(upper_norms(X).max()) if X.shape[0] else 0.0), 1e-12)
+        leaks.append(leak(f"the largest row norm (data_norm={norm:.4g}) was", "give a data_norm= that is public"))
+    by_ranges: dict = {"bias": float(intercept), "origin": not model.fit_intercept}
     if bounds is not None:
         low, high = (_column(side, d) for side in bounds)
         unknown = low.isnan() | high.isnan()
         if public is not None:
             low, high = (torch.where(unknown, *ends) for ends in zip(_ranges_of(public), (low, high), strict=True))
         elif unknown.any():
-            inputs.buys = (Ranges(low, high, whole=whole, **by_ranges),)
-            return inputs
+            return [], (Ranges(low, high, whole=whole, **by_ranges),), leaks
         limit = math.sqrt(d) if whole else None
         if norm is not None and not isinstance(norm, str):
             limit = float(norm)
-        inputs.maps.append(ranged(low, high, limit=limit, **by_ranges))
-    elif norm == "unit" or (norm is None and public is None and is_sparse(X)):
-        inputs.maps.append(RowMap(limit=None, bias=SPARSE_BIAS * intercept))
-    elif norm is not None:
-        inputs.maps.append(RowMap(limit=float(norm), bias=DENSE_BIAS * intercept * float(norm)))
-    elif public is not None:
-        inputs.maps.append(_from_rows(public, intercept))
-    else:
-        inputs.buys = (Ranges(whole=whole, **by_ranges),)
-    return inputs
+        return [ranged(low, high, limit=limit, **by_ranges)], (), leaks
+    if norm == "unit" or (norm is None and public is None and is_sparse(X)):
+        return [RowMap(limit=None, bias=_SPARSE_BIAS * intercept)], (), leaks
+    if norm is not None:
+        return [RowMap(limit=float(norm), bias=_DENSE_BIAS * intercept * float(norm))], (), leaks
+    if public is not None:
+        return [_from_rows(public, intercept)], (), leaks
+    return [], (Ranges(whole=whole, **by_ranges),), leaks
 
 
 def _standardised(public: Scaled) -> RowMap:
@@ -282,8 +268,8 @@ def _from_rows(X: Matrix, intercept: bool, group: Group = ALONE) -> RowMap:
     """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
     X = as_matrix("public", X)
     if is_sparse(X):
-        return RowMap(limit=None, bias=SPARSE_BIAS * intercept)
-    mean, spread = rank_group.moments(group, X)
+        return RowMap(limit=None, bias=_SPARSE_BIAS * intercept)
+    mean, spread = rank_group._moments(group, X)
     if not intercept:  # without a constant to make up for it columns keep their place
         mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
@@ -297,6 +283,6 @@ def _ranges_of(X: Matrix, group: Group = ALONE) -> tuple[Tensor, Tensor]:
     high = -low
     for part in dense_parts(X):
         low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
-    low, high = rank_group.extremes(group, low, high)
+    low, high = rank_group._extremes(group, low, high)
     same = (low == high).double()
     return low - same, high + same

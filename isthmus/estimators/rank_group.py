@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import storage, validate
 from isthmus.base.matrix import Matrix, is_sparse
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import Group
@@ -36,11 +36,11 @@ def _shared_rows(group: Group, X: Matrix, names: list[str]) -> tuple[Matrix, int
     if not X.shape[0] and sparse:  # an empty part is of whatever kind the others are
         X = sp.csr_matrix((0, d))
     elif not X.shape[0]:
-        X = torch.zeros(0, d, dtype=getattr(torch, dtype.split(".")[-1]))
+        X = torch.zeros(0, d, dtype=storage.DTYPES[dtype.split(".")[-1]])
     return X, n
 
 
-def moments(group: Group, X: Matrix) -> tuple[Tensor, Tensor]:
+def _moments(group: Group, X: Matrix) -> tuple[Tensor, Tensor]:
     """Means and standard deviations of the columns of all rows."""
     n, zero = X.shape[0], torch.zeros(X.shape[1], dtype=torch.float64)
     own = sum((part.sum(0) for part in dense_parts(X)), zero) / max(n, 1)
@@ -52,13 +52,13 @@ def moments(group: Group, X: Matrix) -> tuple[Tensor, Tensor]:
     return mean, ((counts * (variances + (means - mean) ** 2)).sum(0) / counts.sum()).sqrt()
 
 
-def extremes(group: Group, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _extremes(group: Group, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest of everybody's lows and the largest of their highs."""
     lows, highs = zip(*group.all([low, high]), strict=True)
     return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
 
 
-def labels(group: Group, y: np.ndarray) -> np.ndarray:
+def _labels(group: Group, y: np.ndarray) -> np.ndarray:
     """The labels that occur on any rank."""
     own = np.unique(y)
     if group.size == 1:
@@ -71,7 +71,7 @@ def labels(group: Group, y: np.ndarray) -> np.ndarray:
     return np.unique(np.array(every, dtype=object if kinds == {"O"} else None))
 
 
-def largest_eigenvalue(group: Group, X: Matrix) -> float:
+def _largest_eigenvalue(group: Group, X: Matrix) -> float:
     """lambda_max(X'X) of all rows as they are: of fits that are not private."""
     if group.size == 1:
         return top_eigenvalue(X)

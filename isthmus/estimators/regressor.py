@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from isthmus.algorithms.purchases import TargetRange, scaled_targets, target_map
 from isthmus.base import validate
 from isthmus.core.minimize import Result
 from isthmus.estimators import rank_group
-from isthmus.estimators.base import GroupLike, PrivateLinear
-from isthmus.estimators.problem import Objective, Problem
+from isthmus.estimators.base import GroupLike, _PrivateLinear
+from isthmus.estimators.problem import Objective, _Problem
 from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import _storable
 from isthmus.objectives import Huber
@@ -28,7 +27,7 @@ from isthmus.problems.scaling import Scaled
 
 @dataclass(eq=False, repr=False, kw_only=True)
 @_storable
-class PrivateRegressor(RegressorMixin, PrivateLinear):
+class PrivateRegressor(RegressorMixin, _PrivateLinear):
     """A linear regression trained under differential privacy.
 
     Targets are clipped to `target_bounds` and learned on the scale [-1, 1] (Poisson: [0, 1], by quasi-likelihood);
@@ -86,7 +85,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
 
     def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
         remarks: tuple[str, ...] = ()
-        own: dict[str, Any] = {"delta": self.huber_delta} if issubclass(self._kind, Huber) else {}
+        own: dict = {}
+        if issubclass(self._kind, Huber):
+            own = {"delta": self.huber_delta}
         y, weights = np.asarray(y, dtype=np.float64), self._checked_weights(weight, X.shape[0])
         model = self._kind(X, y, weights=weights, l1=self.l1, l2=self.l2, **own)
         bounds = self.target_bounds
@@ -97,7 +98,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
                 remarks = ("the public targets are public: y was clipped to their range",)
         if isinstance(bounds, str) or not self._private and bounds is None:
             ends = torch.tensor([y.min(), y.max()] if len(y) else [math.inf, -math.inf])
-            low, high = (float(end) for end in rank_group.extremes(self._group, ends[0], ends[1]))
+            low, high = (float(end) for end in rank_group._extremes(self._group, ends[0], ends[1]))
             same = float(low == high)
             bounds = low - same, high + same
             if self._private:
@@ -126,7 +127,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
         return np.asarray((np.clip(targets, *self.target_bounds_) - shift) / width)
 
-    def _store(self, problem: Problem, result: Result) -> None:
+    def _store(self, problem: _Problem, result: Result) -> None:
         if result.target is not None:
             self.target_bounds_ = result.target
         self.target_centre_ = result.centre

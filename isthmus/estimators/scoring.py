@@ -26,13 +26,13 @@ from scipy.special import expit
 
 from isthmus import privacy
 from isthmus.base import validate
-from isthmus.core.group import ALONE, Group, Local
+from isthmus.core.group import ALONE, Group
 from isthmus.core.parts import FixedRows
-from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
+from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
 from isthmus.estimators import figures, partial_fit_claims
-from isthmus.estimators.base import GroupLike
-from isthmus.estimators.figures import Bins, Figure, Model, Scale, ShownCurve
+from isthmus.estimators.base import GroupLike, LedgerLike
+from isthmus.estimators.figures import Figure, Model, ShownCurve, _Bins, _Scale
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
 from isthmus.privacy.event_json import dpa
@@ -42,27 +42,27 @@ from isthmus.privacy.plan import default_delta
 from isthmus.privacy.statement import Account
 
 RANGES, FIGURES = "test ranges", "test figures"
-FIRST = 0.2
+_FIRST = 0.2
 """The share of mu^2 for the first look."""
-ROOT = 1 + 2.0**-40
+_ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all rows have."""
-_SCORES = Bins(tuple(float(edge) for edge in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
+_SCORES = _Bins(np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32)
 """Margins from -16 to 16, in cells that are finest at 0."""
 _CHEAP = 0.02
 """Noise in R2 that wider clips may cost."""
-LOSSES = Bins(tuple(float(edge) for edge in np.linspace(0, figures._MOST_LOSS, 17)))
-_ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
+_LOSSES = _Bins(np.linspace(0, figures._MOST_LOSS, 17))
+_ERRORS = _Bins([2.0 ** (k / 2) for k in range(-48, 25)])
 """Errors in units of half the target's range."""
 _AWAY = tuple(2.0 ** (k / 2) for k in range(1, 25))
 _FINE = 512
-TARGETS = Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, _FINE + 1).tolist(), *_AWAY))
+_TARGETS = _Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, _FINE + 1).tolist(), *_AWAY))
 """Targets in units of half their range about its middle, and beyond it."""
 _PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
-ONE_BY_ONE = (
+_ONE_BY_ONE = (
     "the model, which is not of this library, predicts each row by itself, to the last digit: products of matrices may "
     "round a row differently where there is one row more"
 )
-APART = "the rows that were measured were not trained on; how many they are is public"
+_APART = "the rows that were measured were not trained on; how many they are is public"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def private_score(
     delta: float | None = None,
     target_bounds: tuple[float, float] | None = None,
     adjacency: str = "add-remove",
-    ledger: Any = None,
+    ledger: LedgerLike = None,
     noise_seed: int | None = None,
     group: GroupLike = None,
 ) -> Scores:
@@ -152,8 +152,8 @@ def private_score(
         scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
         on = f"{n:,} rows" + f", with noise for epsilon = {epsilon:g}" * bool(looks.taken)
         named = tuple(replace(figure, on=on) for figure in scores.figures)
-        foreign = [] if type(model).__module__.startswith("isthmus.") else [ONE_BY_ONE]
-        stated = looks.statement(assumptions=[_PUBLIC_MODEL, APART, *foreign])
+        foreign = [] if type(model).__module__.startswith("isthmus.") else [_ONE_BY_ONE]
+        stated = looks.statement(assumptions=[_PUBLIC_MODEL, _APART, *foreign])
         return replace(scores, figures=named, privacy=stated, paid=partial_fit_claims.identities(ledger))
 
 
@@ -162,7 +162,7 @@ def _checked_targets(model: Model, y: ArrayLike, ranks: Group) -> np.ndarray:
     y = np.asarray(y)
     some = y.ndim == 1 and sum(ranks.all(len(y))) > 0
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
-    classes = figures.classes_of(model)
+    classes = figures._classes_of(model)
     if classes is not None:
         known = bool(np.isin(y, classes).all())  # whose label it is stays unsaid
         validate.require(known, f"y holds a label that the model does not know: its labels are {classes.tolist()}")
@@ -196,18 +196,20 @@ class Looks:
     _run: RunLedger | None = None
 
     def __post_init__(self) -> None:
-        self.source = privacy.SecretSource() if self.noise_seed is None else privacy.SeededSource(self.noise_seed)
+        self.source: privacy.Source = privacy.SecretSource()
+        if self.noise_seed is not None:
+            self.source = privacy.SeededSource(self.noise_seed)
 
     @classmethod
-    def paid_from(cls, ledger: Any, epsilon: float, delta: float, adjacency: str, **others: Any) -> Looks:
+    def paid_from(cls, ledger: LedgerLike, epsilon: float, delta: float, adjacency: str, **others: Any) -> Looks:
         """Looks that cost so much together, charged to a ledger, its path, or to one of their own."""
         validate.positive(epsilon=epsilon)
         validate.one_of([member.value for member in privacy.Adjacency], adjacency=adjacency)
         promise = Promise(epsilon, delta, privacy.Adjacency(adjacency))
         multiplier = privacy.noise_multiplier(epsilon=epsilon, delta=delta, adjacency=promise.adjacency)
-        if ledger is None:
-            ledger = privacy.Ledger(budget=(epsilon, delta), adjacency=promise.adjacency)
-        ledger = opened(ledger, promise.adjacency)
+        ledger = opened(ledger, promise.adjacency) or privacy.Ledger(
+            budget=(epsilon, delta), adjacency=promise.adjacency
+        )
         remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
         validate.check(ledger.adjacency is promise.adjacency, "adjacency", adjacency, remedy)
         return cls(multiplier, promise, ledger, **others)
@@ -239,16 +241,16 @@ class Looks:
         """How many rows have each cell, for each of the columns of `bins`; and the noise's standard deviation."""
         places = torch.from_numpy(np.ascontiguousarray(bins))
         rows = Counts(lambda lo, hi: places[lo:hi], len(bins), bins.shape[1], width)
-        noisy, noise = self._look(name, rows, math.sqrt(bins.shape[1]) * ROOT, share)
+        noisy, noise = self._look(name, rows, math.sqrt(bins.shape[1]) * _ROOT, share)
         return noisy.reshape(bins.shape[1], width), noise
 
     def sums(self, name: str, terms: np.ndarray, length: float, share: float) -> tuple[np.ndarray, float]:
         """The sum of the rows' terms, each of at most this length; and the noise's standard deviation."""
-        return self._look(name, Dense(torch.from_numpy(terms)), length * ROOT, share)
+        return self._look(name, Dense(torch.from_numpy(terms)), length * _ROOT, share)
 
     def size(self, mine: np.ndarray) -> int:
         """How many rows are measured: a public number."""
-        return len(mine) if self.whole is None else self.whole
+        return self.whole or len(mine)
 
     def noise(self, length: float, share: float) -> float:
         """The standard deviation of the noise in each number of a look."""
@@ -286,7 +288,7 @@ def noisy_figures(
     model: Model, X: object, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
 ) -> Scores:
     """The figures of private rows, each look charged before it is released."""
-    if figures.classes_of(model) is None:
+    if figures._classes_of(model) is None:
         scores = _numbers(model, X, y, looks, bounds)
     else:
         scores = _labels(model, X, y, looks)
@@ -299,70 +301,77 @@ def _some(model: Any, X: object, y: np.ndarray) -> object:
 
 
 def _labels(model: Model, X: object, y: np.ndarray, looks: Looks) -> Scores:
-    classes, n = figures.classes_of(model), looks.size(y)
+    classes, n = figures._classes_of(model), looks.size(y)
     assert classes is not None
     k = len(classes)
     X, own = _some(model, X, y), len(y)
-    true, called = figures.places(y, classes), figures.places(figures.predictions(model, X), classes)[:own]
+    true, called = figures._places(y, classes), figures._places(figures._predictions(model, X), classes)[:own]
     logs, margins = figures._log_probabilities(model, X), figures._margins_of(model, X)
-    logs, margins = (None if values is None else values[:own] for values in (logs, margins))
-    if k > 2 or margins is None:
-        margins = None if logs is None else _certainty(logs)
+    if k > 2:
+        margins = None
+        if logs is not None:
+            logs = logs[:own]
+            margins = _certainty(logs)
     blocks = 1 + (margins is not None) + (k > 2 and logs is not None)
-    last = 1.0 if margins is None else 1 - FIRST
-    least = looks.noise(math.sqrt(blocks), last) * math.sqrt(k - 1) / n
+    shares = {FIGURES: 1.0}
+    if margins is not None:
+        shares = {RANGES: _FIRST, FIGURES: 1 - _FIRST}
+    least = looks.noise(math.sqrt(blocks), shares[FIGURES]) * math.sqrt(k - 1) / n
     if least > figures._TELLS:  # nothing could be told: nothing is looked at, nothing is spent
-        need = figures.rows_needed(n, least)
+        need = figures._rows_needed(n, least)
         return Scores((Figure("accuracy", None, noise=least, note=figures._too_few(least, need)),))
-    with looks.announced({FIGURES: 1.0} if margins is None else {RANGES: FIRST, FIGURES: last}):
-        bins, groups = [true * k + called], _Groups.none()
+    with looks.announced(shares):
+        bins, widths, groups = [true * k + called], [k * k], None
         if margins is not None:
-            groups = _Groups.of(margins, looks)
+            groups = _Groups.of(margins[:own], looks)
             # two classes: which one it is; more: whether the called one was right
-            event = (true == 1) if k == 2 else (true == called)
-            bins.append(event * groups.count + groups.index[_SCORES.of(margins)])
+            event = true == (1 if k == 2 else called)
+            bins.append(event * groups.count + groups.index[_SCORES.of(margins[:own])])
+            widths.append(2 * groups.count)
         if k > 2 and logs is not None:
-            bins.append(LOSSES.of(-logs[np.arange(len(y)), true]))
-        widths = k * k, 2 * groups.count, LOSSES.cells
-        cells, noise = looks.counts(FIGURES, np.stack(bins, axis=1), max(widths), last)
-    counts = [_summing(row[:width], n) for row, width in zip(cells, widths, strict=False)]
+            bins.append(_LOSSES.of(-logs[np.arange(own), true]))
+            widths.append(_LOSSES.cells)
+        cells, noise = looks.counts(FIGURES, np.stack(bins, axis=1), max(*widths, _LOSSES.cells), shares[FIGURES])
+    counts = [_summing(row[:width], n) for row, width in zip(cells, widths, strict=True)]
     return _derived(counts, noise, n, classes, groups, logs is not None)
 
 
 def _derived(
-    counts: list[np.ndarray], noise: float, n: int, classes: np.ndarray, groups: _Groups, sure: bool
+    counts: list[np.ndarray], noise: float, n: int, classes: np.ndarray, groups: _Groups | None, sure: bool
 ) -> Scores:
     """Figures and curves from the noisy counts: post-processing."""
     k = len(classes)
-    derived = figures.confusion_figures(counts[0].reshape(k, k), list(classes), noise)
+    derived = figures._confusion_figures(counts[0].reshape(k, k), list(classes), noise)
     curves: list[ShownCurve] = []
-    if groups.count:
+    if groups is not None:
         scores = counts[1].reshape(2, groups.count)
         if k > 2 and k - 1 > groups.count / 2:  # fewer cells tell how many were right
             share = float(np.clip(scores[1].sum() / n, 0, 1))
             derived[0] = replace(derived[0], value=share, noise=noise * math.sqrt(groups.count / 2) / n)
         if k == 2:
-            derived.append(figures.auc_figure(scores, noise))
+            derived.append(figures._auc_figure(scores, noise))
         if sure:
-            loss = figures._log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
+            if k == 2:
+                loss = figures._log_loss_figure(scores, groups.margin, noise)
+            else:
+                value, spread = (
+                    float(counts[2] @ _LOSSES.middles) / n,
+                    noise * figures._centred_norm(_LOSSES.middles) / n,
+                )
+                loss = figures._log_loss(max(value, 0.0), spread, counts[0].reshape(k, k).sum(1))
             derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
-            curves.append(figures._calibration_curve(scores, groups.predicted, noise, figures._event_of(classes)))
-    readable = [figures.readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
+            curves.append(figures._calibration_curve(scores, groups.predicted, noise, classes))
+    readable = [figures._readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
-
-
-def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
-    """The log loss of more than two classes, from the counts of losses."""
-    actual = counts[0].reshape(k, k).sum(1)
-    spread = noise * figures._centred_norm(LOSSES.middles) / n
-    return figures.log_loss(max(float(counts[2] @ LOSSES.middles) / n, 0.0), spread, actual)
 
 
 def _least(figure: Figure) -> float:
     """The noise up to which a figure tells something."""
     if figure.name == "log loss":
         return figures.RELATIVE * float(figure.value or 0)
-    return figures._ROUGHLY if figure.name.startswith(("recall", "precision")) else figures._TELLS
+    if figure.name.startswith(("recall", "precision")):
+        return figures._ROUGHLY
+    return figures._TELLS
 
 
 def _certainty(logs: np.ndarray) -> np.ndarray:
@@ -386,15 +395,10 @@ class _Groups:
     predicted: np.ndarray
 
     @staticmethod
-    def none() -> _Groups:
-        empty = np.zeros(0)
-        return _Groups(0, empty.astype(np.int64), empty, empty)
-
-    @staticmethod
     def of(margins: np.ndarray, looks: Looks) -> _Groups:
         """By the noisy numbers of rows in the cells of `_SCORES`."""
         n = looks.size(margins)
-        (counts,), noise = looks.counts(RANGES, _SCORES.of(margins)[:, None], _SCORES.cells, FIRST)
+        (counts,), noise = looks.counts(RANGES, _SCORES.of(margins)[:, None], _SCORES.cells, _FIRST)
         # as many groups as leave each well above the noise of its cells in the second look
         most = int(np.clip(n / (20 * noise + 1), 2, 2 * figures.GROUPS))
         below = np.clip(np.maximum.accumulate(np.cumsum(_summing(counts, n))), 0, n)
@@ -411,23 +415,23 @@ class _Groups:
 
 
 def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
-    low, high = bounds if bounds is not None else getattr(model, "target_bounds_", (math.nan, math.nan))
+    low, high = bounds or getattr(model, "target_bounds_", None) or (math.nan, math.nan)
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
     n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2
-    noise = looks.noise(math.sqrt(2), FIRST)
-    if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
-        need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
+    noise = looks.noise(math.sqrt(2), _FIRST)
+    if _stands(noise, _TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
+        need = figures._rows_needed(n, _stands(noise, _TARGETS.cells) / n, 0.1)
         return Scores((Figure("R2", None, note=figures._too_few(0.0, need)),))
-    predicted = figures.predictions(model, _some(model, X, y)).astype(float)[: len(y)]
-    with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
+    predicted = figures._predictions(model, _some(model, X, y)).astype(float)[: len(y)]
+    with looks.announced({RANGES: _FIRST, FIGURES: 1 - _FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
             away, place = np.abs(predicted - y) / half, (y - middle) / half
-        cells = np.stack([_ERRORS.of(away), TARGETS.of(place)], axis=1)
-        counts, _ = looks.counts(RANGES, cells, TARGETS.cells, FIRST)
-        mean = looks.noise(math.sqrt(5), 1 - FIRST) / n
+        cells = np.stack([_ERRORS.of(away), _TARGETS.of(place)], axis=1)
+        counts, _ = looks.counts(RANGES, cells, _TARGETS.cells, _FIRST)
+        mean = looks.noise(math.sqrt(5), 1 - _FIRST) / n
         scale = _scale(counts[0][: _ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
         terms = scale.terms(predicted, y)
-        sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - FIRST)
+        sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - _FIRST)
     return Scores(tuple(figures._error_figures(sums, n, noise, scale)))
 
 
@@ -436,18 +440,20 @@ def _stands(noise: float, cells: int) -> float:
     return noise * (math.sqrt(2 * math.log(cells)) + 1)
 
 
-def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: float) -> Scale:
+def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: float) -> _Scale:
     """Where to clip, in units of the target's range, and the mean of the targets that were seen.
 
     At first the outer edges of the cells that clearly hold rows; then as far beyond as costs little noise, `mean`
     being that of the mean of a term: what lies there is rare, and may still matter.
     """
     filled = errors > max(_stands(noise, len(errors)), 0.001 * n)
-    error = float(_ERRORS.high[filled].max()) * _wider(float(errors[filled].sum()) / n) if filled.any() else 1.0
+    error = 1.0
+    if filled.any():
+        error = float(_ERRORS.high[filled].max()) * _wider(float(errors[filled].sum()) / n)
     inside, low, high, centre, spread = _extent(targets, n, noise)
     width = max(high - centre, centre - low) * _wider(inside)
     far = math.sqrt(_CHEAP * max(spread, (width / 8) ** 2) / mean)
-    return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
+    return _Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
 
 
 def _wider(share: float) -> float:
@@ -465,15 +471,13 @@ def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, flo
     most = 0.0
     outer = (len(counts) - _FINE) // 2
     for merged in (1, 2, 4, 8, 16, 32, 64):
-        starts = np.concatenate(
-            [np.arange(outer), np.arange(outer, outer + _FINE, merged), outer + _FINE + np.arange(outer)]
-        )
+        starts = np.r_[:outer, outer : outer + _FINE : merged, outer + _FINE : outer + _FINE + outer]
         sums = np.add.reduceat(counts, starts)
         sizes = np.diff(starts, append=len(counts))
         filled = sums > np.maximum(_stands(noise, len(starts)) * np.sqrt(sizes), 0.001 * n)
         if not filled.any():
             continue
-        low, high = TARGETS.low[starts], TARGETS.high[starts + sizes - 1]
+        low, high = _TARGETS.low[starts], _TARGETS.high[starts + sizes - 1]
         share, middles = float(sums[filled].sum()) / n, (low + high)[filled] / 2
         if share > most:
             most = share

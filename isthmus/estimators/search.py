@@ -22,7 +22,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,13 +36,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from isthmus import privacy
 from isthmus.base import validate
-from isthmus.core.group import Local
 from isthmus.core.parts import FixedRows
-from isthmus.core.pipeline import Promise, Release, RunContext, Stage, look
+from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
-from isthmus.estimators.base import GroupLike, PrivateEstimator, PrivateLinear
+from isthmus.estimators.base import GroupLike, LedgerLike, _PrivateEstimator, _PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
-from isthmus.estimators.inputs import checked
+from isthmus.estimators.inputs import _checked
 from isthmus.estimators.stateless_steps import leak
 from isthmus.gradients import Dense
 from isthmus.lifts import discard
@@ -53,11 +52,11 @@ from isthmus.privacy.ledger import opened
 from isthmus.privacy.plan import mu_of, split
 from isthmus.privacy.statement import Account
 
-FIXED = set("epsilon delta adjacency n classes target_bounds max_weight ledger checkpoint noise_seed".split())
+_FIXED = set("epsilon delta adjacency n classes target_bounds max_weight ledger checkpoint noise_seed".split())
 """Parameters that the candidates share: the search sets them, or scores would not compare."""
-SMALLEST = 30
+_SMALLEST = 30
 """Records that a part must be expected to have."""
-ROUNDING = 1 + 1e-9
+_ROUNDING = 1 + 1e-9
 """Room for the rounding of a calibrated multiplier."""
 
 
@@ -66,7 +65,7 @@ def _has(name: str) -> Callable[[PrivateSearch], bool]:
 
 
 @dataclass(eq=False, repr=False)
-class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
+class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
     """Private choice of an estimator's parameters over a grid, then a private fit with them.
 
     Unlike a cross-validation, whose fits and scores each spend or leak, the whole search keeps one (epsilon, delta).
@@ -92,14 +91,14 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
     (True, 1.0)
     """
 
-    estimator: PrivateLinear
+    estimator: _PrivateLinear
     param_grid: Mapping[str, Sequence[object]] | Sequence[Mapping[str, Sequence[object]]]
     _: KW_ONLY
     epsilon: float = 1.0
     delta: float | None = None
     share: float = 0.2
     validation: float = 0.2
-    ledger: Any = None
+    ledger: LedgerLike = None
     noise_seed: int | None = None
 
     # ------------------------------------------------------------ fit
@@ -113,27 +112,32 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         )
         validate.check(not group, "group", group, remedy)
         candidates, classifies = self._candidates(), self._classifies
-        how = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "y_numeric": not classifies}
-        rows, labels = checked(self, X, y, **how)
-        leaks = self._read_classes(labels)
+        kinds = [np.float64, np.float32]
+        rows, labels = _checked(self, X, y, accept_sparse="csr", dtype=kinds, y_numeric=not classifies)
+        leaks: tuple[str, ...] = ()
+        if classifies:
+            self._classes = self.estimator.classes
+            if self._classes is None:
+                self._classes, leaks = np.unique(labels), (leak(*CLASSES_READ),)
         n = self.estimator.n or rows.shape[0]
-        split = Split.of(n, len(candidates), self.share, self.validation, self.epsilon, self._delta(n), self._adjacency)
+        promise = Promise(self.epsilon, self._delta(n), self._adjacency)
+        split = _Split(n, len(candidates), self.share, self.validation, promise)
         data = rows, labels, self.estimator._checked_weights(sample_weight, rows.shape[0])
         for params in candidates:
             self._check_gaussian(self._trial(params, split, 0), data, split.multiplier)
             self._check_gaussian(self._last(params, split), data, split.last)
-        ledger = opened(self.ledger, self._adjacency)
-        if ledger is None:
-            ledger = privacy.Ledger(adjacency=self._adjacency)
-        ledger.require(split.total())
-        noise = privacy.SecretSource() if self.noise_seed is None else privacy.SeededSource(self.noise_seed)
+        ledger = opened(self.ledger, self._adjacency) or privacy.Ledger(adjacency=self._adjacency)
+        ledger.require(split.total)
+        noise: privacy.Source = privacy.SecretSource()
+        if self.noise_seed is not None:
+            noise = privacy.SeededSource(self.noise_seed)
         part = split.parts(rows.shape[0], noise)
         trials = []
         for k, params in enumerate(candidates):
             here, there, weight = _some(data, part == k)
             trials.append(self._trial(params, split, k + 1).fit(here, there, sample_weight=weight))
         scores = self._scores(trials, *_some(data, part == len(candidates)))
-        self.best_index_ = choose(scores, split, noise, ledger)
+        self.best_index_ = _choose(scores, split, noise, ledger)
         self.candidates_, self.best_params_ = candidates, candidates[self.best_index_]
         last = self._last(self.best_params_, split).set_params(ledger=ledger)
         self.best_estimator_ = last.fit(X, y, sample_weight=sample_weight).set_params(ledger=None)
@@ -142,13 +146,13 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         self.best_estimator_._state(self.privacy_)  # its parameters were chosen on the same records
         return self
 
-    def _candidates(self) -> list[dict[str, Any]]:
+    def _candidates(self) -> list[dict[str, object]]:
         """All combinations, checked; nothing of the data is looked at yet."""
         validate.positive(epsilon=self.epsilon)
         if self.delta is not None:
             validate.open_unit(delta=self.delta)
         validate.open_unit(share=self.share, validation=self.validation)
-        fitting = isinstance(self.estimator, PrivateLinear)
+        fitting = isinstance(self.estimator, _PrivateLinear)
         remedy = "give a PrivateClassifier or PrivateRegressor; put what prepares the data before the search"
         validate.check(fitting, "estimator", self.estimator, remedy)
         own = vars(self.estimator)
@@ -159,7 +163,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         remedy = "give at least two candidates: a single one needs no search"
         validate.check(len(candidates) > 1, "param_grid", self.param_grid, remedy)
         for params in candidates:
-            fixed = sorted(set(params) & FIXED)
+            fixed = sorted(set(params) & _FIXED)
             remedy = "set these on the search or on the estimator: all candidates share them"
             validate.check(not fixed, "param_grid", fixed, remedy)
             clone(self.estimator).set_params(**params)._check_parameters()
@@ -172,16 +176,7 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             validate.check(declared, "target_bounds", bounds, remedy)
         return candidates
 
-    def _read_classes(self, y: np.ndarray) -> tuple[str, ...]:
-        self._classes = None
-        if self._classifies:
-            self._classes = self.estimator.classes
-            if self._classes is None:
-                self._classes = np.unique(y)
-                return (leak(*CLASSES_READ),)
-        return ()
-
-    def _estimator(self, params: Mapping[str, object], epsilon: float, delta: float, seed: int) -> PrivateLinear:
+    def _estimator(self, params: Mapping[str, object], epsilon: float, delta: float, seed: int) -> _PrivateLinear:
         settings = {**params, "epsilon": epsilon, "delta": delta}
         if self._classifies:
             settings["classes"] = self._classes
@@ -189,16 +184,16 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             settings["noise_seed"] = self.noise_seed + seed
         return clone(self.estimator).set_params(**settings)
 
-    def _trial(self, params: Mapping[str, object], split: Split, seed: int) -> PrivateLinear:
+    def _trial(self, params: Mapping[str, object], split: _Split, seed: int) -> _PrivateLinear:
         """A candidate as it is tried: on its part, whose size is known by its expectation only."""
-        trial = self._estimator(params, split.trial, split.delta, seed)
+        trial = self._estimator(params, split.trial, split.promise.delta, seed)
         return trial.set_params(n=split.records, max_weight=1.0)
 
-    def _last(self, params: Mapping[str, object], split: Split) -> PrivateLinear:
+    def _last(self, params: Mapping[str, object], split: _Split) -> _PrivateLinear:
         """A candidate as it is fitted in the end."""
-        return self._estimator(params, split.rest, split.delta, 0)
+        return self._estimator(params, split.rest, split.promise.delta, 0)
 
-    def _check_gaussian(self, estimator: PrivateLinear, data: tuple[Any, ...], multiplier: float) -> None:
+    def _check_gaussian(self, estimator: _PrivateLinear, data: tuple, multiplier: float) -> None:
         """Refuse a fit that would not be as private as it is counted; it is planned, and stopped before it begins."""
         X, y, weight = data
         try:
@@ -206,12 +201,12 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
                 warnings.simplefilter("ignore")
                 estimator.set_params(ledger=_Dry(adjacency=self._adjacency)).fit(X, y, sample_weight=weight)
         except _Planned as planned:
-            cost = privacy.joint([planned.event])
-            ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * ROUNDING >= multiplier
+            cost = privacy.joint(planned.args)
+            ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * _ROUNDING >= multiplier
             remedy = 'choose algorithm="dp_gd", say, and leave out batch_size: each round must look at all records'
             validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
 
-    def _scores(self, trials: list[PrivateLinear], X: Any, y: np.ndarray, weight: np.ndarray | None) -> Dense:
+    def _scores(self, trials: list[_PrivateLinear], X: object, y: np.ndarray, weight: np.ndarray | None) -> Dense:
         """For each record of the last part and each trial a number in [0, 1]: a right answer, or 1 less the error."""
         if not len(y):
             return Dense(torch.zeros(0, len(trials), dtype=torch.float64))
@@ -222,9 +217,13 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             low, high = self.estimator.target_bounds
             error = (np.clip(predictions, low, high) - np.clip(y, low, high)) / ((high - low) / 2)
             good = np.nan_to_num(1 - np.minimum(error**2, 1), nan=0.0)  # what is no number is wrong
-        return Dense(torch.from_numpy((good if weight is None else good * weight).T.copy()))
+        if weight is not None:
+            good = good * weight
+        return Dense(torch.from_numpy(good.T.copy()))
 
-    def _statement(self, split: Split, trials: list[PrivateLinear], leaks: tuple[str, ...]) -> privacy.PrivacyStatement:
+    def _statement(
+        self, split: _Split, trials: list[_PrivateLinear], leaks: tuple[str, ...]
+    ) -> privacy.PrivacyStatement:
         """The budget is quoted: it holds whichever candidate was chosen."""
         last = self.best_estimator_.privacy_
         every = [trial.privacy_ for trial in trials] + [last]
@@ -233,13 +232,15 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
             f"the choice saw it, counted together as one Gaussian release; the last fit: {last.sampler}"
         )
         apart = "a record is in one part of the selection, drawn independently of what it holds"
-        account = Account(split.delta, self._adjacency, last.n, self.noise_seed is not None)
+        account = Account(split.promise.delta, self._adjacency, last.n, self.noise_seed is not None)
         account.assumptions = (*(text for promise in every for text in promise.assumptions), apart)
         account.leaks = (*leaks, *(item for promise in every for item in promise.leaks))
         account.add(privacy.Gaussian(split.multiplier).event(), sampler=how, noise=last.noise)
         account.add(last.event)
-        statement = account.statement()
-        return replace(statement, epsilon=split.epsilon if statement.private else math.inf, nominal=split.epsilon)
+        statement = replace(account.statement(), nominal=self.epsilon)
+        if not statement.private:
+            return replace(statement, epsilon=math.inf)
+        return replace(statement, epsilon=self.epsilon)
 
     @property
     def _classifies(self) -> bool:
@@ -289,63 +290,27 @@ class PrivateSearch(MetaEstimatorMixin, PrivateEstimator):
         return tags
 
 
-@dataclass(frozen=True)
-class Split:
-    """How the budget and the records are divided: public numbers only.
+class _Split:
+    """How the budget and n records are divided: public numbers only.
 
-    multiplier, last   of the Gaussian releases that the selection and the last fit count as
+    multiplier, last   of the Gaussian releases that the selection and the last fit count as, together `total`
+    trial, rest        epsilon of one trial and of the last fit, at `delta`
     records, checks    how many records a trial and the choice are expected to see
     """
 
-    candidates: int
-    validation: float
-    records: int
-    checks: int
-    epsilon: float
-    delta: float
-    adjacency: privacy.Adjacency
-    multiplier: float
-    last: float
-
-    @staticmethod
-    def of(
-        n: int,
-        candidates: int,
-        share: float,
-        validation: float,
-        epsilon: float,
-        delta: float,
-        adjacency: privacy.Adjacency,
-    ) -> Split:
-        """The split of a budget and of n records, a public number."""
-        records, checks = round(n * (1 - validation) / candidates), round(n * validation)
-        remedy = f"try fewer: they leave {records} records for each and {checks} to choose by"
-        validate.check(min(records, checks) >= SMALLEST, "param_grid", f"{candidates} candidates", remedy)
-        multipliers = split(1 / mu_of(epsilon, delta, adjacency), share, 1 - share)
-        return Split(candidates, validation, records, checks, epsilon, delta, adjacency, *multipliers)
-
-    def _epsilon(self, multiplier: float) -> float:
-        event = privacy.Gaussian(multiplier).event()
-        return float(privacy.epsilon_of(event, self.delta, self.adjacency)) * (1 - 1e-7)
-
-    @property
-    def trial(self) -> float:
-        """Epsilon of one trial, at `delta`."""
-        return self._epsilon(self.multiplier)
-
-    @property
-    def rest(self) -> float:
-        """Epsilon of the last fit, at `delta`."""
-        return self._epsilon(self.last)
-
-    @property
-    def temperature(self) -> float:
-        """s, such that the choice is mu-GDP with the selection's mu."""
-        return BestOf(self.multiplier, self.adjacency.value).temperature
-
-    def total(self) -> dpa.DpEvent:
-        """What everything together costs, as one release."""
-        return privacy.Gaussian(1 / mu_of(self.epsilon, self.delta, self.adjacency)).event()
+    def __init__(self, n: int, candidates: int, share: float, validation: float, promise: Promise) -> None:
+        self.candidates, self.validation, self.promise = candidates, validation, promise
+        delta, adjacency = promise.delta, promise.adjacency
+        self.records, self.checks = round(n * (1 - validation) / candidates), round(n * validation)
+        remedy = f"try fewer: they leave {self.records} records for each and {self.checks} to choose by"
+        enough = min(self.records, self.checks) >= _SMALLEST
+        validate.check(enough, "param_grid", f"{candidates} candidates", remedy)
+        whole = 1 / mu_of(promise.epsilon, delta, adjacency)
+        self.total = privacy.Gaussian(whole).event()
+        self.multiplier, self.last = split(whole, share, 1 - share)
+        events = (privacy.Gaussian(multiplier).event() for multiplier in (self.multiplier, self.last))
+        self.trial, self.rest = (privacy.epsilon_of(event, delta, adjacency) * (1 - 1e-7) for event in events)
+        self.choice = _BestOf(self.multiplier, adjacency.value)
 
     def parts(self, n: int, noise: privacy.Source) -> np.ndarray:
         """The part of each record: 0 .. K - 1 train, K chooses."""
@@ -354,17 +319,17 @@ class Split:
         return np.where(u < self.validation, self.candidates, np.clip(k, 0, self.candidates - 1))
 
 
-def range_of(mu: float) -> float:
+def _range_of(mu: float) -> float:
     """The largest bounded range that is mu-GDP: e with mu = 2 Phi^-1(1 / (1 + exp(-e / 2))).
 
-    >>> round(range_of(0.2), 4), round(range_of(2.0), 4)
+    >>> round(_range_of(0.2), 4), round(_range_of(2.0), 4)
     (0.3193, 3.3365)
     """
     return 2 * float(log_ndtr(mu / 2) - log_ndtr(-mu / 2))
 
 
 @dataclass(frozen=True)
-class BestOf(privacy.NoisyMax):
+class _BestOf(privacy.NoisyMax):
     """The exponential mechanism on scores that a record moves all one way: counted as a Gaussian release.
 
     `multiplier` is that of the release, and sets the noise under `adjacency`; the proof is at the top of this module.
@@ -385,7 +350,7 @@ class BestOf(privacy.NoisyMax):
     def temperature(self) -> float:
         """s: a candidate wins with probability proportional to exp(score / (s C))."""
         factor = privacy.Adjacency(self.adjacency).factor
-        return factor / range_of(factor / self.multiplier)
+        return factor / _range_of(factor / self.multiplier)
 
     def event(self, adjacency: privacy.Adjacency = privacy.Adjacency.ADD_REMOVE) -> dpa.DpEvent:
         """One Gaussian release, under the adjacency that its noise was set for."""
@@ -399,28 +364,22 @@ class BestOf(privacy.NoisyMax):
         return f"random choice of one candidate, which costs as much as Gaussian noise of {much}"
 
 
-def choose(scores: Dense, split: Split, noise: privacy.Source, ledger: privacy.Ledger) -> int:
+def _choose(scores: Dense, split: _Split, noise: privacy.Source, ledger: privacy.Ledger) -> int:
     """The exponential mechanism: k with probability proportional to exp(score_k / temperature), charged first."""
-    mechanism = BestOf(split.multiplier, split.adjacency.value)
-    release = Release("choice", clip=privacy.Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
-    stage, sheet = Stage(privacy.FullBatch(1.0), [release], "selection"), FixedRows(scores)
-    promise = Promise(split.epsilon, split.delta, split.adjacency)
-    with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=noise.seeded) as run:
-        setting = RunContext(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
-        return int(look(stage, setting, promise)["choice"].argmax())
+    release = Release("choice", clip=privacy.Clip(1.0, ord=math.inf), mechanism=split.choice, lift=discard)
+    stage, holder = Stage(privacy.FullBatch(1.0), [release], "selection"), FixedRows(scores)
+    with ledger.run({stage.name: stage.event(split.promise.adjacency)}, seeded=noise.seeded) as run:
+        setting = RunContext(Local(holder), holder.space, Keys(0, noise), ledger=run)
+        return int(look(stage, setting, split.promise)["choice"].argmax())
 
 
-def _some(data: tuple[Any, ...], chosen: np.ndarray) -> tuple[Any, ...]:
+def _some(data: tuple, chosen: np.ndarray) -> tuple:
     """Some of the records, in each of the arrays that are given."""
-    return tuple(None if rows is None else rows[chosen] for rows in data)
+    return tuple(rows if rows is None else rows[chosen] for rows in data)
 
 
 class _Planned(Exception):
-    """What a fit would release."""
-
-    def __init__(self, event: dpa.DpEvent) -> None:
-        super().__init__(event)
-        self.event = event
+    """What a fit would release: its event."""
 
 
 class _Dry(privacy.Ledger):

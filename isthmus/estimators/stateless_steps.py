@@ -29,7 +29,7 @@ from sklearn.random_projection import GaussianRandomProjection, SparseRandomProj
 from isthmus.privacy.leaks import Leak, PrivacyBudgetWarning, PrivacyLeakWarning, leak
 from isthmus.tables.encoder import TableEncoder
 
-__all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "leak", "learned_before", "warn_of_repeated_fits"]
+__all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "leak", "_learned_before", "_warn_of_repeated_fits"]
 
 
 def _always(step: BaseEstimator) -> bool:
@@ -69,11 +69,11 @@ _STATELESS: dict[type, Callable[[BaseEstimator], bool]] = {
 }
 
 
-def learners(step: BaseEstimator | str | None) -> Iterator[str]:
+def _learners(step: BaseEstimator | str | None) -> Iterator[str]:
     """The names of the parts of a step that may take something from the rows; none of a stateless one.
 
     >>> from sklearn.preprocessing import Normalizer, StandardScaler
-    >>> list(learners(Pipeline([("a", Normalizer()), ("b", StandardScaler())])))
+    >>> list(_learners(Pipeline([("a", Normalizer()), ("b", StandardScaler())])))
     ['StandardScaler']
     """
     if step is None or (isinstance(step, str) and step in ("passthrough", "drop")):
@@ -91,7 +91,7 @@ def learners(step: BaseEstimator | str | None) -> Iterator[str]:
             yield _name(step)
         return
     for part in inner:
-        yield from learners(part)
+        yield from _learners(part)
 
 
 def _chosen_by_values(columns: object) -> bool:
@@ -107,7 +107,7 @@ ONCE = ("", "pipeline", "base", "utils", "compose", "frozen", "_config", "extern
 """Parts of scikit-learn that fit an estimator once; all others try it several times, or feed its errors back."""
 
 
-def warn_of_repeated_fits(epsilon: float) -> None:
+def _warn_of_repeated_fits(epsilon: float) -> None:
     """Warn when a fit is one of many of a model selection: each of them spends."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -123,7 +123,7 @@ def warn_of_repeated_fits(epsilon: float) -> None:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def learned_before() -> tuple[Leak, ...]:
+def _learned_before() -> tuple[Leak, ...]:
     """Warn of whatever may have learned from the rows before this fit; what the statement says of it."""
     names: dict[str, None] = {}
     frame: FrameType | None = sys._getframe(1)
@@ -143,11 +143,11 @@ def _learners_around(frame: FrameType) -> Iterator[str]:
     around = frame.f_locals.get("self")
     if isinstance(around, Pipeline):
         for name, step in around.steps[:-1]:
-            names = dict.fromkeys(learners(step))
+            names = dict.fromkeys(_learners(step))
             if names:
                 yield f"the step {name!r} ({', '.join(names)}) before the model"
     elif isinstance(around, TransformedTargetRegressor):
-        names = dict.fromkeys(learners(around.transformer))
+        names = dict.fromkeys(_learners(around.transformer))
         if names or not _elementwise(around.func):
             yield f"the transformer of the target ({', '.join(names) or 'its function'})"
     elif isinstance(around, BaseEstimator) and not _is_known(type(around)):

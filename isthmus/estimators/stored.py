@@ -8,9 +8,8 @@ for `partial_fit` the state it goes on from.  Left out is what belongs to a fit 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -24,18 +23,18 @@ from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap, RowMaps
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import PrivateLinear
+    from isthmus.estimators.base import _PrivateLinear
 
-Kind = TypeVar("Kind", bound="type[PrivateLinear]")
+Kind = TypeVar("Kind", bound="type[_PrivateLinear]")
 FORMAT = storage.Format("isthmus-estimator-3", "isthmus.estimators.save")
-KINDS: dict[str, type[PrivateLinear]] = {}
+KINDS: dict[str, type[_PrivateLinear]] = {}
 """The classes that can be stored, by name."""
-MAPS: dict[str, type[RowMap | SmoothMap]] = {kind.__name__: kind for kind in (RowMap, SmoothMap)}
+_MAPS: dict[str, type[RowMap | SmoothMap]] = {kind.__name__: kind for kind in (RowMap, SmoothMap)}
 """The maps of rows that a model can have."""
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
 _OF_COLUMNS = ("n_features_in_", "feature_names_in_", "coef_")
-FITTED = (*_OF_COLUMNS, "intercept_", "classes_", "target_bounds_", "target_centre_", "n_iter_")
+_FITTED = (*_OF_COLUMNS, "intercept_", "classes_", "target_bounds_", "target_centre_", "n_iter_")
 _PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
 """What `partial_fit` remembers of earlier calls."""
 
@@ -46,7 +45,7 @@ def _storable(kind: Kind) -> Kind:
     return kind
 
 
-def save(estimator: PrivateLinear, path: str | Path) -> None:
+def save(estimator: _PrivateLinear, path: str | Path) -> None:
     """Write a fitted estimator to one file, whole or not at all.
 
     A seal (SHA-256) shows damage to the file; it is no signature: whoever may write the file can forge a whole one.
@@ -64,59 +63,50 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
     kind = type(estimator).__name__
     remedy = f"give a fitted {' or '.join(KINDS)}; of a search or a Pipeline, its fitted estimator"
     validate.check(KINDS.get(kind) is type(estimator), "estimator", estimator, remedy)
-    validate.check("_weights" in vars(estimator), "estimator", estimator, "fit it first")
-    state = estimator._partial_state
-    statement = estimator.privacy_
-    tree = {
+    own, state = vars(estimator), estimator._partial_state
+    validate.check("_weights" in own, "estimator", estimator, "fit it first")
+    params = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
+    params |= {"loss": _named(params["loss"]), "algorithm": _named(params["algorithm"])}
+    if not isinstance(params["random_state"], (int, np.integer)):  # a generator's state is not a choice
+        params["random_state"] = None
+    tree: dict[str, object] = {
         "class": kind,
-        "params": _params(estimator),
-        "fitted": _attributes(estimator, FITTED),
+        "params": params,
+        "fitted": {name: own[name] for name in _FITTED if own.get(name) is not None},
         "weights": estimator._weights,
         "maps": [{"kind": type(row_map).__name__, **storage.fields_of(row_map)} for row_map in estimator._maps.maps],
-        "privacy": None if statement is None else statement.to_json(),
-        "partial": _attributes(estimator, _PARTIAL),
-        "state": None if state is None else storage.fields_of(state),
+        "privacy": estimator.privacy_ and estimator.privacy_.to_json(),
+        "partial": {name: own[name] for name in _PARTIAL if own.get(name) is not None},
+        "state": state and storage.fields_of(state),
     }
     FORMAT.write(path, tree)
 
 
-def load(path: str | Path) -> PrivateLinear:
+def load(path: str | Path) -> _PrivateLinear:
     """The estimator that `save` wrote, able to predict, score and `partial_fit` further; damaged files are refused."""
     return FORMAT.read(path, lambda tree: _usable(_rebuilt(tree)))
 
 
-def _params(estimator: PrivateLinear) -> dict[str, object]:
-    params = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
-    if not isinstance(params["random_state"], (int, np.integer)):  # a generator's state is not a choice
-        params["random_state"] = None
-    return params | {"loss": _named(params["loss"]), "algorithm": _named(params["algorithm"])}
-
-
-def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, object]:
-    own = vars(estimator)
-    return {name: own[name] for name in names if own.get(name) is not None}
-
-
-def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
-    written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
-    for part, more in (*written, ("partial", {*tree["partial"]} - {*_PARTIAL})):
+def _rebuilt(tree: dict) -> _PrivateLinear:
+    strange = {"params": {*tree["params"]} & {*LEFT_OUT}}
+    strange |= {"fitted": {*tree["fitted"]} - {*_FITTED}, "partial": {*tree["partial"]} - {*_PARTIAL}}
+    for part, more in strange.items():
         remedy = "give a file that this library wrote: models are stored without these entries"
         validate.check(not more, f"path: {part}", sorted(more), remedy)
     params = tree["params"] | {name: _looked_up(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
-    estimator._maps = RowMaps([MAPS[entry.pop("kind")](**entry) for entry in tree["maps"]])
+    estimator._maps = RowMaps([_MAPS[entry.pop("kind")](**entry) for entry in tree["maps"]])
     for name, value in {**tree["fitted"], **tree["partial"]}.items():
         setattr(estimator, name, value)
-    estimator.privacy_ = None if tree["privacy"] is None else PrivacyStatement.from_json(tree["privacy"])
-    if tree["state"] is not None:
-        estimator._partial_state = State(**tree["state"])
+    estimator.privacy_ = tree["privacy"] and PrivacyStatement.from_json(tree["privacy"])
+    estimator._partial_state = tree["state"] and State(**tree["state"])
     return estimator
 
 
-def _usable(estimator: PrivateLinear) -> PrivateLinear:
+def _usable(estimator: _PrivateLinear) -> _PrivateLinear:
     """The model, where it predicts for a row of zeros: else its parts were made up, or are of different models."""
-    fitted: Mapping[str, Any] = vars(estimator)
+    fitted = vars(estimator)
     columns, classes = fitted.get("n_features_in_", ""), fitted.get("classes_")
     shape = np.shape(fitted.get("coef_", 0.0))
     whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
@@ -149,15 +139,17 @@ def _named(part: object) -> object:
     declared = isinstance(part, Algorithm) and (KNOWN.get(part.name) is part or find(part.address) is part)
     validate.check(declared, "algorithm", part, remedy)
     assert isinstance(part, Algorithm)
-    return {"recipe": part.name if KNOWN.get(part.name) is part else part.address}
+    if KNOWN.get(part.name) is part:
+        return {"recipe": part.name}
+    return {"recipe": part.address}
 
 
-def _looked_up(part: Any) -> Any:
+def _looked_up(part: object) -> object:
     """What a name stands for, among what this process has imported."""
     if not isinstance(part, dict):
         return part
     if "loss" in part:
-        return class_registry.imported(LinearModel, part["loss"])
+        return class_registry.imported(LinearModel, part["loss"])  # type: ignore[type-abstract]
     recipe = KNOWN.get(part["recipe"]) or find(part["recipe"])
     remedy = "import the module that defines this algorithm first: reading a file never imports code"
     validate.check(recipe is not None, "path", part["recipe"], remedy)

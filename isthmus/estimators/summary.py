@@ -18,27 +18,27 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from isthmus.algorithms.purchases import BINS, octaves, ranges
 from isthmus.base import validate
-from isthmus.estimators.figures import Bins
+from isthmus.estimators.base import LedgerLike
+from isthmus.estimators.figures import _Bins
 from isthmus.estimators.scoring import Looks
 from isthmus.privacy import PrivacyStatement
 from isthmus.tables.encode import NamedColumns, as_frame, encode, readable
 from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
 
-RANGES, COUNTS, MEANS = "summary ranges", "summary counts", "summary means"
-SHARES = {RANGES: 0.15, COUNTS: 0.6, MEANS: 0.25}
+_RANGES, _COUNTS, _MEANS = "summary ranges", "summary counts", "summary means"
+_SHARES = {_RANGES: 0.15, _COUNTS: 0.6, _MEANS: 0.25}
 """Of mu^2, in which costs add up; what is not needed goes to the others."""
 _LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 DELTA = 1e-6
 _MOST_BINS = 1000
-DECLARED = "the types, words and ranges that were declared are public, and so are the names of the columns"
+_DECLARED = "the types, words and ranges that were declared are public, and so are the names of the columns"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ColumnSummary:
     mean: float | None = None
     mean_noise: float = 0.0
     sd: float | None = None
-    quantiles: Mapping[float, float] = field(default_factory=dict)
+    quantiles: dict[float, float] = field(default_factory=dict)
     note: str = ""
 
 
@@ -83,10 +83,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
-        columns = [
-            {**vars(column), "cells": [list(cell) for cell in column.cells], "quantiles": dict(column.quantiles)}
-            for column in self.columns
-        ]
+        columns = [{**vars(column), "cells": [list(cell) for cell in column.cells]} for column in self.columns]
         values = {"rows": self.rows, "rows_noise": self.rows_noise, "columns": columns, "left_out": dict(self.left_out)}
         return {**values, "epsilon": self.privacy.epsilon, "delta": self.privacy.delta, "words": self.privacy.words()}
 
@@ -105,14 +102,14 @@ class Summary:
 
 
 def private_summary(
-    table: Any,
+    table: object,
     schema: Schema | Mapping[str, object] | str | Path,
     *,
     epsilon: float = 1.0,
     delta: float = DELTA,
     bins: int = 20,
     adjacency: str = "add-remove",
-    ledger: Any = None,
+    ledger: LedgerLike = None,
     noise_seed: int | None = None,
 ) -> Summary:
     """Counts, histograms, quantiles and means of a table's declared columns, (epsilon, delta)-differentially private.
@@ -139,22 +136,20 @@ def private_summary(
     validate.positive_int(bins=bins)
     validate.check(bins <= _MOST_BINS, "bins", bins, f"give at most {_MOST_BINS} bins")
     frame = as_frame(table, "table")
-    columns, left_out = _chosen(frame, _read_schema(schema))
+    if isinstance(schema, (str, os.PathLike)):
+        schema = Schema.load(schema)
+    elif not isinstance(schema, Schema):
+        remedy = 'give a Schema, its file, or columns such as {"age": [17, 90]}'
+        validate.check(isinstance(schema, Mapping), "schema", schema, remedy)
+        schema = Schema.from_dict({"columns": schema})
+    columns, left_out = _chosen(frame, schema)
     looks = Looks.paid_from(ledger, epsilon, delta, adjacency, noise_seed=noise_seed)
     entries = {column.name: _entries(frame, column) for column in columns}
     summary = _look(columns, entries, bins, looks)
-    return replace(summary, left_out=left_out, privacy=looks.statement(assumptions=(DECLARED,)))
+    return replace(summary, left_out=left_out, privacy=looks.statement(assumptions=(_DECLARED,)))
 
 
 # ---------------------------------------------------------------- what is looked at
-
-
-def _read_schema(schema: Schema | Mapping[str, object] | str | Path) -> Schema:
-    if isinstance(schema, (str, os.PathLike)):
-        return Schema.load(schema)
-    is_schema = isinstance(schema, (Schema, Mapping))
-    validate.check(is_schema, "schema", schema, 'give a Schema, its file, or columns such as {"age": [17, 90]}')
-    return schema if isinstance(schema, Schema) else Schema.from_dict({"columns": schema})
 
 
 def _chosen(frame: NamedColumns, schema: Schema) -> tuple[list[Column], dict[str, str]]:
@@ -170,9 +165,8 @@ def _chosen(frame: NamedColumns, schema: Schema) -> tuple[list[Column], dict[str
     validate.check(not absent, "schema", absent, f"name columns of the table, which has {frame.columns[:20]}")
     why = {"hash": "its words were not declared", "id": "it identifies rows", "drop": "it is to be dropped"}
     left_out = {column.name: why[column.type] for column in declared if column.type in why}
-    left_out |= {
-        name: "it was not declared" for name in frame.columns if name not in {column.name for column in declared}
-    }
+    others = set(frame.columns) - {column.name for column in declared}
+    left_out |= {name: "it was not declared" for name in frame.columns if name in others}
     chosen = [column for column in declared if column.type not in why]
     remedy = "declare at least one column: a range, words, a date, or bool"
     validate.check(bool(chosen), "schema", [column.name for column in declared], remedy)
@@ -191,21 +185,23 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
     """Ranges, counts and means, each look charged before it is released."""
     unknown = [column.name for column in columns if column.type == "number" and column.bounds is None]
     numeric = [column.name for column in columns if column.type in ("number", "date")]
-    weights = {name: SHARES[name] for name, there in ((RANGES, unknown), (COUNTS, columns), (MEANS, numeric)) if there}
+    weights = {
+        name: _SHARES[name] for name, there in ((_RANGES, unknown), (_COUNTS, columns), (_MEANS, numeric)) if there
+    }
     shares = {name: share / math.fsum(weights.values()) for name, share in weights.items()}
     with looks.announced(shares):
         if unknown:
-            bought = _bought({name: entries[name] for name in unknown}, looks, shares[RANGES])
+            bought = _bought({name: entries[name] for name in unknown}, looks, shares[_RANGES])
             columns = [replace(column, bounds=bought.get(column.name, column.bounds)) for column in columns]
         grids = {column.name: _Grid.of(column, bins) for column in columns}
         width = max(len(grid.labels) for grid in grids.values())
         placed = [grids[column.name].cells(entries[column.name]) for column in columns]
         cells = np.stack([np.zeros_like(placed[0]), *placed], axis=1)  # the first counts the rows
-        counts, noise = looks.counts(COUNTS, cells, width, shares[COUNTS])
+        counts, noise = looks.counts(_COUNTS, cells, width, shares[_COUNTS])
         sums: dict[str, tuple[float, float, float]] = {}
         if numeric:
             terms = np.concatenate([grids[name].terms(entries[name]) for name in numeric], axis=1)
-            noisy_sums, spread = looks.sums(MEANS, terms, math.sqrt(terms.shape[1]), shares[MEANS])
+            noisy_sums, spread = looks.sums(_MEANS, terms, math.sqrt(terms.shape[1]), shares[_MEANS])
             sums = {name: (noisy_sums[2 * i], noisy_sums[2 * i + 1], spread) for i, name in enumerate(numeric)}
     sizes = np.array([len(grids[column.name].labels) for column in columns])
     own = [row[:size] for row, size in zip(counts[1:], sizes, strict=True)]
@@ -221,7 +217,7 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
 def _bought(entries: dict[str, np.ndarray], looks: Looks, share: float) -> dict[str, tuple[float, float]]:
     """The ranges of columns: the outer edges of the powers of two that clearly hold entries."""
     values = np.nan_to_num(np.stack(list(entries.values()), axis=1))
-    counts, noise = looks.counts(RANGES, octaves(torch.from_numpy(values)).numpy(), BINS, share)
+    counts, noise = looks.counts(_RANGES, octaves(torch.from_numpy(values)).numpy(), BINS, share)
     rows = max(1, round(float(np.clip(counts, 0, None).sum() / len(counts))))
     low, high, _ = ranges(torch.from_numpy(counts), noise, rows)
     return {name: (float(a), float(b)) for name, a, b in zip(entries, low, high, strict=True)}
@@ -235,7 +231,7 @@ class _Grid:
     """The cells of one column: below, parts of the range, above (or words), and missing."""
 
     labels: tuple[str, ...]
-    bins: Bins | None = None
+    bins: _Bins | None = None
 
     @staticmethod
     def of(column: Column, parts: int) -> _Grid:
@@ -248,7 +244,7 @@ class _Grid:
         edges[-1] = np.nextafter(edges[-1], np.inf)  # the end of the range is part of it
         labels = [_place(column, edge) for edge in np.linspace(*column.bounds, parts + 1)]
         between = [f"{a} to {b}" for a, b in zip(labels, labels[1:], strict=False)]
-        return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), Bins(tuple(edges.tolist())))
+        return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), _Bins(edges))
 
     def cells(self, entries: np.ndarray) -> np.ndarray:
         """The cell of each entry."""
@@ -295,18 +291,20 @@ class _Grid:
 
 
 def _place(column: Column, value: float) -> str:
-    return from_days(value).isoformat() if column.type == "date" else f"{value:.5g}"
+    if column.type == "date":
+        return from_days(value).isoformat()
+    return f"{value:.5g}"
 
 
 def _lines(column: ColumnSummary) -> list[str]:
     """A column as text: what it is, what it has on average, and a bar for each cell."""
-    span = Column(column.name, column.type)
-    where = "" if column.bounds is None else " from " + " to ".join(_place(span, bound) for bound in column.bounds)
+    span, where, days = Column(column.name, column.type), "", " days" * (column.type == "date")
+    if column.bounds is not None:
+        where = " from " + " to ".join(_place(span, bound) for bound in column.bounds)
     lines = [f"{column.name}: {column.type}{where}; counts have noise of s.d. {column.noise:.3g}"]
     if column.note:
         lines.append(f"  {column.note}")
     if column.mean is not None:
-        days = " days" if column.type == "date" else ""
         noise = f"(noise s.d. {column.mean_noise:.2g}{days})"
         lines.append(f"  mean {_place(span, column.mean)} {noise}, standard deviation {column.sd:.4g}{days}")
         lines.append("  " + ", ".join(f"{level:.0%} {_place(span, at)}" for level, at in column.quantiles.items()))
@@ -318,5 +316,6 @@ def _lines(column: ColumnSummary) -> list[str]:
         bar = "#" * round(24 * max(count, 0.0) / max(most, 1e-9))
         lines.append(f"  {label:{wide}}  {max(count, 0.0):>10,.0f}  {bar}".rstrip())
     hidden = len(column.cells) + 1 - len(cells)
-    lines += [f"  {hidden} further cells are not shown: what they hold may be noise"] if hidden else []
+    if hidden:
+        lines.append(f"  {hidden} further cells are not shown: what they hold may be noise")
     return lines

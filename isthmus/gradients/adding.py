@@ -20,6 +20,7 @@ is public; it is part of the bound that the noise is scaled to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -54,6 +55,7 @@ def kappa(batch: float | None, dtype: torch.dtype, encoded: bool) -> float:
     return min(WIDE, max(NETWORK, 3 * batch**2 * unit(dtype)))
 
 
+@lru_cache(1 << 10)
 def roundings(rho: float, dtype: torch.dtype) -> int:
     """The largest k with gamma_k = k u / (1 - k u) <= rho.
 
@@ -69,21 +71,15 @@ def holds(rho: float, dtype: torch.dtype) -> bool:
 
 
 def in_float64(
-    n: int,
-    rho: float,
-    shape: tuple[int, ...],
-    device: torch.device,
-    add: Callable[[int, int], Tensor],
-    most: int,
-    terms: int = 1,
+    n: int, rho: float, shape: tuple[int, ...], device: torch.device, add: Callable[[int, int], Tensor], most: int
 ) -> Tensor:
-    """The sum of n rows of some terms each within rho, from `add(lo, hi)`: float64 sums of rows lo..hi-1.
+    """The sum of n rows within rho, from `add(lo, hi)`: float64 sums of rows lo..hi-1.
 
     At most `most` rows are taken at a time.  Where additions in any order are too many, chunks are as short as they
     must be and their sum is compensated.
     """
-    few = (roundings(rho, torch.float64) - SPARE) // terms
-    total, step = Total(shape, device, exact=n > few), most if n <= few else max(1, min(most, few))
+    few = roundings(rho, torch.float64) - SPARE
+    total, step = Total(shape, device, exact=n > few), max(1, min(most, few))
     for lo in range(0, n, step):
         total.add(add(lo, min(lo + step, n)))
     return total.result()
@@ -121,7 +117,7 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
 def row_sum(b: Tensor, rho: float, out: Tensor) -> None:
     """out = sum_k b_k for b (K, q), within rho sum_k |b_k|."""
     if not b.is_cuda and len(b) <= roundings(rho, b.dtype) - SPARE:  # products with 1 are exact
-        outer_sum(b.new_ones(len(b), 1), b, rho, out[:, None])
+        out[:, None].copy_(b.T @ b.new_ones(len(b), 1))
         return
     most = max(1, CHUNK_BYTES // (8 * max(1, b.shape[1])))
 

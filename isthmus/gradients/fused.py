@@ -146,9 +146,9 @@ def _joined(
     tl.store(out + row * step + column, (total * scale).to(tl.float32), mask=inside)
 
 
-def _compiled(kernel: Any, *changing: str) -> Any:
+def _compiled(kernel: Callable[..., object], *changing: str) -> _Kernel:
     """A function for the GPU, compiled when it is first called there, once for all values of what changes."""
-    return None if triton is None else _Kernel(triton.jit(kernel, do_not_specialize=list(changing)))
+    return _Kernel(triton and triton.jit(kernel, do_not_specialize=list(changing)))
 
 
 class _Kernel:
@@ -158,7 +158,7 @@ class _Kernel:
         self.launcher = launcher
 
     def __getitem__(self, blocks: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*operands: Any, **options: Any) -> None:
+        def launch(*operands: object, **options: object) -> None:
             reads(*(x for x in operands if isinstance(x, Tensor)))
             self.launcher[blocks](*operands, **options)
 

@@ -603,10 +603,12 @@ class Outer(Rows):
         return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        room = self._room(rho, out)
+        room = out
+        if room is None:
+            room = self._room(rho, None)
         if not isinstance(self.a, Tensor):
             return room.copy_(self._seen_sum(weights, rho))
-        c, matrix = self._cast(weights), room.view(self.q, self.p)
+        c, matrix = weights.to(dtype=self.dtype, device=self.device), room.view(self.q, self.p)
         if self.grid is not None and applies(self.n, rho, self.dtype):
             a, b = self.a.flatten(1).to(self.dtype), self.b.flatten(1).to(self.dtype)
             integer_sum(a, b, c, self.grid, matrix[:, : a.shape[1]])
@@ -719,9 +721,13 @@ class Outer(Rows):
         if ord not in self._known:
             if self._given is not None:
                 upper = self._given(ord)
+            elif isinstance(self.a, Tensor) and self.a.ndim == 3:
+                upper = rounding.upper_norms(_flat(self.a), ord)
             else:
-                upper = rounding.upper_norms(_flat(self.a) if isinstance(self.a, Tensor) else self.a, ord)
-            self._known[ord] = (rounding.with_one(upper, ord) if self.ones else upper).to(self.device)
+                upper = rounding.upper_norms(self.a, ord)
+            if self.ones:
+                upper = rounding.with_one(upper, ord)
+            self._known[ord] = upper.to(self.device)
         return self._known[ord]
 
     def whole_a(self) -> Stored:

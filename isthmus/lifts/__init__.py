@@ -22,25 +22,6 @@ from isthmus.lifts.parts import (
 )
 from isthmus.lifts.project_lift import LiftResult, compressed_gradient_mapping, project_and_lift, solve_lift
 
-__all__ = [
-    "Adjoint",
-    "BasisPursuit",
-    "CoSaMP",
-    "Discard",
-    "HeavyHitters",
-    "Lift",
-    "LiftResult",
-    "Lifted",
-    "Pinv",
-    "ProjectAndLift",
-    "Unbiased",
-    "adjoint",
-    "basis_pursuit",
-    "compressed_gradient_mapping",
-    "cosamp",
-    "discard",
-    "pinv",
-    "project_and_lift",
-    "solve_lift",
-    "unbiased",
-]
+__all__ = ["Adjoint", "BasisPursuit", "CoSaMP", "Discard", "HeavyHitters", "Lift", "LiftResult", "Lifted", "Pinv"]
+__all__ += ["ProjectAndLift", "Unbiased", "adjoint", "basis_pursuit", "compressed_gradient_mapping", "cosamp"]
+__all__ += ["discard", "pinv", "project_and_lift", "solve_lift", "unbiased"]

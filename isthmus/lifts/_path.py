@@ -2,9 +2,9 @@
 
 Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` for a set S of columns:
 
-* `BucketOperator`: each column has at most one non-zero (count-sketches, coordinates, blocks): the matrix is diagonal;
-* `DenseOperator`: the m x d matrix itself, by Cholesky;
-* `MatrixFree`: only `forward` and `adjoint`, by conjugate gradients.
+* `_BucketOperator`: each column has at most one non-zero (count-sketches, coordinates, blocks): the matrix is diagonal;
+* `_DenseOperator`: the m x d matrix itself, by Cholesky;
+* `_MatrixFree`: only `forward` and `adjoint`, by conjugate gradients.
 
 The inner solver for any convex set with a projection: a semismooth Newton method on the dual in R^m.
 
@@ -62,7 +62,7 @@ DENSE_BYTES = 1 << 28
 """A working copy of the matrix is made only below this size."""
 
 
-class BucketOperator:
+class _BucketOperator:
     """Columns with one non-zero `value[j]` in row `index[j]`."""
 
     def __init__(self, index: NDArray[np.intp], value: Array, m: int, scale: float) -> None:
@@ -70,17 +70,17 @@ class BucketOperator:
         self._square = self.value * self.value
 
     def forward(self, w: Array) -> Array:
-        return bincount(self.index, self.value * w, self.m)
+        return _bincount(self.index, self.value * w, self.m)
 
     def adjoint(self, y: Array) -> Array:
         return self.value * y[self.index]
 
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
-        diagonal = bincount(self.index, self._square * mask, self.m) + eps
+        diagonal = _bincount(self.index, self._square * mask, self.m) + eps
         return [b / diagonal for b in right]
 
 
-class DenseOperator:
+class _DenseOperator:
     """An explicit m x d matrix."""
 
     def __init__(self, matrix: Array) -> None:
@@ -100,11 +100,11 @@ class DenseOperator:
             part = np.compress(mask, self.matrix, axis=1)
         if part.shape[1] < self.m:
             gram = _ridged(part.T @ part, eps)
-            return list(((columns - part @ spd_solve(gram, part.T @ columns)) / eps).T)
-        return list(spd_solve(_ridged(part @ part.T, eps), columns).T)
+            return list(((columns - part @ _spd_solve(gram, part.T @ columns)) / eps).T)
+        return list(_spd_solve(_ridged(part @ part.T, eps), columns).T)
 
 
-class MatrixFree:
+class _MatrixFree:
     """A sketch known by its two products."""
 
     def __init__(self, sketch: Sketch) -> None:
@@ -117,19 +117,19 @@ class MatrixFree:
         return self._sketch.adjoint(torch.from_numpy(y)).numpy() / self.scale
 
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
-        return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
+        return [_conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
 
 
-Operator = BucketOperator | DenseOperator | MatrixFree
+Operator = _BucketOperator | _DenseOperator | _MatrixFree
 """Phi / scale with its transpose and its restricted Gram solve."""
 
 
-def one_thread(phi: Operator) -> AbstractContextManager[object]:
+def _one_thread(phi: Operator) -> AbstractContextManager[object]:
     """BLAS on one thread meanwhile, for small dense systems.
 
     NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
     """
-    if isinstance(phi, DenseOperator) and phi.m <= 1000:
+    if isinstance(phi, _DenseOperator) and phi.m <= 1000:
         limited: AbstractContextManager[object] = _pools().limit(limits=1, user_api="blas")
         return limited
     return nullcontext()
@@ -140,25 +140,25 @@ def _pools() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
+def _bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
     """The sum of the weights at each index."""
     return np.bincount(index, weights, count).astype(np.float64, copy=False)
 
 
-def operator(sketch: Sketch | Array) -> Operator:
+def _operator(sketch: Sketch | Array) -> Operator:
     """The cheapest operator that represents `sketch` (a Sketch or an m x d matrix) exactly."""
     if not isinstance(sketch, Sketch):
-        return DenseOperator(np.ascontiguousarray(sketch, dtype=np.float64))
+        return _DenseOperator(np.ascontiguousarray(sketch, dtype=np.float64))
     by_column = _one_per_column(sketch)
     if by_column is not None:
         return by_column
     if 8 * sketch.m * sketch.d <= DENSE_BYTES:
         matrix = sketch.dense(torch.float64)
-        return DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))
-    return MatrixFree(sketch)
+        return _DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))
+    return _MatrixFree(sketch)
 
 
-def _one_per_column(sketch: Sketch) -> BucketOperator | None:
+def _one_per_column(sketch: Sketch) -> _BucketOperator | None:
     """The bucket form, found by two adjoints; None unless every column has at most one non-zero.
 
     With codes c_i = i + u_i, u_i random in (1/4, 3/4), a column with one non-zero has ratio Phi'c / Phi'1 = c_i with
@@ -180,7 +180,7 @@ def _one_per_column(sketch: Sketch) -> BucketOperator | None:
     index = ratio.astype(np.intp)
     if np.abs(ratio - codes[index]).max() > 1e-12 * m:
         return None
-    return BucketOperator(index, total, m, float(sketch.norm))
+    return _BucketOperator(index, total, m, float(sketch.norm))
 
 
 @lru_cache(maxsize=16)
@@ -194,7 +194,7 @@ def _ridged(gram: Array, eps: float) -> Array:
     return gram
 
 
-def spd_solve(matrix: Array, right: Array) -> Array:
+def _spd_solve(matrix: Array, right: Array) -> Array:
     """Solve with a positive semidefinite matrix: Cholesky, or least squares where rounding has made it singular."""
     try:
         solved: Array = cho_solve(cho_factor(matrix, lower=True, check_finite=False), right, check_finite=False)
@@ -203,7 +203,7 @@ def spd_solve(matrix: Array, right: Array) -> Array:
     return solved
 
 
-def conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, most: int = 500) -> Array:
+def _conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, most: int = 500) -> Array:
     """x with ||A x - b|| <= tol ||b|| for a positive definite A, or the last of `most` iterates."""
     x: Array = cg(LinearOperator((len(b), len(b)), matvec=apply, dtype=np.float64), b, rtol=tol, maxiter=most)[0]
     return x
@@ -214,7 +214,7 @@ SMALLEST, LARGEST = 1e-9, 1e6
 
 
 @dataclass(frozen=True)
-class LiftProblem:
+class _LiftProblem:
     """min_{w in C} ||Phi w - v||^2 near w0, in the units of a unit-norm Phi."""
 
     constraint: ConvexSet
@@ -249,10 +249,10 @@ class LiftProblem:
         if f == 0 or not self.constraint.can("support"):
             return f
         pull = self.phi.adjoint(residual)
-        return bound_from_gap(f, self.constraint.support(torch.from_numpy(pull)) - float(pull @ w))
+        return _bound_from_gap(f, self.constraint.support(torch.from_numpy(pull)) - float(pull @ w))
 
 
-def bound_from_gap(f: float, gap: float) -> float:
+def _bound_from_gap(f: float, gap: float) -> float:
     """An upper bound of f(w) - f* for f = ||r||^2, from the Frank-Wolfe gap g = max_{s in C} <Phi' r, s - w>.
 
     f* >= (||r||^2 - g)_+^2 / ||r||^2.
@@ -264,12 +264,11 @@ def bound_from_gap(f: float, gap: float) -> float:
 
 
 @dataclass(frozen=True)
-class PathEnd:
+class _PathEnd:
     """Where the path ended: the point, its multiplier mu = (v - Phi w)/eps, and how it got there."""
 
     w: Array
     mu: Array
-    eps: float
     residual: Array
     certificate: float
     iterations: int
@@ -277,14 +276,14 @@ class PathEnd:
 
 
 @dataclass(frozen=True)
-class Piece:
+class _Piece:
     """An affine piece: the `free` coordinates with their `signs`; `bound` when the threshold is active."""
 
     free: Mask
     signs: Array
     bound: bool = True
 
-    def changes(self, other: Piece) -> Mask:
+    def changes(self, other: _Piece) -> Mask:
         """The coordinates on which two pieces differ."""
         if self.bound != other.bound:
             return np.ones(len(self.free), dtype=bool)
@@ -292,17 +291,15 @@ class Piece:
         return differ
 
 
-class ActiveEngine:
+class _ActiveEngine:
     """The active-set engine, for {sum |w| <= radius} (signed) and {w >= 0, sum w = radius}: z = w0 + Phi' mu."""
 
-    def __init__(self, problem: LiftProblem, form: VertexForm, mu: Array | None) -> None:
+    def __init__(self, problem: _LiftProblem, form: VertexForm) -> None:
         self._problem, self._radius, self._signed = problem, form.radius, form.signed
         self.first, self.factor = 1e-2, 1e-2
-        if isinstance(problem.phi, BucketOperator):
+        if isinstance(problem.phi, _BucketOperator):
             self.first, self.factor = 1e-4, 1e-3
-        self._start: Piece | None = None
-        if mu is not None:
-            self.first, self._start = 1e-4, self._projected(problem.w0 + problem.phi.adjoint(mu))
+        self._start: _Piece | None = None
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
         """Solve at eps from the last piece, or from that of a projected gradient step."""
@@ -335,21 +332,21 @@ class ActiveEngine:
             return np.abs(z)
         return z
 
-    def _projected(self, z: Array) -> Piece:
+    def _projected(self, z: Array) -> _Piece:
         """The piece of the projection of z."""
         size = self._size(z)
         if self._signed and size.sum() <= self._radius:
             return self._classify(z, 0.0)
         return self._classify(z, sorted_threshold(size, self._radius))
 
-    def _classify(self, z: Array, tau: float) -> Piece:
+    def _classify(self, z: Array, tau: float) -> _Piece:
         """The piece on which z - tau falls."""
         if self._signed and tau <= 0:
-            return Piece(np.ones(len(z), dtype=bool), np.ones(len(z)), bound=False)
+            return _Piece(np.ones(len(z), dtype=bool), np.ones(len(z)), bound=False)
         size = self._size(z)
         free = size > tau
         free[int(size.argmax())] = True
-        return Piece(free, np.where((z < 0) & self._signed, -1.0, 1.0))
+        return _Piece(free, np.where((z < 0) & self._signed, -1.0, 1.0))
 
     def _point(self, z: Array, tau: float) -> Array:
         """The thresholded point, scaled so that rounding leaves it in the set."""
@@ -362,11 +359,11 @@ class ActiveEngine:
             w *= self._radius / total
         return w
 
-    def _solve(self, piece: Piece, eps: float) -> tuple[Array, float, Array]:
+    def _solve(self, piece: _Piece, eps: float) -> tuple[Array, float, Array]:
         """z, the threshold and mu = (v - Phi w) / eps on a piece, from a system in R^m or in the free coordinates."""
         phi, v, w0, free = self._problem.phi, self._problem.v, self._problem.w0, piece.free
         count = int(np.count_nonzero(free))
-        if isinstance(phi, DenseOperator) and count < phi.m:
+        if isinstance(phi, _DenseOperator) and count < phi.m:
             return self._narrow(phi, piece, eps)
         right = v - phi.forward(w0 * free)
         if not piece.bound:
@@ -379,11 +376,11 @@ class ActiveEngine:
         mu = x + tau * y
         return w0 + phi.adjoint(mu), tau, mu
 
-    def _narrow(self, phi: DenseOperator, piece: Piece, eps: float) -> tuple[Array, float, Array]:
+    def _narrow(self, phi: _DenseOperator, piece: _Piece, eps: float) -> tuple[Array, float, Array]:
         """The same with fewer free coordinates than rows: no digit is lost to 1/eps."""
         v, w0, free = self._problem.v, self._problem.w0, piece.free
         part, near, signs = np.compress(free, phi.matrix, axis=1), w0[free], piece.signs[free]
-        x, y = spd_solve(_ridged(part.T @ part, eps), np.stack([part.T @ v + eps * near, signs], axis=1)).T
+        x, y = _spd_solve(_ridged(part.T @ part, eps), np.stack([part.T @ v + eps * near, signs], axis=1)).T
         level = float((signs @ x - self._radius) / (signs @ y)) * piece.bound
         a, tau = x - level * y, level / eps
         mu = (v - part @ a) / eps
@@ -392,7 +389,7 @@ class ActiveEngine:
         return z, tau, mu
 
 
-class HullEngine:
+class _HullEngine:
     """Hulls by non-negative least squares: finite for redundant vertices too.
 
     The point of least norm in the hull of the columns of D has weights x / sum x, x the minimiser of
@@ -401,7 +398,7 @@ class HullEngine:
 
     first, factor = 1e-2, 1e-2
 
-    def __init__(self, problem: LiftProblem, vertices: Array) -> None:
+    def __init__(self, problem: _LiftProblem, vertices: Array) -> None:
         self._problem, self._vertices = problem, vertices
         self._images = np.stack([problem.phi.forward(row) for row in vertices]) - problem.v
 
@@ -418,7 +415,7 @@ class HullEngine:
         return w, (self._problem.v - self._problem.phi.forward(w)) / eps, 1, True
 
 
-class DualPoint(NamedTuple):
+class _DualPoint(NamedTuple):
     """mu, the point w = P_C(w0 + Phi' mu), its image, and the derivative of the projection there."""
 
     mu: Array
@@ -427,16 +424,14 @@ class DualPoint(NamedTuple):
     derivative: Derivative
 
 
-class NewtonEngine:
+class _NewtonEngine:
     """The dual Newton engine, for every convex set with a projection."""
 
-    factor = 1e-1
+    first = factor = 1e-1
 
-    def __init__(self, problem: LiftProblem, mu: Array | None, first: float) -> None:
-        self.first, self._problem = first, problem
-        if mu is None:
-            mu = np.zeros(problem.phi.m)
-        self._point = self._at(mu)
+    def __init__(self, problem: _LiftProblem) -> None:
+        self._problem = problem
+        self._point = self._at(np.zeros(problem.phi.m))
         self._size = problem.reference(self._point.w) ** 0.5
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
@@ -457,27 +452,27 @@ class NewtonEngine:
         self._point = point
         return point.w, point.mu, used, True
 
-    def _at(self, mu: Array) -> DualPoint:
+    def _at(self, mu: Array) -> _DualPoint:
         phi = self._problem.phi
         w, derivative = self._problem.constraint.linearised(self._problem.w0 + phi.adjoint(mu))
-        return DualPoint(mu, w, phi.forward(w), derivative)
+        return _DualPoint(mu, w, phi.forward(w), derivative)
 
-    def _gradient(self, point: DualPoint, eps: float) -> Array:
+    def _gradient(self, point: _DualPoint, eps: float) -> Array:
         return self._problem.v - point.image - eps * point.mu
 
-    def _direction(self, point: DualPoint, eps: float, gradient: Array) -> Array:
+    def _direction(self, point: _DualPoint, eps: float, gradient: Array) -> Array:
         """An approximate Newton direction; the gradient where curvature information is useless."""
         phi = self._problem.phi
 
         def apply(x: Array) -> Array:
             return phi.forward(point.derivative(phi.adjoint(x))) + eps * x
 
-        step = conjugate_gradient(apply, gradient, 1e-3, 200)
+        step = _conjugate_gradient(apply, gradient, 1e-3, 200)
         if np.isfinite(step).all() and float(step @ gradient) > 0:
             return step
         return gradient / (1.0 + eps)
 
-    def _line_search(self, point: DualPoint, eps: float, gradient: Array) -> tuple[DualPoint, int]:
+    def _line_search(self, point: _DualPoint, eps: float, gradient: Array) -> tuple[_DualPoint, int]:
         """The first trial whose slope along the step is at most half the first one in size."""
         step = self._direction(point, eps, gradient)
         slope = float(gradient @ step)
@@ -500,26 +495,25 @@ class NewtonEngine:
         return best, 12
 
 
-Engine = ActiveEngine | HullEngine | NewtonEngine
+Engine = _ActiveEngine | _HullEngine | _NewtonEngine
 """One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
 
 
-def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
-    """The engine of a set; `careful` starts further from eps = 0, goes slower and, where it can, by projection."""
+def _engine(problem: _LiftProblem) -> Engine:
+    """The engine of a set."""
     if problem.vertices is not None:
-        return HullEngine(problem, problem.vertices)
-    if problem.form is not None and not careful:
-        return ActiveEngine(problem, problem.form, mu)
-    return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
+        return _HullEngine(problem, problem.vertices)
+    if problem.form is not None:
+        return _ActiveEngine(problem, problem.form)
+    return _NewtonEngine(problem)
 
 
-def nearest(
-    problem: LiftProblem, tol: float, max_iter: int, mu: Array | None = None, eps: float | None = None
-) -> PathEnd:
-    """The minimiser nearest to w0: by the fast engine and, where that does not converge, by the careful one."""
-    end = follow(problem, engine(problem, mu, eps, False), tol, max_iter)
-    if not end.converged and (problem.form is not None or mu is not None):
-        again = follow(problem, engine(problem, None, None, True), tol, max_iter)
+def _nearest(problem: _LiftProblem, tol: float, max_iter: int) -> _PathEnd:
+    """The minimiser nearest to w0: by the fast engine of the set and, where that does not converge, by Newton's."""
+    run = _engine(problem)
+    end = _follow(problem, run, tol, max_iter)
+    if not end.converged and isinstance(run, _ActiveEngine):
+        again = _follow(problem, _NewtonEngine(problem), tol, max_iter)
         used = end.iterations + again.iterations
         if again.converged or again.certificate < end.certificate:
             end = again
@@ -530,26 +524,26 @@ def nearest(
     return replace(end, w=w, residual=problem.v - problem.phi.forward(w))
 
 
-def follow(problem: LiftProblem, run: Engine, tol: float, max_iter: int) -> PathEnd:
+def _follow(problem: _LiftProblem, run: Engine, tol: float, max_iter: int) -> _PathEnd:
     """Follow the path until f - f* <= tol ||v||^2 and the point has settled to sqrt(tol) of its move."""
     eps, factor, used = run.first, run.factor, 0
     last: Array | None = None
-    best: PathEnd | None = None
+    best: _PathEnd | None = None
     while True:
         w, mu, count, solved = run.stage(eps, max_iter - used)
         used += count
         residual = problem.v - problem.phi.forward(w)
-        end = PathEnd(w, mu, eps, residual, np.inf, used, False)
+        end = _PathEnd(w, mu, residual, np.inf, used, False)
         if solved and last is not None and _settled(problem, w, last, tol):
             bound = problem.certificate(w, residual)
-            end = PathEnd(w, mu, eps, residual, bound, used, bound <= tol * problem.reference(w))
+            end = _PathEnd(w, mu, residual, bound, used, bound <= tol * problem.reference(w))
             if end.converged or (not problem.constraint.can("support") and _images_agree(problem, w, last, tol)):
-                return PathEnd(w, mu, eps, residual, bound, used, True)
+                return replace(end, converged=True)
         if best is None or end.certificate < best.certificate or (solved and not np.isfinite(best.certificate)):
             best = end
         if used >= max_iter or (solved and eps <= SMALLEST) or (not solved and (factor > 0.6 or eps > LARGEST)):
             bound = min(best.certificate, problem.certificate(best.w, best.residual))
-            return PathEnd(best.w, best.mu, best.eps, best.residual, bound, used, False)
+            return replace(best, certificate=bound, iterations=used, converged=False)
         if solved:
             last, eps = w, max(eps * factor, SMALLEST)
         elif last is None:
@@ -558,12 +552,12 @@ def follow(problem: LiftProblem, run: Engine, tol: float, max_iter: int) -> Path
             eps, factor = eps / factor**0.5, factor**0.5
 
 
-def _settled(problem: LiftProblem, w: Array, last: Array, tol: float) -> bool:
+def _settled(problem: _LiftProblem, w: Array, last: Array, tol: float) -> bool:
     move = float(np.linalg.norm(w - problem.w0))
     rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
     return float(np.linalg.norm(w - last)) <= math.sqrt(tol) * move + rounding
 
 
-def _images_agree(problem: LiftProblem, w: Array, last: Array, tol: float) -> bool:
+def _images_agree(problem: _LiftProblem, w: Array, last: Array, tol: float) -> bool:
     change = problem.phi.forward(w - last)
     return float(change @ change) <= tol * problem.reference(w)

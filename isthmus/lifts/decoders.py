@@ -18,14 +18,14 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.lifts._path import (
     Array,
-    BucketOperator,
-    LiftProblem,
-    MatrixFree,
     Operator,
-    PathEnd,
-    nearest,
-    operator,
-    spd_solve,
+    _BucketOperator,
+    _LiftProblem,
+    _MatrixFree,
+    _nearest,
+    _operator,
+    _PathEnd,
+    _spd_solve,
 )
 from isthmus.sets import L1Ball
 from isthmus.sets.base import Point
@@ -63,12 +63,8 @@ def cosamp(sketch: Sketch | Point, y: Point, k: int, iterations: int | None = No
     if iterations is not None:
         validate.positive_int(iterations=iterations)
     matrix = _matrix(sketch, codes)
-    validate.check(
-        codes.shape[-1] == matrix.shape[0],
-        "y.shape",
-        tuple(codes.shape),
-        f"give codes of length {len(matrix)}, which is the number of rows of Phi",
-    )
+    remedy = f"give codes of length {len(matrix)}, which is the number of rows of Phi"
+    validate.check(codes.shape[-1] == len(matrix), "y.shape", tuple(codes.shape), remedy)
     validate.at_most(matrix.shape[1], "the dimension d", k=k)
     z = _decode(matrix, codes.reshape(-1, matrix.shape[0]).to(matrix), k, iterations or 6 * (k + 1))
     z = z.reshape(*codes.shape[:-1], matrix.shape[1]).to(codes.dtype)
@@ -144,7 +140,7 @@ def _matrix(sketch: object, codes: Tensor) -> Tensor:
     return validate.as_tensor("matrix", sketch, ndim=2).detach().to(codes.device, dtype)
 
 
-def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> PathEnd | None:
+def _value_root(problem: _LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> _PathEnd | None:
     """w in t C with ||Phi w - v|| <= tol ||v|| for the least such t; None when that t is `limit` or more.
 
     phi(t) = min_{w in tC} ||Phi w - v|| is convex and decreasing with slope -h_C(Phi' r)/||r||, so the steps
@@ -162,16 +158,16 @@ def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = m
         t += step
         if t >= limit or not math.isfinite(t):
             return None
-        end = nearest(LiftProblem(constraint, phi, v / t, problem.w0 / t), min(1e-8, tol**2), max_iter)
+        end = _nearest(_LiftProblem(constraint, phi, v / t, problem.w0 / t), min(1e-8, tol**2), max_iter)
         used += end.iterations
         w = t * end.w
         residual = v - phi.forward(w)
         size = float(np.linalg.norm(residual))
         if size <= enough or used >= max_iter or step <= 1e-14 * t:
-            return PathEnd(w, end.mu, end.eps, residual, size * size, used, size <= enough)
+            return _PathEnd(w, end.mu, residual, size * size, used, size <= enough)
 
 
-def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -> PathEnd:
+def _least_gauge(problem: _LiftProblem, end: _PathEnd, tol: float, max_iter: int) -> _PathEnd:
     """Of the minimisers one of least gauge, from one minimiser `end`.
 
     A target outside Phi C has minimisers of gauge 1 only, and so has every target over a simplex.
@@ -184,7 +180,7 @@ def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -
         validate.refuse("constraint", constraint, "give a set that contains the origin: pick='min_gauge' needs one")
     if not np.any(v):
         return replace(end, w=np.zeros(phi.d), residual=v, certificate=0.0, converged=True)
-    path_end = value_root(problem, 0.1 * tol**0.5, max_iter, limit=1.0)
+    path_end = _value_root(problem, 0.1 * tol**0.5, max_iter, limit=1.0)
     if path_end is None:
         return end
     return replace(path_end, iterations=path_end.iterations + end.iterations)
@@ -243,11 +239,11 @@ def basis_pursuit(
     validate.positive(tol=tol)
     right = validate.as_tensor("y", y, ndim=1).double().cpu().numpy()
     if isinstance(sketch, Sketch):
-        phi = operator(sketch)
+        phi = _operator(sketch)
     else:
-        phi = operator(validate.as_tensor("matrix", sketch, ndim=2).numpy())
+        phi = _operator(validate.as_tensor("matrix", sketch, ndim=2).numpy())
     validate.shape((phi.m,), y=torch.from_numpy(right))
-    w, dual, steps, method = pursue(phi, right / phi.scale, tol, max_iter)
+    w, dual, steps, method = _pursue(phi, right / phi.scale, tol, max_iter)
     dual = dual / max(1.0, float(np.abs(phi.adjoint(dual)).max())) / phi.scale
     value = float(np.abs(w).sum())
     residual = float(np.linalg.norm(phi.scale * phi.forward(w) - right))
@@ -258,14 +254,14 @@ def basis_pursuit(
     return BasisPursuit(w, value, dual, gap, residual, steps, method)
 
 
-def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> tuple[Array, Array, int, str]:
+def _pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> tuple[Array, Array, int, str]:
     """(w, dual, iterations, method) for an operator."""
     size = float(np.linalg.norm(y))
     if size == 0:
         return np.zeros(phi.d), np.zeros(phi.m), 0, "closed form"
-    if isinstance(phi, BucketOperator):
+    if isinstance(phi, _BucketOperator):
         return *_closed_form(phi, y), 1, "closed form"
-    if isinstance(phi, MatrixFree):
+    if isinstance(phi, _MatrixFree):
         return _matrix_free(phi, y, tol)
     matrix = phi.matrix
     w, dual, steps = _homotopy(matrix, y / size, max_iter or 10 * phi.m, tol)
@@ -278,7 +274,7 @@ def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> 
 
 def _matrix_free(phi: Operator, y: Array, tol: float) -> tuple[Array, Array, int, str]:
     """The least radius of an l1 ball whose image holds y, for maps too large for a matrix."""
-    end = value_root(LiftProblem(L1Ball(1.0), phi, y, np.zeros(phi.d)), max(tol, 1e-7), 100_000)
+    end = _value_root(_LiftProblem(L1Ball(1.0), phi, y, np.zeros(phi.d)), max(tol, 1e-7), 100_000)
     if end is None or not end.converged:
         _out_of_range()
     return end.w, end.mu / float(np.abs(phi.adjoint(end.mu)).max()), end.iterations, "value function"
@@ -295,7 +291,7 @@ def _homotopy(matrix: Array, y: Array, max_iter: int, tol: float) -> tuple[Array
     dual, dropped = np.zeros(m), support[0]
     for iteration in range(1, max_iter + 1):
         part = matrix[:, support]
-        direction = spd_solve(part.T @ part, signs[support])
+        direction = _spd_solve(part.T @ part, signs[support])
         dual = part @ direction
         slopes = dual @ matrix
         if np.abs(slopes).max() <= 1 + 0.1 * tol:
@@ -356,7 +352,7 @@ def _linear_program(matrix: Array, y: Array) -> tuple[Array, Array, int]:
     return answer.x[:d] - answer.x[d:], np.asarray(answer.eqlin.marginals), int(answer.nit)
 
 
-def _closed_form(phi: BucketOperator, y: Array) -> tuple[Array, Array]:
+def _closed_form(phi: _BucketOperator, y: Array) -> tuple[Array, Array]:
     """In each row the largest entry carries everything."""
     order = np.argsort(np.abs(phi.value), kind="stable")
     largest = np.full(phi.m, -1)

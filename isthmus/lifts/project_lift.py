@@ -17,16 +17,16 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.lifts._path import (
     Array,
-    LiftProblem,
-    MatrixFree,
     Operator,
-    PathEnd,
-    bound_from_gap,
-    nearest,
-    one_thread,
-    operator,
+    _bound_from_gap,
+    _LiftProblem,
+    _MatrixFree,
+    _nearest,
+    _one_thread,
+    _operator,
+    _PathEnd,
 )
-from isthmus.lifts.decoders import least_gauge, pursue
+from isthmus.lifts.decoders import _least_gauge, _pursue
 from isthmus.sets import ConvexSet, Whole
 from isthmus.sets.base import Point
 from isthmus.sketches.base import Sketch
@@ -34,7 +34,7 @@ from isthmus.sketches.base import Sketch
 __all__ = ["LiftResult", "project_and_lift", "solve_lift"]
 
 
-def fista(
+def _fista(
     constraint: ConvexSet, sketch: Sketch, target: Tensor, start: Tensor, tol: float, max_iter: int
 ) -> tuple[Tensor, int, bool]:
     """(w, iterations, settled) with the step 1/norm^2 and a restart where momentum points uphill.
@@ -74,8 +74,6 @@ class LiftResult(Generic[Point]):
         iterations: linear systems, dual evaluations or gradient steps, by method.
         converged: whether the tolerance was met.
         method: "dual", "fista" or "exact".
-        dual: the multiplier (target - Phi w)/eps for a warm start, or None.
-        eps: the last regularisation of the path, or 0.
     """
 
     point: Point
@@ -84,17 +82,14 @@ class LiftResult(Generic[Point]):
     iterations: int
     converged: bool
     method: str
-    dual: Tensor | None = None
-    eps: float = 0.0
 
 
-class LiftOptions(TypedDict, total=False):
+class _LiftOptions(TypedDict, total=False):
     """The options of `solve_lift`."""
 
     tol: float
     max_iter: int
     method: str
-    warm: LiftResult[Tensor] | LiftResult[np.ndarray] | None
 
 
 def project_and_lift(
@@ -103,7 +98,7 @@ def project_and_lift(
     target: object,
     start: Point,
     pick: str = "nearest",
-    **options: Unpack[LiftOptions],
+    **options: Unpack[_LiftOptions],
 ) -> Point:
     """A minimiser w of ||Phi w - target||^2 over the set: Phi w is the projection of the target onto Phi C.
 
@@ -113,7 +108,7 @@ def project_and_lift(
         target: a vector of R^m.
         start: a vector of R^d, in the set or not.
         pick: "nearest" (of all minimisers the nearest to `start`) or "min_gauge" (one of least gauge).
-        **options: `tol`, `max_iter`, `method`, `warm` of `solve_lift`.
+        **options: `tol`, `max_iter`, `method` of `solve_lift`.
 
     Returns:
         w in the set, of the type, dtype and device of `start`; `solve_lift` gives its certificate too.
@@ -136,7 +131,7 @@ def compressed_gradient_mapping(
     w: Tensor,
     eta: float,
     pick: str = "nearest",
-    **options: Unpack[LiftOptions],
+    **options: Unpack[_LiftOptions],
 ) -> Tensor:
     """(w - w+) / eta with w+ in C and Phi w+ = Pi_{Phi C}(Phi w - eta code): Definition 8 of paper 001, as a vector.
 
@@ -167,7 +162,6 @@ def solve_lift(
     tol: float = 1e-6,
     max_iter: int = 10_000,
     method: str = "auto",
-    warm: LiftResult[Tensor] | LiftResult[np.ndarray] | None = None,
 ) -> LiftResult[Point]:
     """`project_and_lift` with its certificate.
 
@@ -184,7 +178,6 @@ def solve_lift(
         tol: relative accuracy, as above.
         max_iter: most systems, evaluations or gradient steps.
         method: "auto", "dual" or "fista".
-        warm: the result of a nearby problem (same sizes); it saves time and does not change the answer.
 
     Returns:
         A `LiftResult`; its point is in the set whether or not it converged.
@@ -203,37 +196,31 @@ def solve_lift(
     loose = method == "fista" or (method == "auto" and tol >= LOOSE and pick == "nearest")
     if loose and pick == "nearest":
         return _loose(constraint, sketch, v, w0, start, tol, max_iter)
-    phi = operator(sketch)
+    phi = _operator(sketch)
     scaled, near = _working(v) / phi.scale, _working(w0)
-    problem = LiftProblem(constraint, phi, scaled, near)
+    problem = _LiftProblem(constraint, phi, scaled, near)
     if _already_there(problem):
         return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
-    mu = None
-    if warm is not None and warm.dual is not None:
-        mu = warm.dual.double().cpu().numpy()
-    with one_thread(phi):
-        if mu is not None and warm is not None and mu.shape == scaled.shape:
-            end = nearest(problem, tol, max_iter, mu, warm.eps)
-        else:
-            end = nearest(problem, tol, max_iter)
+    with _one_thread(phi):
+        end = _nearest(problem, tol, max_iter)
         if pick == "min_gauge":
-            end = _sparsest(problem, end, tol) or least_gauge(problem, end, tol, max_iter)
+            end = _sparsest(problem, end, tol) or _least_gauge(problem, end, tol, max_iter)
     return _result(end, phi, start)
 
 
-def _sparsest(problem: LiftProblem, end: PathEnd, tol: float) -> PathEnd | None:
+def _sparsest(problem: _LiftProblem, end: _PathEnd, tol: float) -> _PathEnd | None:
     """Least gauge in an l1 ball that holds the target is basis pursuit; None for other sets and targets."""
     form, phi, v = problem.form, problem.phi, problem.v
-    if form is None or form.rows is not None or not form.signed or isinstance(phi, MatrixFree):
+    if form is None or form.rows is not None or not form.signed or isinstance(phi, _MatrixFree):
         return None
     if float(end.residual @ end.residual) > tol * problem.reference(end.w):
         return None
-    w, _, steps, _ = pursue(phi, v, 1e-9)
+    w, _, steps, _ = _pursue(phi, v, 1e-9)
     size = float(np.abs(w).sum())
     if size > form.radius:
         return end
     residual = v - phi.forward(w)
-    return PathEnd(w, end.mu, end.eps, residual, float(residual @ residual), end.iterations + steps, True)
+    return _PathEnd(w, end.mu, residual, float(residual @ residual), end.iterations + steps, True)
 
 
 def _unconstrained(sketch: Sketch, v: Tensor, w0: Tensor, start: Point) -> LiftResult[Point]:
@@ -242,7 +229,7 @@ def _unconstrained(sketch: Sketch, v: Tensor, w0: Tensor, start: Point) -> LiftR
     if sketch.tight:
         move = sketch.pinv(short)
     else:
-        phi = operator(sketch)
+        phi = _operator(sketch)
         apply = LinearOperator((phi.m, phi.d), matvec=phi.forward, rmatvec=phi.adjoint, dtype=np.float64)
         move = torch.from_numpy(lsmr(apply, _working(short) / phi.scale, atol=1e-14, btol=1e-14, conlim=0)[0])
     w = w0 + move.to(w0)
@@ -253,17 +240,17 @@ def _unconstrained(sketch: Sketch, v: Tensor, w0: Tensor, start: Point) -> LiftR
 def _loose(
     constraint: ConvexSet, sketch: Sketch, v: Tensor, w0: Tensor, start: Point, tol: float, max_iter: int
 ) -> LiftResult[Point]:
-    w, iterations, settled = fista(constraint, sketch, v.to(w0), w0, tol, max_iter)
+    w, iterations, settled = _fista(constraint, sketch, v.to(w0), w0, tol, max_iter)
     short = v.to(w0) - sketch.forward(w)
     f = float(short @ short)
     bound = f
     if f > 0 and constraint.can("support"):
         pull = sketch.adjoint(short)
-        bound = bound_from_gap(f, constraint.support(pull) - float(pull @ w))
+        bound = _bound_from_gap(f, constraint.support(pull) - float(pull @ w))
     return LiftResult(_like(w, start), math.sqrt(f), bound, iterations, settled, "fista")
 
 
-def _already_there(problem: LiftProblem) -> bool:
+def _already_there(problem: _LiftProblem) -> bool:
     """Whether the start is in the set and meets the target to rounding."""
     short = problem.v - problem.phi.forward(problem.w0)
     close = float(np.linalg.norm(short)) <= 1e-14 * (float(np.linalg.norm(problem.v)) + 1e-300)
@@ -275,11 +262,10 @@ def _already_there(problem: LiftProblem) -> bool:
         return False
 
 
-def _result(end: PathEnd, phi: Operator, start: Point) -> LiftResult[Point]:
+def _result(end: _PathEnd, phi: Operator, start: Point) -> LiftResult[Point]:
     residual = phi.scale * float(np.linalg.norm(end.residual))
     bound = phi.scale**2 * end.certificate
-    dual = torch.from_numpy(end.mu)
-    return LiftResult(_like(end.w, start), residual, bound, end.iterations, end.converged, "dual", dual, end.eps)
+    return LiftResult(_like(end.w, start), residual, bound, end.iterations, end.converged, "dual")
 
 
 def _check(constraint: ConvexSet, pick: str, tol: float, max_iter: int, method: str) -> None:
@@ -299,12 +285,8 @@ def _read(constraint: ConvexSet, sketch: Sketch, target: object, start: object) 
     v, w0 = validate.as_tensor("target", target), validate.as_tensor("start", start).detach()
     validate.shape((sketch.m,), target=v)
     validate.shape((sketch.d,), start=w0)
-    validate.check(
-        constraint.dim in (None, sketch.d),
-        "sketch.d",
-        sketch.d,
-        f"give a sketch of dimension {constraint.dim}, which is that of the set",
-    )
+    remedy = f"give a sketch of dimension {constraint.dim}, which is that of the set"
+    validate.check(constraint.dim in (None, sketch.d), "sketch.d", sketch.d, remedy)
     return v.detach(), w0
 
 

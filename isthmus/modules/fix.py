@@ -14,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from isthmus.base.validate import InvalidInput, check, positive_int
 from isthmus.gradients.layers.layers import rule_for
-from isthmus.modules.recurrent import GRU, LSTM, RNN, Recurrent
+from isthmus.modules.recurrent import GRU, LSTM, RNN, _Recurrent
 
 _MAX_GROUPS = 32
 """Groups of the norm that takes the place of a batch norm, at most."""
@@ -114,7 +114,9 @@ def _replacement(layer: nn.Module, num_groups: int | None) -> nn.Module | None:
     for kinds, make in _MAKERS:
         if isinstance(layer, kinds) and any(type(layer).forward is kind.forward for kind in kinds):
             fit = make(layer, num_groups)
-            return None if fit is None else fit.train(layer.training)
+            if fit is not None:
+                fit.train(layer.training)
+            return fit
     return None
 
 
@@ -145,8 +147,10 @@ def _instance_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
 
 
 def _recurrent(layer: Any, num_groups: int | None) -> nn.Module:
-    kind: type[Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
-    extra = {"nonlinearity": layer.nonlinearity} if kind is RNN else {}
+    kind: type[_Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
+    extra = {}
+    if kind is RNN:
+        extra["nonlinearity"] = layer.nonlinearity
     fit = kind(
         layer.input_size,
         layer.hidden_size,
@@ -208,8 +212,7 @@ def _batch_norm_problem(name: str, layer: _BatchNorm, trained: bool) -> Iterator
 def _rule_problem(name: str, layer: nn.Module) -> Iterator[Problem]:
     """What the rule of a trainable layer says."""
     try:
-        rule = rule_for(name, layer)
-        rule.check(name, layer)
+        rule_for(name, layer)
     except InvalidInput as error:
         why, _, remedy = str(error).partition(" is not allowed: ")
         yield Problem(name, f"({type(layer).__name__}) has no per-example gradient", remedy or why)

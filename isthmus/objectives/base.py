@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -94,16 +95,7 @@ def as_index(index: Index, n: int, device: torch.device | str = "cpu") -> Tensor
     return tensor.to(device=device, dtype=torch.int64)
 
 
-def choose_penalty(penalty: Penalty | None, l1: float, l2: float) -> Penalty:
-    """The penalty given as an object or by its two strengths, not both."""
-    if penalty is None:
-        return penalty_of(l1, l2)
-    validate.check(isinstance(penalty, Penalty), "penalty", penalty, "give a Penalty, such as L2Penalty(0.1)")
-    validate.check(l1 == 0 and l2 == 0, "penalty", penalty, "give either penalty= or l1= and l2=")
-    return penalty
-
-
-def check_point(w: object, d: int) -> Tensor:
+def _check_point(w: object, d: int) -> Tensor:
     """A flat floating vector of length d, detached."""
     if isinstance(w, Tensor) and w.shape == (d,) and w.is_floating_point():
         return w.detach()
@@ -144,7 +136,7 @@ class TorchObjective(Objective):
         penalty: Penalty | None = None,
     ) -> None:
         validate.check(callable(fn), "fn", fn, "give a function fn(params, *example) -> scalar loss")
-        self.fn, self.penalty = fn, choose_penalty(penalty, l1, l2)
+        self.fn, self.penalty = fn, penalty_of(l1, l2, penalty)
         self.data = _tensors(data)
         self.n = len(self.data[0])
         self.named = isinstance(parameters, Mapping)
@@ -152,7 +144,7 @@ class TorchObjective(Objective):
 
     def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean loss of the chosen examples."""
-        w, count, total = check_point(w, self.d), 0, 0.0
+        w, count, total = _check_point(w, self.d), 0, 0.0
         losses = vmap(self._one, in_dims=self._axes())
         with torch.no_grad():
             for batch in self._batches(index):
@@ -163,7 +155,7 @@ class TorchObjective(Objective):
 
     def rows(self, w: Tensor, index: Index = None) -> Lazy:
         """The per-example gradients, computed when they are asked for."""
-        point, chosen = check_point(w, self.d).clone(), self._chosen(index)
+        point, chosen = _check_point(w, self.d).clone(), self._chosen(index)
         gradients = vmap(grad(self._one), in_dims=self._axes())
 
         def chunk(lo: int, hi: int) -> Tensor:
@@ -174,7 +166,7 @@ class TorchObjective(Objective):
 
     def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """The gradient of the mean loss, by one backward pass a batch, plus that of the penalty's l2 part."""
-        w, count, total = check_point(w, self.d), 0, torch.zeros_like(w)
+        w, count, total = _check_point(w, self.d), 0, torch.zeros_like(w)
         summed = grad(lambda v, *batch: vmap(self._one, in_dims=self._axes())(v, *batch).sum())
         for batch in self._batches(index):
             total, count = total + summed(w, *batch), count + len(batch[0])
@@ -182,8 +174,10 @@ class TorchObjective(Objective):
 
     def on(self, data: object) -> TorchObjective:
         """The same function and penalty on other examples."""
-        shapes = {leaf.name: leaf.shape for leaf in self.space.leaves} if self.named else self.d
-        return TorchObjective(self.fn, data, shapes, penalty=self.penalty)
+        objective = copy.copy(self)
+        objective.data = _tensors(data)
+        objective.n = len(objective.data[0])
+        return objective
 
     def _one(self, w: Tensor, *example: Tensor) -> Tensor:
         if not self.named:
@@ -194,8 +188,10 @@ class TorchObjective(Objective):
         return (None, *(0 for _ in self.data))
 
     def _chosen(self, index: Index) -> Tensor:
-        chosen = as_index(slice(None) if index is None else index, self.n, self.data[0].device)
-        assert chosen is not None
+        device = self.data[0].device
+        chosen = as_index(index, self.n, device)
+        if chosen is None:
+            return torch.arange(self.n, device=device)
         return chosen
 
     def _batches(self, index: Index) -> Iterator[list[Tensor]]:
@@ -206,8 +202,9 @@ class TorchObjective(Objective):
 
 def _tensors(data: object) -> tuple[Tensor, ...]:
     """The data as tensors of one length, finite, their dtypes kept."""
-    parts = data if isinstance(data, (tuple, list)) else (data,)
-    tensors = tuple(torch.as_tensor(part) for part in parts)
+    if not isinstance(data, (tuple, list)):
+        data = (data,)
+    tensors = tuple(map(torch.as_tensor, data))
     validate.check(len(tensors) > 0, "data", data, "give at least one tensor")
     for k, tensor in enumerate(tensors):
         some = tensor.ndim > 0 and len(tensor) > 0
@@ -226,7 +223,11 @@ def _describe(parameters: Mapping[str, Tensor | tuple[int, ...]] | Tensor | int)
     if not isinstance(parameters, Mapping):
         return Space.flat(parameters), torch.get_default_dtype()
     validate.check(len(parameters) > 0, "parameters", parameters, "give at least one named tensor or shape")
-    shapes = {k: tuple(v.shape if isinstance(v, Tensor) else v) for k, v in parameters.items()}
+    shapes, dtypes = {}, []
+    for name, given in parameters.items():
+        if isinstance(given, Tensor):
+            dtypes.append(given.dtype)
+            given = given.shape
+        shapes[name] = tuple(given)
     validate.check(all(math.prod(s) > 0 for s in shapes.values()), "parameters", shapes, "give non-empty shapes")
-    dtypes = [v.dtype for v in parameters.values() if isinstance(v, Tensor)]
     return Space.of(shapes), (*dtypes, torch.get_default_dtype())[0]

@@ -9,30 +9,31 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from isthmus.base import matrix, secret, validate
 from isthmus.base.arrow import opened
 from isthmus.base.class_registry import subclasses
-from isthmus.base.matrix import Array, Matrix, as_matrix, is_lazy, is_sparse
+from isthmus.base.matrix import Array, Matrix, View, as_matrix, is_sparse
 from isthmus.base.space import Space
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.gradients.rounding import Lengths, upper_norms
-from isthmus.objectives.base import Index, Objective, as_index, check_point, choose_penalty
+from isthmus.objectives.base import Index, Objective, _check_point, as_index
 from isthmus.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
-from isthmus.penalties import Penalty
+from isthmus.penalties import Penalty, penalty_of
 
 CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
 """What a classifier without declared classes has read off y, and the remedy."""
 
 
-class Options(TypedDict, total=False):
+class _Options(TypedDict, total=False):
     """What every linear model takes beside its data (see `LinearModel`)."""
 
     l2: float
@@ -100,19 +101,20 @@ class LinearModel(Objective):
         y: object,
         targets: Targets | None = None,
         *,
-        classes: Any = None,
+        classes: object = None,
         l2: float = 0.0,
         l1: float = 0.0,
         penalty: Penalty | None = None,
         weights: object = None,
     ) -> None:
-        self.penalty = choose_penalty(penalty, l1, l2)
+        self.penalty = penalty_of(l1, l2, penalty)
         if targets is None and self.labelled():
             targets = self.reads(classes)  # type: ignore[call-arg]
         else:
             validate.check(classes is None, "classes", classes, "leave it out: only a classifier has classes")
-        self.targets: Targets = self.reads() if targets is None else targets
-        self.read_off = (CLASSES_READ,) if self.targets.labels and self.targets.classes is None else ()
+        self.targets: Targets = targets or self.reads()
+        if self.targets.labels and self.targets.classes is None:
+            self.read_off = (CLASSES_READ,)
         self.weights: Tensor | None = None
         self._load(X, y)
         if weights is not None:
@@ -137,10 +139,11 @@ class LinearModel(Objective):
     @classmethod
     def clip_for(cls, classes: int = 2) -> float:
         """The clip for rows of norm 1 where none is given."""
-        clip = cls.slope_bound if cls.default_clip is None else cls.default_clip
-        if clip is None:
-            why = f"because {cls.__name__} states neither default_clip nor slope_bound"
-            validate.refuse("clip", None, f"give clip=, {why}")
+        clip = cls.default_clip or cls.slope_bound
+        if not clip:
+            validate.refuse(
+                "clip", None, f"give clip=, because {cls.__name__} states neither default_clip nor slope_bound"
+            )
         return clip
 
     @property
@@ -185,25 +188,27 @@ class LinearModel(Objective):
         where = self._where(index)
         if where is None:
             return self._with(lengths=Lengths(self.n))
-        X = matrix.take(self.X, where)
-        weights = None if self.weights is None else self.weights[where]
+        X, weights = matrix.take(self.X, where), self.weights
+        if weights is not None:
+            weights = weights[where]
         return self._with(X=X, y=self.y[where], weights=weights, n=X.shape[0], lengths=Lengths(X.shape[0]))
 
     def forget(self) -> None:
         """Forget what was computed of the rows: they may have been written to since."""
         self.lengths = Lengths(self.n)
-        if is_lazy(self.X):
+        if isinstance(self.X, View):
             self.X.forget()
 
-    def predict(self, w: Tensor, X: object = None) -> Any:
+    def predict(self, w: Tensor, X: object = None) -> NDArray[np.generic] | Tensor:
         """Labels (NumPy, as they were given) or numbers (tensor), for X or for the training data."""
         return self.targets.predict(self._decide(w, X))
 
     def score(self, w: Tensor, X: object = None, y: object = None) -> float:
         """Accuracy of a classifier, R2 of a regression, on (X, y) or on the training data."""
         validate.check((X is None) == (y is None), "X, y", "one of them", "give both X and y, or neither")
-        truth = self.y if y is None else self.targets.read(y)[1]
-        z = self._decide(w, X)
+        truth, z = self.y, self._decide(w, X)
+        if y is not None:
+            truth = self.targets.read(y)[1]
         validate.check(len(truth) == len(z), "len(y)", len(truth), f"give one target for each of {len(z)} rows")
         return self.targets.score(z, truth.to(device=z.device, dtype=self._target_dtype(z)))
 
@@ -214,19 +219,18 @@ class LinearModel(Objective):
         return self.score(w, X, y)
 
     @property
-    def classes(self) -> tuple[Any, ...] | None:
+    def classes(self) -> tuple[object, ...] | None:
         """The labels in order, or None for a regression."""
         return self.targets.classes
 
     def smoothness(self) -> float:
         """A Lipschitz constant of the gradient: curvature * lambda_max(X'X) / n + l2; inf when there is none.
 
-        Exact up to `GRAM_LIMIT` rows or columns; beyond that the certified bound
-        lambda_max <= min(||X||_F^2, ||X||_1 ||X||_inf).  It reads the data: not for private runs.
+        To rounding.  It reads the data: not for private runs.
         """
         if self.curvature is None:
             return math.inf
-        return self.curvature * largest_eigenvalue(self.X) / self.n + self.penalty.curvature
+        return self.curvature * top_eigenvalue(self.X) / self.n + self.penalty.curvature
 
     def lipschitz(self) -> float:
         """max_i ||x_i|| times the bound of the slope; inf when slopes have none.  It reads the data."""
@@ -275,37 +279,42 @@ class LinearModel(Objective):
         """The chosen rows, and their losses or slopes at w times their weights."""
         X, y, weights = self.X, self.y, self.weights
         if where is not None:
-            X, y, weights = matrix.take(X, where), y[where], None if weights is None else weights[where]
-        z = matrix.margins(X, self._as_columns(check_point(w, self.d)))
+            X, y = matrix.take(X, where), y[where]
+        z = matrix.margins(X, self._as_columns(_check_point(w, self.d)))
         values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
         values = values.to(dtype or values.dtype)
         if weights is not None:
-            values = values * weights.to(values).view(-1, *[1] * (values.ndim - 1))
+            weights = weights[slice(None) if where is None else where].to(values)
+            values = values * weights.view(-1, *[1] * (values.ndim - 1))
         return X, values
 
     def _where(self, index: Index) -> slice | Tensor | None:
         """Which rows; ranges stay ranges: rows side by side are taken without a copy."""
-        return index if index is None or isinstance(index, slice) else as_index(index, self.n, self.y.device)
+        if isinstance(index, slice):
+            return index
+        return as_index(index, self.n, self.y.device)
 
     def _load(self, X: object, y: object) -> None:
         X, y = opened(X, y)
         self.X: Matrix = as_matrix("X", X)
-        some = self.X.shape[1] > 0 and (self.X.shape[0] > 0 or is_lazy(self.X))  # a rank's part of a fit may be empty
+        least = int(not isinstance(self.X, View))  # a rank's part of a fit may be empty
+        some = self.X.shape[1] > 0 and self.X.shape[0] >= least
         validate.check(some, "X.shape", tuple(self.X.shape), "give at least one row and one column")
         self.targets, target = self.targets.read(y)
         self.n, self.dtype = self.X.shape[0], matrix.dtype_of(self.X)
         validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of the {self.n} rows")
-        self.y = target if is_sparse(self.X) else target.to(self.X.device)
+        self.y = target.to(matrix.device_of(self.X))
         self.space, self.lengths = self._space(), Lengths(self.n)
 
     def _space(self) -> Space:
         return Space.flat(self.X.shape[1])
 
     def _decide(self, w: Tensor, X: object) -> Tensor:
-        data = self.X if X is None else as_matrix("X", opened(X)[0])
-        columns = self.X.shape[1]
+        data, columns = self.X, self.X.shape[1]
+        if X is not None:
+            data = as_matrix("X", opened(X)[0])
         validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
-        return matrix.matmul(data, self._as_columns(check_point(w, self.d)))
+        return matrix.matmul(data, self._as_columns(_check_point(w, self.d)))
 
     def _as_columns(self, w: Tensor) -> Tensor:
         return w
@@ -314,9 +323,7 @@ class LinearModel(Objective):
         return z.dtype
 
     def __repr__(self) -> str:
-        sparse = self.X.sparse if is_lazy(self.X) else is_sparse(self.X)
-        kind = "CSR" if sparse else "dense"
-        return f"{type(self).__name__}(n={self.n}, d={self.d}, {kind}, penalty={self.penalty})"
+        return f"{type(self).__name__}(n={self.n}, d={self.d}, penalty={self.penalty})"
 
 
 class Logistic(LinearModel):
@@ -385,7 +392,7 @@ class SmoothHinge(Hinge):
 
     name, curvature = "smooth_hinge", 1.0
 
-    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[_Options]) -> None:
         validate.positive(gamma=gamma)
         self.gamma, self.curvature = gamma, 1 / gamma
         super().__init__(X, y, **options)
@@ -419,7 +426,7 @@ class Huber(LinearModel):
 
     name, curvature, default_clip = "huber", 1.0, 0.3
 
-    def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[_Options]) -> None:
         validate.positive(delta=delta)
         self.delta = self.slope_bound = delta
         super().__init__(X, y, **options)
@@ -445,7 +452,7 @@ class Poisson(LinearModel):
 
     name, reads, default_clip = "poisson", CountTargets, 0.3
 
-    def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[_Options]) -> None:
         validate.positive(max_log=max_log)
         validate.at_most(80.0, "the largest whose exponential float32 holds well", max_log=max_log)
         self.max_log = max_log
@@ -487,7 +494,7 @@ class Softmax(LinearModel):
     @classmethod
     def clip_for(cls, classes: int = 2) -> float:
         """sqrt(1 - 1/K), the norm of the slope at w = 0, unless the class has a number of its own."""
-        return math.sqrt(1 - 1 / classes) if cls.default_clip is None else cls.default_clip
+        return cls.default_clip or math.sqrt(1 - 1 / classes)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """log sum_k exp(z_k) - z_y."""
@@ -523,10 +530,12 @@ class OneVsRest(Softmax):
     name, probabilities, default_clip = "", False, 1.0
     extends: type[LinearModel] | None = Hinge
 
-    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[_Options]) -> None:
         validate.non_negative(gamma=gamma)
         super().__init__(X, y, **options)
-        self.gamma, self.curvature = gamma, 1 / gamma if gamma else None  # type: ignore[assignment]
+        self.gamma, self.curvature = gamma, None  # type: ignore[assignment]
+        if gamma:
+            self.curvature = 1 / gamma
         self.slope_bound = len(self.classes or ()) ** 0.5
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
@@ -551,7 +560,7 @@ class SmoothOneVsRest(OneVsRest):
 
     extends = SmoothHinge
 
-    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[_Options]) -> None:
         super().__init__(X, y, gamma=gamma, **options)
 
 
@@ -589,20 +598,28 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
         missing = " and ".join(_missing(loss))
         remedy = f"write {missing} first: isthmus.objectives.LinearModel says what a loss states"
         validate.check(not missing, "loss", loss.__name__, remedy)
-        targets = "labels (reads = SignedLabels)" if labels else "numbers (reads = RealTargets)"
-        validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {targets}")
+        remedy = f"give a loss of {_READS[labels]}"
+        validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, remedy)
         return loss
-    named = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss]  # type: ignore[type-abstract]
-    for kind in named:
-        if not _missing(kind) and labels in (None, kind.labelled()):
-            return kind
-    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in named if _missing(kind))
+    why = ""
+    for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
+        if vars(kind).get("name") == loss:
+            missing = " and ".join(_missing(kind))
+            if missing:
+                why += f"{kind.__name__} has no {missing} yet; "
+            elif labels in (None, kind.labelled()):
+                return kind
     validate.refuse("loss", loss, f"{why}choose one of {list(known_losses(labels))}, or give a subclass of LinearModel")
+
+
+_READS = {True: "labels (reads = SignedLabels)", False: "numbers (reads = RealTargets)", None: "any targets"}
 
 
 def name_of(loss: str | Loss) -> str:
     """The name of a loss, or that of its class."""
-    return loss if isinstance(loss, str) else vars(loss).get("name") or loss.__name__
+    if isinstance(loss, str):
+        return loss
+    return vars(loss).get("name") or loss.__name__
 
 
 def loss_for(loss: str | Loss, classes: int) -> Loss:
@@ -624,44 +641,27 @@ def loss_for(loss: str | Loss, classes: int) -> Loss:
 # ---------------------------------------------------------------- the largest eigenvalue of X'X: for steps, and to buy
 
 GRAM_LIMIT = 2000
-"""`smoothness` takes eigenvalues of a Gram matrix up to this size, and a certified bound beyond it."""
+"""Up to so many rows or columns the largest eigenvalue is that of a Gram matrix."""
 _SMALL_GRAM = 300
 """Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
 
 
-def largest_eigenvalue(X: Matrix) -> float:
-    """lambda_max(X'X), or a certified bound of it for large X (see `LinearModel.smoothness`).
-
-    >>> largest_eigenvalue(torch.diag(torch.tensor([1.0, 3.0])))
-    9.0
-    """
-    if min(X.shape) <= GRAM_LIMIT:
-        return _top_of(_gram(X))
-    frobenius = float((upper_norms(X) ** 2).sum())
-    rows = float(upper_norms(X, 1).max())
-    if is_lazy(X):
-        columns = float(torch.stack([part.abs().sum(0) for _, _, part in X.chunks()]).sum(0).max())
-    else:
-        columns = float(abs(X).sum(0).max())  # that of SciPy and that of torch are alike
-    return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
-
-
 def top_eigenvalue(X: Matrix) -> float:
-    """lambda_max(X'X) itself, to rounding, for X of any size: by Lanczos where the Gram matrix would be large.
+    """lambda_max(X'X), to rounding, for X of any size: by Lanczos where the Gram matrix would be large.
 
-    It is what a private release needs: with rows of norm at most 1 one record moves it by at most 1 (Weyl), which
-    is not true of the bounds in `largest_eigenvalue`.
+    With rows of norm at most 1 one record moves it by at most 1 (Weyl), which is what a private release needs.
 
     >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
     9.0
     """
     if min(X.shape) <= _SMALL_GRAM:
-        return _top_of(_gram(X))
+        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
     if min(X.shape) <= GRAM_LIMIT:
         gram: Array = _gram(X).numpy()
         return lanczos_top(lambda v: gram @ v, len(gram))
-    wide = X.astype(np.float64) if is_sparse(X) else X
-    return lanczos_top(lambda v: matrix.rmatmul(wide, matrix.matmul(wide, torch.from_numpy(v))).numpy(), X.shape[1])
+    if is_sparse(X):
+        X = X.astype(np.float64)
+    return lanczos_top(lambda v: matrix.rmatmul(X, matrix.matmul(X, torch.from_numpy(v))).numpy(), X.shape[1])
 
 
 def lanczos_top(square: Callable[[Array], Array], size: int) -> float:
@@ -674,15 +674,13 @@ def lanczos_top(square: Callable[[Array], Array], size: int) -> float:
     return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])
 
 
-def _top_of(gram: Tensor) -> float:
-    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0))
-
-
 def _gram(X: Matrix) -> Tensor:
     """X'X or X X', whichever is smaller, in float64."""
     tall = X.shape[0] >= X.shape[1]
-    if is_lazy(X):
-        return X.gram() if tall else _gram(X.dense())
+    if isinstance(X, View) and tall:
+        return X.gram()
+    if isinstance(X, View):
+        X = X.dense()
     if is_sparse(X):
         wide = X.astype(np.float64)
         product = wide.T @ wide if tall else wide @ wide.T

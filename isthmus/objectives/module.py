@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from isthmus.base import validate
 from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers import passes
 from isthmus.gradients.layers.apart import Pieces, look
-from isthmus.gradients.rows import Outer, Rows, Stack, compact
+from isthmus.gradients.rows import Rows, Stack, compact
 from isthmus.penalties import NoPenalty, Penalty
 
 
@@ -82,12 +82,11 @@ class ModuleObjective:
 
     def rows(self, w: Tensor, index: Tensor | None = None) -> Stack:
         """The per-example gradients of the loss."""
-        self.layers.unpack(w)
-        x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
+        x, y = self._batch(w, index)
         private, idle = passes.present(), list[str]()
         with self.guard.around(private):
             pieces = look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
-            rows = captured(self.layers, self._loss, x, y, self.reduction, idle, pieces)
+            rows = captured(self.layers, self._loss, x, y, self.reduction, pieces, idle)
         if private is not None and private.cut:
             passes.check_idle(idle, private.idle.setdefault(id(w), idle))
         return rows
@@ -95,11 +94,17 @@ class ModuleObjective:
     @torch.no_grad()
     def loss(self, w: Tensor, index: Tensor | None = None) -> float:
         """The mean loss plus the penalty."""
-        self.layers.unpack(w)
-        x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
+        x, y = self._batch(w, index)
         with self.guard.around(passes.present()):
             value = float(self._loss(self.layers.module(x), y))
-        return (value if self.reduction == "mean" else value / len(x)) + float(self.penalty.value(w))
+        if self.reduction == "sum":
+            value /= len(x)
+        return value + float(self.penalty.value(w))
+
+    def _batch(self, w: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The examples of a batch, which are about to pass at a point."""
+        self.layers.unpack(w)
+        return (self.x, self.y) if index is None else (self.x[index], self.y[index])
 
     def gradient(self, w: Tensor, index: Tensor | None = None) -> Tensor:
         """The mean gradient plus that of the penalty's smooth part."""
@@ -113,23 +118,26 @@ def captured(
     x: Tensor,
     y: Tensor,
     reduction: str = "mean",
-    idle: list[str] | None = None,
     pieces: Pieces = None,
+    idle: list[str] | None = None,
 ) -> Stack:
     """Forward and backward once; the per-example gradients of every layer as factors.
 
     The layers that took no part are added to `idle`; `pieces` is what `look` has returned.
     """
-    idle = [] if idle is None else idle
-    pieces_of: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
-    listener = layers.listening(lambda name, rows: pieces_of[name].append(compact(rows)), len(x), pieces)
+    told: dict[str, list[Rows]] = {name: [] for name in layers.bindings}
+    listener = layers.listening(lambda name, rows: told[name].append(compact(rows)), len(x), pieces)
     with listener, torch.enable_grad():
         value = loss(layers.module(x), y)
-        (value * len(x) if reduction == "mean" else value).backward()
-    idle += [name for name, pieces in pieces_of.items() if not pieces]
-    for name, rows in unused(layers, idle, len(x)):
-        pieces_of[name].append(rows)
-    return Stack([(name, merged(name, pieces)) for name, pieces in pieces_of.items()])
+        if reduction == "mean":
+            value = value * len(x)
+        value.backward()
+    silent = [name for name, rows in told.items() if not rows]
+    if idle is not None:
+        idle += silent
+    for name, rows in unused(layers, silent, len(x)):
+        told[name].append(rows)
+    return Stack([(name, merged(name, rows)) for name, rows in told.items()])
 
 
 def unused(layers: Layers, names: Sequence[str], n: int, warned: set[str] | None = None) -> Iterable[tuple[str, Rows]]:
@@ -150,18 +158,10 @@ def unused(layers: Layers, names: Sequence[str], n: int, warned: set[str] | None
             "the same; freeze (requires_grad_(False)) what is never used",
             stacklevel=4,
         )
-    like, shapes = next(layers.parameters()), {name: layers.bindings[name].shape for name in names}
-    return [(name, Outer(like.new_zeros(n, p), like.new_zeros(n, q))) for name, (q, p) in shapes.items()]
+    return layers.zeros(names, n)
 
 
-@overload
-def merged(name: str, pieces: Sequence[Rows]) -> Rows: ...
-@overload
-def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None: ...
-def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None:
-    """One piece from all the times a layer was used in the pass; None where a sketch takes nothing of it."""
+def merged(name: str, pieces: Sequence[Rows]) -> Rows:
+    """One piece from all the times a layer was used in the pass."""
     assert pieces, name
-    present = [piece for piece in pieces if piece is not None]
-    if len(present) < 2:
-        return present[0] if present else None
-    return present[0].plus(present[1:])
+    return pieces[0].plus(pieces[1:]) if len(pieces) > 1 else pieces[0]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,48 +21,52 @@ class Targets(ABC):
 
     labels: ClassVar[bool] = False
     """Whether y holds labels, of the `classes` there are, rather than numbers."""
-    classes: tuple[Any, ...] | None = None
+    classes: tuple[object, ...] | None = None
 
     @abstractmethod
     def read(self, y: object) -> tuple[Targets, Tensor]:
         """The targets with all classes known, and y as numbers."""
 
     @abstractmethod
-    def predict(self, z: Tensor) -> Any:
+    def predict(self, z: Tensor) -> _Labels | Tensor:
         """A prediction for each margin: labels as they were given (NumPy), or numbers (tensor)."""
 
     def score(self, z: Tensor, y: Tensor) -> float:
         """Accuracy (labels), or R2 = 1 - sum (y - prediction)^2 / sum (y - mean y)^2 (numbers)."""
-        spread, error = (y - y.mean()).square().sum(), (y - self.predict(z)).square().sum()
-        return float(1 - error / spread) if spread > 0 else float(error == 0)
+        spread, error = (y - y.mean()).square().sum(), (y - torch.as_tensor(self.predict(z))).square().sum()
+        if spread > 0:
+            return float(1 - error / spread)
+        return float(error == 0)
 
 
-@dataclass(frozen=True)
 class _LabelTargets(Targets):
     """Labels, by their places among the classes."""
 
     labels = True
-    classes: Any = None
 
-    def __post_init__(self) -> None:
-        if self.classes is None:
-            return
-        given = self.classes.tolist() if isinstance(self.classes, (np.ndarray, Tensor)) else tuple(self.classes)
-        distinct = len(given) > 0 and len(set(given)) == len(given)
-        validate.check(distinct, "classes", given, "give distinct labels")
-        object.__setattr__(self, "classes", tuple(given))
+    def __init__(self, classes: object = None) -> None:
+        if classes is not None:
+            if isinstance(classes, (np.ndarray, Tensor)):
+                classes = classes.tolist()
+            self.classes = tuple(classes)  # type: ignore[arg-type]
+            distinct = 0 < len(set(self.classes)) == len(self.classes)
+            validate.check(distinct, "classes", classes, "give distinct labels")
 
-    def read(self, y: object) -> tuple[Self, Tensor]:
+    def read(self, y: object) -> tuple[Targets, Tensor]:
         """The classes, and y as numbers."""
-        labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(_flat(y))
+        if isinstance(y, Tensor):
+            y = y.detach().cpu()
+        validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
+        labels, targets = np.asarray(y), self
         validate.check(labels.ndim == 1, "y.shape", labels.shape, "give one label an example (1-d; y.ravel()?)")
         if labels.dtype.kind == "f":
             validate.finite(y=torch.as_tensor(labels))
-        targets = replace(self, classes=self._found(labels)) if self.classes is None else self
-        places = np.full(len(labels), -1, dtype=np.int64)
-        for place, label in enumerate(targets.classes):
+        if self.classes is None:
+            targets = type(self)(self._found(labels))
+        places, classes = np.full(len(labels), -1, dtype=np.int64), targets.classes or ()
+        for place, label in enumerate(classes):
             places[labels == label] = place
-        others = f"is not among classes={list(targets.classes)}: declare all labels, or leave those rows out"
+        others = f"is not among classes={list(classes)}: declare all labels, or leave those rows out"
         validate.require(not (places < 0).any(), f"y holds a label that {others}")  # whose it is stays unsaid
         return targets, self._coded(torch.from_numpy(places))
 
@@ -96,19 +99,19 @@ class SignedLabels(_LabelTargets):
     tensor([ 1., -1.], dtype=torch.float64)
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, classes: object = None) -> None:
+        super().__init__(classes)
         two = self.classes is None or len(self.classes) == 2
         validate.check(two, "classes", self.classes, "give two labels: (negative, positive)")
 
     def _found(self, labels: _Labels) -> tuple[object, ...]:
-        distinct = np.unique(labels).tolist() if labels.dtype.kind in "fiub" else sorted(set(labels.tolist()), key=str)
-        known = {(-1, 1): (-1, 1), (0, 1): (0, 1)}.get(tuple(distinct))
-        if known is None:
-            many = f"y holds {len(distinct)} labels"  # which labels they are stays unsaid
-            refused = f"{many}, and not both of {{-1, 1}} or {{0, 1}}: declare classes=(negative, positive)"
-            raise validate.InvalidInput(refused)
-        return (False, True) if labels.dtype.kind == "b" else known
+        distinct = tuple(sorted(set(labels.tolist()), key=str))
+        for pair in ((False, True), (0, 1), (-1, 1)):
+            if distinct == pair and (labels.dtype.kind == "b") == isinstance(pair[0], bool):
+                return pair
+        many = f"y holds {len(distinct)} labels"  # which labels they are stays unsaid
+        refused = f"{many}, and not both of {{-1, 1}} or {{0, 1}}: declare classes=(negative, positive)"
+        raise validate.InvalidInput(refused)
 
     def _place(self, z: Tensor) -> Tensor:
         return (z > 0).to(torch.int64)
@@ -124,11 +127,11 @@ class ClassLabels(_LabelTargets):
     tensor([2, 0])
     """
 
-    def __post_init__(self) -> None:
-        if isinstance(self.classes, (int, np.integer)):
-            validate.positive_int(classes=int(self.classes))
-            object.__setattr__(self, "classes", tuple(range(int(self.classes))))
-        super().__post_init__()
+    def __init__(self, classes: object = None) -> None:
+        if isinstance(classes, (int, np.integer)):
+            validate.positive_int(classes=int(classes))
+            classes = range(int(classes))
+        super().__init__(classes)
 
     def _found(self, labels: _Labels) -> tuple[object, ...]:
         found = tuple(np.unique(labels).tolist())
@@ -142,7 +145,6 @@ class ClassLabels(_LabelTargets):
         return places
 
 
-@dataclass(frozen=True)
 class RealTargets(Targets):
     """Real numbers; the margin is the prediction.
 
@@ -152,17 +154,17 @@ class RealTargets(Targets):
 
     def read(self, y: object) -> tuple[Targets, Tensor]:
         """y itself."""
-        numbers = _flat(y)
-        shape = tuple(numbers.shape)
-        validate.check(len(shape) == 1, "y.shape", shape, "give one number an example (1-d; y.ravel()?)")
-        return self, validate.as_tensor("y", numbers, ndim=1)
+        validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
+        if not isinstance(y, Tensor):
+            y = np.asarray(y)
+        validate.check(y.ndim == 1, "y.shape", tuple(y.shape), "give one number an example (1-d; y.ravel()?)")
+        return self, validate.as_tensor("y", y, ndim=1)
 
     def predict(self, z: Tensor) -> Tensor:
         """The margin."""
         return z
 
 
-@dataclass(frozen=True)
 class CountTargets(RealTargets):
     """Counts >= 0 with a log link: exp(margin) is the prediction.
 
@@ -180,9 +182,3 @@ class CountTargets(RealTargets):
     def predict(self, z: Tensor) -> Tensor:
         """The rate; margins beyond 50 count as 50, where the loss turns linear."""
         return z.clamp(max=50.0).exp()
-
-
-def _flat(y: Any) -> Any:
-    """An array or a tensor of targets."""
-    validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
-    return y if isinstance(y, Tensor) else np.asarray(y)

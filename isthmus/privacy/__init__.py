@@ -27,50 +27,22 @@ from isthmus.privacy.skellam import Skellam
 from isthmus.privacy.statement import PrivacyStatement
 
 __all__ = [
-    "BudgetExceeded",
-    "Ledger",
-    "LedgerCorrupt",
-    "PrivacyStatement",
-    "AdaptiveClip",
     "Adjacency",
-    "Charge",
-    "Clip",
-    "DiscreteGaussian",
-    "Exact",
-    "FastSource",
-    "FixedSize",
-    "FullBatch",
-    "Gaussian",
-    "GeneratorSource",
-    "GroupClip",
-    "Laplace",
-    "Mechanism",
-    "NoisyMax",
-    "PerLeafClip",
-    "Poisson",
-    "PrivacyPlan",
-    "Published",
-    "SecretSource",
-    "SeededSource",
-    "Skellam",
-    "Source",
-    "TopK",
     "UnsupportedEvent",
     "calibrate",
     "check",
-    "comp_minibatch_sigma",
     "compose",
     "delta",
     "delta_of",
     "epsilon",
     "epsilon_of",
-    "farokhi_scale",
-    "joint",
-    "noise_multiplier",
-    "privsgd_sigma",
-    "skgd_sigma",
-    "supports",
 ]
+__all__ += ["joint", "noise_multiplier", "supports"]
+__all__ += ["AdaptiveClip", "Clip", "GroupClip", "PerLeafClip", "FixedSize", "FullBatch", "Poisson"]
+__all__ += ["DiscreteGaussian", "Exact", "Gaussian", "Laplace", "Mechanism", "NoisyMax", "Skellam", "TopK"]
+__all__ += ["FastSource", "GeneratorSource", "SecretSource", "SeededSource", "Source"]
+__all__ += ["BudgetExceeded", "Charge", "Ledger", "LedgerCorrupt", "PrivacyPlan", "PrivacyStatement"]
+__all__ += ["Published", "comp_minibatch_sigma", "farokhi_scale", "privsgd_sigma", "skgd_sigma"]
 
 
 _PUBLISHED = ("Published", "comp_minibatch_sigma", "farokhi_scale", "privsgd_sigma", "skgd_sigma")

@@ -42,7 +42,7 @@ from scipy.special import log_ndtr
 
 from isthmus.base import validate
 from isthmus.privacy import composition
-from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, dpa
+from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, _one_event, _unsampled, dpa
 
 
 class Adjacency(Enum):
@@ -77,7 +77,7 @@ class Adjacency(Enum):
     @property
     def factor(self) -> int:
         """How many record bounds a sum moves by."""
-        return 1 if self is Adjacency.ADD_REMOVE else 2
+        return {Adjacency.ADD_REMOVE: 1, Adjacency.REPLACE_ONE: 2}[self]
 
     def sensitivity(self, bound: float) -> float:
         """The most that a sum of records, each of norm at most `bound`, moves between neighbours."""
@@ -86,10 +86,7 @@ class Adjacency(Enum):
 
     def describe(self) -> str:
         """The relation in words."""
-        return {
-            Adjacency.ADD_REMOVE: "adding or removing one record",
-            Adjacency.REPLACE_ONE: "replacing one record by another",
-        }[self]
+        return {1: "adding or removing one record", 2: "replacing one record by another"}[self.factor]
 
 
 def solve(
@@ -113,25 +110,30 @@ def solve(
     widths = [math.inf] * 3
     for _ in range(evaluations):
         value = cost(math.exp(x))
-        y = math.inf if value == math.inf else math.log(value / target) if value > 0 else -math.inf
+        y = math.copysign(math.inf, value - target)
+        if 0 < value < math.inf:
+            y = math.log(value / target)
         if -tolerance <= y <= 0:
             return math.exp(x), slope
-        below, above = (max(below, x), above) if y > 0 else (below, min(above, x))
+        if y > 0:
+            below = max(below, x)
+        else:
+            above = min(above, x)
         widths.append(above - below)
         if widths[-1] < 1e-10:
             return math.exp(above), slope
         if last is not None and math.isfinite(y) and math.isfinite(last[1]) and y != last[1]:
             slope = min(-0.02, (y - last[1]) / (x - last[0]))
         last = (x, y)
-        step = -(y + tolerance / 2) / slope if math.isfinite(y) else math.copysign(2.0, y)
+        step = -(y + tolerance / 2) / slope
         if widths[-1] == math.inf:  # nothing on the other side yet: a cost that is flat here has no slope to follow
             step = math.copysign(max(abs(step), 2 * abs(moved)), step)
         moved = min(2.0, max(-2.0, step))
-        middle = not below < x + moved < above or widths[-1] > widths[-4] / 2  # the secant crawls
-        x = (below + above) / 2 if middle and widths[-1] < math.inf else x + moved
-    validate.refuse(
-        "epsilon", target, "give a larger epsilon: no amount of noise reaches this one with this accountant"
-    )
+        x += moved
+        if widths[-1] < math.inf and (not below < x < above or widths[-1] > widths[-4] / 2):  # the secant crawls
+            x = (below + above) / 2
+    remedy = "give a larger epsilon: no amount of noise reaches this one with this accountant"
+    validate.refuse("epsilon", target, remedy)
 
 
 _DISCRETISATION = 1e-4
@@ -140,11 +142,14 @@ _DISCRETISATION = 1e-4
 _ROUNDING = 1e-14
 """What the library's Renyi divergence of one sampled round may lose in rounding (1.4e-15 was seen), added to it."""
 
+_NO_BOUND = {"epsilon": math.inf, "delta": 1.0}
+"""What is said where nothing holds."""
+
 _MOST_NOISE = 1e6
 """Above this multiplier the library's Renyi divergence of a sample of fixed size subtracts 1 from 1."""
 
 
-def exact(multiplier: float, asked: str, given: float) -> float:
+def _exact(multiplier: float, asked: str, given: float) -> float:
     """The Gaussian mechanism's own curve, without discretisation (Balle and Wang 2018)."""
     if multiplier == math.inf:
         return 0.0
@@ -157,7 +162,7 @@ def exact(multiplier: float, asked: str, given: float) -> float:
     return float(-math.exp(log_p) * math.expm1(min(0.0, log_q - log_p)))
 
 
-def renyi(parts: Mapping[DpEvent, int], relation: object, asked: str, given: float, coarse: bool) -> float:
+def _renyi(parts: Mapping[DpEvent, int], relation: object, asked: str, given: float, coarse: bool) -> float:
     """The Renyi accountant's answer at the best order: a sparse search, then every order around its optimum.
 
     The library's own list of orders thins out after 64, which costs up to 3 % of an epsilon.
@@ -183,10 +188,8 @@ def _at_orders(
     for leaf, count in parts.items():
         accountant.compose(_with_less_noise(leaf), count)
     accountant.compose(dpa.ZCDpEvent(rho=0.0, xi=_ROUNDING * sum(parts.values())))
-    if asked == "epsilon":
-        value, order = accountant.get_epsilon_and_optimal_order(given)
-    else:
-        value, order = accountant.get_delta_and_optimal_order(given)
+    ask = {"epsilon": accountant.get_epsilon_and_optimal_order, "delta": accountant.get_delta_and_optimal_order}
+    value, order = ask[asked](given)
     return float(value), min(orders, key=lambda a: abs(a - order))
 
 
@@ -199,20 +202,21 @@ def _with_less_noise(leaf: DpEvent) -> DpEvent:
     return type(leaf)(leaf.source_dataset_size, leaf.sample_size, less)
 
 
-def interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
+def _interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
     """An interval fine against the loss of one round, with at most some million points for all of them.
 
     It decides how tight the result is, never whether it is an upper bound.
     """
     fine, widest, mean, variance = _DISCRETISATION, 0.0, 0.0, 0.0
     for leaf, count in leaves.items():
-        rate = getattr(leaf, "sampling_probability", 1.0)
-        base = getattr(leaf, "event", leaf)
+        base, rate = _unsampled(leaf)
         if isinstance(base, dpa.dp_event.MixtureOfGaussiansDpEvent):
             z, rate = base.standard_deviation / max(base.sensitivities), 1 - base.sampling_probs[0]
         else:
             z = base.noise_multiplier / factor
-        largest = 1 / z if isinstance(base, dpa.LaplaceDpEvent) else 0.5 / z**2 + 8 / z
+        largest = 0.5 / z**2 + 8 / z
+        if isinstance(base, dpa.LaplaceDpEvent):
+            largest = 1 / z
         spread = min(largest**2, rate**2 * math.expm1(min(z**-2, 100.0)))
         fine = min(fine, 0.1 * rate / z)
         widest = max(widest, largest)
@@ -250,13 +254,7 @@ def compose(events: Iterable[DpEvent]) -> DpEvent:
     >>> compose([Gaussian(2.0).event()] * 3)
     SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=3)
     """
-    counts: Counter[DpEvent] = Counter()
-    for event in events:
-        counts.update(leaves_of(event))
-    parts = [leaf if count == 1 else dpa.SelfComposedDpEvent(leaf, count) for leaf, count in counts.items()]
-    if not parts:
-        return dpa.NoOpDpEvent()
-    return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
+    return _one_event(_leaves_of_all(events).items())
 
 
 def joint(events: Iterable[DpEvent]) -> DpEvent:
@@ -268,17 +266,16 @@ def joint(events: Iterable[DpEvent]) -> DpEvent:
     >>> round(joint([Gaussian(6.0).event(), Gaussian(6.0).event()]).noise_multiplier, 4)
     4.2426
     """
-    counts: Counter[DpEvent] = Counter()
-    for event in events:
-        counts.update(leaves_of(event))
+    counts = _leaves_of_all(events)
     if any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in counts):
         return dpa.NonPrivateDpEvent()
     gaussian, rest = _split(counts)
-    merged = [dpa.GaussianDpEvent(gaussian)] if gaussian < math.inf else []
-    return compose(merged + [dpa.SelfComposedDpEvent(leaf, count) for leaf, count in rest.items()])
+    if gaussian < math.inf:
+        rest = {dpa.GaussianDpEvent(gaussian): 1} | rest
+    return _one_event(rest.items())
 
 
-def sampled(kind: str, event: DpEvent, allowed: tuple[type, ...], wrap: Callable[[DpEvent], DpEvent]) -> DpEvent:
+def _sampled(kind: str, event: DpEvent, allowed: tuple[type, ...], wrap: Callable[[DpEvent], DpEvent]) -> DpEvent:
     """`wrap(event)` where amplification by this sampling is known for the event; refused by name where not."""
     if isinstance(event, (dpa.NonPrivateDpEvent, dpa.NoOpDpEvent)):
         return event
@@ -295,17 +292,23 @@ def leaves_of(event: DpEvent, count: int = 1) -> Counter[DpEvent]:
     """The parts of a composition with their counts."""
     mixture = dpa.dp_event.MixtureOfGaussiansDpEvent
     if isinstance(event, dpa.ComposedDpEvent):
-        total: Counter[DpEvent] = Counter()
-        for part in event.events:
-            total.update(leaves_of(part, count))
-        return total
+        return _leaves_of_all(event.events, count)
     if isinstance(event, dpa.SelfComposedDpEvent):
         return leaves_of(event.event, count * event.count)
     if isinstance(event, dpa.PoissonSampledDpEvent) and event.sampling_probability >= _NEARLY_ALL:
         return leaves_of(event.event, count)
     if isinstance(event, mixture) and not isinstance(event.sensitivities, tuple):  # lists cannot be counted
         event = mixture(event.standard_deviation, tuple(event.sensitivities), tuple(event.sampling_probs))
-    return Counter() if isinstance(event, dpa.NoOpDpEvent) or count == 0 else Counter({event: count})
+    if isinstance(event, dpa.NoOpDpEvent) or count == 0:
+        return Counter()
+    return Counter({event: count})
+
+
+def _leaves_of_all(events: Iterable[DpEvent], count: int = 1) -> Counter[DpEvent]:
+    total: Counter[DpEvent] = Counter()
+    for event in events:
+        total.update(leaves_of(event, count))
+    return total
 
 
 def _split(leaves: Leaves) -> tuple[float, dict[DpEvent, int]]:
@@ -315,18 +318,21 @@ def _split(leaves: Leaves) -> tuple[float, dict[DpEvent, int]]:
         return 0.0, {}
     weight = math.fsum(count / leaf.noise_multiplier**2 for leaf, count in gaussians.items())
     rest = {leaf: count for leaf, count in leaves.items() if leaf not in gaussians}
-    return (1 / math.sqrt(weight) if weight else math.inf), rest
+    if weight == 0:
+        return math.inf, rest
+    return 1 / math.sqrt(weight), rest
 
 
 def noiseless(leaf: DpEvent) -> bool:
     """Whether it is a release with noise of scale 0, or so little that no accountant can compute with it."""
-    return float(getattr(getattr(leaf, "event", leaf), "noise_multiplier", math.inf)) < _NO_NOISE
+    return float(getattr(_unsampled(leaf)[0], "noise_multiplier", math.inf)) < _NO_NOISE
 
 
 def _name(event: DpEvent) -> str:
-    inner = getattr(event, "event", None)
-    name = type(event).__name__.removesuffix("DpEvent")
-    return f"{name}({_name(inner)})" if inner is not None else name
+    inner, name = _unsampled(event)[0], type(event).__name__.removesuffix("DpEvent")
+    if inner is event:
+        return name
+    return f"{name}({_name(inner)})"
 
 
 # ---------------------------------------------------------------- routes
@@ -335,26 +341,33 @@ def _name(event: DpEvent) -> str:
 def _convert(leaf: DpEvent, adjacency: Adjacency, route: str) -> DpEvent | None:
     """The leaf as the route's accountant reads it, or None: the one place where adjacency meets an event."""
     leaf = _as_gaussian(leaf, adjacency)
-    replaced, sampled_leaf = adjacency is Adjacency.REPLACE_ONE, hasattr(leaf, "event")
-    base = leaf.event if sampled_leaf else leaf
-    poisson = isinstance(leaf, dpa.PoissonSampledDpEvent)
+    base, replaced = _unsampled(leaf)[0], adjacency is Adjacency.REPLACE_ONE
     gaussian, laplace = isinstance(base, dpa.GaussianDpEvent), isinstance(base, dpa.LaplaceDpEvent)
-    if isinstance(leaf, dpa.ZCDpEvent) and route == "rdp":  # group privacy of two: 4 rho
-        ok = leaf.xi == 0 or not replaced
-        return dpa.ZCDpEvent(rho=adjacency.factor**2 * leaf.rho, xi=leaf.xi) if ok else None
-    if isinstance(leaf, dpa.dp_event.MixtureOfGaussiansDpEvent):
-        return None if replaced or route != "pld" else leaf
-    if not (gaussian or laplace) or (sampled_leaf and not poisson and route != "rdp"):
-        return None
-    if route == "pair":
-        return leaf if replaced and gaussian else None
-    if poisson:
-        return None if replaced or (route == "rdp" and laplace) else leaf
-    halved = type(base)(base.noise_multiplier / adjacency.factor)
-    if not sampled_leaf:
-        return halved
-    covered = isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and replaced and gaussian
-    return dpa.SampledWithoutReplacementDpEvent(leaf.source_dataset_size, leaf.sample_size, halved) if covered else None
+    sampled_leaf, poisson = base is not leaf, isinstance(leaf, dpa.PoissonSampledDpEvent)
+    if isinstance(leaf, dpa.ZCDpEvent):  # group privacy of two: 4 rho
+        taken = route == "rdp" and not (replaced and leaf.xi)
+        leaf = dpa.ZCDpEvent(rho=adjacency.factor**2 * leaf.rho, xi=leaf.xi)
+    elif isinstance(leaf, dpa.dp_event.MixtureOfGaussiansDpEvent):
+        taken = route == "pld" and not replaced
+    elif route == "pair":
+        taken = replaced and gaussian and (poisson or not sampled_leaf)
+    elif poisson:
+        taken = not replaced and (gaussian or (laplace and route == "pld"))
+    elif sampled_leaf:
+        taken = isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and replaced and gaussian and route == "rdp"
+        if taken:
+            leaf = type(leaf)(leaf.source_dataset_size, leaf.sample_size, _divided(base, adjacency.factor))
+    else:
+        taken = gaussian or laplace
+        if taken:
+            leaf = _divided(leaf, adjacency.factor)
+    if taken:
+        return leaf
+    return None
+
+
+def _divided(leaf: DpEvent, factor: int) -> DpEvent:
+    return type(leaf)(leaf.noise_multiplier / factor)
 
 
 def _as_gaussian(leaf: DpEvent, adjacency: Adjacency) -> DpEvent:
@@ -370,7 +383,7 @@ def _as_gaussian(leaf: DpEvent, adjacency: Adjacency) -> DpEvent:
 _ROUTES = ("pld", "pair", "rdp")
 
 
-def route_of(leaves: Leaves, adjacency: Adjacency) -> str:
+def _route_of(leaves: Leaves, adjacency: Adjacency) -> str:
     """The first route that takes every part; else `UnsupportedEvent` names the part."""
     open_routes = list(_ROUTES)
     for leaf in leaves:
@@ -378,11 +391,13 @@ def route_of(leaves: Leaves, adjacency: Adjacency) -> str:
         open_routes = [route for route in open_routes if route in alone]
         if not open_routes:
             others = sorted({_name(event) for event in leaves if event is not leaf and alone})
-            text = f"event={_name(leaf)} is not allowed: use mechanisms that one accountant composes for "
-            text += f"{adjacency.describe()}; none composes this one"
+            together = ""
             if others:
-                text += f" together with {', '.join(others)}"
-            raise UnsupportedEvent(text)
+                together = f" together with {', '.join(others)}"
+            raise UnsupportedEvent(
+                f"event={_name(leaf)} is not allowed: use mechanisms that one accountant composes for "
+                f"{adjacency.describe()}; none composes this one{together}"
+            )
     return open_routes[0]
 
 
@@ -409,7 +424,7 @@ def check(event: DpEvent, adjacency: Adjacency | str = _ADD) -> None:
     isthmus.privacy.accounting.UnsupportedEvent: event=SampledWithoutReplacement(Gaussian) is not allowed: ...
     """
     kinds = {leaf: 1 for leaf in leaves_of(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}
-    route_of(kinds, Adjacency.of(adjacency))
+    _route_of(kinds, Adjacency.of(adjacency))
 
 
 # ---------------------------------------------------------------- costs
@@ -442,8 +457,8 @@ def _key(event: DpEvent) -> _Key:
 @lru_cache(maxsize=4096)
 def _cost(key: _Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
     """The cost in full care; with haste 1 or 2 a larger bound, faster, for searches to start from."""
-    most = math.inf if asked == "epsilon" else 1.0  # so little noise, or so often, that no number holds the cost
-    if all(isinstance(getattr(leaf, "event", leaf), dpa.LaplaceDpEvent) for leaf, _ in key):
+    most = _NO_BOUND[asked]  # so little noise, or so often, that no number holds the cost
+    if all(isinstance(_unsampled(leaf)[0], dpa.LaplaceDpEvent) for leaf, _ in key):
         pure = _pure(key, adjacency)
         if asked == "epsilon":
             most = pure
@@ -464,10 +479,12 @@ def _pure(key: _Key, adjacency: Adjacency) -> float:
         return math.inf
     costs = []
     for leaf, count in key:
-        rate = getattr(leaf, "sampling_probability", 1.0)
-        each = adjacency.factor / float(getattr(leaf, "event", leaf).noise_multiplier)
-        if rate < 1:
-            each = float(np.logaddexp(math.log(rate) + each, math.log1p(-rate))) if rate > 0 else 0.0
+        base, rate = _unsampled(leaf)
+        each = adjacency.factor / float(base.noise_multiplier)
+        if rate == 0:
+            each = 0.0
+        elif rate < 1:
+            each = float(np.logaddexp(math.log(rate) + each, math.log1p(-rate)))
         costs.append(count * each)
     return math.fsum(costs) * (1 + 1e-15)  # above what rounding took away
 
@@ -475,19 +492,21 @@ def _pure(key: _Key, adjacency: Adjacency) -> float:
 def _finite_cost(key: _Key, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
     leaves = dict(key)
     if any(isinstance(leaf, dpa.NonPrivateDpEvent) or noiseless(leaf) for leaf in leaves):
-        return math.inf if asked == "epsilon" else 1.0
+        return _NO_BOUND[asked]
     counted: Counter[DpEvent] = Counter()
     for leaf, count in leaves.items():
         counted[_as_gaussian(leaf, adjacency)] += count
     gaussian, rest = _split(counted)
     if not rest:
-        return exact(gaussian / adjacency.factor, asked, given)
+        return _exact(gaussian / adjacency.factor, asked, given)
     if gaussian < math.inf:
         rest[dpa.GaussianDpEvent(gaussian)] = 1
-    routes = {route_of(rest, adjacency)}
+    routes = {_route_of(rest, adjacency)}
     many = sum(rest.values()) > _MOST_ROUNDS
     if (many or haste == 2) and all(_convert(leaf, adjacency, "rdp") is not None for leaf in rest):
-        routes = {*routes, "rdp"} if many else {"rdp"}
+        routes = {"rdp"}
+        if many:
+            routes.add(_route_of(rest, adjacency))
     return min(_by(route, rest, adjacency, asked, given, haste) for route in routes)
 
 
@@ -498,10 +517,11 @@ def _by(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: flo
     parts = {_convert(leaf, adjacency, route): count for leaf, count in leaves.items()}
     replaced = adjacency is Adjacency.REPLACE_ONE and route != "pld"  # route "pld" halved the multipliers itself
     if route == "rdp":
-        relations = dpa.NeighboringRelation
-        relation = relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
-        return renyi(parts, relation, asked, given, haste > 0)
-    return composition.cost(parts, replaced, interval(leaves, adjacency.factor) * (1, 8, 8)[haste], asked, given)
+        relation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+        if replaced:
+            relation = dpa.NeighboringRelation.REPLACE_ONE
+        return _renyi(parts, relation, asked, given, haste > 0)
+    return composition.cost(parts, replaced, _interval(leaves, adjacency.factor) * (1, 8, 8)[haste], asked, given)
 
 
 def _in_blocks(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
@@ -510,8 +530,7 @@ def _in_blocks(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, giv
     block = {leaf: -(-count // k) for leaf, count in leaves.items()}
     if sum(block.values()) > _MOST_ROUNDS or (given / k == 0 and asked == "epsilon"):
         raise OverflowError("the blocks are too many, or one of each kind is more than a block holds")
-    cost = k * _by(route, block, adjacency, asked, given / k, haste)
-    return cost if asked == "epsilon" else min(1.0, cost)
+    return min(_NO_BOUND[asked], k * _by(route, block, adjacency, asked, given / k, haste))
 
 
 # ---------------------------------------------------------------- front doors
@@ -621,5 +640,5 @@ def _front(mechanism: str, multiplier: float, rate: float, steps: int) -> DpEven
     validate.positive(noise_multiplier=multiplier)
     validate.probability(sampling_rate=rate)
     validate.positive_int(steps=steps)
-    event = dpa.GaussianDpEvent(multiplier) if mechanism == "gaussian" else dpa.LaplaceDpEvent(multiplier)
-    return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(rate, event) if rate < 1 else event, steps)
+    kinds = {"gaussian": dpa.GaussianDpEvent, "laplace": dpa.LaplaceDpEvent}
+    return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(rate, kinds[mechanism](multiplier)), steps)

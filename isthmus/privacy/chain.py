@@ -30,7 +30,7 @@ from pathlib import Path
 from isthmus.base.atomic import sync, writing
 from isthmus.base.validate import UNREADABLE, positive_int, refuse
 from isthmus.privacy.accounting import Adjacency
-from isthmus.privacy.event_json import Json, canonical, keyed
+from isthmus.privacy.event_json import Json, _keyed, canonical
 
 FORMAT = 1
 """The format of a ledger, in its first record."""
@@ -56,10 +56,10 @@ class _Announced:
 
     def __post_init__(self) -> None:
         positive_int(rounds=self.rounds)
-        self.releases = keyed(self.event)
+        self.releases = _keyed(self.event)
 
 
-class Records:
+class _Records:
     """Records that are only ever added to, and their totals; these live and die with the process that made them.
 
     totals   how often each release was made, by the canonical JSON of its event
@@ -67,7 +67,7 @@ class Records:
     runs     the stages of every run that is not closed
     seeded   whether any charge was made for noise that can be subtracted: never forgotten
 
-    >>> records = Records({"kind": "open", "format": 1, "budget": None, "adjacency": "add-remove", "dataset": ""})
+    >>> records = _Records({"kind": "open", "format": 1, "budget": None, "adjacency": "add-remove", "dataset": ""})
     >>> with records.locked():
     ...     records.append(records.opening)
     >>> records.opened, records.all()[0]["number"]
@@ -123,7 +123,7 @@ class Records:
         if kind == "open":
             if record["format"] != FORMAT:
                 raise ValueError(f"format {record['format']}: this version reads format {FORMAT}")
-            self.budget = checked_budget(record["budget"])
+            self.budget = _checked_budget(record["budget"])
             self.adjacency, self.dataset = Adjacency(record["adjacency"]).value, str(record["dataset"])
             self.opened = True
         elif kind == "seeded":
@@ -131,7 +131,7 @@ class Records:
         elif kind == "torn":
             for charge in record["charges"]:
                 positive_int(rounds=charge["rounds"])
-                self._add(charge["what"], keyed(charge["event"]), charge["rounds"])
+                self._add(charge["what"], _keyed(charge["event"]), charge["rounds"])
         elif kind == "begin":
             stages = {what: _Announced(**stage) for what, stage in record["announced"].items()}
             self.runs[record["run"]] = stages
@@ -153,7 +153,7 @@ class Records:
         self.rounds[what] += rounds
 
 
-class SealedRecords(Records):
+class _SealedRecords(_Records):
     """Records in a file, verified once and then only as it grows.
 
     The file and, beside it, its lock file `<path>.lock` are opened anew every time: forks share nothing.
@@ -240,9 +240,10 @@ class SealedRecords(Records):
         lines, number, head = [], self._number, self._head
         for body in bodies:
             number += 1
-            line, head = sealed(body, number, head)
+            line, head = _sealed(body, number, head)
             lines.append(line)
-        lines[0] = b"\t" + lines[0] if junk else lines[0]
+        if junk:
+            lines[0] = b"\t" + lines[0]
         self._append(b"\n".join(lines) + b"\n")
         lines[0] = junk + lines[0]
         for line in lines:
@@ -292,7 +293,7 @@ class SealedRecords(Records):
             digest = record.pop("hash")
             good = _written(record | {"hash": digest}) == text and _digest(canonical(record).encode()) == digest
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            cause = "this is not a ledger" if number == 0 else "it was altered"
+            cause = {0: "this is not a ledger"}.get(number, "it was altered")
             raise LedgerCorrupt(f"{at} is not a record: {cause}") from None
         if not good or record.get("torn") != (_piece(junk) if tab else None):
             raise LedgerCorrupt(f"{at} was altered: its content does not match its hash")
@@ -339,7 +340,7 @@ def _open_locked(path: Path, stack: contextlib.ExitStack) -> int:
                 return descriptor
 
 
-def sealed(body: Json, number: int, previous: str) -> tuple[bytes, str]:
+def _sealed(body: Json, number: int, previous: str) -> tuple[bytes, str]:
     """The line of a record after so many others, and its hash."""
     record = _dated(body, number) | {"previous": previous}
     digest = _digest(canonical(record).encode())
@@ -368,7 +369,7 @@ def _may_be(head: bytes, beginning: str) -> bool:
     return head.startswith(text) or text.startswith(head)
 
 
-def checked_budget(budget: object) -> tuple[float, float] | None:
+def _checked_budget(budget: object) -> tuple[float, float] | None:
     """(epsilon, delta) as floats; None where there is no limit, be it said (`math.inf`) or not."""
     if budget is None or budget == math.inf:
         return None

@@ -439,11 +439,7 @@ def encoded_sum(
 
 
 def weighted_sum(
-    rows: Rows,
-    weights: Tensor | Mapping[str, Tensor],
-    bound: float | Mapping[str, float],
-    kappa: float,
-    ord: float = 2,
+    rows: Rows, weights: Tensor | Mapping[str, Tensor], bound: float | Mapping[str, float], kappa: float, ord: float = 2
 ) -> Tensor:
     """sum_i c_i v_i, computed to within kappa / 2 of the bound: with one weight a record or one a record and leaf.
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq, minimize_scalar
 
-from isthmus.privacy.event_json import DpEvent, dpa
+from isthmus.privacy.event_json import DpEvent, _unsampled, dpa
 
 RELATIVE = 1e-14
 """What the rounding of masses of one round may hide of delta, relative to it."""
@@ -73,7 +73,7 @@ def cost(parts: Mapping[DpEvent, int], replaced: bool, interval: float, asked: s
     True
     """
     kinds = dpa.pld.privacy_loss_mechanism.AdjacencyType
-    sides = (kinds.REPLACE,) if replaced else (kinds.REMOVE, kinds.ADD)
+    sides = {True: [kinds.REPLACE], False: [kinds.REMOVE, kinds.ADD]}[replaced]
     return max(_one_way([(_round(leaf, side, interval), n) for leaf, n in parts.items()], interval, asked, given)
                for side in sides)  # fmt: skip
 
@@ -81,13 +81,15 @@ def cost(parts: Mapping[DpEvent, int], replaced: bool, interval: float, asked: s
 def _one_way(rounds: Sequence[tuple[_RoundLoss, int]], interval: float, asked: str, given: float) -> float:
     """The cost in one direction: what is infinite costs its whole mass of delta."""
     if any(losses.infinite >= 1 for losses, _ in rounds):
-        return math.inf if asked == "epsilon" else 1.0
+        return {"epsilon": math.inf, "delta": 1.0}[asked]
     infinite = -math.expm1(math.fsum(n * math.log1p(-losses.infinite) for losses, n in rounds))
     total = _Total(rounds, interval)
     if asked == "delta":
         return min(1.0, total.delta(given - _SHIFT * total.n) * (1 + RELATIVE * total.n) + infinite)
     target = (given - infinite) / (1 + RELATIVE * total.n)
-    return total.epsilon(math.log(target)) + _SHIFT * total.n if target > 0 else math.inf
+    if target <= 0:
+        return math.inf
+    return total.epsilon(math.log(target)) + _SHIFT * total.n
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class _Total:
 
     def _best(self, bound: Callable[[float, float], float], ask: Callable[[_Tilted], tuple[float, float]]) -> float:
         """The least answer, with the exponent for which a Chernoff bound of (t, K(t)) is least, or smaller ones."""
-        t, best = math.exp(float(_search(lambda t: bound(t, self.log_mean(t)), self.interval).x)), math.inf
+        t, best = _search(lambda t: bound(t, self.log_mean(t)), self.interval)[0], math.inf
         for _ in range(_TRIES):
             law = self._law(t)
             value, place = ask(law)
@@ -191,8 +193,8 @@ class _Total:
         if high - low <= _SHORT:
             return low, high
         known = self.log_mean(t)
-        above = float(_search(lambda s: (self.log_mean(t + s) - known + _FAR) / s, self.interval).fun)
-        below = float(_search(lambda s: (self.log_mean(t - s) - known + _FAR) / s, self.interval).fun)
+        above = _search(lambda s: (self.log_mean(t + s) - known + _FAR) / s, self.interval)[1]
+        below = _search(lambda s: (self.log_mean(t - s) - known + _FAR) / s, self.interval)[1]
         low, high = max(low, math.floor(-below / self.interval)), min(high, math.ceil(above / self.interval))
         if high - low > _MOST:
             raise OverflowError("the losses are too many multiples of the interval")
@@ -227,12 +229,13 @@ def _lost(waves: Sequence[tuple[NDArray[np.complex128], float, int]], size: int)
     return math.fsum(others) + powers
 
 
-def _search(bound: Callable[[float], float], interval: float) -> Any:
-    """Where a Chernoff bound is least, nearly: it is a bound everywhere."""
+def _search(bound: Callable[[float], float], interval: float) -> tuple[float, float]:
+    """Where a Chernoff bound is least, nearly, and what it is there: it is a bound everywhere."""
     ends = (math.log(1e-6), math.log(100 / interval))
     if not math.isfinite(ends[1]):
         raise OverflowError("the interval is below all numbers")
-    return minimize_scalar(lambda x: bound(math.exp(x)), bounds=ends, method="bounded", options={"xatol": 0.1})
+    found = minimize_scalar(lambda x: bound(math.exp(x)), bounds=ends, method="bounded", options={"xatol": 0.1})
+    return math.exp(float(found.x)), float(found.fun)
 
 
 def _log_sum(exponents: Numbers) -> float:
@@ -251,7 +254,7 @@ def _positive(loss: _RoundLoss) -> tuple[Numbers, Numbers]:
 
 
 @lru_cache(maxsize=16)
-def _round(leaf: DpEvent, side: Any, interval: float) -> _RoundLoss:
+def _round(leaf: DpEvent, side: object, interval: float) -> _RoundLoss:
     """One round on the grid: its curve at the multiples of the interval, joined by chords, which lie above it."""
     mechanism = _mechanism(leaf, side)
     bounds = mechanism.connect_dots_bounds()
@@ -275,14 +278,15 @@ def _chords(deltas: Numbers, interval: float) -> Numbers:
     return np.maximum(masses, 0.0)
 
 
-def _mechanism(leaf: DpEvent, side: Any) -> Any:
+def _mechanism(leaf: DpEvent, side: object) -> Any:
     """The library's hockey-stick curve of a leaf in one direction."""
     known = dpa.pld.privacy_loss_mechanism
     if isinstance(leaf, dpa.dp_event.MixtureOfGaussiansDpEvent):
         return known.MixtureGaussianPrivacyLoss(
             leaf.standard_deviation, leaf.sensitivities, leaf.sampling_probs, adjacency_type=side
         )
-    rate = getattr(leaf, "sampling_probability", 1.0)
-    base = getattr(leaf, "event", leaf)
-    kind = known.LaplacePrivacyLoss if isinstance(base, dpa.LaplaceDpEvent) else known.GaussianPrivacyLoss
+    base, rate = _unsampled(leaf)
+    kind = known.GaussianPrivacyLoss
+    if isinstance(base, dpa.LaplaceDpEvent):
+        kind = known.LaplacePrivacyLoss
     return kind(base.noise_multiplier, sampling_prob=rate, adjacency_type=side)

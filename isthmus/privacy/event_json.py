@@ -38,13 +38,10 @@ class _LateModule:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._module: Any = None
 
     def __getattr__(self, attribute: str) -> Any:
-        if self._module is None:
-            logging.getLogger("absl").addFilter(_shown)  # kept where the logger is made before the library writes to it
-            self._module = importlib.import_module(self._name)
-        self.__dict__[attribute] = value = getattr(self._module, attribute)
+        logging.getLogger("absl").addFilter(_shown)  # kept where the logger is made before the library writes to it
+        self.__dict__[attribute] = value = getattr(importlib.import_module(self._name), attribute)
         return value
 
 
@@ -82,7 +79,6 @@ _KINDS: dict[str, dict[str, str]] = {
     "SelfComposed": {"event": "event", "count": "count"},
     "Composed": {"events": "events"},
 }
-_OWN = {"Skellam": SkellamDpEvent}
 _RENAMED = {"event": "inner"}  # "event" is the kind in the JSON form
 
 
@@ -91,7 +87,7 @@ def canonical(data: object) -> str:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def to_json(event: DpEvent | Mapping[str, Any]) -> Json:
+def to_json(event: DpEvent | Mapping[str, object]) -> Json:
     """The JSON form of an event, or of its JSON form (checked again); unknown kinds are refused by name."""
     if isinstance(event, Mapping):
         kind = event.get("event")
@@ -110,7 +106,7 @@ def to_json(event: DpEvent | Mapping[str, Any]) -> Json:
     return {"event": kind} | {_RENAMED.get(n, n): _plain(n, _KINDS[kind][n], value) for n, value in values.items()}
 
 
-def from_json(data: Mapping[str, Any]) -> DpEvent:
+def from_json(data: Mapping[str, object]) -> DpEvent:
     """The `dp_accounting` event of a JSON form."""
     checked = to_json(data)
     kind = checked.pop("event")
@@ -122,8 +118,9 @@ def from_json(data: Mapping[str, Any]) -> DpEvent:
             values[name] = [from_json(value) for value in values[name]]
         elif form in ("scales", "rates"):
             values[name] = tuple(values[name])  # accountants hash events
-    event_class: Any = _OWN.get(kind) or getattr(dpa.dp_event, f"{kind}DpEvent")
-    event: DpEvent = event_class(**values)
+    if kind == "Skellam":
+        return SkellamDpEvent(**values)
+    event: DpEvent = getattr(dpa.dp_event, f"{kind}DpEvent")(**values)
     return event
 
 
@@ -138,7 +135,7 @@ def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
         yield data, count
 
 
-def keyed(data: Json) -> Counter[str]:
+def _keyed(data: Json) -> Counter[str]:
     """How often each release of a composition was made, by its canonical text."""
     counts: Counter[str] = Counter()
     for leaf, count in flatten(data):
@@ -148,25 +145,37 @@ def keyed(data: Json) -> Counter[str]:
 
 def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:
     """One `dp_accounting` event of all the releases, equal ones counted together."""
-    events = [
-        from_json(data) if count == 1 else dpa.SelfComposedDpEvent(from_json(data), count)
-        for data, count in totals
-        if count
-    ]
+    return _one_event((from_json(data), count) for data, count in totals if count)
+
+
+def _unsampled(leaf: DpEvent) -> tuple[DpEvent, float]:
+    """What was released of a sample, and the rate of Poisson sampling, 1 where there is none."""
+    return getattr(leaf, "event", leaf), getattr(leaf, "sampling_probability", 1.0)
+
+
+def _one_event(counted: Iterable[tuple[DpEvent, int]]) -> DpEvent:
+    """All of these events, each so many times, as one."""
+    events = []
+    for event, count in counted:
+        if count > 1:
+            event = dpa.SelfComposedDpEvent(event, count)
+        events.append(event)
+    if not events:
+        return dpa.NoOpDpEvent()
     if len(events) == 1:
         return events[0]
-    return dpa.ComposedDpEvent(events) if events else dpa.NoOpDpEvent()
+    return dpa.ComposedDpEvent(events)
 
 
-def words(leaf: Json) -> str:
+def _words(leaf: Json) -> str:
     """The noise of a single release in words: an event knows what it cost, not what it was.
 
-    >>> words({"event": "Laplace", "noise_multiplier": 2.0})
+    >>> _words({"event": "Laplace", "noise_multiplier": 2.0})
     'Laplace noise of 2 times the most one record can add'
     """
     kind = leaf["event"]
     if "inner" in leaf:
-        return words(leaf["inner"])
+        return _words(leaf["inner"])
     if kind in ("Gaussian", "Laplace"):
         return f"{kind} noise of {multiples(leaf['noise_multiplier'])}"
     if kind == "Skellam":
@@ -176,7 +185,9 @@ def words(leaf: Json) -> str:
         return f"randomness that satisfies {leaf['rho']:.4g}-zCDP"
     if kind == "MixtureOfGaussians":
         return f"Gaussian noise of standard deviation {leaf['standard_deviation']:.4g}"
-    return "none" if kind == "NonPrivate" else f"that of several releases ({kind})"
+    if kind == "NonPrivate":
+        return "none"
+    return f"that of several releases ({kind})"
 
 
 def multiples(multiplier: float) -> str:
@@ -184,12 +195,12 @@ def multiples(multiplier: float) -> str:
     return f"{multiplier:.4g} times the most one record can add"
 
 
-def all_words(event: DpEvent | Mapping[str, Any]) -> str:
+def _all_words(event: DpEvent | Mapping[str, object]) -> str:
     """The noise of each kind of release of an event, in words."""
-    return ", ".join(words(leaf) for leaf, _ in flatten(to_json(event)))
+    return ", ".join(_words(leaf) for leaf, _ in flatten(to_json(event)))
 
 
-def sampling_words(leaf: Json) -> str:
+def _sampling_words(leaf: Json) -> str:
     """How a single release took its records."""
     if leaf["event"] == "PoissonSampled":
         return f"each record independently with probability {leaf['sampling_probability']:g} (Poisson sampling)"
@@ -200,7 +211,7 @@ def sampling_words(leaf: Json) -> str:
     return "every release looks at all records"
 
 
-def _plain(name: str, form: str, value: Any) -> Any:
+def _plain(name: str, form: str, value: object) -> object:
     """A field as JSON holds it, in its range."""
     if form == "event":
         return to_json(value)
@@ -212,7 +223,9 @@ def _plain(name: str, form: str, value: Any) -> Any:
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
             refuse(name, value, "give a whole number of at least 1")
         return int(value)
-    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
-    if not 0 <= number < math.inf or (form == "rate" and number > 1):
-        refuse(name, value, "give a number from 0 to 1" if form == "rate" else "give a finite number of at least 0")
-    return number
+    most, remedy = math.nextafter(math.inf, 0), "give a finite number of at least 0"
+    if form == "rate":
+        most, remedy = 1.0, "give a number from 0 to 1"
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) <= most:
+        refuse(name, value, remedy)
+    return float(value)

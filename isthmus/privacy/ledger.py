@@ -55,7 +55,7 @@ from isthmus.base import secret
 from isthmus.base.validate import check, positive_int, refuse
 from isthmus.privacy import accounting, event_json
 from isthmus.privacy.accounting import Adjacency
-from isthmus.privacy.chain import FORMAT, LedgerCorrupt, Records, SealedRecords, checked_budget
+from isthmus.privacy.chain import FORMAT, LedgerCorrupt, _checked_budget, _Records, _SealedRecords
 from isthmus.privacy.event_json import DpEvent, Json
 from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
 
@@ -68,7 +68,7 @@ _Totals: TypeAlias = "Counter[str]"
 _Given = TypeVar("_Given")
 
 
-class Named(Protocol):
+class _Named(Protocol):
     """Whatever has a name, as the stage of a pipeline has."""
 
     @property
@@ -78,7 +78,7 @@ class Named(Protocol):
 class Chargeable(Protocol):
     """What a pipeline needs: it is charged before anything private is released."""
 
-    def charge(self, stage: Named, t: int) -> None: ...
+    def charge(self, stage: _Named, t: int) -> None: ...
 
 
 class BudgetExceeded(RuntimeError):
@@ -110,6 +110,10 @@ class Limit:
     rounds: int
     budget: tuple[float, float]
     cost: Callable[[DpEvent, float], float]
+
+
+_SEEDED: Json = {"kind": "seeded", "run": ""}
+"""The record that says so; older versions refuse a ledger that has it."""
 
 
 class Ledger:
@@ -150,7 +154,7 @@ class Ledger:
         planned: Sequence[Event] = (),
     ) -> None:
         check(isinstance(dataset, str | None), "dataset", dataset, "give a public name, as a string")
-        given: Json = {"budget": checked_budget(budget), "dataset": dataset}
+        given: Json = {"budget": _checked_budget(budget), "dataset": dataset}
         if adjacency is not None:
             given["adjacency"] = Adjacency.of(adjacency).value
         opening: Json = {
@@ -161,7 +165,7 @@ class Ledger:
             "adjacency": given.get("adjacency", Adjacency.ADD_REMOVE.value),
             "dataset": dataset or "",
         }
-        self._records = Records(opening) if path is None else SealedRecords(path, opening)
+        self._records = _Records(opening) if path is None else _SealedRecords(path, opening)
         with self._records.locked():
             found = self._records.opened
             if not found:
@@ -234,7 +238,8 @@ class Ledger:
         if self.shared is not None:
             self.shared.mark_seeded()
         with self._records.locked():
-            self._records.append(*self._tainting(True))
+            if not self._records.seeded:
+                self._records.append(_SEEDED)
 
     def run(
         self,
@@ -279,7 +284,7 @@ class Ledger:
             self.shared.require({"event": "Composed", "events": all_of_it}, self.label or what)
         data = event_json.to_json(event)
         self._check_supported(data)
-        totals, more = self._totals(), event_json.keyed(data)
+        totals, more = self._totals(), event_json._keyed(data)
         if not self._fits(totals + more, ahead=False):
             raise self._exceeded(what, totals, more, 1)
 
@@ -333,14 +338,11 @@ class Ledger:
         with self._records.locked():
             rounds = self._affordable(what, self._records.runs[run][what].releases, rounds, least)
             charge = {"kind": "charge", "run": run, "what": what, "rounds": rounds, "event": event, "t": t}
-            self._records.append(*self._tainting(seeded), charge)
+            if seeded and not self._records.seeded:
+                self._records.append(_SEEDED, charge)
+            else:
+                self._records.append(charge)
         return rounds
-
-    def _tainting(self, seeded: bool) -> list[Json]:
-        """The record that says so, where it was not said before; older versions refuse a ledger that has it."""
-        if not seeded or self._records.seeded:
-            return []
-        return [{"kind": "seeded", "run": ""}]
 
     def _end(self, run: str, back: Mapping[str, tuple[int, Json]]) -> None:
         """Give back rounds of these stages, each with its event, and close the run."""
@@ -364,7 +366,7 @@ class Ledger:
     def _affordable(self, what: str, event: _Totals, rounds: int, least: int) -> int:
         """The most of `rounds` that fit into the budget on top of what is spent."""
         totals = self._records.totals
-        if self._fits(totals + _times(event, rounds)):
+        if self._records.budget is None or self._fits(totals + _times(event, rounds)):
             return rounds
         if rounds == least or not self._fits(totals + _times(event, least)):
             raise self._exceeded(what, totals, event, least)
@@ -455,8 +457,8 @@ class RunLedger:
 
     >>> run = Ledger().run({"main": {"event": "Gaussian", "noise_multiplier": 2.0}}, reserve=5)
     >>> run.charge("main", 0)
-    >>> run.held()
-    {'main': 4}
+    >>> run.ledger.rounds()
+    {'main': 5}
     >>> run.charge("tuning", 0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: stage='tuning' is not allowed: name a stage that this run announced, ...
@@ -488,7 +490,7 @@ class RunLedger:
         self._left, self._used = dict.fromkeys(events, 0), dict.fromkeys(events, 0)
         ledger._begin(self.id, self._announced)
 
-    def charge(self, stage: Named | str, t: int = 0) -> None:
+    def charge(self, stage: _Named | str, t: int = 0) -> None:
         """Pay for one round of a stage (or its name): when this returns, the release may be made."""
         name = stage
         if not isinstance(name, str):
@@ -510,10 +512,6 @@ class RunLedger:
                 self._left[name] = self.ledger._reserve(self.id, name, int(t), event, rounds, least, self.seeded)
             self._left[name] -= 1
             self._used[name] += 1
-
-    def held(self) -> dict[str, int]:
-        """The rounds of each stage that are charged and not yet begun."""
-        return dict(self._left)
 
     def close(self, refund: bool = True) -> None:
         """End the run; rounds reserved and never begun are given back.  Closing twice does nothing.

@@ -71,7 +71,7 @@ class Mechanism(ABC):
 
     def describe(self) -> str:
         """Its noise in words, here those of its event."""
-        return event_json.all_words(self.event())
+        return event_json._all_words(self.event())
 
     @property
     def number(self) -> float:
@@ -120,10 +120,10 @@ def check_bounded(mechanism: Mechanism, bounded: ClippedSum) -> None:
 
 
 @cache
-def named(kind: str) -> type[Mechanism]:
+def _named(kind: str) -> type[Mechanism]:
     """The class that a `Charge` means by a short name.
 
-    >>> named("top-k").__name__
+    >>> _named("top-k").__name__
     'TopK'
     """
     for subclass in Mechanism.known():
@@ -140,7 +140,7 @@ def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
     ('Gaussian noise of 2 times the most one record can add', None, '')
     """
     describe = getattr(mechanism, "describe", None)
-    words = event_json.all_words(mechanism.event()) if describe is None else str(describe())
+    words = event_json._all_words(mechanism.event()) if describe is None else str(describe())
     return words, getattr(mechanism, "source", None), getattr(mechanism, "guarantee", "")
 
 
@@ -188,8 +188,9 @@ class Gaussian(Mechanism):
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         noise = self.check(bounded, noise)
         check_scale(self.multiplier * bounded.bound, bounded.dtype or bounded.value.dtype)
-        own = bounded.spare and bounded.value.is_contiguous()
-        out = bounded.value if own else bounded.value.detach().clone(memory_format=torch.contiguous_format)
+        out = bounded.value
+        if not (bounded.spare and out.is_contiguous()):
+            out = out.detach().clone(memory_format=torch.contiguous_format)
         noise.add_normal(out, self.multiplier * bounded.bound)
         return out
 
@@ -281,11 +282,14 @@ class NoisyMax(_Choice):
     def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """A signed one-hot tensor of the value's shape."""
         noise = self.check(bounded, noise)
-        scores = bounded.value.detach().double().cpu().reshape(-1)
-        candidates = torch.cat([scores, -scores]) if self.signed else scores
-        winner = int(_noisy(candidates, 2 * bounded.bound / self.epsilon, noise.gumbel).argmax())
+        candidates = scores = bounded.value.detach().double().cpu().reshape(-1)
+        if self.signed:
+            candidates = torch.cat([scores, -scores])
+        sign, place = divmod(
+            int(_noisy(candidates, 2 * bounded.bound / self.epsilon, noise.gumbel).argmax()), len(scores)
+        )
         chosen = torch.zeros_like(bounded.value).reshape(-1)
-        chosen[winner % len(scores)] = 1.0 if winner < len(scores) else -1.0
+        chosen[place] = 1.0 - 2 * sign
         return chosen.reshape(bounded.value.shape)
 
 
@@ -322,7 +326,7 @@ class TopK(_Choice):
         return chosen.reshape(bounded.value.shape)
 
 
-class OnGrid(Mechanism):
+class _OnGrid(Mechanism):
     """Integer noise on a grid: exact noise, whose low bits can betray nothing about the value.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more.
@@ -347,7 +351,7 @@ class OnGrid(Mechanism):
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian(OnGrid):
+class DiscreteGaussian(_OnGrid):
     """Integer discrete Gaussian noise on a grid: exact noise, whose low bits can betray nothing about the value.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and

@@ -81,7 +81,7 @@ class Source:
         here = secret.stand_in()
         if here is not None and isinstance(shape, int):
             return here.uniform(shape).to(dtype=dtype, device=device)
-        return _tensor(lambda size: self._uniform(size), shape, dtype, device)
+        return _tensor(self._uniform, shape, dtype, device)
 
     def normal(self, shape: _Shape, dtype: torch.dtype = torch.float64, device: _Device = None) -> Tensor:
         """Standard normal, each the half sum of four independent ones."""
@@ -204,7 +204,11 @@ class FastSource(SecretSource):
         if out.device.type != "cpu":
             _add_there(out, scale, _generator_of(out.device))
         else:
-            share_out(add, torch.split(out.view(-1), _PER_KEY))
+            parts = torch.split(out.view(-1), _PER_KEY)
+            if len(parts) == 1:
+                add(out)
+            else:
+                share_out(add, parts)
 
 
 class SeededSource(Source):
@@ -257,8 +261,10 @@ def _add_there(out: Tensor, scale: float, add: _Adds | None) -> None:
     if add is not None and out.dtype in (torch.float32, torch.float64):
         return add(out.view(-1), scale, secret.token_bytes(32))
     for part in pieces(out):
-        drawn = two_keys(part) if add is None else torch.zeros_like(part, dtype=torch.float64)
-        if add is not None:
+        if add is None:
+            drawn = two_keys(part)
+        else:
+            drawn = torch.zeros_like(part, dtype=torch.float64)
             add(drawn, 1.0, secret.token_bytes(32))
         part.copy_(drawn.mul_(scale).add_(part))
 
@@ -282,7 +288,9 @@ def _chacha(device: torch.device) -> _Adds | None:
     except Exception:  # no Triton, or no compiler for it: torch's generator needs neither
         return None
     want = torch.tensor(_KNOWN_NORMALS, dtype=torch.float64)
-    return add if torch.allclose(drawn[::128].cpu(), want, rtol=1e-12, atol=1e-14) else None
+    if torch.allclose(drawn[::128].cpu(), want, rtol=1e-12, atol=1e-14):
+        return add
+    return None
 
 
 def two_keys(part: Tensor) -> Tensor:
@@ -333,11 +341,14 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
 
 def pieces(out: Tensor) -> tuple[Tensor, ...]:
     """The coordinates of a tensor that are noised together."""
-    return torch.split(out.view(-1), CHUNK if out.device.type == "cpu" else DEVICE_CHUNK)
+    size = {"cpu": CHUNK}.get(out.device.type, DEVICE_CHUNK)
+    return torch.split(out.view(-1), size)
 
 
 def _sizes(shape: _Shape) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    if isinstance(shape, int):
+        return (shape,)
+    return tuple(shape)
 
 
 def _tensor(draw: Callable[[int], NDArray[np.float64]], shape: _Shape, dtype: torch.dtype, device: _Device) -> Tensor:

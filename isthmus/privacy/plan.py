@@ -6,6 +6,8 @@ accounted is what runs.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from isthmus.base import validate
 from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency, noise_multiplier
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.mechanisms import Mechanism, named
+from isthmus.privacy.mechanisms import Mechanism, _named
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 
 
@@ -69,7 +71,7 @@ class Charge:
     "discrete-gaussian" with `grid`, "noisy-max", "top-k" with `k`).  `share` is a share of `mu^2`, the budget in which
     costs add up; shares of a plan sum to 1.  Charges of one `stage` look at the same sample and are accounted jointly.
 
-    >>> Charge("gradient", rounds=100, sampler=Poisson(0.1)).mechanism_at(2.0)
+    >>> Charge("gradient", rounds=100, sampler=Poisson(0.1)).template.with_number(2.0)
     Gaussian(multiplier=2.0)
     """
 
@@ -91,7 +93,7 @@ class Charge:
         remedy = "give a private mechanism: this one adds no noise, so no budget can be spent on it"
         validate.check(mechanism.private, "mechanism", mechanism, remedy)
         validate.check(type(mechanism).__hash__ is not None, "mechanism", mechanism, "make it a frozen dataclass")
-        self.mechanism_at(mechanism.number)
+        mechanism.with_number(mechanism.number)
 
     @cached_property
     def template(self) -> Mechanism:
@@ -99,20 +101,17 @@ class Charge:
         mechanism = self.mechanism
         if isinstance(mechanism, Mechanism):
             return mechanism
-        kind = named(mechanism) if isinstance(mechanism, str) else mechanism
+        kind = mechanism
+        if isinstance(kind, str):
+            kind = _named(kind)
         subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
         validate.check(subclass, "mechanism", mechanism, "give a Mechanism, its class or its name")
-        options: set[str] = {member.name for member in fields(kind)} if is_dataclass(kind) else set()
+        options = inspect.signature(kind).parameters
         validate.check("k" in options or self.k == 1, "k", self.k, "leave it out: only top-k takes a k")
         needed = "grid" not in options or self.grid is not None
         validate.check(needed, "grid", self.grid, "give the grid, which a discrete Gaussian needs")
         own = {name: value for name, value in (("k", self.k), ("grid", self.grid)) if name in options}
         return kind(**{kind.noise_parameter: 1.0, **own})
-
-    @property
-    def selects(self) -> bool:
-        """Whether it chooses coordinates (its number is an epsilon) rather than adds noise (a multiplier)."""
-        return self.template.selects
 
     def number_at(self, scale: float) -> float:
         """The multiplier, or a selection's epsilon, that spends `share / scale^2` of `mu^2` in all its rounds.
@@ -120,10 +119,6 @@ class Charge:
         A round at rate q and multiplier z spends `(q / z)^2` to first order, a selection `k epsilon^2 / 4`.
         """
         return self.template.spending(math.sqrt(self.share / self.rounds) / scale, self.sampler.rate).number
-
-    def mechanism_at(self, number: float) -> Mechanism:
-        """The mechanism with this multiplier (a selection: this epsilon)."""
-        return self.template.with_number(number)
 
 
 @dataclass(frozen=True)
@@ -165,28 +160,6 @@ class PrivacyPlan:
         remedy = f"give at least {spent:.6g}, which these items cost at delta"
         validate.check(spent <= self.epsilon, "epsilon", self.epsilon, remedy)
 
-    @classmethod
-    def exact(
-        cls,
-        items: Sequence[Charge],
-        numbers: Mapping[str, float],
-        *,
-        delta: float | None = None,
-        adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
-        n_public: int | None = None,
-    ) -> PrivacyPlan:
-        """The plan of given multipliers (a selection: its epsilon), whose epsilon is computed.
-
-        >>> items = [Charge("gradient", rounds=1200, sampler=Poisson(0.025))]
-        >>> round(PrivacyPlan.exact(items, {"gradient": 4.0}, delta=1e-5).epsilon, 4)
-        0.8158
-        """
-        _check_items(items)
-        _check_numbers(items, numbers)
-        delta = _delta(delta, n_public)
-        spent = accounting.epsilon_of(_total(items, numbers), delta, adjacency)
-        return cls(spent, delta, Adjacency.of(adjacency), n_public, items, numbers)
-
     @property
     def mu(self) -> float:
         """The Gaussian-DP parameter of the whole budget."""
@@ -198,12 +171,13 @@ class PrivacyPlan:
 
     def mechanism(self, name: str) -> Mechanism:
         """The mechanism that runs."""
-        return self.item(name).mechanism_at(self.multiplier(name))
+        return self.item(name).template.with_number(self.multiplier(name))
 
     def event(self, name: str, rounds: int | None = None) -> DpEvent:
         """The event of that many rounds of an item (all its rounds by default), on its own."""
         item = self.item(name)
-        rounds = item.rounds if rounds is None else rounds
+        if rounds is None:
+            rounds = item.rounds
         validate.non_negative_int(rounds=rounds)
         if rounds == 0:
             return dpa.NoOpDpEvent()
@@ -229,9 +203,9 @@ class PrivacyPlan:
             }
             for item in self.items
         ]
-        record = {key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}
-        record |= {"format": FORMAT, "numbers": self.numbers}
-        return json.dumps({**record, "adjacency": self.adjacency.value, "items": items}, sort_keys=True)
+        record = {"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta, "n_public": self.n_public}
+        record |= {"numbers": self.numbers, "adjacency": self.adjacency.value, "items": items}
+        return json.dumps(record, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyPlan:
@@ -257,7 +231,7 @@ def _scale(
 ) -> float:
     """The scale at which all items cost epsilon: planning and running, or fitting again, asks the accountant once."""
     guess = 1 / mu_of(epsilon, delta, adjacency)
-    smallest = min((item.number_at(guess) for item in items if not item.selects), default=1.0)
+    smallest = min((item.number_at(guess) for item in items if not item.template.selects), default=1.0)
     most = guess * max(1.0, 0.4 / smallest)
     return accounting.calibrate(lambda scale: _total(items, _numbers_at(items, scale)), epsilon, delta, adjacency, most)
 
@@ -303,12 +277,15 @@ def _read(data: Any) -> Any:
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:
-    stages: dict[tuple[str | None, str], list[Charge]] = {}
+    stages: dict[tuple[bool, str], list[Charge]] = {}
     for item in items:
-        stages.setdefault((item.stage, "" if item.stage is not None else item.name), []).append(item)
+        alone, name = False, item.stage
+        if name is None:
+            alone, name = True, item.name
+        stages.setdefault((alone, name), []).append(item)
     events = []
     for group in stages.values():
-        together = accounting.joint(item.mechanism_at(numbers[item.name]).event() for item in group)
+        together = accounting.joint(item.template.with_number(numbers[item.name]).event() for item in group)
         events.append(dpa.SelfComposedDpEvent(group[0].sampler.event(together), group[0].rounds))
     return accounting.compose(events)
 
@@ -317,11 +294,10 @@ def _check_items(items: Sequence[Charge]) -> None:
     names = [item.name for item in items]
     validate.check(len(names) > 0, "items", names, "give at least one item")
     validate.check(len(set(names)) == len(names), "items", names, "give each item its own name")
-    stages: dict[str, Charge] = {}
-    for item in items:
-        first = stages.setdefault(item.stage, item) if item.stage is not None else item
-        same = (first.sampler, first.rounds) == (item.sampler, item.rounds)
-        validate.check(same, "stage", item.stage, "give the items of one stage the same sampler and number of rounds")
+    for first, item in itertools.combinations(items, 2):
+        same = (first.sampler, first.rounds) == (item.sampler, item.rounds) or item.stage is None
+        remedy = "give the items of one stage the same sampler and number of rounds"
+        validate.check(same or first.stage != item.stage, "stage", item.stage, remedy)
 
 
 def _check_numbers(items: Sequence[Charge], numbers: Mapping[str, float]) -> None:

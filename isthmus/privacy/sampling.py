@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.privacy.accounting import sampled
+from isthmus.privacy.accounting import _sampled
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent, dpa
 from isthmus.privacy.noise import Source
 
@@ -120,7 +120,7 @@ class Poisson(_Expecting):
         if self.rate == 1:
             return event
         allowed = (dpa.GaussianDpEvent, dpa.LaplaceDpEvent, SkellamDpEvent)
-        return sampled("Poisson sampling", event, allowed, partial(dpa.PoissonSampledDpEvent, self.rate))
+        return _sampled("Poisson sampling", event, allowed, partial(dpa.PoissonSampledDpEvent, self.rate))
 
     def describe(self) -> str:
         """The sampling in words."""
@@ -169,16 +169,20 @@ class FixedSize:
         if self.batch_size == self.n:
             return event
         wrap = partial(dpa.SampledWithoutReplacementDpEvent, self.n, self.batch_size)
-        return sampled("sampling without replacement", event, (dpa.GaussianDpEvent,), wrap)
+        return _sampled("sampling without replacement", event, (dpa.GaussianDpEvent,), wrap)
 
     def describe(self) -> str:
         """The sampling in words."""
         return f"every round looks at {self.batch_size} of {self.n} records, drawn without replacement"
 
 
+def rate_of(sampler: Sampler, unknown: float = 1.0) -> float:
+    """The share of the records that a round looks at, where a sampler says it."""
+    return float(getattr(sampler, "rate", unknown))
+
+
 def _secret(sampler: Sampler, keys: Keyring) -> Source:
-    source: Source | None = getattr(keys, "noise", None)
-    if source is None:
-        name = type(sampler).__name__
-        validate.refuse("noise", source, f"give a SecretSource as keys.noise: {name} draws secretly")
-    return source
+    if keys.noise is None:
+        remedy = f"give a SecretSource as keys.noise: {type(sampler).__name__} draws secretly"
+        validate.refuse("noise", keys.noise, remedy)
+    return keys.noise

@@ -42,7 +42,7 @@ from isthmus.base import validate
 from isthmus.privacy import event_json
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
-from isthmus.privacy.mechanisms import OnGrid
+from isthmus.privacy.mechanisms import _OnGrid
 from isthmus.privacy.noise import Source
 
 MAX_VARIANCE = 2.0**30
@@ -55,10 +55,10 @@ Integers = NDArray[np.int64]
 def skellam(variance: float | Fraction, size: int, noise: Source) -> Integers:
     """`size` independent Skellam integers: each the difference of two Poisson numbers of mean variance / 2."""
     rate = Fraction(variance) / 2
-    return poisson(rate, size, noise) - poisson(rate, size, noise)
+    return _poisson(rate, size, noise) - _poisson(rate, size, noise)
 
 
-def poisson(rate: float | Fraction, size: int, noise: Source, word: int = _WORD) -> Integers:
+def _poisson(rate: float | Fraction, size: int, noise: Source, word: int = _WORD) -> Integers:
     """`size` independent Poisson integers of this mean, by inversion; `word` is how many digits are drawn at a time."""
     validate.positive(rate=float(rate))
     validate.at_most(MAX_VARIANCE / 2, "half the largest variance: take a coarser grid", rate=float(rate))
@@ -179,13 +179,16 @@ def variance_for(scale: float) -> float:
     low, high = 0, math.ceil((scale**2 + 1) * 1.01 * _UNIT)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _step(max(middle, 1) / _UNIT) * scale <= 1 else (middle, high)
+        if _step(max(middle, 1) / _UNIT) * scale <= 1:
+            high = middle
+        else:
+            low = middle
     _certify(high / _UNIT)
     return high / _UNIT
 
 
 @dataclass(frozen=True)
-class Skellam(OnGrid):
+class Skellam(_OnGrid):
     """Integer Skellam noise on a grid: exact, and the sum of such noise is of the same kind.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and

@@ -28,7 +28,6 @@ from isthmus.privacy.mechanisms import Mechanism, words_of
 from isthmus.privacy.noise import SECRET, SEEDED
 
 _HEAD = ("what", "how often", "noise")
-_SAMPLED = "over a random sample"
 _BY_CHANCE = ("PoissonSampled", "SampledWithoutReplacement", "MixtureOfGaussians")
 _WORDS = {
     "gradient": "sum of gradients",
@@ -98,7 +97,7 @@ def _of_event(data: Json, times: int = 1) -> list[Released]:
     """
     what = {True: "value from a random sample of the records", False: "value from all records"}
     leaves = event_json.flatten(data)
-    return [Released(what[_of_a_sample(leaf)], count * times, event_json.words(leaf)) for leaf, count in leaves]
+    return [Released(what[_of_a_sample(leaf)], count * times, event_json._words(leaf)) for leaf, count in leaves]
 
 
 def _of_a_sample(data: Json) -> bool:
@@ -205,26 +204,19 @@ class PrivacyStatement:
         *,
         seeded: bool = False,
         n: int | None = None,
-        sampler: str = "",
-        assumptions: Iterable[str] = (),
-        guarantee: str = "",
-        noise: str = SECRET,
-        leaks: Iterable[str] = (),
-        releases: Iterable[Released] = (),
+        assumptions: Sequence[str] = (),
+        leaks: Sequence[str] = (),
     ) -> PrivacyStatement:
         """The statement of an event (or its JSON form), its epsilon by the accountant.
 
-        `seeded` says that the noise came from a seed.  `guarantee` says, for a mechanism run as it was published, what
-        that mechanism really gives; `sampler` and `releases` replace what is drawn from the event, which knows what
-        a release costs and not what it was; `noise` is what the run's source says of itself.
+        `seeded` says that the noise came from a seed.  An event knows what a release costs and not what it was: where
+        that is known, `Account` states it.
 
         >>> from dp_accounting import dp_event
         >>> print(PrivacyStatement.of(dp_event.GaussianDpEvent(1.0), 1e-5, seeded=True))
         not private (seeded noise: not private)
         """
-        account = Account(delta, adjacency, n, seeded, tuple(assumptions), tuple(leaks))
-        account.samplers, account.sources, account.guarantees = [sampler], [noise], [guarantee]
-        account.releases = list(releases)
+        account = Account(delta, adjacency, n, seeded, assumptions, leaks)
         return account.statement(event_json.from_json(event_json.to_json(event)))
 
     def with_all_of(
@@ -256,22 +248,22 @@ class PrivacyStatement:
             counts = stated
             if any(statement is one for one in apart):
                 counts = beyond
-            counts.update(event_json.keyed(statement.event))
+            counts.update(event_json._keyed(statement.event))
             account.say(statement)
         names: dict[str, str] = {}
         if ledger is not None:
             self._check_counts_for(ledger.adjacency)
-            charged = event_json.keyed(event_json.to_json(ledger.event()))
+            charged = event_json._keyed(event_json.to_json(ledger.event()))
             charges = [record for record in ledger.records() if record["kind"] == "charge"]
-            names = {leaf: record["what"] for record in charges for leaf in event_json.keyed(record["event"])}
+            names = {leaf: record["what"] for record in charges for leaf in event_json._keyed(record["event"])}
             account.seeded |= ledger.seeded
         besides = charged - stated
         if not others and not besides and not (account.seeded and self.private):
             return self
         for key, count in besides.items():
             leaf = json.loads(key)
-            account.samplers.append(event_json.sampling_words(leaf))
-            account.releases.append(Released(_charged_words(names.get(key, "value")), count, event_json.words(leaf)))
+            account.samplers.append(event_json._sampling_words(leaf))
+            account.releases.append(Released(_charged_words(names.get(key, "value")), count, event_json._words(leaf)))
         total = (stated | charged) + beyond
         account.events.append(event_json.composed((json.loads(leaf), count) for leaf, count in total.items()))
         whole = account.statement()
@@ -309,22 +301,17 @@ class PrivacyStatement:
                 f"The released results are NOT private: no finite epsilon holds (epsilon = inf at delta = "
                 f"{self.delta:g}).\n{reason}"
             )
-        factor = "more than 1e304"
+        factor, weak = "more than 1e304", large_delta(self.delta, self.n)
+        if weak:
+            weak = f"\nThis guarantee protects hardly anyone: {weak}."
         if self.epsilon < 700:
             factor = _rounded_up(math.exp(self.epsilon))
         return (
             f"The released results are differentially private with {self._numbers(self.epsilon)}.\n"
             f"{relation.capitalize()} changes the probability of any outcome by a factor of at most "
             f"exp(epsilon) = {factor}, plus at most delta. "
-            "This holds whatever else the reader of the results knows, and whatever is computed from them later."
-            f"{self._cautioned()}"
+            f"This holds whatever else the reader of the results knows, and whatever is computed from them later.{weak}"
         )
-
-    def _cautioned(self) -> str:
-        caution = large_delta(self.delta, self.n)
-        if not caution:
-            return ""
-        return f"\nThis guarantee protects hardly anyone: {caution}."
 
     def _table(self) -> str:
         """The releases in columns of text."""
@@ -354,7 +341,7 @@ class PrivacyStatement:
             basis = notebook.details(_BASIS[self.private], notebook.items(self.assumptions))
         if not self.private:
             tone = "bad"
-        elif self.leaks or self._cautioned():
+        elif self.leaks or large_delta(self.delta, self.n):
             tone = "weak"
         return notebook.card(
             str(self)[:1].upper() + str(self)[1:],
@@ -388,14 +375,14 @@ class PrivacyStatement:
         """
         with validate.reading("text", text, "give what PrivacyStatement.to_json wrote"):
             statement = cls._from(json.loads(text))
-            return statement._recomputed() if recompute else statement
-
-    def _recomputed(self) -> PrivacyStatement:
-        follows = accounting.epsilon_of(event_json.from_json(self.event), self.delta, self.adjacency)
-        for name in ("epsilon", "nominal"):
+            if not recompute:
+                return statement
+            event, epsilon, nominal = event_json.from_json(statement.event), statement.epsilon, statement.nominal
+            follows = accounting.epsilon_of(event, statement.delta, statement.adjacency)
             remedy = f"give the statement as it was written: epsilon={follows:.6g} follows from its releases"
-            validate.check(getattr(self, name) >= _CLOSE * follows, name, getattr(self, name), remedy)
-        return replace(self, epsilon=max(self.epsilon, follows), nominal=max(self.nominal, follows))
+            validate.check(epsilon >= _CLOSE * follows, "epsilon", epsilon, remedy)
+            validate.check(nominal >= _CLOSE * follows, "nominal", nominal, remedy)
+            return replace(statement, epsilon=max(epsilon, follows), nominal=max(nominal, follows))
 
     @classmethod
     def _from(cls, fields_given: Json) -> PrivacyStatement:
@@ -410,8 +397,8 @@ class PrivacyStatement:
         for text in (*texts, *data["assumptions"], *data["leaks"]):
             validate.check(isinstance(text, str), "text", text, "give text")
         data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
-        data |= {name: float(data[name]) for name in ("epsilon", "nominal")}
-        data |= {name: tuple(data[name]) for name in ("assumptions", "leaks")}
+        data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
+        data |= {"assumptions": tuple(data["assumptions"]), "leaks": tuple(data["leaks"])}
         return cls(**data | {"releases": tuple(Released(**row) for row in data["releases"])})
 
     def __str__(self) -> str:
@@ -478,17 +465,18 @@ class Account:
         itself; `noise` is what the run's source says of itself.
         """
         data = event_json.to_json(event)
+        said = [words_of(mechanism) for mechanism in mechanisms]
         self.samplers.append(sampler)
-        self.sources += [source or noise for _, source, _ in map(words_of, mechanisms)] or [noise]
-        self.guarantees += [guarantee for *_, guarantee in map(words_of, mechanisms)]
+        self.sources += [source or noise for _, source, _ in said] or [noise]
+        self.guarantees += [guarantee for _, _, guarantee in said]
         if count == 0:
             return
         self.events.append(dpa.SelfComposedDpEvent(event_json.from_json(data), count))
         if not mechanisms:
             self.releases += _of_event(data, count)
-        over = {True: f" {_SAMPLED}", False: ""}[_of_a_sample(data)]
-        for name, mechanism in zip(names or ("value",) * len(mechanisms), mechanisms, strict=True):
-            self.releases.append(Released(_WORDS.get(name, name) + over, count, words_of(mechanism)[0]))
+        over = {True: " over a random sample", False: ""}[_of_a_sample(data)]
+        for name, (words, _, _) in zip(names or ["value"] * len(said), said, strict=True):
+            self.releases.append(Released(_WORDS.get(name, name) + over, count, words))
 
     def say(self, statement: PrivacyStatement) -> None:
         """What a statement says, but for its event."""
@@ -523,7 +511,7 @@ class Account:
             sources = [SEEDED]
         else:
             epsilon = nominal
-        how = [event_json.sampling_words(leaf) for leaf, _ in event_json.flatten(data)]
+        how = [event_json._sampling_words(leaf) for leaf, _ in event_json.flatten(data)]
         return PrivacyStatement(
             epsilon=epsilon,
             delta=self.delta,
@@ -566,4 +554,4 @@ def _accountant_words(event: DpEvent, adjacency: Adjacency) -> str:
         return "the exact curve of the Gaussian mechanism that the Skellam noise is no worse than"
     if kinds <= {"Gaussian"}:
         return "the exact curve of the Gaussian mechanism"
-    return _ROUTES[accounting.route_of(leaves, adjacency)]
+    return _ROUTES[accounting._route_of(leaves, adjacency)]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import matrix, validate
-from isthmus.base.matrix import Array, Csr, Matrix, Stored, View, as_matrix, is_lazy, is_sparse
+from isthmus.base.matrix import Array, Csr, Matrix, Stored, View, as_matrix, is_sparse
 from isthmus.base.streamed import DerivedRows, Streamed
 
 UP = 1 + 2.0**-48
@@ -66,7 +66,7 @@ class Scaled(View):
         """X itself, seen through no map."""
         if isinstance(X, Scaled):
             return X
-        if is_lazy(X) and not isinstance(X, Streamed):
+        if isinstance(X, View) and not isinstance(X, Streamed):
             validate.refuse("X", type(X).__name__, "give a dense or CSR matrix, or a `Scaled` view of one")
         n, p = X.shape
         empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
@@ -149,7 +149,7 @@ class Scaled(View):
     def take(self, index: Tensor) -> Scaled:
         """Some rows, in the given order."""
         X = matrix.take(self.X, index)
-        assert not is_lazy(X)  # rows of a table are in memory once they are taken
+        assert not isinstance(X, View)  # rows of a table are in memory once they are taken
         return replace(self, X=X, r=self.r[index], U=self.U[index], _upper=self.upper[index])
 
     def __getitem__(self, span: slice) -> Scaled:

@@ -117,8 +117,7 @@ _METRIC = _object(
 )
 _LINE = _object({"name": _TEXT, "x": _many(_REAL), "y": _many(_REAL | {"type": ["number", "null"]})})
 _CURVE = _object(
-    {"title": _TEXT, "series": _many(_LINE)},
-    **{"x_label": _TEXT, "y_label": _TEXT, "note": _TEXT, "shares": _FLAG},
+    {"title": _TEXT, "series": _many(_LINE)}, **{"x_label": _TEXT, "y_label": _TEXT, "note": _TEXT, "shares": _FLAG}
 )
 _OTHER_RUN = _object(
     {"name": _TEXT},

@@ -55,22 +55,22 @@ def spenders(ledger: Ledger) -> list[Spender]:
         elif record["kind"] == "torn":
             charges = [{**charge, "kind": "charge", "time": record["time"]} for charge in record["charges"]]
             by_label.setdefault("(cut by a kill)", []).extend(charges)
-    return [_spender(ledger, label, records) for label, records in by_label.items() if records]
-
-
-def _spender(ledger: Ledger, label: str, records: list[dict[str, Any]]) -> Spender:
-    rounds: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for record in records:
-        change = record["rounds"] if record["kind"] == "charge" else -record["rounds"]
-        rounds[record["what"].rpartition("/")[2]] += change
-        counts[event_json.canonical(record["event"])] += change
-    charged = [(json.loads(event), count) for event, count in counts.items() if count]
-    epsilon = None
-    if ledger.budget is not None:
-        whole = event_json.composed(charged)
-        epsilon = float(epsilon_of(whole, ledger.budget[1], ledger.adjacency)) if charged else 0.0
-    return Spender(label, records[0]["time"], records[-1]["time"], dict(rounds), epsilon)
+    found = []
+    for label, records in by_label.items():
+        rounds: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for record in records:
+            change = record["rounds"] * {"charge": 1, "refund": -1}[record["kind"]]
+            rounds[record["what"].rpartition("/")[2]] += change
+            counts[event_json.canonical(record["event"])] += change
+        charged, epsilon = [(json.loads(event), count) for event, count in counts.items() if count], None
+        if ledger.budget is not None:
+            epsilon = 0.0
+            if charged:
+                epsilon = float(epsilon_of(event_json.composed(charged), ledger.budget[1], ledger.adjacency))
+        if records:
+            found.append(Spender(label, records[0]["time"], records[-1]["time"], dict(rounds), epsilon))
+    return found
 
 
 def describe(settings: Settings, declared: Schema, bins: int) -> Summary:
@@ -82,10 +82,13 @@ def describe(settings: Settings, declared: Schema, bins: int) -> Summary:
     table = read(settings.data, reading=settings.reading)
     remedy = "give a csv or parquet file: a summary needs named columns"
     validate.check(table.frame is not None, "data", settings.data, remedy)
-    delta = settings.delta or (DELTA if shared is None or shared.budget is None else shared.budget[1])
-    budget = (settings.epsilon, delta) if shared is None else None
+    delta, budget = settings.delta or DELTA, None
+    if shared is None:
+        budget = (settings.epsilon, delta)
+    elif settings.delta is None and shared.budget is not None:
+        delta = shared.budget[1]
     label = f"describe {table.name}"
     ledger = Ledger(None, budget, shared=shared, label=label, adjacency=settings.adjacency)
     schema = Schema(tuple(c.settled(settings.bounds, None) for c in declared.columns), target_of(settings))
-    options: dict[str, Any] = {"epsilon": settings.epsilon, "delta": delta, "adjacency": settings.adjacency}
-    return private_summary(table.frame, schema, bins=bins, ledger=ledger, **options)
+    promise: dict[str, Any] = {"epsilon": settings.epsilon, "delta": delta, "adjacency": settings.adjacency}
+    return private_summary(table.frame, schema, bins=bins, ledger=ledger, **promise)

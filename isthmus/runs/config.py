@@ -23,24 +23,15 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from isthmus import sets
 from isthmus.base import validate
+from isthmus.tables.declared import checked, declarable, known_keys, one_of, read_bounds, read_sign, read_words
 from isthmus.tables.files import Reading, has_part, is_libsvm
-from isthmus.tables.schema import (
-    TASKS,
-    Schema,
-    Target,
-    known_keys,
-    read_bounds,
-    read_column,
-    read_sign,
-    read_target,
-    read_words,
-)
+from isthmus.tables.schema import TASKS, Schema, Target, read_column, read_target
 
 _NEEDS_ROWS = "give test or test_fraction with it: it needs test rows"
 _HIDDEN = "give a public test file instead: the held-out rows would give the private number of rows away"
@@ -87,18 +78,19 @@ def _epsilon(name: str, value: object) -> float:
     return number
 
 
-def _checked(check: Callable[..., None], kind: type) -> Callable[[str, Any], Any]:
-    def read(name: str, value: Any) -> Any:
-        check(**{name: value})
-        return kind(value)
+def _reader(fits: Callable[[Any], object], remedy: str) -> Callable[[str, object], Any]:
+    """A reader of what fits, as it is."""
+
+    def read(name: str, value: object) -> object:
+        validate.check(bool(fits(value)), name, value, remedy)
+        return value
 
     return read
 
 
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        validate.refuse(name, value, "give text")
-    return value
+_text = _reader(lambda value: isinstance(value, str) and value, "give text")
+_flag = _reader(lambda value: isinstance(value, bool), "give true or false")
+_table = _reader(lambda value: isinstance(value, Mapping), "give a table")
 
 
 def _encoding(name: str, value: object) -> str:
@@ -110,53 +102,29 @@ def _encoding(name: str, value: object) -> str:
     return text
 
 
-def _flag(name: str, value: Any) -> bool:
-    validate.check(isinstance(value, bool), name, value, "give true or false")
-    return value
-
-
-def _among(*choices: str) -> Callable[[str, Any], str]:
-    def read(name: str, value: Any) -> str:
-        validate.one_of(choices, **{name: value})
-        return value
-
-    return read
-
-
-def _table(name: str, value: Any) -> Any:
-    validate.check(isinstance(value, Mapping), name, value, "give a table")
-    return dict(value)
-
-
-def _weights(name: str, value: Any) -> Any:
+def _weights(name: str, value: object) -> object:
     if value == "balanced":
         return value
-    validate.check(isinstance(value, Mapping), name, value, "give a table of weights by class")
+    if not isinstance(value, Mapping):
+        validate.refuse(name, value, "give a table of weights by class")
     return {str(key): float(weight) for key, weight in value.items()}
+
+
+def _separator(name: str, value: object) -> str:
+    return read_sign(name, "\t" if value == "\\t" else value)
 
 
 def _path(name: str, value: object) -> str:
     return str(value)
 
 
-def _separator(name: str, value: object) -> str:
-    if value == "\\t":
-        value = "\t"
-    return read_sign(name, value)
-
-
-def _constraint(name: str, value: Any) -> str:
+def _constraint(name: str, value: object) -> str:
     read_constraint(_text(name, value))
-    return value
+    return str(value)
 
 
-_POSITIVE, _SIZE = _checked(validate.positive, float), _checked(validate.positive_int, int)
-_NATURAL, _UNIT = _checked(validate.non_negative, float), _checked(validate.open_unit, float)
-
-
-def _setting(default: Any, check: Callable[[str, Any], object]) -> Any:
-    """A setting: its value where nobody gives one, and what reads and checks one that is given."""
-    return field(default=default, metadata={"check": check})
+_POSITIVE, _SIZE = checked(validate.positive, float), checked(validate.positive_int, int)
+_NATURAL, _UNIT = checked(validate.non_negative, float), checked(validate.open_unit, float)
 
 
 @dataclass(frozen=True)
@@ -176,47 +144,47 @@ class Settings:
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
     """
 
-    data: str = _setting("", _path)
-    target: str | None = _setting(None, _text)
-    task: str | None = _setting(None, _among(*TASKS))
-    classes: tuple[str, ...] | None = _setting(None, read_words)
-    target_bounds: tuple[float, float] | None = _setting(None, read_bounds)
-    epsilon: float = _setting(1.0, _epsilon)
-    delta: float | None = _setting(None, _UNIT)
-    adjacency: str = _setting("add-remove", _among("add-remove", "replace-one"))
-    n: int | None = _setting(None, _SIZE)
-    loss: str | None = _setting(None, _text)
-    algorithm: str = _setting("auto", _text)
-    constraint: str | None = _setting(None, _constraint)
-    l1: float = _setting(0.0, _NATURAL)
-    l2: float = _setting(0.0, _NATURAL)
-    clip: float | None = _setting(None, _POSITIVE)
-    step: float | None = _setting(None, _POSITIVE)
-    max_iter: int | None = _setting(None, _SIZE)
-    batch_size: int | None = _setting(None, _SIZE)
-    scale: str = _setting("auto", _text)
-    shape: str = _setting("auto", _among("auto", "linear", "smooth"))
-    data_norm: float | None = _setting(None, _POSITIVE)
-    intercept: bool = _setting(True, _flag)
-    class_weight: dict[str, float] | str | None = _setting(None, _weights)
-    options: dict[str, Any] | None = _setting(None, _table)
-    bounds: tuple[float, float] | None = _setting(None, read_bounds)
-    public: str | None = _setting(None, _path)
-    test: str | None = _setting(None, _path)
-    test_fraction: float | None = _setting(None, _UNIT)
-    test_epsilon: float | None = _setting(None, _POSITIVE)
-    release_test_metrics: bool = _setting(False, _flag)
-    budget: str | None = _setting(None, _path)
-    title: str | None = _setting(None, _text)
-    purpose: str | None = _setting(None, _text)
-    owner: str | None = _setting(None, _text)
-    schema: str | None = _setting(None, _path)
-    out: str | None = _setting(None, _path)
-    separator: str | None = _setting(None, _separator)
-    encoding: str = _setting("utf-8", _encoding)
-    decimal: str | None = _setting(None, _among(".", ","))
-    features: int | None = _setting(None, _SIZE)
-    zero_based: bool = _setting(False, _flag)
+    data: str = declarable("", _path)
+    target: str | None = declarable(None, _text)
+    task: str | None = declarable(None, one_of(*TASKS))
+    classes: tuple[str, ...] | None = declarable(None, read_words)
+    target_bounds: tuple[float, float] | None = declarable(None, read_bounds)
+    epsilon: float = declarable(1.0, _epsilon)
+    delta: float | None = declarable(None, _UNIT)
+    adjacency: str = declarable("add-remove", one_of("add-remove", "replace-one"))
+    n: int | None = declarable(None, _SIZE)
+    loss: str | None = declarable(None, _text)
+    algorithm: str = declarable("auto", _text)
+    constraint: str | None = declarable(None, _constraint)
+    l1: float = declarable(0.0, _NATURAL)
+    l2: float = declarable(0.0, _NATURAL)
+    clip: float | None = declarable(None, _POSITIVE)
+    step: float | None = declarable(None, _POSITIVE)
+    max_iter: int | None = declarable(None, _SIZE)
+    batch_size: int | None = declarable(None, _SIZE)
+    scale: str = declarable("auto", _text)
+    shape: str = declarable("auto", one_of("auto", "linear", "smooth"))
+    data_norm: float | None = declarable(None, _POSITIVE)
+    intercept: bool = declarable(True, _flag)
+    class_weight: dict[str, float] | str | None = declarable(None, _weights)
+    options: dict[str, Any] | None = declarable(None, _table)
+    bounds: tuple[float, float] | None = declarable(None, read_bounds)
+    public: str | None = declarable(None, _path)
+    test: str | None = declarable(None, _path)
+    test_fraction: float | None = declarable(None, _UNIT)
+    test_epsilon: float | None = declarable(None, _POSITIVE)
+    release_test_metrics: bool = declarable(False, _flag)
+    budget: str | None = declarable(None, _path)
+    title: str | None = declarable(None, _text)
+    purpose: str | None = declarable(None, _text)
+    owner: str | None = declarable(None, _text)
+    schema: str | None = declarable(None, _path)
+    out: str | None = declarable(None, _path)
+    separator: str | None = declarable(None, _separator)
+    encoding: str = declarable("utf-8", _encoding)
+    decimal: str | None = declarable(None, one_of(".", ","))
+    features: int | None = declarable(None, _SIZE)
+    zero_based: bool = declarable(False, _flag)
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -224,7 +192,7 @@ class Settings:
             given = value is not None or setting.default is None
             validate.check(given, setting.name, None, "give a value, or leave it out")
             if value is not None:
-                vars(self)[setting.name] = setting.metadata["check"](setting.name, value)
+                vars(self)[setting.name] = setting.metadata["read"](setting.name, value)
         validate.check(bool(self.data), "data", self.data, "give the file to train on")
         fraction, bought = self.test_fraction, self.test_epsilon
         tested = self.test is not None or fraction is not None
@@ -272,7 +240,7 @@ class Settings:
             return None
         return self.epsilon / 10
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; infinity is the text "inf"."""
         values = asdict(self)
         if not self.private:
@@ -296,9 +264,7 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number above 0; inf trains without privacy
     """
-    settings: dict[str, Any] = {}
-    if file is not None:
-        settings = _read_toml(Path(file))
+    settings = {} if file is None else _read_toml(Path(file))
     known_keys("config", settings, [*(member.name for member in fields(Settings)), "columns"])
     chosen = {key: value for key, value in options.items() if value not in (None, ())}
     path, declared = chosen.get("schema") or settings.get("schema"), Schema()

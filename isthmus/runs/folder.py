@@ -9,6 +9,7 @@ The model of a run: one safetensors file (see `isthmus.estimators.save`) beside 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -16,18 +17,19 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from isthmus import estimators
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write, sync
-from isthmus.tables.encode import dtype_kind
 from isthmus.tables.files import Table, check_numbers, numbers_of
 from isthmus.tables.schema import Schema
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 SETTINGS, SCHEMA, PLAN, LEDGER, CHECKPOINT = "settings.json", "schema.toml", "plan.json", "ledger", "checkpoint"
 
@@ -128,7 +130,7 @@ class RunFolder:
         _damaged(form != FORMATS[name], f"{reads}: use the version of Isthmus that wrote it")
         return data
 
-    def write_sealed(self, name: str, data: Mapping[str, Any]) -> None:
+    def write_sealed(self, name: str, data: Mapping[str, object]) -> None:
         """A JSON file that states its own digest."""
         body = {"format": FORMATS[name], **data}
         self.write(name, _json({**body, "sha256": digest(_json(body))}))
@@ -150,10 +152,8 @@ class RunFolder:
 def next_folder(name: str, parent: str | Path = "runs") -> Path:
     """`runs/<name>-<k>` for the first k that is free."""
     safe = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
-    k = 1
-    while os.path.exists(Path(parent) / f"{safe}-{k}"):
-        k += 1
-    return Path(parent) / f"{safe}-{k}"
+    paths = (Path(parent) / f"{safe}-{k}" for k in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def _damaged(wrong: bool, words: str) -> None:
@@ -170,65 +170,62 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _json(data: Mapping[str, Any]) -> bytes:
+def _json(data: Mapping[str, object]) -> bytes:
     return (json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
-@dataclass(frozen=True)
-class Model:
-    """A loaded model: its estimator, and the schema that encodes its rows (without columns for a matrix)."""
+def predictions(
+    run: RunFolder, table: Table, ids: Sequence[str] = (), proba: bool = False, decimal: str | None = None
+) -> dict[str, np.ndarray]:
+    """The columns that tell rows apart, then `prediction` and, if asked, `p(class)` of each class.
 
-    estimator: Any
-    schema: Schema
-
-    def encode(self, table: Table, decimal: str | None = None) -> Any:
-        """The rows of a table as this model takes them; `decimal` where its file has a sign of its own."""
-        if self.schema.columns:
-            remedy = "give a csv or parquet file: this model was trained on named columns"
-            validate.check(table.frame is not None, "data", table.name, remedy)
-            return numbers_of(table.frame, self.schema.read_by(table.separator, decimal))
+    ids       columns to carry along beside those of the schema's type "id" that the table has
+    decimal   where the file has a sign of its own
+    """
+    estimator, schema = load_model(run)
+    rows, own = table.x, []
+    if schema.columns:
+        remedy = "give a csv or parquet file: this model was trained on named columns"
+        validate.check(table.frame is not None, "data", table.name, remedy)
+        rows = numbers_of(table.frame, schema.read_by(table.separator, decimal))
+    else:
         remedy = "give an npz or libsvm file: this model was trained on a matrix"
-        validate.check(table.x is not None, "data", table.name, remedy)
+        validate.check(rows is not None, "data", table.name, remedy)
         check_numbers(table)
-        wide = self.estimator.n_features_in_
-        validate.check(table.x.shape[1] == wide, "data", tuple(table.x.shape), f"give rows with {wide} columns")
-        return table.x
-
-    def ids(self, table: Table, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
-        """The columns that identify rows: those named, and those of the schema's type "id" that the table has."""
-        if table.frame is None:
-            validate.check(not names, "id", list(names), "leave it out: this file has no named columns")
-            return {}
+        wide = estimator.n_features_in_
+        validate.check(rows.shape[1] == wide, "data", tuple(rows.shape), f"give rows with {wide} columns")
+    if table.frame is None:
+        validate.check(not ids, "id", list(ids), "leave it out: this file has no named columns")
+    else:
         have = list(table.frame.columns)
-        for name in names:
+        for name in ids:
             validate.check(name in have, "id", name, f"name a column of the file, which has {have[:20]}")
-        own = [column.name for column in self.schema.columns if column.type == "id" and column.name in have]
-        return {name: _entries(table.frame[name]) for name in dict.fromkeys([*names, *own])}
+        own = [column.name for column in schema.columns if column.type == "id" and column.name in have]
+    carried = {name: _entries(table.frame[name]) for name in dict.fromkeys([*ids, *own])}
+    able = hasattr(estimator, "predict_proba")
+    validate.check(able or not proba, "proba", proba, "leave it out: this model has no probabilities")
+    classes, labels = vars(estimator).get("classes_", np.empty(0)), []
+    if proba:
+        labels = [f"p({label})" for label in classes]
+    if rows.shape[0]:
+        columns = {"prediction": np.asarray(estimator.predict(rows))}
+        columns |= zip(labels, estimator.predict_proba(rows).T if proba else [], strict=True)
+    else:  # an estimator refuses to predict for nobody
+        columns = {"prediction": np.empty(0, classes.dtype)} | dict.fromkeys(labels, np.empty(0))
+    twice = sorted(set(carried) & set(columns))
+    validate.check(not twice, "id", twice, "rename the column first: a column of the predictions has that name")
+    return carried | columns
 
-    def predict(self, x: Any, proba: bool = False) -> dict[str, np.ndarray]:
-        """The columns `prediction` and, if asked, `p(class)` of each class; without rows, empty ones."""
-        able = hasattr(self.estimator, "predict_proba")
-        validate.check(able or not proba, "proba", proba, "leave it out: this model has no probabilities")
-        labels = list(self.estimator.classes_) if proba else []
-        if not x.shape[0]:  # an estimator refuses to predict for nobody
-            kind = np.dtype(np.float64)
-            if isinstance(self.estimator, estimators.PrivateClassifier):
-                kind = self.estimator.classes_.dtype
-            return {"prediction": np.empty(0, kind), **{f"p({label})": np.empty(0) for label in labels}}
-        predictions = {"prediction": np.asarray(self.estimator.predict(x))}
-        shares = self.estimator.predict_proba(x).T if proba else []
-        return predictions | {f"p({label})": column for label, column in zip(labels, shares, strict=True)}
 
-
-def _entries(values: Any) -> np.ndarray:
+def _entries(values: Series) -> np.ndarray:
     """Identifiers as they were read; text where nothing is "" ."""
-    if dtype_kind(values) in "iufb":
+    if values.dtype.kind in "iufb":
         return values.to_numpy()
     return values.astype(object).where(values.notna(), "").to_numpy().astype(str)
 
 
-def load_model(folder: RunFolder) -> Model:
-    """The model of a run; a cut or altered one is refused."""
+def load_model(folder: RunFolder) -> tuple[estimators.PrivateClassifier | estimators.PrivateRegressor, Schema]:
+    """The model of a run, and the schema that encodes its rows (without columns for a matrix); refused where cut."""
     path = folder.path / MODEL
     resume = f"isthmus train --resume {folder.path}"
     validate.require(path.exists(), f"The run {folder.path} has no model yet: continue it with {resume}")
@@ -236,4 +233,4 @@ def load_model(folder: RunFolder) -> Model:
         estimator = estimators.load(path)
     except validate.InvalidInput as error:
         raise FolderDamaged(f"{path} was cut or altered: restore it, or begin a new run ({error})") from None
-    return Model(estimator, Schema.from_toml(folder.read(SCHEMA).decode(), SCHEMA))
+    return estimator, Schema.from_toml(folder.read(SCHEMA).decode(), SCHEMA)

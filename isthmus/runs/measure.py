@@ -13,21 +13,24 @@ The figures themselves are those of `isthmus.estimators.scoring`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dp_accounting import GaussianDpEvent
 
 from isthmus.base import validate
 from isthmus.core.group import Group
 from isthmus.core.pipeline import Promise
-from isthmus.estimators.figures import Figure, exact_figures
+from isthmus.estimators.figures import Figure, Model, exact_figures
 from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.plan import mu_of
 from isthmus.runs.config import Settings
+from isthmus.tables.files import Rows
 
 _COVERED = (
     "the held-out rows were drawn by coins that look at no record, and a record is either trained on or held out: the "
@@ -48,11 +51,11 @@ class Measured:
     """The figures of a run: `releases` were paid for from its epsilon; `covered` ones were paid for by the training."""
 
     figures: tuple[Figure, ...] = ()
-    curves: tuple[dict[str, Any], ...] = ()
+    curves: tuple[Mapping[str, object], ...] = ()
     releases: int = 0
     covered: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For `metrics.json`."""
         values = {"curves": list(self.curves), "releases": self.releases, "covered": self.covered}
         return {"metrics": [vars(figure) for figure in self.figures], **values}
@@ -100,19 +103,19 @@ def training_epsilon(settings: Settings, delta: float) -> float:
     return float(epsilon_of(rest, delta, adjacency)) * (1 - 1e-7)
 
 
-_Rows = tuple[Any, np.ndarray]
+_Rows = tuple[Rows, np.ndarray]
 
 
 def measure(
-    settings: Settings, fitted: Any, test: _Rows, delta: float, ledger: Ledger | None, crew: Group, rows: int
+    settings: Settings, fitted: Model, test: _Rows, delta: float, ledger: Ledger | None, crew: Group, rows: int
 ) -> Measured:
     """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
     if settings.measure_epsilon is None or not settings.private:
         exact, curves = exact_figures(fitted, *test, _where(settings, rows))
         return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
-    noise: list[Any] = crew.on_leader(lambda: [*_noise(settings, delta, ledger)])  # type: ignore[arg-type]
-    multiplier, covered = noise
-    if multiplier is None:
+    multiplier, bought = crew.on_leader(lambda: [*_noise(settings, delta, ledger)])  # type: ignore[arg-type]
+    covered = not bought
+    if not multiplier:
         name = {"classification": "accuracy"}.get(settings.task or "", "R2")
         return Measured((Figure(name, None, _where(settings, rows), note=_LITTLE),))
     if ledger is not None:
@@ -131,8 +134,8 @@ def measure(
     return Measured(figures, curve_rows, scores.releases, covered and bool(looks.taken))
 
 
-def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | None, bool]:
-    """The multiplier of the figures' noise, and whether the training has paid for them; None: nothing is left.
+def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float, bool]:
+    """The multiplier of the figures' noise, and whether it has to be bought; 0: nothing is left for it.
 
     A first measurement of held-out rows is covered; one that is repeated, as a look of the first was lost, is bought.
     """
@@ -141,15 +144,15 @@ def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | No
     whole = joint([event])
     free = settings.test_fraction is not None and settings.test_epsilon is None
     first = not {RANGES, FIGURES} & set(ledger.rounds())
-    if free and first and covers(event, getattr(whole, "noise_multiplier", 0.0)):
-        return float(whole.noise_multiplier), True
+    if free and first and isinstance(whole, GaussianDpEvent) and covers(event, whole.noise_multiplier):
+        return float(whole.noise_multiplier), False
     multiplier = 1 / mu_of(settings.measure_epsilon, delta, ledger.adjacency)
     for _ in range(_STEPS):
         total = epsilon_of(compose([event, Gaussian(multiplier).event()]), delta, ledger.adjacency)
         if total <= settings.epsilon:
-            return multiplier, False
+            return multiplier, True
         multiplier *= _FACTOR
-    return None, False
+    return 0.0, True
 
 
 def _where(settings: Settings, rows: int) -> str:

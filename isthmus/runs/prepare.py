@@ -13,7 +13,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -22,11 +22,14 @@ from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
 from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
-from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
+from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target
 from isthmus.tables.entries import Signs
-from isthmus.tables.files import Table, check_numbers, columns_of, numbers_of, read
+from isthmus.tables.files import Rows, Table, check_numbers, columns_of, numbers_of, read
 from isthmus.tables.infer import check_decimal, infer
-from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
+from isthmus.tables.schema import BUCKETS, TASKS, Column, Schema, Target, check_names, listed
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 _MOST_CLASSES = 100
 FEW = 10
@@ -53,14 +56,14 @@ class PreparedRows:
 
     name: str
     schema: Schema
-    x: Any
+    x: Rows
     y: np.ndarray
     features: list[str] | None
     bounds: tuple[np.ndarray, np.ndarray] | None
     n: int
     test_rows: int | None = None
-    public: Any = None
-    test: tuple[Any, np.ndarray] | None = None
+    public: Rows | tuple[Rows, np.ndarray] | None = None
+    test: tuple[Rows, np.ndarray] | None = None
     leaks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -90,23 +93,25 @@ def prepare(
         check_names(names, declared, settings.target)
     public = None if settings.public is None else _filled("public", settings.public, settings)
     table, first = _filled("data", settings.data, settings).part(crew.rank, crew.size)
-    leaks, notes, schema = list(table.notes), [], replace(declared, columns=())
-    known = "the number of columns"
+    leaks, schema = list(table.notes), replace(declared, columns=())
+    notes: list[str] = []
+    known, rest = "the number of columns", "and the number of rows count as public (--rows N hides the number of rows)"
+    if settings.n is not None:
+        rest = f"count as public; the number of rows is not published, {settings.n} stands for it"
     if table.frame is not None:
         known = "the names of the columns"
-    if settings.n is None:
-        notes.append(f"{known} and the number of rows count as public (--rows N hides the number of rows)")
-    else:
-        notes.append(f"{known} count as public; the number of rows is not published, {settings.n} stands for it")
-    if table.frame is not None:
-        schema, more, notices = _complete(settings, declared, table, public)
-        leaks, notes = leaks + more, [*notes, *notices, "rows without a target are left out"]
+        schema, more, notes = _complete(settings, declared, table, public)
+        leaks, notes = leaks + more, [*notes, "rows without a target are left out"]
+    notes = [f"{known} {rest}", *notes]
     target, more = _settle_target(settings, table, public)
     schema, leaks = replace(schema, target=target), leaks + more
     remedy = "continue with the table that the run began with: its schema does not cover this one"
     validate.check(not (settled and leaks), "schema", leaks, remedy)
-    if crew.size > 1:
-        _check_agreed(crew, schema, leaks)
+    if crew.size > 1:  # every rank sees other rows: its guess would be its own
+        remedy = "begin one with --dry-run --write-schema, and declare the target: ranks guess nothing from their rows"
+        validate.check(not leaks, "schema", leaks, remedy)
+        schemas = set(crew.all(schema.to_toml()))
+        validate.check(len(schemas) == 1, "schema", f"{len(schemas)} schemas of the ranks", remedy)
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
     _check_words(schema, x, crew)
@@ -120,29 +125,22 @@ def prepare(
         test = rows_of(rows, schema, "test", all_have=fixed and hidden)
     if settings.test_fraction is not None:
         (x, y), test = split(x, y, settings.test_fraction, salt, first, crew)
-    bounds, features = None, None
+    bounds, features, tested = None, None, None
+    shared: Rows | tuple[Rows, np.ndarray] | None = None
     if table.frame is not None:
         bounds, features = bounds_of(schema), schema.features
     elif settings.bounds is not None:
         bounds = np.full(x.shape[1], settings.bounds[0]), np.full(x.shape[1], settings.bounds[1])
-    tested = None
     if test is not None:
         tested = len(test[1])
         if settings.test is None or settings.measure_epsilon is not None:  # of a public file every rank has the whole
             tested = sum(crew.all(tested))
-    shared = None
-    if public is not None:
-        shared = _public_rows(public, schema)
+    if public is not None and _targets(public, target.name) is not None:
+        shared = rows_of(public, schema, "public")
+    elif public is not None:
+        shared = public.x if public.frame is None else encode(public.frame, schema.read_by(public.separator))
     sizes, told = (sum(crew.all(int(x.shape[0]))), tested), (tuple(leaks), tuple(notes))
     return PreparedRows(table.name, schema, x, y, features, bounds, *sizes, shared, test, *told)
-
-
-def _check_agreed(crew: Group, schema: Schema, leaks: list[str]) -> None:
-    """Refuse guesses where every rank sees other rows: its guess would be its own."""
-    remedy = "begin one with --dry-run --write-schema, and declare the target: ranks guess nothing from their rows"
-    validate.check(not leaks, "schema", leaks, remedy)
-    schemas = crew.all(schema.to_toml())
-    validate.check(len(set(schemas)) == 1, "schema", f"{len(set(schemas))} schemas of the ranks", remedy)
 
 
 def _filled(argument: str, path: str, settings: Settings, part: str = "train") -> Table:
@@ -152,22 +150,21 @@ def _filled(argument: str, path: str, settings: Settings, part: str = "train") -
     return table
 
 
-def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool = False) -> tuple[Any, np.ndarray]:
+def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool = False) -> tuple[Rows, np.ndarray]:
     """The encoded rows that have a target, and their targets; refused if `all_have` one and some have not."""
     target = schema.target
     assert target is not None
+    targets = _targets(table, target.name)
+    remedy = f"give a file with the column {target.name!r}: this one does not have it"
     if table.frame is None:
-        validate.check(table.y is not None, what, table.name, "give a file with targets y: this one has none")
+        remedy = "give a file with targets y: this one has none"
+    validate.check(targets is not None, what, table.name, remedy)
+    if table.frame is None:
         check_numbers(table, what)
-    else:
-        remedy = f"give a file with the column {target.name!r}: this one does not have it"
-        validate.check(target.name in table.frame.columns, what, table.name, remedy)
-    y, present = encode_target(_targets(table, target.name), target, table.separator)
-    whole, rows = bool(present.all()), table.x
+    y, present = encode_target(targets, target, table.separator)
+    whole, rows = bool(present.all()), table.x if table.frame is None else table.frame
     remedy = "remove the rows that have no target first, or use add-remove: leaving them out would show how many"
     validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
-    if table.frame is not None:
-        rows = table.frame
     if not whole:
         rows = rows[present]
     if table.frame is not None:
@@ -184,15 +181,15 @@ def _complete(
     """The schema of every column, in the table's order; what cannot be guessed is refused, all columns at once."""
     columns, notes = [], []
     refused: dict[str, validate.InvalidInput] = {}
-    for name in table.frame.columns:
+    for name in [name for name in table.frame.columns if name != settings.target]:
         column = declared.get(name)
-        if column is None and name != settings.target:
+        if column is None:
+            source = table
+            if public is not None and public.frame is not None and name in public.frame.columns:
+                source = public
             try:
-                source, free = table, public is not None and public.frame is not None and name in public.frame.columns
-                if public is not None and free:
-                    source = public
                 signs = Signs.of(settings.decimal, source.separator)
-                inferred = infer(name, source.frame[name], public=free, signs=signs)
+                inferred = infer(name, source.frame[name], public=source is public, signs=signs)
             except validate.InvalidInput as error:
                 refused[name] = error
                 continue
@@ -200,8 +197,7 @@ def _complete(
             if inferred.why:
                 outcome = {"drop": "left out"}.get(column.type, f"read as {column.type}")
                 notes.append(f"column {name!r} is {outcome}: {inferred.why}")
-        if column is not None and name != settings.target:
-            columns.append(column.settled(settings.bounds, settings.decimal))
+        columns.append(column.settled(settings.bounds, settings.decimal))
     if refused:
         _refuse_all(refused)
     schema, leaks = Schema(tuple(columns)), []
@@ -213,12 +209,6 @@ def _complete(
             f"the types of {_listed(guessed)} were read from the private rows. Review the schema.toml in the run's "
             "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
         )
-    return schema, leaks, notes + _notes_of(schema)
-
-
-def _notes_of(schema: Schema) -> list[str]:
-    """What follows from the types of the columns and that a user should know."""
-    notes = []
     hashed = [column.name for column in schema.columns if column.type == "hash" and column.source == "data"]
     if hashed:
         notes.append(
@@ -230,10 +220,10 @@ def _notes_of(schema: Schema) -> list[str]:
     ids = [column.name for column in schema.columns if column.type == "id"]
     if ids:
         notes.append(f"epsilon protects one row; where one {ids[0]!r} has several rows, not all of them together")
-    return notes
+    return schema, leaks, notes
 
 
-def _check_words(schema: Schema, x: Any, crew: Group) -> None:
+def _check_words(schema: Schema, x: Rows, crew: Group) -> None:
     """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
     at, occurring = 0, {}
     for column in schema.columns:
@@ -248,7 +238,7 @@ def _check_words(schema: Schema, x: Any, crew: Group) -> None:
         validate.check(known or not unknown, f"columns.{name}", "category", remedy)
 
 
-def _occurs(x: Any, lo: int, hi: int) -> bool:
+def _occurs(x: Rows, lo: int, hi: int) -> bool:
     """Whether some row has something in the columns lo, ..., hi - 1."""
     if isinstance(x, Streamed):
         return any(bool(rows[:, lo:hi].any()) for _, _, rows in x.chunks())
@@ -319,11 +309,11 @@ def as_option(words: Iterable[str]) -> str:
     return shlex.quote(line.getvalue())
 
 
-def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.ndarray:
-    return as_numbers(values, target_column(Target("y", decimal=decimal), separator))
+def _numbers_of(values: Series, decimal: str | None, separator: str | None) -> np.ndarray:
+    return as_numbers(values, Column("y", "number").read_by(separator, decimal))
 
 
-def _targets(table: Table, name: str) -> Any:
+def _targets(table: Table, name: str) -> Series | None:
     if table.frame is None:
         return table.y
     if name not in table.frame.columns:
@@ -331,7 +321,7 @@ def _targets(table: Table, name: str) -> Any:
     return table.frame[name]
 
 
-def _guess_task(name: str, values: Any, decimal: str | None, separator: str | None) -> str:
+def _guess_task(name: str, values: Series, decimal: str | None, separator: str | None) -> str:
     """Words, truth values, two different numbers: classes.  Anything else: a number to predict."""
     numbers = _numbers_of(values, decimal, separator)
     words, absent = as_words(values)
@@ -352,18 +342,9 @@ def _label_order(word: str) -> tuple[int, float, str]:
 # ---------------------------------------------------------------- public rows, matrices, test rows
 
 
-def _public_rows(public: Table, schema: Schema) -> Any:
-    """Public rows as the estimator takes them: X, or (X, y) where they have targets."""
-    if _targets(public, schema.target.name if schema.target else "y") is not None:
-        return rows_of(public, schema, "public")
-    if public.frame is None:
-        return public.x
-    return encode(public.frame, schema.read_by(public.separator))
-
-
 def split(
-    x: Any, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: Group = ALONE
-) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
+    x: Rows, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: Group = ALONE
+) -> tuple[tuple[Rows, np.ndarray], tuple[Rows, np.ndarray]]:
     """Training and test rows by one coin for each place, drawn by a secret salt: coins that look at no record.
 
     first   the place of the first row: that of a rank's part in the whole
@@ -375,12 +356,12 @@ def split(
     places = range(first, first + len(y))
     digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in places)
     held_out = np.fromiter((int.from_bytes(digest, "big") < bound for digest in digests), dtype=bool, count=len(y))
-    sizes = sum(crew.all(int((~held_out).sum()))), sum(crew.all(int(held_out.sum())))
-    validate.check(min(sizes) > 0, "test_fraction", fraction, "give another share: no row is left on one side")
+    sides = [sum(crew.all(int(side.sum()))) for side in (~held_out, held_out)]
+    validate.check(min(sides) > 0, "test_fraction", fraction, "give another share: no row is left on one side")
     return (_side(x, ~held_out), y[~held_out]), (_side(x, held_out), y[held_out])
 
 
-def _side(x: Any, mask: np.ndarray) -> Any:
+def _side(x: Rows, mask: np.ndarray) -> Rows:
     """The rows that a mask keeps."""
     if isinstance(x, Streamed):
         return ChosenRows(x, torch.from_numpy(np.flatnonzero(mask)))

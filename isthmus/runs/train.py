@@ -243,7 +243,7 @@ class _Work:
             with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
                 path = shared_file(crew, (Path(folder) if run is None else run.path) / files.MODEL)
                 if run is not None:
-                    return files.load_model(run).estimator
+                    return files.load_model(run)[0]
                 return estimators.load(path)  # type: ignore[arg-type]
         own: dict[str, Any] = {"ledger": ledger, "verbose": int(progress)}
         if run is not None:

@@ -9,26 +9,6 @@ from isthmus.sets.polytopes import Box, ConvexHull, Simplex
 from isthmus.sets.structured import GroupBall, Product
 from isthmus.sets.widths import Width
 
-__all__ = [
-    "OPERATIONS",
-    "Box",
-    "ConvexHull",
-    "ConvexSet",
-    "Ellipsoid",
-    "FromLMO",
-    "FromProjection",
-    "GroupBall",
-    "L1Ball",
-    "L2Ball",
-    "LInfBall",
-    "LowRank",
-    "LpBall",
-    "NuclearBall",
-    "Product",
-    "Simplex",
-    "Subspace",
-    "UnsupportedOperation",
-    "VertexForm",
-    "Whole",
-    "Width",
-]
+__all__ = ["OPERATIONS", "Box", "ConvexHull", "ConvexSet", "Ellipsoid", "FromLMO", "FromProjection", "GroupBall"]
+__all__ += ["L1Ball", "L2Ball", "LInfBall", "LowRank", "LpBall", "NuclearBall", "Product", "Simplex", "Subspace"]
+__all__ += ["UnsupportedOperation", "VertexForm", "Whole", "Width"]

@@ -17,21 +17,21 @@ Oracle = Callable[[Tensor], object]
 
 
 @runtime_checkable
-class Proximal(Protocol):
+class _Proximal(Protocol):
     """A projection by the convention of proximal operators."""
 
     def prox(self, x: np.ndarray, step: float) -> object: ...
 
 
 @runtime_checkable
-class Maximiser(Protocol):
+class _Maximiser(Protocol):
     """`lmo(u, x)` returns s - x (or a tuple that begins with it) with s a maximiser of <u, s>."""
 
     def lmo(self, u: np.ndarray, x: np.ndarray) -> object: ...
 
 
-Projection = ConvexSet | Proximal | Oracle
-Minimiser = ConvexSet | Maximiser | Oracle
+Projection = ConvexSet | _Proximal | Oracle
+Minimiser = ConvexSet | _Maximiser | Oracle
 
 
 class _Adapter(ConvexSet):
@@ -42,12 +42,7 @@ class _Adapter(ConvexSet):
             positive_int(d=d)
         if bound is not None:
             non_negative(bound=bound)
-        self.d, self.bound, self.minimiser = d, bound, minimiser
-
-    @property
-    def dim(self) -> int | None:
-        """The dimension given by the caller, or None."""
-        return self.d
+        self.d, self.dim, self.bound, self.minimiser = d, d, bound, minimiser
 
     def _call(self, oracle: Oracle, x: Tensor, name: str) -> Tensor:
         result = own(f"the result of {name}", oracle(x.clone()))
@@ -88,7 +83,7 @@ class FromProjection(_Adapter):
     def __init__(
         self, project: Projection, *, lmo: Minimiser | None = None, d: int | None = None, bound: float | None = None
     ) -> None:
-        if lmo is None and isinstance(project, (ConvexSet, Maximiser)):
+        if lmo is None and isinstance(project, (ConvexSet, _Maximiser)):
             lmo = project
         minimiser = None
         if lmo is not None:
@@ -146,7 +141,7 @@ class FromLMO(_Adapter):
 def _projection_of(source: Projection) -> Oracle:
     if isinstance(source, ConvexSet):
         return source.project
-    if isinstance(source, Proximal):
+    if isinstance(source, _Proximal):
         return lambda x: source.prox(x.cpu().numpy(), 1.0)
     if not callable(source):
         refuse("project", source, "give a callable x -> Px or an object with .prox(x, step)")
@@ -156,14 +151,14 @@ def _projection_of(source: Projection) -> Oracle:
 def _minimiser_of(source: Minimiser) -> Oracle:
     if isinstance(source, ConvexSet):
         return source.lmo
-    if isinstance(source, Maximiser):
+    if isinstance(source, _Maximiser):
         return lambda g: _at_the_origin(source, -g.cpu().numpy())
     if not callable(source):
         refuse("lmo", source, "give a callable g -> argmin <g, s> or an object with .lmo")
     return source
 
 
-def _at_the_origin(oracle: Maximiser, u: np.ndarray) -> np.ndarray:
+def _at_the_origin(oracle: _Maximiser, u: np.ndarray) -> np.ndarray:
     """s itself: s - x at x = 0."""
     answer = oracle.lmo(u, np.zeros_like(u))
     if isinstance(answer, tuple):

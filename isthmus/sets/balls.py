@@ -14,8 +14,8 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.sets import projections
-from isthmus.sets.base import Ball, ConvexSet, VertexForm, inside, of_length, own
-from isthmus.sets.widths import Width, chi_mean, exactly, max_abs_normal
+from isthmus.sets.base import Ball, ConvexSet, VertexForm, _of_length, inside, own
+from isthmus.sets.widths import Width, _chi_mean, _exactly, _max_abs_normal
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class L1Ball(Ball):
     def _derivative(self, z: Array, w: Array) -> projections.Derivative:
         if np.array_equal(z, w):
             return projections.same
-        return projections.unthresholded(w)
+        return projections._unthresholded(w)
 
     def _lmo(self, g: Tensor) -> Tensor:
         s, i = torch.zeros_like(g), g.abs().argmax()
@@ -56,7 +56,7 @@ class L1Ball(Ball):
         return float(x.abs().sum(dtype=torch.float64))
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * max_abs_normal(d))
+        return _exactly(self.radius * _max_abs_normal(d))
 
     def _vertex_form(self) -> VertexForm:
         return VertexForm(self.radius, signed=True)
@@ -78,14 +78,8 @@ class L2Ball(ConvexSet):
     def __post_init__(self) -> None:
         positive(radius=self.radius)
         if self.center is not None:
-            object.__setattr__(self, "center", own("center", self.center, ndim=1))
-
-    @property
-    def dim(self) -> int | None:
-        """The dimension of the centre, or None."""
-        if self.center is None:
-            return None
-        return int(self.center.numel())
+            center = own("center", self.center, ndim=1)
+            self._keep(center=center, dim=center.numel())
 
     def _middle(self, x: Tensor) -> Tensor:
         if self.center is None:
@@ -105,7 +99,7 @@ class L2Ball(ConvexSet):
         return projections.shortened(z - middle, w - middle)
 
     def _lmo(self, g: Tensor) -> Tensor:
-        return self._middle(g) + of_length(g, -self.radius)
+        return self._middle(g) + _of_length(g, -self.radius)
 
     def _gauge(self, x: Tensor) -> float:
         low, high = self._scales(x)
@@ -117,7 +111,7 @@ class L2Ball(ConvexSet):
         if self.center is None:
             return projections.norm(x) / self.radius, math.inf
         center, x64 = self.center.to(x.device), x.double()
-        low, high = ball_scales(x64, center, self.radius)
+        low, high = _ball_scales(x64, center, self.radius)
         # Near the tangent cone both roots lose half the digits: membership, which does not, settles t = 1.
         slack = 4 * torch.finfo(x.dtype).eps * (self.radius + projections.norm(center))
         if projections.norm(x64 - center) <= self.radius + slack:
@@ -128,7 +122,7 @@ class L2Ball(ConvexSet):
         return 2 * self.radius
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * chi_mean(d))
+        return _exactly(self.radius * _chi_mean(d))
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,7 @@ class LInfBall(Ball):
         return 2 * self.radius * math.sqrt(d)
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * d * math.sqrt(2 / math.pi))
+        return _exactly(self.radius * d * math.sqrt(2 / math.pi))
 
 
 @dataclass(frozen=True)
@@ -192,7 +186,7 @@ class LpBall(Ball):
         if self._gauge(x) <= 1:
             return x
         far = max(1.0, float(x.abs().max()) / 1e300 / self.radius)  # very far away only the ray counts
-        y = projections.project_unit_lp(x.abs().double() / far / self.radius, self.p) * self.radius
+        y = projections._project_unit_lp(x.abs().double() / far / self.radius, self.p) * self.radius
         return inside(y, self._gauge(y)).to(x).copysign(x)
 
     def _derivative(self, z: Array, w: Array) -> projections.Derivative:
@@ -207,11 +201,11 @@ class LpBall(Ball):
         if self._simple is not None:
             return self._simple._lmo(g)
         s = (g.abs().double() / (float(g.abs().max()) or 1.0)) ** (1 / (self.p - 1))
-        s = s.where(g != 0, 0.0) * (self.radius / (float(projections.pnorm(s, self.p)) or 1.0))
+        s = s.where(g != 0, 0.0) * (self.radius / (float(projections._pnorm(s, self.p)) or 1.0))
         return -inside(s, self._gauge(s)).to(g).copysign(g)
 
     def _norm(self, x: Tensor) -> float:
-        return float(projections.pnorm(x.double(), self.p))
+        return float(projections._pnorm(x.double(), self.p))
 
     def _support(self, g: Tensor) -> Tensor:
         dual = math.inf
@@ -219,7 +213,7 @@ class LpBall(Ball):
             dual = 1.0
         elif self.p > 1:
             dual = self.p / (self.p - 1)
-        return self.radius * projections.pnorm(g, dual)
+        return self.radius * projections._pnorm(g, dual)
 
     def _diameter(self, d: int) -> float:
         return float(2 * self.radius * d ** max(0.0, 0.5 - 1 / self.p))
@@ -230,7 +224,7 @@ class LpBall(Ball):
         return self._simple._width(d, samples, seed)
 
 
-def ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]:
+def _ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]:
     """The t >= 0 with ||x - t c|| <= t radius: the roots of (|c|^2 - radius^2) t^2 - 2 <x, c> t + |x|^2 <= 0."""
     far, unit = (2.0 ** math.frexp(size)[1] for size in (float(x.abs().max()), max(radius, float(center.abs().max()))))
     x, center, radius = x / far, center / unit, radius / unit  # powers of two: no square overflows, no digit is lost

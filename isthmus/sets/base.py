@@ -16,7 +16,7 @@ from isthmus.base import storage
 from isthmus.base.matrix import Array
 from isthmus.base.validate import as_tensor, check, non_negative, positive, positive_int
 from isthmus.sets.projections import Derivative, norm
-from isthmus.sets.widths import Width, monte_carlo
+from isthmus.sets.widths import Width, _monte_carlo
 
 Point = TypeVar("Point", Tensor, np.ndarray)
 Size = int | Sequence[int] | None
@@ -88,16 +88,10 @@ class ConvexSet(ABC):
 
     convex: bool = True
     bounded: bool = True
-
-    @property
-    def dim(self) -> int | None:
-        """The dimension d the set is tied to, or None when any dimension goes."""
-        return None
-
-    @property
-    def matrix_shape(self) -> tuple[int, int] | None:
-        """(p, q) for a set of matrices, else None."""
-        return None
+    dim: int | None = None
+    """The dimension d the set is tied to, or None when any dimension goes."""
+    matrix_shape: tuple[int, int] | None = None
+    """(p, q) for a set of matrices, else None."""
 
     def can(self, operation: str) -> bool:
         """Whether the set offers `operation`, one of `OPERATIONS` or, of polytopes, "vertex_form"."""
@@ -193,7 +187,7 @@ class ConvexSet(ABC):
         if exact is not None:
             return exact
         self.require("support")
-        return monte_carlo(self._support, size, samples, seed)
+        return _monte_carlo(self._support, size, samples, seed)
 
     def vertex_form(self) -> VertexForm:
         """The vertices of a polytope that has few of them, as private vertex selection asks for them."""
@@ -208,6 +202,11 @@ class ConvexSet(ABC):
         """
         w = self.project(torch.from_numpy(z)).numpy()
         return w, self._derivative(z, w)
+
+    def _keep(self, **values: object) -> None:
+        """Set attributes of a frozen set that is being made."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
@@ -275,7 +274,7 @@ class ConvexSet(ABC):
         if d is None:
             d = self.dim
             check(d is not None, "d", None, f"give the dimension d: a {type(self).__name__} exists in every dimension")
-        size = size_of("d", d)
+        size = _size_of("d", d)
         check(self.dim in (None, size), "d", d, f"give {self.dim}, which is the dimension of the set")
         return size
 
@@ -323,7 +322,7 @@ class Ball(ConvexSet):
         return 2 * self.radius
 
 
-def size_of(name: str, shape: Size) -> int:
+def _size_of(name: str, shape: Size) -> int:
     """How many numbers a dimension or a shape stands for."""
     sides = np.atleast_1d(np.asarray(shape, dtype=object)).tolist()
     for side in sides:
@@ -331,7 +330,7 @@ def size_of(name: str, shape: Size) -> int:
     return math.prod(sides)
 
 
-def of_length(x: Tensor, length: float) -> Tensor:
+def _of_length(x: Tensor, length: float) -> Tensor:
     """x scaled to this norm, a zero vector as it is."""
     size = norm(x) or 1.0
     factor = length / size

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.sets.base import Ball, ConvexSet, inside, of_length, own, tolerance
-from isthmus.sets.projections import Derivative, norm, pnorm, shortened, smooth
-from isthmus.sets.widths import Width, chi_mean, exactly, weighted_norm
+from isthmus.sets.base import Ball, ConvexSet, _of_length, inside, own, tolerance
+from isthmus.sets.projections import Derivative, _pnorm, norm, shortened, smooth
+from isthmus.sets.widths import Width, _chi_mean, _exactly, _weighted_norm
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,7 @@ class Subspace(ConvexSet):
             positive(radius=self.radius)
         _, singular, axes = torch.linalg.svd(rows, full_matrices=False)
         rank = int((singular > singular[0] * max(rows.shape) * torch.finfo(rows.dtype).eps).sum())
-        object.__setattr__(self, "basis", axes[:rank].contiguous())
-        object.__setattr__(self, "bounded", self.radius is not None)
-
-    @property
-    def dim(self) -> int:
-        """The dimension d of the space around."""
-        return int(self.basis.shape[1])
+        self._keep(basis=axes[:rank].contiguous(), bounded=self.radius is not None, dim=rows.shape[1])
 
     @property
     def rank(self) -> int:
@@ -88,7 +82,7 @@ class Subspace(ConvexSet):
 
     def _lmo(self, g: Tensor) -> Tensor:
         y = self._flatten(g)
-        return of_length(y, -(self.radius or 0.0)).to(g.dtype)
+        return _of_length(y, -(self.radius or 0.0)).to(g.dtype)
 
     def _gauge(self, x: Tensor) -> float:
         if norm(x.double() - self._flatten(x)) > tolerance(x) * norm(x):
@@ -101,7 +95,7 @@ class Subspace(ConvexSet):
         return 2 * (self.radius or 0.0)
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly((self.radius or 0.0) * chi_mean(self.rank))
+        return _exactly((self.radius or 0.0) * _chi_mean(self.rank))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,18 +120,13 @@ class Ellipsoid(Ball):
         check(axes.numel() > 0 and bool((axes > 0).all()), "axes", self.axes, "give positive half-axes")
         squares = bool(((axes * self.radius > 1e-100) & (axes * self.radius < 1e100) & (axes > 1e-100)).all())
         check(squares, "axes", self.axes, "give half-axes between 1e-100 and 1e100, because their squares are needed")
-        object.__setattr__(self, "axes", axes)
-
-    @property
-    def dim(self) -> int:
-        """The number of axes."""
-        return int(self.axes.numel())
+        self._keep(axes=axes, dim=axes.numel())
 
     def _project(self, x: Tensor) -> Tensor:
         if self._gauge(x) <= 1:
             return x
         halves = self.radius * self.axes.to(x.device)
-        y = halves * secular(halves, x.double())
+        y = halves * _secular(halves, x.double())
         return inside(y, self._gauge(y)).to(x.dtype)
 
     def _derivative(self, z: Array, w: Array) -> Derivative:
@@ -146,19 +135,19 @@ class Ellipsoid(Ball):
 
     def _lmo(self, g: Tensor) -> Tensor:
         axes: Tensor = self.axes.to(g.device)
-        return axes * of_length(axes * g.double(), -self.radius)
+        return axes * _of_length(axes * g.double(), -self.radius)
 
     def _norm(self, x: Tensor) -> float:
-        return float(pnorm(x.double() / self.axes.to(x.device), 2.0))
+        return float(_pnorm(x.double() / self.axes.to(x.device), 2.0))
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius * float(self.axes.max())
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * weighted_norm(self.axes))
+        return _exactly(self.radius * _weighted_norm(self.axes))
 
 
-def secular(h: Tensor, x: Tensor) -> Tensor:
+def _secular(h: Tensor, x: Tensor) -> Tensor:
     """z = h x / (h^2 + lam) with ||z|| = 1, for ||x / h|| > 1: the root lam of the secular equation.
 
     It is solved in units of ||h x|| and of the longest half-axis, so that no square leaves the range of a float:
@@ -167,7 +156,7 @@ def secular(h: Tensor, x: Tensor) -> Tensor:
     """
     longest, largest = float(h.max()), float(x.abs().max())
     u, n = h / longest, (h / longest) * (x / largest)
-    size = float(pnorm(n, 2.0))
+    size = float(_pnorm(n, 2.0))
     n, squares = n / size, u**2 * min(longest / largest / size, 1e300)
     tau = max(0.0, float((n.abs() - squares).max()))
     for _ in range(100):

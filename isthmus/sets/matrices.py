@@ -30,17 +30,8 @@ class _MatrixSet(Ball):
         check(len(tuple(self.shape)) == 2, "shape", self.shape, "give (rows, columns)")
         for side in self.shape:
             positive_int(shape=side)
-        object.__setattr__(self, "shape", tuple(self.shape))
-
-    @property
-    def dim(self) -> int:
-        """rows x columns, the length of the flat vector."""
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def matrix_shape(self) -> tuple[int, int]:
-        """The matrix shape (p, q)."""
-        return self.shape
+        shape = tuple(self.shape)
+        self._keep(shape=shape, matrix_shape=shape, dim=math.prod(shape))
 
     def _matrix(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], *self.shape)
@@ -102,7 +93,7 @@ class NuclearBall(_MatrixSet):
         return -self.radius * torch.outer(u[:, 0], vh[0]).flatten().to(g.dtype)
 
     def _lmo_near(self, g: Tensor, error: float) -> tuple[Tensor, float]:
-        pair = top_pair(self._matrix(g.double()).cpu(), error / self.radius)
+        pair = _top_pair(self._matrix(g.double()).cpu(), error / self.radius)
         if pair is None:
             return self._lmo(g), 0.0
         u, v, missed = pair
@@ -166,14 +157,14 @@ TINY = 1e-9
 """Errors below this share of ||G||_F are left to the singular value decomposition."""
 
 
-def top_pair(g: Tensor, error: float) -> tuple[Tensor, Tensor, float] | None:
+def _top_pair(g: Tensor, error: float) -> tuple[Tensor, Tensor, float] | None:
     """(u, v, e): unit vectors with <u, G v> >= sigma_1(G) - e and e <= error, proven; None for the decomposition.
 
     Lanczos steps find v.  With G v = theta u, G'u = theta v + w and what G maps the complements to, of Frobenius norm
     rho, sigma_1(G) is at most that of [[theta, ||w||], [0, rho]].  Where that is not tight (flat spectra) a Cholesky
     factor of t^2 I - G G' proves sigma_1(G) <= t.
 
-    >>> u, v, missed = top_pair(torch.diag(torch.arange(40.0).double()), 0.1)
+    >>> u, v, missed = _top_pair(torch.diag(torch.arange(40.0).double()), 0.1)
     >>> bool(u @ (torch.arange(40.0).double() * v) >= 39 - missed), missed <= 0.1
     (True, True)
     """

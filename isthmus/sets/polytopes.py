@@ -13,8 +13,8 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.sets.base import ConvexSet, VertexForm, own, tolerance
-from isthmus.sets.projections import Derivative, nearest, norm, pnorm, shrink, threshold, unthresholded
-from isthmus.sets.widths import Width, exactly, max_normal
+from isthmus.sets.projections import Derivative, _pnorm, _unthresholded, nearest, norm, shrink, threshold
+from isthmus.sets.widths import Width, _exactly, _max_normal
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +40,7 @@ class Box(ConvexSet):
         both = lo.ndim == hi.ndim == 1
         check(not both or len(lo) == len(hi), "hi.shape", tuple(hi.shape), "give lo and hi of the same length")
         check(bool((lo <= hi).all()), "lo", self.lo, "give lo <= hi in every coordinate")
-        object.__setattr__(self, "lo", lo)
-        object.__setattr__(self, "hi", hi)
-
-    @property
-    def dim(self) -> int | None:
-        """The length of the bounds, or None for two numbers."""
-        return next((len(bound) for bound in (self.lo, self.hi) if bound.ndim), None)
+        self._keep(lo=lo, hi=hi, dim=next((len(bound) for bound in (lo, hi) if bound.ndim), None))
 
     def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         d = x.shape[-1]
@@ -76,7 +70,7 @@ class Box(ConvexSet):
         return norm((self.hi - self.lo).expand(d))
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(float((self.hi - self.lo).expand(d).sum()) / math.sqrt(2 * math.pi))
+        return _exactly(float((self.hi - self.lo).expand(d).sum()) / math.sqrt(2 * math.pi))
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ class Simplex(ConvexSet):
         return self._solve(x, None)[0]
 
     def _derivative(self, z: Array, w: Array) -> Derivative:
-        return unthresholded(w)
+        return _unthresholded(w)
 
     def _lmo(self, g: Tensor) -> Tensor:
         s = torch.zeros_like(g)
@@ -125,7 +119,7 @@ class Simplex(ConvexSet):
         return self.radius * math.sqrt(2)
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * max_normal(d))
+        return _exactly(self.radius * _max_normal(d))
 
     def _vertex_form(self) -> VertexForm:
         return VertexForm(self.radius)
@@ -150,12 +144,7 @@ class ConvexHull(ConvexSet):
     def __post_init__(self) -> None:
         rows = own("vertices", self.vertices, ndim=2)
         check(rows.numel() > 0, "vertices.shape", tuple(rows.shape), "give at least one vertex, one per row")
-        object.__setattr__(self, "vertices", rows)
-
-    @property
-    def dim(self) -> int:
-        """The length of a vertex."""
-        return int(self.vertices.shape[1])
+        self._keep(vertices=rows, dim=rows.shape[1])
 
     def _project(self, x: Tensor) -> Tensor:
         rows, target = self.vertices.to(x.device), x.double()
@@ -182,7 +171,7 @@ class ConvexHull(ConvexSet):
     def _extreme_scale(self, x: Tensor, sign: float) -> float:
         """The least (sign 1) or greatest (sign -1) t with x in t C."""
         rows, size = self.vertices.cpu(), norm(x)
-        lengths = pnorm(rows, 2)
+        lengths = _pnorm(rows, 2)
         rows, lengths, pointed = rows[lengths > 0], lengths[lengths > 0], bool((lengths > 0).all())
         if size == 0 and sign > 0:
             return 0.0

@@ -46,7 +46,7 @@ def same(x: Array) -> Array:
     return x
 
 
-def unthresholded(w: Array) -> Derivative:
+def _unthresholded(w: Array) -> Derivative:
     """The derivative of a threshold with the image w: its coordinates move, less their mean (with their signs)."""
     signs = np.sign(w)
     mean = signs / np.count_nonzero(w)
@@ -207,7 +207,7 @@ def _affine_weights(x: Tensor, atoms: Tensor) -> Tensor:
     return torch.cat([1 - rest.sum()[None], rest])
 
 
-def pnorm(x: Tensor, p: float) -> Tensor:
+def _pnorm(x: Tensor, p: float) -> Tensor:
     """||x||_p over the last dimension, scaled so that no power overflows."""
     top = x.abs().amax(-1, keepdim=True)
     safe = torch.where((top > 0) & (top < math.inf), top, torch.ones_like(top))
@@ -215,7 +215,7 @@ def pnorm(x: Tensor, p: float) -> Tensor:
     return norms * safe.squeeze(-1)
 
 
-def project_unit_lp(a: Tensor, p: float) -> Tensor:
+def _project_unit_lp(a: Tensor, p: float) -> Tensor:
     """The nearest point of the unit lp ball to a >= 0 in float64 with ||a||_p > 1.
 
     The conditions are y + mu y^(p-1) = a coordinate by coordinate and ||y||_p = 1.  They give
@@ -224,7 +224,7 @@ def project_unit_lp(a: Tensor, p: float) -> Tensor:
     p = 1 and for large p the powers of a rounded y would be wrong in every digit, those of w are not.
     """
     dual = p / (p - 1)
-    high = float(pnorm(a, dual))
+    high = float(_pnorm(a, dual))
     low = max(high - a.numel() ** max(0.0, 1 / dual - 1 / p), 1e-300)
 
     @cache
@@ -236,7 +236,7 @@ def project_unit_lp(a: Tensor, p: float) -> Tensor:
     if excess(ends[0]) > 0 > excess(ends[1]):
         best = brentq(excess, *ends, xtol=1e-300, rtol=4 * _EPS)
     y = _logarithms(a, math.exp(best), p - 1).exp()
-    return y / pnorm(y, p)  # far away the last digit of mu is more than y
+    return y / _pnorm(y, p)  # far away the last digit of mu is more than y
 
 
 def _logarithms(a: Tensor, mu: float, q: float) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import Ball, ConvexSet, inside, of_length, size_of
+from isthmus.sets.base import Ball, ConvexSet, _of_length, _size_of, inside
 from isthmus.sets.projections import Derivative, same
-from isthmus.sets.widths import Width, exactly, max_chi
+from isthmus.sets.widths import Width, _exactly, _max_chi
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +39,8 @@ class GroupBall(Ball):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "groups", group_ids(self.groups))
-
-    @property
-    def dim(self) -> int:
-        """The number of coordinates in all groups."""
-        return int(self.groups.numel())
+        groups = _group_ids(self.groups)
+        self._keep(groups=groups, dim=groups.numel())
 
     def _norms(self, x: Tensor) -> Tensor:
         count = int(self.groups.max()) + 1
@@ -89,13 +85,13 @@ class GroupBall(Ball):
     def _lmo(self, g: Tensor) -> Tensor:
         norms = self._norms(g.double())
         best = torch.where(self.groups.to(g.device) == norms.argmax(), g.double(), 0.0)
-        return of_length(best, -self.radius).to(g.dtype)
+        return _of_length(best, -self.radius).to(g.dtype)
 
     def _norm(self, x: Tensor) -> float:
         return float(self._norms(x.double()).sum())
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return exactly(self.radius * max_chi(torch.bincount(self.groups)))
+        return _exactly(self.radius * _max_chi(torch.bincount(self.groups)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +112,8 @@ class Product(ConvexSet):
     def __post_init__(self) -> None:
         check(len(self.parts) > 0, "parts", self.parts, "give at least one (set, size)")
         parts = tuple((part, _block_size(part, size)) for part, size in self.parts)
-        object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "convex", all(part.convex for part, _ in parts))
-        object.__setattr__(self, "bounded", all(part.bounded for part, _ in parts))
+        self._keep(parts=parts, dim=sum(size for _, size in parts))
+        self._keep(convex=all(part.convex for part, _ in parts), bounded=all(part.bounded for part, _ in parts))
 
     @property
     def sets(self) -> tuple[ConvexSet, ...]:
@@ -129,11 +124,6 @@ class Product(ConvexSet):
     def sizes(self) -> tuple[int, ...]:
         """The lengths of the blocks, in order."""
         return tuple(size for _, size in self.parts if isinstance(size, int))
-
-    @property
-    def dim(self) -> int:
-        """The length of the flat vector."""
-        return sum(self.sizes)
 
     def _blocks(self, x: Tensor) -> list[tuple[ConvexSet, Tensor]]:
         return list(zip(self.sets, x.split(self.sizes, dim=-1), strict=True))
@@ -173,13 +163,13 @@ class Product(ConvexSet):
         return math.hypot(*(part._diameter(size) for part, size in zip(self.sets, self.sizes, strict=True)))
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        total = exactly(0.0)
+        total = _exactly(0.0)
         for i, (part, size) in enumerate(zip(self.sets, self.sizes, strict=True)):
             total = total + part.gaussian_width(size, samples=samples, seed=seed + i)
         return total
 
 
-def group_ids(groups: Tensor | Iterable[object]) -> Tensor:
+def _group_ids(groups: Tensor | Iterable[object]) -> Tensor:
     """Ids 0..K-1, one per coordinate, from index lists that partition 0..d-1 or from ids of any integers."""
     if isinstance(groups, Tensor):
         groups = groups.tolist()
@@ -205,7 +195,7 @@ def _integers(values: object) -> NDArray[np.int64]:
 
 def _block_size(part: ConvexSet, size: int | Sequence[int]) -> int:
     check(isinstance(part, ConvexSet), "parts", part, "give pairs (ConvexSet, size)")
-    total = size_of("size", size)
+    total = _size_of("size", size)
     remedy = f"give {part.dim}, which is the dimension of this {type(part).__name__}"
     check(part.dim in (None, total), "size", size, remedy)
     return total

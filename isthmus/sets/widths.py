@@ -36,15 +36,15 @@ class Width:
         return Width(self.value + other.value, error, self.exact and other.exact)
 
 
-def exactly(value: float) -> Width:
+def _exactly(value: float) -> Width:
     """A width known without sampling error."""
     return Width(float(value), 0.0, exact=True)
 
 
-def chi_mean(k: int) -> float:
+def _chi_mean(k: int) -> float:
     """E ||g||_2 in R^k, sqrt(2) Gamma((k+1)/2) / Gamma(k/2).
 
-    >>> round(chi_mean(1) ** 2 * math.pi, 12)
+    >>> round(_chi_mean(1) ** 2 * math.pi, 12)
     2.0
     """
     if k > 1000:  # the difference of log-gammas loses digits where the series has all of them
@@ -52,22 +52,22 @@ def chi_mean(k: int) -> float:
     return math.sqrt(2) * math.exp(math.lgamma((k + 1) / 2) - math.lgamma(k / 2))
 
 
-def max_normal(d: int) -> float:
+def _max_normal(d: int) -> float:
     """E max_i g_i = int_0^inf (1 - Phi^d) dt - int_0^inf Phi(-t)^d dt.
 
-    >>> round(max_normal(2) * math.sqrt(math.pi), 12)
+    >>> round(_max_normal(2) * math.sqrt(math.pi), 12)
     1.0
     """
     upper = _tail(lambda t: d * special.log_ndtr(t), d)
     return upper - _integral(lambda t: np.exp(d * special.log_ndtr(-t)), 40.0, 0.0)
 
 
-def max_abs_normal(d: int) -> float:
+def _max_abs_normal(d: int) -> float:
     """E max_i |g_i| = int_0^inf (1 - (2 Phi(t) - 1)^d) dt."""
     return _tail(lambda t: d * float(_log1m(special.erfc(t / math.sqrt(2)))), d)
 
 
-def max_chi(sizes: Tensor) -> float:
+def _max_chi(sizes: Tensor) -> float:
     """E max_k ||g_k||_2 over independent groups of the given sizes, int_0^inf (1 - prod_k F_k(t)) dt."""
     degrees, counts = (v.cpu().numpy() for v in torch.unique(sizes, return_counts=True))
 
@@ -77,7 +77,7 @@ def max_chi(sizes: Tensor) -> float:
     return _tail(log_cdf, int(counts.sum()), math.sqrt(float(degrees.max())))
 
 
-def weighted_norm(weights: Tensor) -> float:
+def _weighted_norm(weights: Tensor) -> float:
     """E ||weights * g||_2 from E sqrt(Q) = (1 / (2 sqrt(pi))) int_0^inf (1 - E e^{-sQ}) s^{-3/2} ds.
 
     With s = e^v the integrand is analytic and bounded for |Im v| < pi/2, so the trapezoid rule of step 1/4 is exact
@@ -92,7 +92,7 @@ def weighted_norm(weights: Tensor) -> float:
     return scale * step * total / (2 * math.sqrt(math.pi))
 
 
-def monte_carlo(support: Callable[[Tensor], Tensor], d: int, samples: int, seed: int) -> Width:
+def _monte_carlo(support: Callable[[Tensor], Tensor], d: int, samples: int, seed: int) -> Width:
     """The mean of support(g) over `samples` rows g ~ N(0, I_d), with its standard error."""
     generator = torch.Generator().manual_seed(seed)
     rows = max(1, _CHUNK // d)

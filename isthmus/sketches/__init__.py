@@ -16,27 +16,6 @@ from isthmus.sketches.public import KroneckerSubspace, PublicSubspace
 from isthmus.sketches.selection import Blocks, Coordinates, Nice
 from isthmus.sketches.srht import SRHT
 
-__all__ = [
-    "SRHT",
-    "Blocks",
-    "Context",
-    "Coordinates",
-    "CountSketch",
-    "Encoder",
-    "GaussianSketch",
-    "Identity",
-    "Kronecker",
-    "KroneckerSubspace",
-    "Nice",
-    "PerLeaf",
-    "Progressive",
-    "PublicSubspace",
-    "RademacherSketch",
-    "Random",
-    "Residual",
-    "Size",
-    "Sketch",
-    "SparseJL",
-    "TensorSketch",
-    "resolve",
-]
+__all__ = ["SRHT", "Blocks", "Context", "Coordinates", "CountSketch", "Encoder", "GaussianSketch", "Identity"]
+__all__ += ["Kronecker", "KroneckerSubspace", "Nice", "PerLeaf", "Progressive", "PublicSubspace", "RademacherSketch"]
+__all__ += ["Random", "Residual", "Size", "Sketch", "SparseJL", "TensorSketch", "resolve"]

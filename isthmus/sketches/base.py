@@ -47,10 +47,10 @@ State: TypeAlias = Mapping[str, Tree] | None
 """What an encoder remembers between rounds."""
 
 
-def state_entry(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
+def _state_entry(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
     """An entry of a state, which may come from a file: another kind of thing is refused.
 
-    >>> state_entry({"t": 3}, "t", int)
+    >>> _state_entry({"t": 3}, "t", int)
     3
     """
     value = state[key]
@@ -163,7 +163,7 @@ class Sketch(ABC):
 
     def forward(self, v: Tensor) -> Tensor:
         """Phi v."""
-        check_vector(self, v, "v", self.d)
+        _check_vector(self, v, "v", self.d)
         return self.rows(v.unsqueeze(0)).squeeze(0)
 
     def pinv(self, y: Tensor) -> Tensor:
@@ -194,12 +194,12 @@ class Sketch(ABC):
     def gain(self, ord: float) -> float:
         """A certified bound of max ||Phi v||_ord / ||v||_ord: never below that of the map as it is applied.
 
-        That is the map in float32 or in float64 (`as_applied`), with the terms of a code added in float64.
+        That is the map in float32 or in float64 (`_as_applied`), with the terms of a code added in float64.
         """
         if ord == 2:
-            return as_applied(self.norm, self.m, self.d)
+            return _as_applied(self.norm, self.m, self.d)
         validate.one_of((1, 2, math.inf), ord=ord)
-        return as_applied(round_up(self._matrix_gain(ord), 64 + max(self.d, self.m)), self.m, self.d)
+        return _as_applied(round_up(self._matrix_gain(ord), 64 + max(self.d, self.m)), self.m, self.d)
 
     def encode(self, rows: Rows) -> Rows:
         """The codes Phi g_i of all rows, factored where they can be; rows without leaves count as one whole."""
@@ -250,7 +250,7 @@ class Sketch(ABC):
         memo = {name for name, value in vars(self).items() if name[0] == "_" and not isinstance(value, (int, Tensor))}
         lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
         attributes = {name: value for name, value in vars(self).items() if name not in memo | lazy}
-        return storage.fingerprint([type(self).__name__, attributes])
+        return storage.fingerprint([type(self).__name__.lstrip("_"), attributes])
 
     @cached_property
     def _memo(self) -> Memo:
@@ -290,7 +290,7 @@ class Sketch(ABC):
         return float(row_sums.max())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(m={self.m}, d={self.d})"
+        return f"{type(self).__name__.lstrip('_')}(m={self.m}, d={self.d})"
 
 
 class LiftsLeaves(Sketch):
@@ -449,15 +449,15 @@ def resolve(m: Size, d: int, t: int = 0) -> int:
         size = max(1, round(m * d))
     else:
         size = m
-    validate.positive_int(m=size)  # type: ignore[arg-type]
+    validate.positive_int(m=size)
     validate.at_most(d, "the dimension d", m=size)
     return int(size)
 
 
-def coverage_of_leaves(space: Space, shares: Sequence[float]) -> float | Tensor:
+def _coverage_of_leaves(space: Space, shares: Sequence[float]) -> float | Tensor:
     """One number a leaf as a coverage: the number itself when all agree, else d of them.
 
-    >>> coverage_of_leaves(Space.of({"a": (1, 2), "b": (1, 1)}), [0.5, 0.25]).tolist()
+    >>> _coverage_of_leaves(Space.of({"a": (1, 2), "b": (1, 1)}), [0.5, 0.25]).tolist()
     [0.5, 0.5, 0.25]
     """
     if len(set(shares)) == 1:
@@ -466,13 +466,13 @@ def coverage_of_leaves(space: Space, shares: Sequence[float]) -> float | Tensor:
     return torch.tensor(shares, dtype=torch.float64).repeat_interleave(sizes)
 
 
-def check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
+def _check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
     """A clear error for a vector of the wrong length."""
     if v.shape != (size,):
         validate.refuse(f"{name}.shape", tuple(v.shape), f"give vectors of length {size}, which {sketch} takes")
 
 
-def check_block(sketch: Sketch, x: Stored, lo: int) -> int:
+def _check_block(sketch: Sketch, x: Stored, lo: int) -> int:
     """The end lo + k of an n x k block of columns, which must lie inside [0, d]."""
     validate.check(x.ndim == 2, "x.ndim", x.ndim, "give an n x k block of rows")
     hi = lo + x.shape[1]
@@ -486,7 +486,7 @@ def round_up(value: float, ulps: int = 64) -> float:
     return value * (1 + ulps * 2.0**-52)
 
 
-def as_applied(gain: float, m: int, d: int) -> float:
+def _as_applied(gain: float, m: int, d: int) -> float:
     """A bound for the map as float32 applies it, from one of the map itself.
 
     In float32 an entry is off by at most c roundings, |E_ij| <= c u |Phi_ij| with u = 2^-24 and c <= 4: its draw, its
@@ -494,7 +494,7 @@ def as_applied(gain: float, m: int, d: int) -> float:
     || |Phi| || <= ||Phi||_F <= sqrt(min(m, d)) ||Phi||.  The code is rounded once more (u), and its at most d terms,
     added in float64, are off by another (d + 64) 2^-53 of || |Phi| ||.
 
-    >>> 0 < as_applied(1.0, 100, 10_000) - 1 < 4e-6
+    >>> 0 < _as_applied(1.0, 100, 10_000) - 1 < 4e-6
     True
     """
     spread = math.sqrt(min(m, d))

@@ -17,9 +17,9 @@ from isthmus.base import randomness, validate
 RANGE = 1 << 15
 """Indices hashed at once: the buffers stay in a processor's cache."""
 SHORT = 1 << 15
-"""Below this prime p, sums of two numbers below p fit in 16 bits: `bucket_rows`."""
+"""Below this prime p, sums of two numbers below p fit in 16 bits: `_bucket_rows`."""
 SPAN = 128
-"""Entries of the shorter table of `bucket_rows`: a multiple of 32."""
+"""Entries of the shorter table of `_bucket_rows`: a multiple of 32."""
 LIMIT = 1 << 46
 """Beyond this dimension a product a * i of `Buckets` could leave 64 bits."""
 
@@ -90,8 +90,8 @@ class Buckets:
     """
 
     def __init__(self, key: int, d: int, m: int):
-        check_dimension(d)
-        self.d, self.m, self.p = d, m, next_prime(d)
+        _check_dimension(d)
+        self.d, self.m, self.p = d, m, _next_prime(d)
         self.a, self.c = 1 + randomness.key(key, "a") % (self.p - 1), randomness.key(key, "c") % self.p
         self.walks = self._find_walks()
 
@@ -141,18 +141,18 @@ class Buckets:
         return sorted(walks)
 
 
-def check_dimension(d: int) -> None:
+def _check_dimension(d: int) -> None:
     """Refuse a dimension that `Buckets` cannot hash."""
     validate.check(d < LIMIT, "d", d, f"give a dimension below {LIMIT}: bucket hashes are exact only there")
 
 
-def bucket_rows(buckets: Sequence[Buckets]) -> NDArray[np.uint16]:
+def _bucket_rows(buckets: Sequence[Buckets]) -> NDArray[np.uint16]:
     """A row h(0), h(1), ... for each of several `Buckets` of one d and m, p < `SHORT`, all in one go, which costs less.
 
     Rows are a multiple of `SPAN` long; what is beyond d means nothing.  For j = SPAN i + k, (a j + c) mod p is a sum of
     two entries of short tables or that less p, which in 16 bits is the smaller of the two.
 
-    >>> bucket_rows([Buckets(5, 10, 4)])[0, :10].tolist() == Buckets(5, 10, 4).range(0, 10).tolist()
+    >>> _bucket_rows([Buckets(5, 10, 4)])[0, :10].tolist() == Buckets(5, 10, 4).range(0, 10).tolist()
     True
     """
     p, m, width = np.uint16(buckets[0].p), np.uint16(buckets[0].m), -(-buckets[0].d // SPAN) * SPAN
@@ -173,10 +173,10 @@ def bucket_rows(buckets: Sequence[Buckets]) -> NDArray[np.uint16]:
 
 
 @cache
-def next_prime(d: int) -> int:
+def _next_prime(d: int) -> int:
     """The first prime >= max(d, 3).
 
-    >>> next_prime(1), next_prime(100), next_prime(10**8)
+    >>> _next_prime(1), _next_prime(100), _next_prime(10**8)
     (3, 101, 100000007)
     """
     p = max(d, 3) | 1

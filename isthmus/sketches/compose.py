@@ -54,22 +54,22 @@ class IdentityMap(base.Sketch):
 
     def forward(self, v: Tensor) -> Tensor:
         """v."""
-        base.check_vector(self, v, "v", self.d)
+        base._check_vector(self, v, "v", self.d)
         return v
 
     def adjoint(self, y: Tensor) -> Tensor:
         """y."""
-        base.check_vector(self, y, "y", self.d)
+        base._check_vector(self, y, "y", self.d)
         return y
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """A view of y."""
-        base.check_vector(self, y, "y", self.d)
+        base._check_vector(self, y, "y", self.d)
         return y[self.space.slice(name)]
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The block itself, in its place among d columns."""
-        hi = base.check_block(self, x, lo)
+        hi = base._check_block(self, x, lo)
         return torch.nn.functional.pad(to_dense(x), (lo, self.d - hi))
 
     def gain(self, ord: float) -> float:
@@ -93,7 +93,7 @@ class Residual(base.Encoder):
 
     >>> import torch
     >>> from isthmus.sketches import Coordinates
-    >>> rest = ResidualMap(Coordinates(2).draw(5))
+    >>> rest = _ResidualMap(Coordinates(2).draw(5))
     >>> round(float(rest.forward(torch.ones(5)).sum()), 6)
     3.0
     """
@@ -107,14 +107,14 @@ class Residual(base.Encoder):
 
     def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """The residual of the map that the context binds for the inner encoder."""
-        return ResidualMap(context.bind(self.encoder)), None
+        return _ResidualMap(context.bind(self.encoder)), None
 
     def token(self, context: base.Context) -> Hashable:
         """That of the inner encoder."""
         return self.encoder.token(context)
 
 
-class ResidualMap(base.Sketch):
+class _ResidualMap(base.Sketch):
     """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
 
     leafwise, apart = False, True
@@ -143,7 +143,7 @@ class ResidualMap(base.Sketch):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
-        base.check_block(self, x, lo)
+        base._check_block(self, x, lo)
         whole = IdentityMap(self.space).rows(to_dense(x), lo)
         codes = self.inner.rows(x, lo)
         for i in range(len(whole)):
@@ -153,10 +153,10 @@ class ResidualMap(base.Sketch):
     def gain(self, ord: float) -> float:
         """At most 1 + ||Phi||_1 ||Phi||_inf / norm^2 for the norms 1 and inf."""
         if ord == 2:
-            return base.as_applied(self.norm, self.d, self.d)
+            return base._as_applied(self.norm, self.d, self.d)
         validate.one_of((1, float("inf")), ord=ord)
         whole = base.round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
-        return base.as_applied(whole, self.d, self.d)
+        return base._as_applied(whole, self.d, self.d)
 
     def leaf(self, name: str, rows: Rows) -> Rows | None:
         """The rows themselves: the residual needs all leaves."""
@@ -192,10 +192,10 @@ class PerLeaf(base.Random):
         leaves = {
             x.name: self.encoder.build(Space.of({"w": x.shape}), randomness.key(key, x.name), t) for x in space.leaves
         }
-        return PerLeafMap(space, leaves)
+        return _PerLeafMap(space, leaves)
 
 
-class BlockMap(base.LiftsLeaves):
+class _BlockMap(base.LiftsLeaves):
     """A map of its own for each leaf, times a factor; their codes lie side by side, or `together` in one code space."""
 
     def __init__(
@@ -215,7 +215,7 @@ class BlockMap(base.LiftsLeaves):
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         return self.blocks[name].adjoint(self.scales[name] * y[self.place(name)])
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
@@ -225,7 +225,7 @@ class BlockMap(base.LiftsLeaves):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
-        hi = base.check_block(self, x, lo)
+        hi = base._check_block(self, x, lo)
         code = code_room(x, self.m)
         for leaf, left, right in self.space.overlaps(lo, hi):
             part = self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
@@ -241,7 +241,7 @@ class BlockMap(base.LiftsLeaves):
         return piece.scaled(self.scales[name])
 
 
-class PerLeafMap(BlockMap):
+class _PerLeafMap(_BlockMap):
     """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
 
     def __init__(self, space: Space, blocks: Mapping[str, base.Sketch]):
@@ -252,12 +252,12 @@ class PerLeafMap(BlockMap):
             scales = {name: common / block.norm for name, block in blocks.items()}
         super().__init__(space, blocks, scales)
         self.norm = base.round_up(max(scales[name] * block.norm for name, block in blocks.items()))
-        self.coverage = base.coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
+        self.coverage = base._coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
 
     def gain(self, ord: float) -> float:
         """The largest of the blocks': leaves do not mix."""
         whole = base.round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
-        return base.as_applied(whole, 1, 1)  # the scale of a block is one more factor
+        return base._as_applied(whole, 1, 1)  # the scale of a block is one more factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,12 +282,8 @@ class Progressive(base.Encoder):
     def clips_before(self) -> bool:
         """What every part of the schedule asks for."""
         places = {encoder.clips_before for _, encoder in self.schedule}
-        validate.check(
-            len(places) == 1,
-            "sketch",
-            self,
-            "let every part of the schedule clip after its map, or every part before it",
-        )
+        remedy = "let every part of the schedule clip after its map, or every part before it"
+        validate.check(len(places) == 1, "sketch", self, remedy)
         return places.pop()
 
     @property

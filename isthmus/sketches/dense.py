@@ -19,7 +19,7 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, code_room, columns, exact_products, matmul
 from isthmus.base.space import Space
 from isthmus.sketches import base
-from isthmus.sketches.base import LiftsRanges, Random, Size, Sketch, check_block, check_vector, resolve, round_up
+from isthmus.sketches.base import LiftsRanges, Random, Size, Sketch, _check_block, _check_vector, resolve, round_up
 
 SMALL = 1 << 15
 """Up to this many entries Householder QR is as fast."""
@@ -180,7 +180,7 @@ class _DenseSketch(Random):
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
-        return DenseMap(space, resolve(self.m, space.d, t), key, self.scaling == "tight", self.entries)
+        return _DenseMap(space, resolve(self.m, space.d, t), key, self.scaling == "tight", self.entries)
 
     @staticmethod
     @abstractmethod
@@ -226,7 +226,7 @@ class RademacherSketch(_DenseSketch):
         return randomness.sign_range(randomness.key(key, attempt), lo * m, hi * m).view(-1, m).to(torch.float64)
 
 
-class DenseMap(LiftsRanges):
+class _DenseMap(LiftsRanges):
     """A drawn dense map: `entries` gives raw columns, `dense` the scaled or whitened ones."""
 
     def __init__(self, space: Space, m: int, key: int, tight: bool, entries: Callable[..., Tensor]):
@@ -242,12 +242,12 @@ class DenseMap(LiftsRanges):
         return self._columns(lo, hi).T
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
-        check_vector(self, y, "y", self.m)
+        _check_vector(self, y, "y", self.m)
         return torch.cat([self._part(lo, hi, y.device, y.dtype) @ y for lo, hi in self._parts(start, stop)])
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """X Phi[:, lo:hi]' accumulated over chunks of columns, dense or CSR."""
-        hi = check_block(self, x, lo)
+        hi = _check_block(self, x, lo)
         code = code_room(x, self.m)
         for left, right in self._parts(lo, hi):
             code += matmul(columns(x, left - lo, right - lo), self._part(left, right, code.device, code.dtype))
@@ -265,7 +265,7 @@ class DenseMap(LiftsRanges):
             return round_up(math.sqrt(self.d / self.m), 1 << 12)
         blocks = (self._block(lo, hi) for lo, hi in self._chunks())
         if self.m <= EIGEN_LIMIT:
-            return largest_singular(sum((b @ b.T for b in blocks), torch.zeros(())), self.d)
+            return _largest_singular(sum((b @ b.T for b in blocks), torch.zeros(())), self.d)
         frobenius = math.sqrt(sum(float(b.square().sum()) for b in blocks))
         return min(round_up(frobenius, 64 + self.d), math.sqrt(self.gain(1) * self.gain(math.inf)))
 
@@ -315,7 +315,7 @@ class DenseMap(LiftsRanges):
             self._attempt += 1
 
 
-def largest_singular(gram: Tensor, d: int) -> float:
+def _largest_singular(gram: Tensor, d: int) -> float:
     """A certified bound of ||Phi||_2 from a computed Phi Phi' (m x m, d terms an entry).
 
     The computed Gram matrix is off by at most d eps || |Phi| |Phi|' ||_F <= d eps tr(Phi Phi'), and its eigenvalues

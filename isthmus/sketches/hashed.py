@@ -25,8 +25,8 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, dtype_of, is_sparse
 from isthmus.base.space import Space
 from isthmus.sketches import base
-from isthmus.sketches.bijections import SHORT, Buckets, Permutation, bucket_rows, check_dimension, next_prime
-from isthmus.sketches.dense import EIGEN_LIMIT, largest_singular
+from isthmus.sketches.bijections import SHORT, Buckets, Permutation, _bucket_rows, _check_dimension, _next_prime
+from isthmus.sketches.dense import EIGEN_LIMIT, _largest_singular
 from isthmus.sketches.kronecker import matrix_shape
 
 KEEP = 1 << 23
@@ -39,7 +39,7 @@ BLOCK = 1 << 20
 """Entries of dense rows that are signed and scattered at once."""
 
 
-class HashedMap(base.LiftsRanges):
+class _HashedMap(base.LiftsRanges):
     """Phi with `s` non-zeros +-scale[h_r(j)] in column j, r < s."""
 
     def __init__(self, space: Space, m: int, s: int, scale: Tensor):
@@ -52,18 +52,15 @@ class HashedMap(base.LiftsRanges):
 
     def forward(self, v: Tensor) -> Tensor:
         """Phi v by one signed scatter-add of v."""
-        base.check_vector(self, v, "v", self.d)
-        code, signed = v.new_zeros(self.m), v.new_empty(0)
+        base._check_vector(self, v, "v", self.d)
+        code = v.new_zeros(self.m)
         for lo, hi, bucket, sign in self.tables(0, self.d, v):
-            if signed.shape != sign.shape:
-                signed = torch.empty_like(sign)
-            torch.mul(sign, v[lo:hi], out=signed)
-            code.scatter_add_(0, bucket.reshape(-1), signed.view(-1))
+            code.scatter_add_(0, bucket.reshape(-1), (sign * v[lo:hi]).view(-1))
         return code * self.scales(code)
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         """By one signed gather from y."""
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         scaled, out = self._memo.latest("scaled", y, lambda: y * self.scales(y)), y.new_empty(stop - start)
         for lo, hi, bucket, sign in self.tables(start, stop, y):
             part = out[lo - start : hi - start]
@@ -79,7 +76,7 @@ class HashedMap(base.LiftsRanges):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows: CSR through a sparse product, dense by scatter-add in blocks that stay in cache."""
-        hi = base.check_block(self, x, lo)
+        hi = base._check_block(self, x, lo)
         if is_sparse(x):
             return self._sparse_rows(x, lo, hi)
         code = x.new_zeros(x.shape[0], self.m)
@@ -181,22 +178,22 @@ class CountSketch(base.Random):
         """The map of a key."""
         m = base.resolve(self.m, space.d, t)
         if self.scaling == "tight":
-            return BalancedMap(space, m, key)
-        return SparseMap(space, m, 1, key)
+            return _BalancedMap(space, m, key)
+        return _SparseMap(space, m, 1, key)
 
     def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """Draw the map of the context's round; tables of short maps are made for the next rounds, too."""
         seed, t = context.seed, context.t
         key = self._key(seed, t)
         sketch = self.build(context.space, key, t - t % self.refresh)
-        if isinstance(sketch, BalancedMap) and sketch._made_of[0] == key and not callable(self.m):
+        if isinstance(sketch, _BalancedMap) and sketch._made_of[0] == key and not callable(self.m):
             sketch._ahead = partial(_table_of, self, seed, t // self.refresh, sketch.d, sketch.m)
         return sketch, None
 
 
-def signed_tables(keys: Sequence[int], d: int, m: int) -> Table:
+def _signed_tables(keys: Sequence[int], d: int, m: int) -> Table:
     """A row for each key of a tight map: h(j) plus m where the sign is -1; for a prime p(d) < `SHORT`."""
-    table = bucket_rows([Buckets(key, d, m) for key in keys])
+    table = _bucket_rows([Buckets(key, d, m) for key in keys])
     table += randomness.bit_rows([_sign_key(key) for key in keys], table.shape[1] // 32) * np.uint16(m)
     return table[:, :d]
 
@@ -215,7 +212,7 @@ def _table_of(encoder: CountSketch, seed: int, turn: int, d: int, m: int) -> Tab
 def _tables_of(encoder: CountSketch, seed: int, block: int, d: int, m: int) -> Table:
     first = block * AHEAD * encoder.refresh
     keys = [encoder._key(seed, first + k * encoder.refresh) for k in range(AHEAD)]
-    return signed_tables(keys, d, m)
+    return _signed_tables(keys, d, m)
 
 
 @lru_cache(maxsize=4)
@@ -225,13 +222,13 @@ def _row_scales(d: int, m: int) -> Tensor:
         return torch.sqrt(d / m / Buckets.sizes(d, m).double())
 
 
-class BalancedMap(HashedMap):
+class _BalancedMap(_HashedMap):
     """A drawn tight count-sketch."""
 
     tight = True
 
     def __init__(self, space: Space, m: int, key: int):
-        check_dimension(space.d)
+        _check_dimension(space.d)
         self._sign_key, self._made_of = _sign_key(key), (key, space.d, m)
         super().__init__(space, m, 1, _row_scales(space.d, m))
         self.coverage = m / space.d
@@ -245,7 +242,7 @@ class BalancedMap(HashedMap):
         """Phi v; a short map adds the entries of sign -1 into buckets of their own and subtracts those."""
         if not self._keeps:
             return super().forward(v)
-        base.check_vector(self, v, "v", self.d)
+        base._check_vector(self, v, "v", self.d)
         both = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets(v.device), v)
         code = both[: self.m] - both[self.m :]
         if self.d % self.m == 0:  # all buckets are equally long, and every scale is 1
@@ -256,7 +253,7 @@ class BalancedMap(HashedMap):
         """Phi' y in columns start..stop-1; a short map reads from y and -y."""
         if not self._keeps:
             return super()._adjoint(y, start, stop)
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         signed = self._memo.latest("signed", y, lambda: (y * self._both_scales(y)).view(-1))
         places = self._signed_buckets(y.device)
         if stop - start < self.d:
@@ -272,11 +269,11 @@ class BalancedMap(HashedMap):
         return self._memo.keep(("signed", device), lambda: self._make_signed_buckets(device))
 
     def _make_signed_buckets(self, device: torch.device) -> Tensor:
-        if device.type == "cpu" and next_prime(self.d) < SHORT:
+        if device.type == "cpu" and _next_prime(self.d) < SHORT:
             if self._ahead is not None:
                 return torch.from_numpy(self._ahead().astype(np.int64))
             key, d, m = self._made_of
-            return torch.from_numpy(signed_tables([key], d, m)[0].astype(np.int64))
+            return torch.from_numpy(_signed_tables([key], d, m)[0].astype(np.int64))
         bucket, sign = (table[0] for table in self.hashes(0, self.d, device))
         return torch.where(sign < 0, bucket + self.m, bucket)
 
@@ -334,10 +331,10 @@ class SparseJL(base.Random):
     def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""
         m = base.resolve(self.m, space.d, t)
-        return SparseMap(space, m, self.sparsity(m, space.d), key)
+        return _SparseMap(space, m, self.sparsity(m, space.d), key)
 
 
-class SparseMap(HashedMap):
+class _SparseMap(_HashedMap):
     """A drawn sparse JL map; s = 1 is the classical count-sketch."""
 
     def __init__(self, space: Space, m: int, s: int, key: int):
@@ -365,7 +362,7 @@ class SparseMap(HashedMap):
         for lo in range(0, self.d, step):
             part = self.transposed(lo, min(lo + step, self.d))
             gram += torch.from_numpy((part.T @ part).toarray())
-        return min(coarse, largest_singular(gram, self.d))
+        return min(coarse, _largest_singular(gram, self.d))
 
 
 Shapes = tuple[tuple[int, int], ...]
@@ -404,7 +401,7 @@ class TensorSketch(base.Random):
 
     def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""
-        return TensorMap(space, base.resolve(self.m, space.d, t), key)
+        return _TensorMap(space, base.resolve(self.m, space.d, t), key)
 
 
 @dataclass(frozen=True)
@@ -451,7 +448,7 @@ def _counts(q: int, p: int, m: int, start: int, stride: int) -> Tensor:
     return edges.cumsum(0) + (last >= m).sum() + q * (p // m)
 
 
-class TensorMap(HashedMap):
+class _TensorMap(_HashedMap):
     """A drawn tensor sketch."""
 
     tight = True
@@ -472,7 +469,7 @@ class TensorMap(HashedMap):
     @cached_property
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """E[Phi^+ Phi]: the mean of 1/n_b over the entries of each leaf."""
-        return base.coverage_of_leaves(self.space, self.layout.shares)
+        return base._coverage_of_leaves(self.space, self.layout.shares)
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Buckets and signs of columns lo..hi-1, from those of the two sides."""

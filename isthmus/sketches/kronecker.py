@@ -46,24 +46,24 @@ class Kronecker(base.Random):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranks(self.rank_in, self.rank_out, self.ranks)
+        _check_ranks(self.rank_in, self.rank_out, self.ranks)
 
     def build(self, space: Space, key: int, t: int, device: torch.device | None = None) -> base.Sketch:
         """The map of a key; its factors of one shape are drawn together, on the device where they are used."""
         places: dict[tuple[int, int, int], list[str]] = {}
         for leaf in space.leaves:
-            (q, p), (r_out, r_in) = matrix_shape(leaf), leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
+            (q, p), (r_out, r_in) = matrix_shape(leaf), _leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
             places.setdefault((r_out, q, 0), []).append(leaf.name)
             places.setdefault((r_in, p, 1), []).append(leaf.name)
         narrow = {place: names for place, names in places.items() if place[0] < place[1]}
         drawn = frames([(rank, size, len(names)) for (rank, size, _), names in narrow.items()], key, device)
-        sides = [Side(names, side, whole) for ((_, _, side), names), whole in zip(narrow.items(), drawn, strict=True)]
+        sides = [_Side(names, side, whole) for ((_, _, side), names), whole in zip(narrow.items(), drawn, strict=True)]
         dtype = torch.float64 if device is None else torch.float32
         for (rank, size, side), names in places.items():
             if rank == size:  # the whole side: any basis is as good as I, and I need not be drawn
                 eye = torch.eye(size, dtype=dtype, device=device)
-                sides.append(Side(names, side, eye.expand(len(names), -1, -1)))
-        return RandomKroneckerMap(space, sides)
+                sides.append(_Side(names, side, eye.expand(len(names), -1, -1)))
+        return _RandomKroneckerMap(space, sides)
 
     def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """Draw the map of the context's round, where its parameters are."""
@@ -89,12 +89,12 @@ class KroneckerMap(base.LiftsLeaves):
 
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """P_out' Y P_in[:, lo:hi]: the weight of a layer comes as a matrix of its own, without its bias."""
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         return self._left(name, y) @ self.sides(name, y)[1][:, lo:hi]
 
     def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
         """out += (alpha / norm^2) P_out' Y P_in[:, lo:hi] in one product: the leaf itself is never formed."""
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         if out.dtype != y.dtype:
             return super().add_pinv_columns(out, name, y, lo, hi, alpha)
         out.addmm_(self._left(name, y), self.sides(name, y)[1][:, lo:hi], alpha=alpha / self.norm**2)
@@ -117,7 +117,7 @@ class KroneckerMap(base.LiftsLeaves):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""
-        hi = base.check_block(self, x, lo)
+        hi = base._check_block(self, x, lo)
         if len(self.factors) == 1 and hi - lo == self.d and isinstance(x, Tensor):
             return self._leaf_rows(self.space.leaves[0], x, x)
         code = code_room(x, self.m)
@@ -166,7 +166,7 @@ class KroneckerMap(base.LiftsLeaves):
         return self.scale * max(float(left * right) for left, right in sides)
 
 
-class Side(NamedTuple):
+class _Side(NamedTuple):
     """Factors of one shape, of the named leaves, as one tensor (count, rank, size); side 0 is P_out, 1 is P_in."""
 
     names: list[str]
@@ -174,10 +174,10 @@ class Side(NamedTuple):
     whole: Tensor
 
 
-class RandomKroneckerMap(KroneckerMap):
+class _RandomKroneckerMap(KroneckerMap):
     """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
 
-    def __init__(self, space: Space, drawn: Sequence[Side]) -> None:
+    def __init__(self, space: Space, drawn: Sequence[_Side]) -> None:
         self._drawn = drawn
         pairs = _pairs(space, drawn)
         m = sum(len(left) * len(right) for left, right in pairs.values())
@@ -187,10 +187,10 @@ class RandomKroneckerMap(KroneckerMap):
         """The factors."""
         return [side.whole for side in self._drawn]
 
-    def placed(self, tensors: Sequence[Tensor]) -> RandomKroneckerMap:
+    def placed(self, tensors: Sequence[Tensor]) -> _RandomKroneckerMap:
         """The map of the same factors elsewhere."""
         drawn = zip(self._drawn, tensors, strict=True)
-        return RandomKroneckerMap(self.space, [side._replace(whole=whole) for side, whole in drawn])
+        return _RandomKroneckerMap(self.space, [side._replace(whole=whole) for side, whole in drawn])
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
         """All factors of one shape at once."""
@@ -201,10 +201,10 @@ class RandomKroneckerMap(KroneckerMap):
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """rank_out rank_in / (q p) for the coordinates of each leaf."""
         codes = zip(self.code_space.leaves, self.space.leaves, strict=True)
-        return base.coverage_of_leaves(self.space, [code.size / leaf.size for code, leaf in codes])
+        return base._coverage_of_leaves(self.space, [code.size / leaf.size for code, leaf in codes])
 
 
-def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:
+def _pairs(space: Space, drawn: Sequence[_Side]) -> dict[str, tuple[Tensor, Tensor]]:
     """(P_out, P_in) of every leaf."""
     pairs = {
         (name, side.side): part for side in drawn for name, part in zip(side.names, side.whole.unbind(), strict=True)
@@ -239,13 +239,13 @@ def matrix_shape(leaf: Leaf) -> tuple[int, int]:
     return leaf.shape[0], leaf.size // leaf.shape[0]
 
 
-def leaf_ranks(leaf: Leaf, rank_in: int, rank_out: int, ranks: Ranks | None) -> tuple[int, int]:
+def _leaf_ranks(leaf: Leaf, rank_in: int, rank_out: int, ranks: Ranks | None) -> tuple[int, int]:
     """(rank_out, rank_in) of a leaf, capped at its sizes."""
     (q, p), (r_out, r_in) = matrix_shape(leaf), (ranks or {}).get(leaf.name, (rank_out, rank_in))
     return min(q, r_out), min(p, r_in)
 
 
-def check_ranks(rank_in: int, rank_out: int, ranks: Ranks | None) -> None:
+def _check_ranks(rank_in: int, rank_out: int, ranks: Ranks | None) -> None:
     """All ranks are integers >= 1."""
     validate.positive_int(rank_in=rank_in, rank_out=rank_out)
     for name, (r_out, r_in) in (ranks or {}).items():

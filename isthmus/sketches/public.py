@@ -25,15 +25,15 @@ from isthmus.base import matrix, randomness, validate
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, outer_of
 from isthmus.sketches import base
-from isthmus.sketches.compose import BlockMap, IdentityMap
+from isthmus.sketches.compose import IdentityMap, _BlockMap
 from isthmus.sketches.dense import orthonormal
-from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
+from isthmus.sketches.kronecker import KroneckerMap, Ranks, _check_ranks, _leaf_ranks, matrix_shape
 
 Factors = Outer | Lookup
 """Public rows of one leaf that are held as factors: outer products with one term, or places of a table."""
 
 
-def stored(factors: Factors) -> dict[str, base.Tree]:
+def _stored(factors: Factors) -> dict[str, base.Tree]:
     """Factors as plain tensors and numbers, for a state."""
     if isinstance(factors, Lookup):
         return {"index": factors.index, "values": factors.values, "vocabulary": factors.vocabulary}
@@ -44,22 +44,22 @@ def stored(factors: Factors) -> dict[str, base.Tree]:
     return {**{key: torch.from_numpy(part) for key, part in parts.items()}, "p": factors.p, "b": factors.b}
 
 
-def factors_of(state: Mapping[str, base.Tree]) -> Factors:
+def _factors_of(state: Mapping[str, base.Tree]) -> Factors:
     """The factors that a state holds as `stored`."""
 
     def tensor(key: str) -> Tensor:
-        return base.state_entry(state, key, Tensor)
+        return base._state_entry(state, key, Tensor)
 
     if "values" in state:
-        return Lookup(tensor("index"), tensor("values"), base.state_entry(state, "vocabulary", int))
+        return Lookup(tensor("index"), tensor("values"), base._state_entry(state, "vocabulary", int))
     if "a" in state:
         return Outer(tensor("a"), tensor("b"))
     data, indices, indptr = (tensor(key).cpu().numpy() for key in ("data", "indices", "indptr"))
-    shape = len(indptr) - 1, base.state_entry(state, "p", int)
+    shape = len(indptr) - 1, base._state_entry(state, "p", int)
     return Outer(sp.csr_array((data, indices, indptr), shape=shape), tensor("b"))
 
 
-def copied(factors: Factors, device: torch.device, dtype: torch.dtype) -> Factors:
+def _copied(factors: Factors, device: torch.device, dtype: torch.dtype) -> Factors:
     """The factors again, in a dtype and on a device (a CSR factor stays where it is); equal places are added up."""
     if isinstance(factors, Lookup):
         index, values = factors.index.to(device, copy=True), factors.values.to(device, dtype, copy=True)
@@ -68,7 +68,7 @@ def copied(factors: Factors, device: torch.device, dtype: torch.dtype) -> Factor
     return Outer(matrix.as_dtype(a, dtype) if matrix.is_sparse(a) else a.to(device, dtype, copy=True), b)
 
 
-def products(x: Tensor, factors: Factors) -> Tensor:
+def _products(x: Tensor, factors: Factors) -> Tensor:
     """<x_i, g_j> for dense rows x_i and public ones g_j: b_j' X_i a_j, or sum_t <X_i[k_jt], c_jt>."""
     x = x.to(factors.dtype)
     if isinstance(factors, Lookup):
@@ -78,21 +78,21 @@ def products(x: Tensor, factors: Factors) -> Tensor:
     return (half.view(factors.n, -1, factors.q) * factors.b[:, None, :]).sum(2).T
 
 
-def map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
+def _map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
     """The map that `learned` describes."""
     if "basis" in state:
-        norm = base.state_entry(state, "norm", float) if "norm" in state else None
-        return SubspaceMap(space, base.state_entry(state, "basis", Tensor), norm)
-    norm = base.state_entry(state, "norm", float)
-    weights, leaves = base.state_entry(state, "weights", Tensor), base.state_entry(state, "leaves", dict)
+        norm = base._state_entry(state, "norm", float) if "norm" in state else None
+        return SubspaceMap(space, base._state_entry(state, "basis", Tensor), norm)
+    norm = base._state_entry(state, "norm", float)
+    weights, leaves = base._state_entry(state, "weights", Tensor), base._state_entry(state, "leaves", dict)
     blocks: dict[str, base.Sketch] = {}
     for leaf in space.leaves:
-        own, stored = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
-        if "basis" in stored:
-            blocks[leaf.name] = SubspaceMap(own, base.state_entry(stored, "basis", Tensor), norm)
+        own, held = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
+        if "basis" in held:
+            blocks[leaf.name] = SubspaceMap(own, base._state_entry(held, "basis", Tensor), norm)
         else:
-            blocks[leaf.name] = FactoredMap(own, factors_of(stored), weights, norm)
-    return JoinedMap(space, blocks, norm)
+            blocks[leaf.name] = _FactoredMap(own, _factors_of(held), weights, norm)
+    return _JoinedMap(space, blocks, norm)
 
 
 class SubspaceMap(base.LiftsRanges):
@@ -110,12 +110,12 @@ class SubspaceMap(base.LiftsRanges):
         self.norm = norm
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         return self._basis(y.device, y.dtype)[start:stop] @ y
 
     def rows(self, x: matrix.Stored, lo: int = 0) -> Tensor:
         """X V[lo:hi]."""
-        hi = base.check_block(self, x, lo)
+        hi = base._check_block(self, x, lo)
         device = matrix.device_of(x)
         return matrix.matmul(x, self._basis(device, matrix.dtype_of(x))[lo:hi])
 
@@ -149,13 +149,13 @@ class SubspaceMap(base.LiftsRanges):
         return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
 
 
-class FactoredMap(base.LiftsLeaves):
+class _FactoredMap(base.LiftsLeaves):
     """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
 
     A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.
 
     >>> factors = Outer(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
-    >>> FactoredMap(Space.of({"w": (2, 2)}), factors, torch.tensor([[0.2]])).adjoint(torch.ones(1))
+    >>> _FactoredMap(Space.of({"w": (2, 2)}), factors, torch.tensor([[0.2]])).adjoint(torch.ones(1))
     tensor([0.6000, 0.8000, 0.0000, 0.0000])
     """
 
@@ -177,17 +177,17 @@ class FactoredMap(base.LiftsLeaves):
         return self._lifted(Outer(wide.whole_a()[:, lo:hi], wide.b), y).view(wide.q, -1)
 
     def _lifted(self, wide: Factors, y: Tensor) -> Tensor:
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         return wide.sum_to(self._weights(y.device) @ y.double(), 1.0, y.new_empty(wide.d))
 
     def rows(self, x: matrix.Stored, lo: int = 0) -> Tensor:
         """(X G') U, some rows of X at a time."""
-        hi, codes = base.check_block(self, x, lo), matrix.code_room(x, self.m)
+        hi, codes = base._check_block(self, x, lo), matrix.code_room(x, self.m)
         wide, weights = self._wide(codes.device), self._weights(codes.device)
         step = max(1, base.CHUNK_BYTES // (16 * max(self.d, _size(wide))))
         for start in range(0, x.shape[0], step):
             whole = torch.nn.functional.pad(matrix.to_dense(x[start : start + step]), (lo, self.d - hi))
-            codes[start : start + step] = (products(whole, wide) @ weights).to(codes.dtype)
+            codes[start : start + step] = (_products(whole, wide) @ weights).to(codes.dtype)
         return codes
 
     def leaf(self, name: str, rows: Rows) -> Rows:
@@ -200,10 +200,10 @@ class FactoredMap(base.LiftsLeaves):
 
     def _wide(self, device: torch.device) -> Factors:
         """The factors in float64."""
-        return self._memo.keep(("factors", device), lambda: copied(self.factors, device, torch.float64))
+        return self._memo.keep(("factors", device), lambda: _copied(self.factors, device, torch.float64))
 
 
-class JoinedMap(BlockMap):
+class _JoinedMap(_BlockMap):
     """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
 
     tight = True
@@ -263,10 +263,10 @@ class PublicSubspace(base.Encoder):
         validate.at_most(context.space.d, "the dimension d", k=self.k)
         if context.epoch < self.start_epoch:
             return IdentityMap(context.space), None
-        if state is None or context.t - base.state_entry(state, "t", int) >= self.refresh:
+        if state is None or context.t - base._state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             state = {**learned(context.space, rows, self.k, context.w.dtype, self.method), "t": context.t}
-        return map_of(context.space, state), state
+        return _map_of(context.space, state), state
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,24 +298,24 @@ class KroneckerSubspace(base.Encoder):
     keeps_layers = public = True
 
     def __post_init__(self) -> None:
-        check_ranks(self.rank_in, self.rank_out, self.ranks)
+        _check_ranks(self.rank_in, self.rank_out, self.ranks)
         validate.positive_int(refresh=self.refresh)
 
     def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """The map of the round and its factors, kept until the next refresh."""
-        if state is None or context.t - base.state_entry(state, "t", int) >= self.refresh:
+        if state is None or context.t - base._state_entry(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
-            pieces = leaf_pieces(context.space, rows)
+            pieces = _leaf_pieces(context.space, rows)
             factors = {leaf.name: self._factors(context, leaf, pieces[leaf.name]) for leaf in context.space.leaves}
             state = {"factors": factors, "t": context.t}
-        return KroneckerMap(context.space, base.state_entry(state, "factors", dict)), state
+        return KroneckerMap(context.space, base._state_entry(state, "factors", dict)), state
 
     def _factors(self, context: base.Context, leaf: Leaf, rows: Rows) -> tuple[Tensor, Tensor]:
-        ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
+        ranks = _leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
-        sides = side_directions(rows, matrix_shape(leaf), ranks)
+        sides = _side_directions(rows, matrix_shape(leaf), ranks)
         left, right = (
-            completed(top, rank, randomness.key(key, i)).T.contiguous().to(context.w)
+            _completed(top, rank, randomness.key(key, i)).T.contiguous().to(context.w)
             for i, (top, rank) in enumerate(zip(sides, ranks, strict=True))
         )
         return left, right
@@ -366,12 +366,12 @@ def learned(
     >>> learned(Space.flat(2), Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2)["basis"].abs().round().tolist()
     [[0.0], [1.0]]
     """
-    pieces = _named(space, rows)
+    pieces = _leaf_pieces(space, rows)
     held = {name: factors for name, piece in pieces.items() if (factors := _worth_holding(piece, k)) is not None}
     if not held:
         basis, moment, error = _directions(rows, k, dtype, method)
         return {"basis": basis, "norm": _certified(moment, error, dtype)}
-    wide = {name: copied(factors, factors.device, torch.float64) for name, factors in held.items()}
+    wide = {name: _copied(factors, factors.device, torch.float64) for name, factors in held.items()}
     # of the factors in float64, never of the rows: what those round is not in `roundings`
     inside = sum((factors.inner(factors) for factors in wide.values()), torch.zeros(()))
     inside = (inside + inside.T) / 2
@@ -381,7 +381,7 @@ def learned(
     moment, error = weights.T @ inside @ weights, 0.0
     for name, piece in pieces.items():
         if name in held:
-            leaves[name] = stored(held[name])
+            leaves[name] = _stored(held[name])
             error += _product_error(wide[name], weights)
         else:
             basis = _filled([piece], weights, dtype)
@@ -405,7 +405,7 @@ def top_directions(rows: Rows, k: int, dtype: torch.dtype = torch.float64, metho
     return _directions(rows, k, dtype, method)[0]
 
 
-def side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
     form = outer_of(rows)
     if form is not None and form.positions == 1:
@@ -417,7 +417,7 @@ def side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) 
         else:
             squares, weighted = a.square().sum(1), a * b_norm
         a_norm = squares.view(-1, 1).sqrt()
-        return top_right(b * a_norm, ranks[0]), top_right(weighted, ranks[1])
+        return _top_right(b * a_norm, ranks[0]), _top_right(weighted, ranks[1])
     if form is not None and len(form.b) * form.b.shape[1] >= max(shape):  # G = B'A: B'(AA')B and A'(BB')A
         a, b = _factors(form)
         assert isinstance(a, Tensor)  # CSR factors have one term
@@ -427,7 +427,7 @@ def side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) 
     return _side_top(rows, shape, 0, ranks[0]), _side_top(rows, shape, 1, ranks[1])
 
 
-def completed(columns: Tensor, rank: int, key: int) -> Tensor:
+def _completed(columns: Tensor, rank: int, key: int) -> Tensor:
     """`rank` orthonormal columns that start with the given ones; keyed random directions fill up."""
     missing = rank - columns.shape[1]
     if missing <= 0:
@@ -438,18 +438,18 @@ def completed(columns: Tensor, rank: int, key: int) -> Tensor:
     return torch.cat([columns, extra], 1)
 
 
-def leaf_pieces(space: Space, rows: Rows) -> Mapping[str, Rows]:
+def _leaf_pieces(space: Space, rows: Rows) -> Mapping[str, Rows]:
     """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
     leaves = rows.leaves()
     if len(leaves) > 1 or rows.d != space.d:
         return dict(leaves)
     if len(space.leaves) == 1:
-        return {space.leaves[0].name: rows}
+        return {space.leaves[0].name: leaves[0][1]}
     whole = rows.dense()
     return {leaf.name: Dense(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
 
 
-def top_right(x: matrix.Stored, rank: int) -> Tensor:
+def _top_right(x: matrix.Stored, rank: int) -> Tensor:
     """The top right singular vectors of x as columns (at most `rank`), from its smaller Gram matrix."""
     if x.shape[0] >= x.shape[1]:
         return _top(_square(x.T), rank)[1]
@@ -482,12 +482,12 @@ def _side_top(rows: Rows, shape: tuple[int, int], side: int, rank: int) -> Tenso
     cubes = (chunk.double().reshape(-1, *shape) for chunk in chunks)
     parts = (cube.movedim(1 + side, 2).reshape(-1, shape[side]) for cube in cubes)
     if n * shape[1 - side] < shape[side]:
-        return top_right(torch.cat(list(parts)), rank)
+        return _top_right(torch.cat(list(parts)), rank)
     return _top(sum((part.T @ part for part in parts), torch.zeros(())), rank)[1]
 
 
 def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
-    """The basis, orthonormal to rounding, and its `_moment`; in place, so that d x k numbers are kept once."""
+    """The basis, orthonormal to rounding, and its `_moment`."""
     pieces = [piece for _, piece in rows.leaves()]
     gram: Tensor | _Products = _Products(pieces)
     if method == "gram" or k >= rows.n - 1 or rows.n <= BUILT:
@@ -496,11 +496,8 @@ def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Te
     basis = _filled(pieces, _weights(squares, gram, k, method), dtype)
     moment, error = _moment(basis)
     close = max(4 * torch.finfo(dtype).eps, 64 * 2.0**-52)
-    for _ in range(2):
-        if float((moment - torch.eye(len(moment)).to(moment)).abs().max()) <= close:
-            break
-        for span in _row_spans(basis):
-            basis[span] = _whitened(basis[span].double(), moment).to(dtype)
+    if float((moment - torch.eye(len(moment)).to(moment)).abs().max()) > close:
+        basis = orthonormal(basis)
         moment, error = _moment(basis)
     return basis, moment, error
 
@@ -597,16 +594,6 @@ def _product_error(factors: Factors, weights: Tensor) -> float:
     return (roundings + 2 * n + 8) * 2.0**-52 * n * spread**2
 
 
-def _named(space: Space, rows: Rows) -> dict[str, Rows]:
-    """The public rows of every leaf of the space, or nothing where they come as one whole for several."""
-    leaves = rows.leaves()
-    if len(leaves) == 1 and len(space.leaves) == 1:
-        return {space.leaves[0].name: leaves[0][1]}
-    if [name for name, _ in leaves] != [leaf.name for leaf in space.leaves]:
-        return {}
-    return dict(leaves)
-
-
 def _worth_holding(rows: Rows, k: int) -> Factors | None:
     """The factors of a leaf, copied, where they are worth it."""
     if rows.d < FACTORED_FROM:
@@ -621,7 +608,7 @@ def _worth_holding(rows: Rows, k: int) -> Factors | None:
         return None
     if WORTH * _size(factors) > rows.d * k:
         return None
-    return copied(factors, factors.device, factors.dtype)
+    return _copied(factors, factors.device, factors.dtype)
 
 
 def _size(factors: Factors) -> int:
@@ -689,10 +676,6 @@ def _factors(form: Outer, dtype: torch.dtype = torch.float64) -> tuple[matrix.St
 def _energetic(values: Tensor) -> Tensor:
     """Indices (ascending) of the eigenvalues that are not rounding noise; at least one."""
     largest = float(values[-1])
-    validate.check(
-        math.isfinite(largest) and largest > 0,
-        "largest eigenvalue",
-        largest,
-        "give public examples whose gradients are finite and not all zero",
-    )
+    remedy = "give public examples whose gradients are finite and not all zero"
+    validate.check(math.isfinite(largest) and largest > 0, "largest eigenvalue", largest, remedy)
     return (values > NEGLIGIBLE * largest).nonzero().squeeze(1)

@@ -37,14 +37,14 @@ class SelectionMap(base.Sketch):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """y * scale in its places, zero elsewhere."""
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         out = y.new_zeros(self.d)
         out[self._at(y.device)] = y * self.scale
         return out
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf, from the part of the code that it owns."""
-        base.check_vector(self, y, "y", self.m)
+        base._check_vector(self, y, "y", self.m)
         places = self._owned(name)
         if places.start == places.stop:
             return y.new_zeros(self.space[name].size)
@@ -52,7 +52,7 @@ class SelectionMap(base.Sketch):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The chosen columns of the block."""
-        places, local = self._inside(lo, base.check_block(self, x, lo))
+        places, local = self._inside(lo, base._check_block(self, x, lo))
         code = code_room(x, self.m)
         if is_sparse(x):
             read = to_dense(x[:, local.numpy()])
@@ -135,7 +135,7 @@ class SelectionMap(base.Sketch):
         validate.one_of((1, 2, math.inf), ord=ord)
         if self.scale == 1.0:
             return self.norm
-        return base.as_applied(self.norm, 1, 1)
+        return base._as_applied(self.norm, 1, 1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from isthmus.base import randomness
 from isthmus.base.matrix import Stored, code_room, to_dense
 from isthmus.base.space import Space
 from isthmus.sketches import base
-from isthmus.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve
+from isthmus.sketches.base import Random, Size, Sketch, _check_block, _check_vector, resolve
 from isthmus.sketches.bijections import Permutation
 
 LARGEST = 1 << 20
@@ -37,10 +37,10 @@ class SRHT(Random):
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
-        return HadamardMap(space, resolve(self.m, space.d, t), key)
+        return _HadamardMap(space, resolve(self.m, space.d, t), key)
 
 
-class HadamardMap(Sketch):
+class _HadamardMap(Sketch):
     """A drawn SRHT."""
 
     tight = True
@@ -51,14 +51,14 @@ class HadamardMap(Sketch):
         self._sign_key = randomness.key(key, "signs")
         chosen = Permutation(randomness.key(key, "rows"), self.d).first(m)
         self._blocks, start = [], 0
-        for size in block_sizes(self.d):
+        for size in _block_sizes(self.d):
             first, last = torch.searchsorted(chosen, torch.tensor([start, start + size])).tolist()
             self._blocks.append(_Block(start, size, slice(first, last), chosen[first:last] - start))
             start += size
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Phi' y, block by block."""
-        check_vector(self, y, "y", self.m)
+        _check_vector(self, y, "y", self.m)
         out, scaled = y.new_zeros(self.d), y * math.sqrt(self.d / self.m)
         for block in self._blocks:
             if len(block.chosen):
@@ -69,16 +69,14 @@ class HadamardMap(Sketch):
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows, a block of columns and about `CHUNK_BYTES` at a time."""
-        hi = check_block(self, x, lo)
+        hi = _check_block(self, x, lo)
         code = code_room(x, self.m)
         for block in self._blocks:
             left, right = max(lo, block.start), min(hi, block.start + block.size)
             if left >= right or not len(block.chosen):
                 continue
-            signs, chosen = (
-                self._signs(block, code)[left - block.start : right - block.start],
-                self._chosen(block, code.device),
-            )
+            chosen = self._chosen(block, code.device)
+            signs = self._signs(block, code)[left - block.start : right - block.start]
             step = max(1, base.CHUNK_BYTES // (32 * block.size))
             for start in range(0, x.shape[0], step):
                 signed = to_dense(x[start : start + step, left - lo : right - lo]) * signs
@@ -118,7 +116,7 @@ class _Block:
     def gain(self, ord: float) -> float:
         """The largest column sum (ord 1) or row sum (ord inf) of the chosen rows' absolute values."""
         if not self.is_hadamard:
-            sums = cosine_matrix(self.size)[self.chosen].abs().sum({1: 0, math.inf: 1}[ord])
+            sums = _cosine_matrix(self.size)[self.chosen].abs().sum({1: 0, math.inf: 1}[ord])
             return float(sums.max())
         if ord == 1:
             return len(self.chosen) / math.sqrt(self.size)
@@ -127,17 +125,17 @@ class _Block:
     def transform(self, x: Tensor, adjoint: bool = False) -> Tensor:
         """The orthonormal transform (or its transpose) of each row of x."""
         if self.is_hadamard:
-            return walsh_hadamard(x)
-        matrix = cosine_matrix(self.size, x.dtype, x.device)
+            return _walsh_hadamard(x)
+        matrix = _cosine_matrix(self.size, x.dtype, x.device)
         if adjoint:
             return x @ matrix
         return x @ matrix.T
 
 
-def block_sizes(d: int) -> list[int]:
+def _block_sizes(d: int) -> list[int]:
     """The sizes of the transforms for dimension d.
 
-    >>> block_sizes(997), block_sizes(1500), block_sizes(2**20 + 1), block_sizes(2**12)
+    >>> _block_sizes(997), _block_sizes(1500), _block_sizes(2**20 + 1), _block_sizes(2**12)
     ([997], [512, 988], [524288, 262144, 131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024, 512, 513], [4096])
     """
     if d < 2 * SMALLEST:
@@ -153,12 +151,12 @@ def block_sizes(d: int) -> list[int]:
     return powers + [rest] * (rest > 0)
 
 
-def walsh_hadamard(x: Tensor) -> Tensor:
+def _walsh_hadamard(x: Tensor) -> Tensor:
     """The orthonormal Walsh-Hadamard transform of each row (length a power of two), as products with 32 x 32 factors.
 
     Each product also rotates one digit of the index to the end, so that after all of them the order is natural.
 
-    >>> walsh_hadamard(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0]])).tolist()
+    >>> _walsh_hadamard(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0]])).tolist()
     [[0.5, 0.5, 0.5, 0.5], [1.5, -0.5, 1.5, -0.5]]
     """
     n, size = x.shape
@@ -167,14 +165,14 @@ def walsh_hadamard(x: Tensor) -> Tensor:
     while left > 1:
         width = min(32, left)
         digits = source.view(n, width, size // width).transpose(1, 2)
-        torch.matmul(digits, hadamard_matrix(width, x.dtype, x.device), out=target.view(n, size // width, width))
+        torch.matmul(digits, _hadamard_matrix(width, x.dtype, x.device), out=target.view(n, size // width, width))
         source, target, spare = target, spare, target
         left //= width
     return source
 
 
 @lru_cache(maxsize=64)
-def hadamard_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
+def _hadamard_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
     """The orthonormal Sylvester-Hadamard matrix."""
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < size:
@@ -183,7 +181,7 @@ def hadamard_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch
 
 
 @lru_cache(maxsize=64)
-def cosine_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
+def _cosine_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
     """The orthonormal cosine transform (DCT-II): rows sqrt(2/size) cos(pi i (2j + 1) / (2 size)), row 0 constant."""
     i, j = torch.arange(size, dtype=torch.int64)[:, None], torch.arange(size, dtype=torch.int64)
     angle = (i * (2 * j + 1) % (4 * size)).to(torch.float64) * (math.pi / (2 * size))

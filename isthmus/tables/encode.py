@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.entries import _DAY, Signs, day, number
+from isthmus.tables.entries import _DAY, day, number
 from isthmus.tables.schema import Column, Schema, Target
 
 if TYPE_CHECKING:  # pandas is an extra; polars and numpy have what is asked of its columns and tables too
@@ -102,7 +102,7 @@ def _fill(out: np.ndarray, values: Series, column: Column) -> None:
         elif _is_absent(word, column.absent):
             hot[k] = out.shape[1] - 1
         elif column.type == "hash":
-            hot[k] = bucket(column.name, _whole(word), column.buckets)
+            hot[k] = _bucket(column.name, _whole(word), column.buckets)
     out[np.arange(len(out)), hot[codes]] = 1.0
 
 
@@ -132,30 +132,30 @@ def readable(values: Series, column: Column) -> np.ndarray:
     it would be filled by a constant without a word.
     """
     dates = column.type == "date"
-    numbers = as_days(values, column.format, column.absent) if dates else as_numbers(values, column)
+    numbers = _as_days(values, column.format, column.absent) if dates else as_numbers(values, column)
     absent = np.isnan(numbers)
-    if not absent.any() or dtype_kind(values) in ("M" if dates else "iufbM"):
+    if not absent.any() or values.dtype.kind in ("M" if dates else "iufbM"):
         return numbers
     entries, codes = _entries(values)
     own = (date,) if dates else _NUMBERS  # such an entry is missing only where it was declared to be
-    text = np.array([not isinstance(entry, own) for entry in entries], dtype=bool)
     words = [_word(entry) for entry in entries]
-    nothing = np.array([_is_absent(word, column.absent) for word in words], dtype=bool)
-    digits = np.array([any(sign.isdigit() for sign in word) for word in words], dtype=bool)
-    where, strange = f"columns.{column.name}", absent & ~nothing[codes] & text[codes]
-    form = column.format or "ISO (2024-12-31)"
+    there = np.array([not _is_absent(word, column.absent) for word in words])
+    text = np.array([not isinstance(entry, own) for entry in entries])
+    digits = np.array([any(sign.isdigit() for sign in word) for word in words])
+    strange = absent & (there & text)[codes]
+    where, form = f"columns.{column.name}", column.format or "ISO (2024-12-31)"
     written = _REMEDIES[column.type].format(name=column.name, decimal=column.decimal, format=form)
     unread = bool((strange & digits[codes]).any())
     validate.check(not unread, where, column.type, f"some of its entries are written with {written}")
     remedy = f'declare it as "category", "hash" or "drop": more than half of its entries are no {column.type}'
-    validate.check(int(strange.sum()) <= (~nothing[codes]).sum() / 2, where, column.type, remedy)
+    validate.check(int(strange.sum()) <= there[codes].sum() / 2, where, column.type, remedy)
     return numbers
 
 
-def bucket(column: str, word: str, buckets: int) -> int:
+def _bucket(column: str, word: str, buckets: int) -> int:
     """The fixed public bucket of a word.
 
-    >>> bucket("city", "Rome", 16), bucket("city", "Paris", 16), bucket("town", "Rome", 16)
+    >>> _bucket("city", "Rome", 16), _bucket("city", "Paris", 16), _bucket("town", "Rome", 16)
     (5, 13, 13)
     """
     digest = hashlib.blake2b(f"{column}\x00{word}".encode(), digest_size=8).digest()
@@ -184,9 +184,9 @@ def _entries(values: Series) -> tuple[list[object], np.ndarray]:
     Entries that are equal and written differently (True and 1, two decimals, one moment in two zones) are different:
     else the first of them would say how all others are read.
     """
-    if hasattr(getattr(values, "dtype", None), "categories"):
+    if str(values.dtype) == "category":
         values = values.astype(object)
-    if hasattr(values, "factorize") and _written_alike(values):
+    if not isinstance(values, np.ndarray) and _written_alike(values):
         codes, distinct = values.factorize()  # -1 where nothing is
         return [None, *distinct.tolist()], codes + 1
     place: dict[tuple[type, object], int] = {}
@@ -195,16 +195,13 @@ def _entries(values: Series) -> tuple[list[object], np.ndarray]:
     def code(entry: object) -> int:
         if entry is None or (isinstance(entry, float) and entry != entry):
             return 0
-        at = place.setdefault(
-            (type(entry), entry if isinstance(entry, (str, int, float)) else str(entry)), len(entries)
-        )
+        alike = entry if isinstance(entry, (str, int, float)) else str(entry)
+        at = place.setdefault((type(entry), alike), len(entries))
         if at == len(entries):
             entries.append(entry)
         return at
 
-    plain = values.tolist() if hasattr(values, "tolist") else list(values)
-    codes = np.fromiter(map(code, plain), np.int64, len(plain))
-    return entries, codes
+    return entries, np.fromiter(map(code, values.tolist()), np.int64, len(values))
 
 
 def _written_alike(values: Series) -> bool:
@@ -219,16 +216,18 @@ def _word(value: object) -> str:
 
     Whole numbers beyond 2^53 are those of float64, which a column of them becomes as soon as one is missing.
     """
-    if value is None or isinstance(value, (bool, np.bool_)):
-        return "" if value is None else str(bool(value)).lower()
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value)).lower()
     if isinstance(value, (complex, np.complexfloating)) and value.imag == 0:
         value = value.real  # what all numbers of a column become as soon as one of them is complex
     if isinstance(value, (int, np.integer)) and abs(int(value)) > _EXACT:
         value = _float(value)
     if isinstance(value, (float, np.floating)):
-        return "" if not np.isfinite(value) else str(int(value)) if value == int(value) else repr(float(value))
+        if not np.isfinite(value):
+            return ""
+        return str(int(value)) if value == int(value) else repr(float(value))
     text = str(value)
-    return "" if text in ("<NA>", "NaT") else text.strip()
+    return "" if value is None or text in ("<NA>", "NaT") else text.strip()
 
 
 def _float(value: SupportsFloat) -> float:
@@ -239,59 +238,50 @@ def _float(value: SupportsFloat) -> float:
         return np.inf
 
 
-def dtype_kind(values: Series) -> str:
-    """The letter of a column's type, as numpy has it: "O" for a list, and for types that numpy does not know."""
-    return getattr(getattr(values, "dtype", None), "kind", "O")
-
-
 def as_numbers(values: Series, column: Column) -> np.ndarray:
     """The entries as float64, NaN where there is no finite number."""
-    kind = dtype_kind(values)
-    if kind in "iufb":
-        missing = hasattr(values.dtype, "na_value")  # a column of pandas that knows missing integers
-        numbers = values.to_numpy(np.float64, na_value=np.nan) if missing else np.asarray(values, dtype=np.float64)
-        numbers = np.where(np.isin(numbers, _gone(column)), np.nan, numbers)
+    gone = [number(word) for word in column.absent]  # among entries that are numbers
+    if values.dtype.kind in "iufb":
+        plain = isinstance(values, np.ndarray)  # pandas may know missing integers
+        numbers = values.astype(np.float64) if plain else values.to_numpy(np.float64, na_value=np.nan)
+        numbers = np.where(np.isin(numbers, gone), np.nan, numbers)
     else:
         distinct, codes = _entries(values)
-        numbers = np.array([_number(entry, column) for entry in distinct], dtype=np.float64)[codes]
+        numbers = np.array([_number(entry, column, gone) for entry in distinct], dtype=np.float64)[codes]
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
-def _gone(column: Column) -> list[float]:
-    """The numbers that count as missing, among entries that are numbers."""
-    return [number(word) for word in column.absent]
-
-
-def _number(entry: object, column: Column) -> float:
+def _number(entry: object, column: Column, gone: list[float]) -> float:
     """A number as it is, one in text by the signs of its column; a word for truth where it holds truth values."""
     if isinstance(entry, _NUMBERS):  # as in a column of numbers alone
         value = _float(entry)
-        return np.nan if value in _gone(column) else value
+        return np.nan if value in gone else value
     word = _word(entry)
     if column.absent and _is_absent(word, column.absent):
         return np.nan
-    truth = _BOOLEANS.get(word.lower()) if column.type == "bool" else None
-    return number(word, column.decimal, column.thousands) if truth is None else truth
+    if column.type == "bool" and word.lower() in _BOOLEANS:
+        return _BOOLEANS[word.lower()]
+    return number(word, column.decimal, column.thousands)
 
 
-def as_days(values: Series, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
+def _as_days(values: Series, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
     """Days since 1970, NaN where there is no date; text has the one format that is given, ISO (2024-12-31) if none."""
     gone = [day(word, own) for word in absent for own in {form, ""}]
-    if dtype_kind(values) != "M":
-        distinct, codes = _entries(values)
-        return np.array([_day(entry, form, absent, gone) for entry in distinct], dtype=np.float64)[codes]
-    plain = values.to_numpy(dtype="datetime64[us]") if hasattr(values, "to_numpy") else values.astype("datetime64[us]")
-    days = np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / _DAY)
-    return np.where(np.isin(days, gone), np.nan, days)
+    if values.dtype.kind == "M":
+        moments = values if isinstance(values, np.ndarray) else values.to_numpy(dtype="datetime64[us]")
+        plain = moments.astype("datetime64[us]")
+        days = np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / _DAY)
+        return np.where(np.isin(days, gone), np.nan, days)
 
+    def days_of(entry: object) -> float:
+        word = _word(entry)
+        if isinstance(entry, date):  # as it is, as in a column of dates alone
+            at = day(word)
+            return np.nan if at in gone else at
+        return np.nan if word in absent else day(word, form)
 
-def _day(entry: object, form: str, absent: Collection[str], gone: list[float]) -> float:
-    """A date as it is, as in a column of dates alone; one in text by the format of its column."""
-    word = _word(entry)
-    if isinstance(entry, date):
-        at = day(word)
-        return np.nan if at in gone else at
-    return np.nan if word in absent else day(word, form)
+    distinct, codes = _entries(values)
+    return np.array([days_of(entry) for entry in distinct], dtype=np.float64)[codes]
 
 
 # ---------------------------------------------------------------- the target
@@ -309,30 +299,24 @@ def encode_target(values: Series, target: Target, separator: str | None = None) 
         assert target.classes is not None
         distinct, codes = _distinct(values)
         labels = _labels(distinct, target.classes)
-        unnamed = np.array([label is None for label in labels], dtype=bool)
-        absent = np.array([word.lower() in ABSENT for word in distinct], dtype=bool) & unnamed
+        unnamed = np.array([label is None for label in labels])
+        absent = np.array([word.lower() in ABSENT for word in distinct]) & unnamed
         unknown = unnamed & ~absent
         remedy = "name all labels, or remove the rows that have others: some rows have other labels"
         validate.check(not bool(unknown[codes].any()), "classes", list(target.classes), remedy)
         present = ~absent[codes]
         return np.array([label or "" for label in labels])[codes][present], present
-    column = target_column(target, separator)
-    numbers = readable(values, column)
+    numbers = readable(values, Column(target.name, "number").read_by(separator, target.decimal))
     present = ~np.isnan(numbers)
     return numbers[present], present
-
-
-def target_column(target: Target, separator: str | None = None) -> Column:
-    """How the numbers of a target are read in a file with this separator."""
-    signs = Signs.of(target.decimal, separator)
-    return Column(target.name, "number", decimal=signs.decimal, thousands=signs.thousands)
 
 
 def as_labels(words: Iterable[str]) -> set[str]:
     """The different labels among words; where all are numbers, 1 and 1.0 are one."""
     labels = set(words)
-    numbers = all(np.isfinite(number(word)) for word in labels)
-    return {_plain(word) for word in labels} if numbers else labels
+    if all(np.isfinite(number(word)) for word in labels):
+        return {_plain(word) for word in labels}
+    return labels
 
 
 def _labels(words: list[str], classes: tuple[str, ...]) -> list[str | None]:
@@ -344,7 +328,9 @@ def _labels(words: list[str], classes: tuple[str, ...]) -> list[str | None]:
 def _plain(word: str) -> str:
     """One way to write a number or a truth value."""
     value = number(word, thousands="")
-    return _word(value) if np.isfinite(value) else word.lower() if word.lower() in ("true", "false") else word
+    if np.isfinite(value):
+        return _word(value)
+    return word.lower() if word.lower() in ("true", "false") else word
 
 
 @dataclass(frozen=True)
@@ -389,10 +375,10 @@ def as_frame(table: Table, what: str = "X") -> NamedColumns:
     if isinstance(table, NamedColumns):
         return table
     columns: Mapping[str, Series] = {}
-    if _is_polars(table) and not hasattr(table, "get_columns"):
-        validate.refuse(what, type(table).__name__, "give a DataFrame, which its collect() returns")
-    elif _is_polars(table):
+    if _is_polars(table) and hasattr(table, "get_columns"):
         columns = {series.name: series for series in table.get_columns()}
+    elif _is_polars(table):
+        validate.refuse(what, type(table).__name__, "give a DataFrame, which its collect() returns")
     elif isinstance(table, Mapping):
         columns = {str(name): values if hasattr(values, "dtype") else _array(values) for name, values in table.items()}
     elif is_frame(table):
@@ -426,21 +412,22 @@ def _array(values: Iterable[object]) -> np.ndarray:
 
 
 def _kind(series: Series) -> str:
-    dtype, text = series.dtype, str(series.dtype)
-    if dtype_kind(series) == "M" or text.lower().startswith("date"):  # of polars, numpy, pandas and pyarrow
+    """ "number", "bool", "date", "words" (a closed list), or "" for anything; of polars, numpy, pandas and pyarrow."""
+    text = str(series.dtype)
+    if text.lower().startswith("date"):
         return "date"
-    if _is_polars(series):
-        return "number" if dtype.is_numeric() else {"Boolean": "bool", "Enum": "words"}.get(text.partition("(")[0], "")
-    if hasattr(dtype, "categories"):
+    if text.startswith(("category", "Enum")):
         return "words"
-    return dict.fromkeys("iuf", "number").get(dtype_kind(series), "bool" if dtype_kind(series) == "b" else "")
+    if _is_polars(series):
+        return "number" if series.dtype.is_numeric() else {"Boolean": "bool"}.get(text, "")
+    return {"M": "date", "i": "number", "u": "number", "f": "number", "b": "bool"}.get(series.dtype.kind, "")
 
 
 def _as_held(series: Series) -> Series:
     """A polars series as numpy holds it; all else as it is."""
-    if not _is_polars(series):
-        return series.astype(object) if hasattr(series.dtype, "categories") else series
     kind = _kind(series)
+    if not _is_polars(series):
+        return series.astype(object) if kind == "words" else series
     if kind == "number":
         return series.cast(type(series)([0.0]).dtype).to_numpy()  # NaN where nothing is
     if kind == "date":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -54,7 +53,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     isthmus.base.validate.InvalidInput: columns=['sex', 'city'] is not allowed: declare what is public of them, ...
     """
 
-    def __init__(self, columns: Mapping[str, Any] | None = None, *, undeclared: str = "type") -> None:
+    def __init__(self, columns: Mapping[str, object] | None = None, *, undeclared: str = "type") -> None:
         self.columns = columns
         self.undeclared = undeclared
 
@@ -72,8 +71,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     def to_toml(self) -> str:
         """The schema as the command line reads it (--schema): of a fitted encoder, for every column."""
-        schema: Schema | None = vars(self).get("schema_")
-        return (schema or Schema(tuple(self._declared().values()))).to_toml(versioned=True)
+        schema = vars(self).get("schema_") or Schema(tuple(self._declared().values()))
+        return str(schema.to_toml(versioned=True))
 
     def fit(self, X: object, y: object = None) -> TableEncoder:
         """Settle the rules for the columns of X by their names and types; no entry is read."""
@@ -152,10 +151,8 @@ def _what_to_declare(frame: NamedColumns, names: list[str]) -> str:
         "number": '(low, high) or "number"',
         "bool": '"bool"',
     }
-    lines = []
-    for name in names:
-        owner = '"id" (it seems to identify a row), ' if identifies(name) else ""
-        lines.append(f'"{name}": {owner}{forms[frame.kind(name)]} or "drop"')
+    owner = '"id" (it seems to identify a row), '
+    lines = [f'"{name}": {owner * identifies(name)}{forms[frame.kind(name)]} or "drop"' for name in names]
     return f"declare what is public of them, TableEncoder({{...}}) with {'; '.join(lines)}"
 
 
@@ -164,13 +161,13 @@ def check_numbers_only(X: object) -> None:
     frame = as_frame(X)
     names = []
     for name in frame.columns:
-        kind = frame.kind(name)
         try:
-            if kind in ("", "words"):  # numbers by each entry
+            number = frame.kind(name) != "date"
+            if frame.kind(name) in ("", "words"):  # numbers by each entry
                 np.asarray(frame[name], dtype=np.float64)
         except (TypeError, ValueError):
-            kind = "date"
-        if kind == "date":
+            number = False
+        if not number:
             names.append(name)
     before = "and put it before this estimator, make_pipeline(TableEncoder(...), ...)"
     remedy = f"{_what_to_declare(frame, names)}, {before}: {_UNKNOWN}"

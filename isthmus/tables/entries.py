@@ -56,8 +56,8 @@ class Signs:
 Signs(decimal=',', thousands=None, declared=True))
         """
         if decimal is not None:
-            return Signs(decimal, None, True)
-        return Signs(".", None if separator in (None, ",") else "")
+            return Signs(decimal, declared=True)
+        return Signs() if separator in (None, ",") else Signs(thousands="")
 
 
 def number(word: str, decimal: str = ".", thousands: str | None = None) -> float:
@@ -103,7 +103,7 @@ def _grouping(word: str, decimal: str, thousands: str | None) -> str:
     """The sign between the thousands of a number in text, "" where it has none."""
     bare = word.strip(_MONEY + " ").lstrip("+-").lstrip(_MONEY + " ")
     match = _pattern(decimal, thousands).fullmatch(bare)
-    return "" if match is None else match.group("group") or ""
+    return (match and match.group("group")) or ""
 
 
 _EPOCH = date(1970, 1, 1).toordinal()

@@ -22,12 +22,14 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -38,20 +40,27 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.arrow import ArrowTable, column_names, parquet_dataset
 from isthmus.base.atomic import atomic_write
-from isthmus.base.streamed import ChosenRows, DerivedRows, Streamed, kept_on_disk
+from isthmus.base.streamed import ChosenRows, Streamed, kept_on_disk
 from isthmus.tables.encode import encode
 from isthmus.tables.schema import Schema
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 _KINDS = {
-    "text": (".csv", ".tsv", ".tab"),
-    "libsvm": (".svm", ".libsvm", ".svmlight", ".txt"),
-    "parquet": (".parquet", ".pq"),
-    "npz": (".npz",),
+    **dict.fromkeys((".csv", ".tsv", ".tab"), "text"),
+    **dict.fromkeys((".svm", ".libsvm", ".svmlight", ".txt"), "libsvm"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    ".npz": "npz",
 }
 _LARGE = 1 << 28
 """Parquet files of so many bytes are read in slices."""
 _BLOCK = 1 << 16
 """So many lines of text become a frame at a time: lists of words take more memory."""
+
+
+Rows: TypeAlias = np.ndarray | sp.csr_matrix | Streamed
+"""Rows as numbers."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +127,16 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     validate.check(bool(kind), "data", str(path), f"give a file of {kinds}")
     validate.present(os.path.isfile(file) or kind == "parquet" and os.path.isdir(file), path)
     name = file.name.split(".")[0] or file.name
+    if kind == "npz":
+        return _read_npz(file, name, part)
+    if kind == "libsvm":
+        return _read_libsvm(file, name, reading)
     if kind == "text":
         names, separator = _header(file, reading)
         return Table(name, _read_text(file, reading, names, separator), separator=separator)
-    if kind == "parquet":
-        in_slices = os.path.isdir(file) or file.stat().st_size >= _LARGE
-        return Table(name, ParquetFrame(file) if in_slices else _read_parquet(file))
-    if kind == "npz":
-        return _read_npz(file, name, part)
-    return _read_libsvm(file, name, reading)
+    if os.path.isdir(file) or file.stat().st_size >= _LARGE:
+        return Table(name, ParquetFrame(file))
+    return Table(name, _read_parquet(file))
 
 
 def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | None:
@@ -165,24 +175,21 @@ def has_part(path: str | Path, part: str) -> bool:
 
 def types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
-    file, names = Path(path), None
-    if _kind(file) == "parquet":
-        names = columns_of(file)
-    if names is None:
-        return {}
-    from pyarrow import types
+    file, kinds = Path(path), {}
+    if _kind(file) == "parquet" and (names := columns_of(file)):
+        from pyarrow import types
 
-    kinds, schema = {}, parquet_dataset(file, "data").schema
-    for name, stored in zip(names, column_names(schema), strict=True):
-        kind = schema.field(stored).type
-        if types.is_boolean(kind):
-            kinds[name] = "bool"
-        elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-            kinds[name] = "number"
+        schema = parquet_dataset(file, "data").schema
+        for name, stored in zip(names, column_names(schema), strict=True):
+            kind = schema.field(stored).type
+            if types.is_boolean(kind):
+                kinds[name] = "bool"
+            elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+                kinds[name] = "number"
     return kinds
 
 
-def _import_pandas(path: str | Path, parquet: bool = False) -> Any:
+def _import_pandas(path: str | Path, parquet: bool = False) -> ModuleType:
     """pandas (and for parquet pyarrow), or words that say what to install."""
     try:
         import pandas
@@ -226,16 +233,16 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 
 
 def _kind(file: Path) -> str:
-    name = file.name.lower()
+    """The kind of a file by its name, "" for any other; texts may be packed."""
     try:
-        is_folder = file.is_dir()
+        if file.is_dir():
+            return "parquet"
     except OSError as error:  # a name that is too long for any file
         validate.refuse("data", str(file), f"give the path of a file: none can have this name ({error.strerror})")
-    if is_folder:
-        return "parquet"
+    name = file.name.lower()
     plain = name.removesuffix(".gz").removesuffix(".bz2")
-    ends = {"text": plain, "libsvm": plain, "parquet": name, "npz": name}
-    return next((kind for kind, end in ends.items() if end.endswith(_KINDS[kind])), "")
+    kind = _KINDS.get("." + plain.rpartition(".")[2], "")
+    return kind if plain == name or kind in ("text", "libsvm") else ""
 
 
 def _open(file: Path) -> BinaryIO:
@@ -256,8 +263,9 @@ def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
     """The names in the first line, each of them once, and the separator between them; no other line is looked at."""
     _import_pandas(file)
     try:
-        with _unpacked(file), _open(file) as stream:
-            line = _first_line(stream, codecs.getincrementaldecoder(_codec(reading))()).rstrip("\r\n")
+        with _unpacked(file), _open(file) as stream:  # not a byte of the rows after it is looked at
+            letters = codecs.iterdecode(iter(partial(stream.read, 1), b""), _codec(reading))
+            line = "".join(takewhile(lambda letter: letter != "\n", letters)).rstrip("\r")
     except (UnicodeError, LookupError):
         _bad_encoding(file, reading)
     if not line.strip():
@@ -265,23 +273,6 @@ def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
     separator = reading.separator or max(",;\t|", key=re.sub(r'"[^"]*"', "", line).count)  # outside of quoted names
     names = next(_rows([line], file, separator), [""])
     return _stripped_names(names, file), separator
-
-
-def _first_line(stream: Any, decoder: codecs.IncrementalDecoder) -> str:
-    """The letters before the first end of a line, and not a byte of the rows after it: a letter may have several.
-
-    >>> _first_line(io.BytesIO("x;Ċ\\n1;2".encode("utf-16")), codecs.getincrementaldecoder("utf-16")())
-    'x;Ċ\\n'
-    """
-    line = ""
-    while not line.endswith("\n"):
-        piece = stream.readline()
-        if not piece:
-            return line + decoder.decode(b"", final=True)
-        line += decoder.decode(piece)
-        while decoder.getstate()[0] and (rest := stream.read(1)):  # it ended amid a letter
-            line += decoder.decode(rest)
-    return line
 
 
 def _codec(reading: Reading) -> str:
@@ -295,7 +286,7 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
     validate.unreadable(file, f"it is not {reading.encoding} text; give its encoding, {such}")
 
 
-def _read_text(file: Path, reading: Reading, names: list[str], separator: str) -> Any:
+def _read_text(file: Path, reading: Reading, names: list[str], separator: str) -> DataFrame:
     """All entries as they are written, missing where nothing is written ("NA" may be a declared word)."""
     pandas = _import_pandas(file)
     blocks = [pandas.DataFrame(columns=names, dtype="string")]
@@ -328,7 +319,7 @@ def _bad_line(file: Path, where: str) -> NoReturn:
     validate.unreadable(file, f"a line does not fit the header ({where}); check --separator and the quotes around text")
 
 
-def _read_parquet(file: Path) -> Any:
+def _read_parquet(file: Path) -> DataFrame:
     _import_pandas(file, parquet=True)
     import pyarrow
 
@@ -350,15 +341,14 @@ def _read_npz(file: Path, name: str, part: str) -> Table:
             members = {key: stored[key] for key in stored.files}  # bytes, where one is no array
     except (*validate.UNREADABLE, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         validate.unreadable(file, f"it is no npz file, or needs pickle ({error}); {remedy}")
-    arrays = {key: value for key, value in members.items() if isinstance(value, np.ndarray)}
-    lower = {key.lower(): value for key, value in arrays.items()}
+    arrays = {key.lower(): value for key, value in members.items() if isinstance(value, np.ndarray)}
     try:
-        x = _matrix(lower, part)
+        x = _matrix(arrays, part)
     except (ValueError, TypeError, ArithmeticError, LookupError) as error:
         validate.unreadable(file, f"its arrays are no CSR matrix ({error}); {remedy}")
     if x is None or x.ndim != 2:
         validate.unreadable(file, f"it holds the arrays {sorted(arrays)}; {remedy}")
-    y = lower.get(f"y_{part}", lower.get("y"))
+    y = arrays.get(f"y_{part}", arrays.get("y"))
     if y is not None:
         y = np.asarray(y).reshape(-1)
         if len(y) != x.shape[0]:
@@ -366,7 +356,7 @@ def _read_npz(file: Path, name: str, part: str) -> Table:
     return Table(name, x=x, y=y)
 
 
-def _matrix(arrays: dict[str, np.ndarray], part: str) -> Any:
+def _matrix(arrays: dict[str, np.ndarray], part: str) -> Rows | None:
     """The dense or CSR matrix of one part."""
     for key in (f"x_{part}", "x"):
         if key in arrays:
@@ -383,18 +373,13 @@ def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
     try:
         x, y = load_svmlight_file(str(file), n_features=reading.features, zero_based=reading.zero_based)
     except ValueError:  # its words quote the entry, which is private
-        remedy = (
-            "a line is not of the form `label index:value ...` with indices from 1; give --zero-based where they begin "
-            "with 0, and --features at least as large as the largest"
-        )
-        validate.unreadable(file, remedy)
-    if reading.features:
-        return Table(name, x=x, y=y)
+        where = "give --zero-based where they begin with 0, and --features at least as large as the largest"
+        validate.unreadable(file, f"a line is not of the form `label index:value ...` with indices from 1; {where}")
     note = f"the number of columns ({x.shape[1]}) is the largest index of the file; give it with --features"
-    return Table(name, x=x, y=y, notes=(note,))
+    return Table(name, x=x, y=y, notes=(note,) * (not reading.features))
 
 
-def _stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:
+def _stripped_names(column_names: Iterable[object], file: Path) -> list[str]:
     """The names without the blanks around them, each of them once; one that is all blanks is named by its place.
 
     >>> _stripped_names(["age", " city ", ""], Path("people.csv"))
@@ -437,36 +422,24 @@ class ParquetFrame:
 
     def encoded(self, schema: Schema) -> Streamed:
         """The rows as numbers, each by itself and by public rules: encoded in slices, kept in a scratch file."""
-        names = [column.name for column in schema.columns if column.features and column.name in self._names]
-        rows = _Frames(self.table, [self._names[name] for name in names], names)
-
-        def numbers(frame: Any, where: Any) -> Tensor:
-            return torch.from_numpy(encode(frame, schema))
-
-        on_disk = kept_on_disk(DerivedRows(rows, numbers, len(schema.features), torch.float64))
+        on_disk = kept_on_disk(_EncodedRows(self.table, self._names, schema))
         return on_disk if self.rows_kept is None else ChosenRows(on_disk, torch.from_numpy(self.rows_kept))
 
 
-class _Frames:
-    """Rows of a table as pandas frames, by range."""
+class _EncodedRows(Streamed):
+    """The rows of a table as numbers, encoded whenever they are read; `stored` has the columns' names in the file."""
 
-    def __init__(self, table: ArrowTable, columns: list[str], names: list[str]) -> None:
-        self.table, self.columns, self.names = table, columns, names
-        self.shape = (table.n, len(columns))
+    def __init__(self, table: ArrowTable, stored: Mapping[str, str], schema: Schema) -> None:
+        names = [column.name for column in schema.columns if column.features and column.name in stored]
+        self.table, self.columns, self.schema = table, {stored[name]: name for name in names}, schema
+        self.shape, self.dtype = (table.n, len(schema.features)), torch.float64
 
-    def __getitem__(self, span: slice) -> Any:
-        frame = self.table.table(span.start, span.stop, self.columns).to_pandas()
-        frame.columns = self.names
-        return frame
-
-    def take(self, index: Tensor) -> Any:
-        """Some rows, in the given order: from the range that holds them."""
-        if not len(index):
-            return self[0:0]
-        low = int(index.min())
-        return self[low : int(index.max()) + 1].iloc[(index - low).numpy()].reset_index(drop=True)
+    def read(self, lo: int, hi: int) -> Tensor:
+        """The rows lo, ..., hi - 1."""
+        frame = self.table.table(lo, hi, list(self.columns)).to_pandas().rename(columns=self.columns)
+        return torch.from_numpy(encode(frame, self.schema))
 
 
-def numbers_of(frame: Any, schema: Schema) -> Any:
+def numbers_of(frame: DataFrame | ParquetFrame, schema: Schema) -> np.ndarray | Streamed:
     """The encoded rows of a frame: an array, or a matrix that is read in slices."""
     return frame.encoded(schema) if isinstance(frame, ParquetFrame) else encode(frame, schema)

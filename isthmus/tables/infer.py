@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.encode import _BOOLEANS, ABSENT, as_days, as_numbers, as_words, dtype_kind, readable
+from isthmus.tables.encode import _BOOLEANS, ABSENT, _as_days, as_numbers, as_words, readable
 from isthmus.tables.entries import LOOKS, OTHER, Signs, _formats_of, _grouping
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
@@ -90,7 +90,7 @@ def infer(name: str, values: Series, *, public: bool = False, signs: Signs | Non
 
 def _kind(name: str, values: Series, signs: Signs) -> Guess:
     """The type alone."""
-    kind, present = dtype_kind(values), values.dropna()
+    kind, present = values.dtype.kind, values.dropna()
     if kind == "O":
         nothing = present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT)
         present = present[~nothing.astype(bool)]
@@ -108,13 +108,13 @@ def _kind(name: str, values: Series, signs: Signs) -> Guess:
     if not bool(plain.all()):
         return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
     words = [str(value).strip() for value in present.iloc[:_LOOK]]
-    digits = _share(words, lambda word: word in ("0", "1"))
-    if _share(words, lambda word: word.lower() in _BOOLEANS) >= _MOSTLY > digits:
+    digits = np.mean([word in ("0", "1") for word in words])
+    if np.mean([word.lower() in _BOOLEANS for word in words]) >= _MOSTLY > digits:
         return Guess(Column(name, "bool"))
-    if _share(words, lambda word: bool(LOOKS.fullmatch(word))) >= _MOSTLY:
+    if np.mean([LOOKS.fullmatch(word) is not None for word in words]) >= _MOSTLY:
         return Guess(Column(name, "date"))
     why = ""
-    if _share(words, lambda word: bool(_CODE.fullmatch(word))) >= 1 - _MOSTLY:
+    if np.mean([_CODE.fullmatch(word) is not None for word in words]) >= 1 - _MOSTLY:
         why = "numbers that begin with 0 are codes, such as those of places"
     elif (column := _number_in_text(name, words, signs)) is not None:
         return Guess(column, f"numbers with {column.thousands!r} between thousands" * bool(column.thousands))
@@ -129,13 +129,13 @@ def _kind(name: str, values: Series, signs: Signs) -> Guess:
 def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
     """A number column whose entries were read as text: grouped thousands, currency signs, a few strange entries."""
     column = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
-    readable = np.isfinite(as_numbers(words, column))
+    readable = np.isfinite(as_numbers(np.array(words, dtype=object), column))
     check_decimal(name, words, signs)
     if np.mean(readable) < _MOSTLY:
         return None
-    groupings = Counter(_grouping(word, signs.decimal, signs.thousands) for word in words)
-    groupings.pop("", None)
-    return replace(column, thousands=groupings.most_common(1)[0][0] if groupings else None)
+    groupings = Counter(filter(None, (_grouping(word, signs.decimal, signs.thousands) for word in words)))
+    thousands, _ = next(iter(groupings.most_common(1)), (None, 0))
+    return replace(column, thousands=thousands)
 
 
 def check_decimal(name: str, words: list[str], signs: Signs) -> None:
@@ -143,8 +143,9 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     if signs.declared or not words:
         return
     ways = ((signs.decimal, signs.thousands), (signs.decimal, None), (OTHER[signs.decimal], None))
+    entries = np.array(words, dtype=object)
     readable, *others = (
-        np.isfinite(as_numbers(words, Column(name, "number", decimal=d, thousands=t))) for d, t in ways
+        np.isfinite(as_numbers(entries, Column(name, "number", decimal=d, thousands=t))) for d, t in ways
     )
     also = np.logical_or(*others)
     remedy = (
@@ -157,25 +158,25 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
 
 def _date(name: str, values: Series, public: bool) -> Guess:
     declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
-    text = dtype_kind(values) == "O"
     words, absent = as_words(values)
-    written = [word for word in words[~absent] if LOOKS.fullmatch(word)] if text else []
-    iso = not text or bool(np.isfinite(as_days(written)).all())
+    written = [word for word in words[~absent] if LOOKS.fullmatch(word)]
+    iso = values.dtype.kind != "O" or bool(np.isfinite(_as_days(np.array(written, dtype=object))).all())
     if not public:
         remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare})'
         if not iso:
             remedy += f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
         validate.refuse(f"columns.{name}", "dates", remedy)
-    fitting = [""] if iso else _formats_of(set(written))
-    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
+    fitting, reason = [""] if iso else _formats_of(set(written)), "no single format fits all of them"
+    if fitting:
+        reason = f"{' and '.join(fitting)} fit all of them"
     remedy = f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
     validate.check(len(fitting) == 1, f"columns.{name}", "dates", remedy)
     column = Column(name, "date", format=fitting[0], source="public")
     days = readable(values, column)
-    days = days[~np.isnan(days)]
-    missing = "indicator" if len(days) < len(values) else "fill"
-    bounds = (float(days.min()), float(max(days.max(), days.min() + 1)))
-    return Guess(replace(column, bounds=bounds, missing=missing))
+    first, last = float(np.nanmin(days)), float(np.nanmax(days))
+    if np.isnan(days).any():
+        column = replace(column, missing="indicator")
+    return Guess(replace(column, bounds=(first, max(last, first + 1))))
 
 
 def _filled_in(column: Column, values: Series) -> Column:
@@ -186,9 +187,8 @@ def _filled_in(column: Column, values: Series) -> Column:
             return replace(column, type="category", categories=distinct)
     if column.type == "number":
         numbers = readable(values, column)
-        numbers = numbers[~np.isnan(numbers)]
-        if len(numbers):
-            low, high = float(numbers.min()), float(numbers.max())
+        if not np.isnan(numbers).all():
+            low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
             return replace(column, bounds=(low, high + (low == high)))
     return column
 
@@ -204,10 +204,6 @@ def _is_id(name: str, present: Series) -> bool:
         return False
     numbers = as_numbers(present, Column(name, "number"))
     return not bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
-
-
-def _share(words: list[str], test: Callable[[str], bool]) -> float:
-    return float(np.mean([test(word) for word in words]))
 
 
 @dataclass(frozen=True)
@@ -236,7 +232,8 @@ def draft(
     if names is None:
         validate.present(os.path.isfile(path), path)
         validate.unreadable(path, "it has no named columns; a schema is for csv, tsv and parquet files")
-    check_names(names, declared, None if target is None else target.name)
+    predicted = None if target is None else target.name
+    check_names(names, declared, predicted)
     public = None
     if sample is not None:
         remedy = "give a file of rows that are public: the rows of this one are the private ones"
@@ -246,9 +243,7 @@ def draft(
         validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")
     types, columns = types_of(path), {}
     why: dict[str, str] = {}
-    for name in names:
-        if target is not None and name == target.name:
-            continue
+    for name in [name for name in names if name != predicted]:
         column = declared.get(name) or _from_public(name, public, decimal, why)
         if column is None and identifies(name):
             column = Column(name, "id", source="name")
@@ -308,7 +303,8 @@ def _written(
         lines += ["[columns]", f"# {_FORMS}", *open_ones, ""]
     for name, column in columns.items():
         if column is not None:
-            lines += [f"# {reason}" for at, reason in why.items() if at == name]
+            if name in why:
+                lines.append(f"# {why[name]}")
             lines.append(Schema((column,)).to_toml())
     return Draft("\n".join(lines).rstrip() + "\n", tuple(missing))
 

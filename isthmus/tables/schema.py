@@ -24,18 +24,30 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.tables.entries import _EPOCH, OTHER, Signs, check_format, from_days
+from isthmus.tables.declared import (
+    _declared,
+    _read_day,
+    _read_number,
+    _unless_empty,
+    checked,
+    declarable,
+    known_keys,
+    one_of,
+    read_bounds,
+    read_sign,
+    read_words,
+)
+from isthmus.tables.entries import OTHER, Signs, check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
@@ -47,7 +59,6 @@ _FORMS = (
 _OPEN = "?"
 """What stands where a declaration is still to be written."""
 TASKS = ("classification", "regression")
-SOURCES = ("declared", "public", "name", "data")
 BUCKETS = 16
 _OWN_KEYS = {
     "number": ("bounds", "missing", "absent", "fill", "thousands", "decimal"),
@@ -84,17 +95,17 @@ class Column:
     """
 
     name: str
-    type: str
-    bounds: tuple[float, float] | None = None
-    categories: tuple[str, ...] = ()
-    buckets: int = BUCKETS
-    missing: str = "fill"
-    absent: tuple[str, ...] = ()
-    fill: float | None = None
-    thousands: str | None = None
-    decimal: str = "."
-    format: str = ""
-    source: str = "declared"
+    type: str = declarable("", one_of(*_TYPES))
+    bounds: tuple[float, float] | None = declarable(None, read_bounds)
+    categories: tuple[str, ...] = declarable((), read_words)
+    buckets: int = declarable(BUCKETS, checked(validate.positive_int, int))
+    missing: str = declarable("fill", one_of("fill", "indicator"))
+    absent: tuple[str, ...] = declarable((), _unless_empty(read_words, ()))
+    fill: float | None = declarable(None, _read_number)
+    thousands: str | None = declarable(None, read_sign)
+    decimal: str = declarable(".", read_sign)
+    format: str = declarable("", _unless_empty(check_format, ""))
+    source: str = declarable("declared", one_of("declared", "public", "name", "data"))
 
     @property
     def features(self) -> list[str]:
@@ -120,15 +131,28 @@ class Column:
         if self.type != "number":
             return self
         column = replace(self, bounds=self.bounds or bounds)
-        if decimal is None or self.decimal != "." or self.thousands is not None:
+        if self.decimal != "." or self.thousands is not None:
             return column
-        return replace(column, decimal=decimal, thousands=OTHER.get(decimal))
+        return column.read_by(None, decimal)
+
+    def read_by(self, separator: str | None, decimal: str | None = None) -> Column:
+        """As a file with this separator is read: see `Signs.of`; what it says of its own signs stays.
+
+        A decimal sign that is declared for the file stands above what the column says.
+        """
+        if self.type != "number":
+            return self
+        if decimal is not None:
+            return replace(self, decimal=decimal, thousands=OTHER.get(decimal))
+        if self.decimal != "." or self.thousands is not None:
+            return self
+        return replace(self, thousands=Signs.of(None, separator).thousands)
 
     def to_dict(self) -> dict[str, object]:
-        """Its long form, as `read_column` takes it; where it came from is no part of it."""
-        own = {name: vars(self)[name] for name in ("type", *_OWN_KEYS[self.type])}
-        empty = {"format": "", "absent": ()}  # in which nothing is said
-        return {name: value for name, value in own.items() if value is not None and value != empty.get(name)}
+        """What it declares, as `read_column` takes it; where it came from is no part of it."""
+        told = _told(self)
+        told.pop("source", None)
+        return told
 
     def words(self) -> str:
         """One line for a reader."""
@@ -162,10 +186,10 @@ class Target:
     """
 
     name: str
-    task: str | None = None
-    classes: tuple[str, ...] | None = None
-    bounds: tuple[float, float] | None = None
-    decimal: str | None = None
+    task: str | None = declarable(None, one_of(*TASKS))
+    classes: tuple[str, ...] | None = declarable(None, read_words)
+    bounds: tuple[float, float] | None = declarable(None, read_bounds)
+    decimal: str | None = declarable(None, read_sign)
 
 
 @dataclass(frozen=True)
@@ -209,19 +233,8 @@ class Schema:
         return replace(self, columns=tuple(new.values()))
 
     def read_by(self, separator: str | None, decimal: str | None = None) -> Schema:
-        """As a file with this separator is read: see `Signs.of`; what a column says of its own signs stays.
-
-        A decimal sign that is declared for the file stands above what the columns say.
-        """
-        signs = Signs.of(None, separator)
-        columns = []
-        for column in self.columns:
-            if column.type == "number" and decimal is not None:
-                column = replace(column, decimal=decimal, thousands=OTHER.get(decimal))
-            elif column.type == "number" and column.decimal == signs.decimal and column.thousands is None:
-                column = replace(column, thousands=signs.thousands)
-            columns.append(column)
-        return replace(self, columns=tuple(columns))
+        """As a file with this separator is read, column by column."""
+        return replace(self, columns=tuple(column.read_by(separator, decimal) for column in self.columns))
 
     @staticmethod
     def from_toml(text: str, where: str = "schema") -> Schema:
@@ -266,25 +279,15 @@ class Schema:
 # ---------------------------------------------------------------- reading
 
 
-def known_keys(where: str, data: Mapping[str, object], allowed: Iterable[str]) -> None:
-    """Refuse keys that mean nothing, with the nearest that does."""
-    names = list(allowed)
-    validate.check(isinstance(data, Mapping), where, data, f"give a table with {names[:3]} and the like")
-    for key in data:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {sorted(names)}"
-            validate.refuse(f"{where}.{key}", data[key], hint)
-
-
 def read_target(data: object) -> Target:
     """The table [target]."""
     if not isinstance(data, Mapping):
         validate.refuse("target", data, 'give a table [target] with name = "..."')
-    known_keys("target", data, _TARGET)
+    known_keys("target", data, [member.name for member in fields(Target)])
     name = data.get("name")
     validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
-    return Target(**_declared("target", _TARGET, data))
+    rest = {key: value for key, value in data.items() if key != "name"}
+    return Target(str(name), **_declared(Target, "target", rest))
 
 
 def read_column(name: str, value: object) -> Column:
@@ -303,136 +306,40 @@ def read_column(name: str, value: object) -> Column:
             value = {"bounds": value}
     if not isinstance(value, Mapping):
         validate.refuse(where, value, "give a type, a range, a list of words or a table")
-    guess = "category" if "categories" in value else "hash" if "buckets" in value else "number"
-    kind = value.get("type", guess)
+    guesses = [kind for key, kind in (("categories", "category"), ("buckets", "hash")) if key in value]
+    kind = value.get("type", [*guesses, "number"][0])
     validate.one_of(_TYPES, **{f"{where}.type": kind})
     known_keys(where, value, ("type", "source", *_OWN_KEYS[kind]))
     needed = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
     validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
     if kind == "category":
         value = {**value, "categories": value.get("categories") or ()}
-    readers = {**_COLUMN, "bounds": {"date": _read_days}.get(kind, read_bounds)}
-    column = Column(name, **{"type": kind, **_declared(where, readers, value)})
+    if kind == "date":
+        value = {**value, "bounds": read_bounds(f"{where}.bounds", value["bounds"], _read_day)}
+    column = Column(name, **_declared(Column, where, {"type": kind, **value}))
     same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
     validate.check(column.thousands != column.decimal, f"{where}.thousands", column.thousands, same)
     return column
 
 
-def _declared(where: str, readers: Mapping[str, _Reader], data: Mapping[str, object]) -> dict[str, Any]:
-    """What a table declares, each entry read by the reader of its key; None stands for what is not declared."""
-    return {key: readers[key](f"{where}.{key}", entry) for key, entry in data.items() if entry is not None}
-
-
-_Reader = Callable[[str, object], object]
-
-
-def read_sign(where: str, value: object) -> str:
-    """One character; none at all for thousands that are not grouped."""
-    length = len(value) if isinstance(value, str) else -1
-    validate.check(length == 1 or (length == 0 and where.endswith("thousands")), where, value, "give one character")
-    return str(value)
-
-
-def read_words(where: str, value: object) -> tuple[str, ...]:
-    """Distinct words; numbers are taken as they are written."""
-    if not isinstance(value, (list, tuple)) or not value or any(isinstance(item, (dict, list)) for item in value):
-        validate.refuse(where, value, 'give a list of words such as ["no", "yes"]')
-    words = tuple(str(item).strip() for item in value)
-    validate.check(len(set(words)) == len(words), where, value, "give each word once")
-    return words
-
-
-def read_bounds(
-    where: str, value: object, read_end: Callable[[str, object], float] | None = None
-) -> tuple[float, float]:
-    """A range low < high of numbers, or of what `read_end` reads."""
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        validate.refuse(where, value, "give a range [low, high]")
-    low, high = ((read_end or _read_number)(where, item) for item in value)
-    validate.check(low < high, where, value, "give low < high")
-    return low, high
-
-
-def _read_days(where: str, value: object) -> tuple[float, float]:
-    return read_bounds(where, value, _read_day)
-
-
-def _read_number(where: str, value: object) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    validate.check(math.isfinite(number), where, value, "give a finite number")
-    return number
-
-
-def _read_day(where: str, value: object) -> float:
-    """A date in days since 1970, as such a number or as ISO has it."""
-    try:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            from_days(value)
-            return float(value)
-        day = value if isinstance(value, date) else date.fromisoformat(str(value)[:10])
-    except (ValueError, OverflowError):
-        validate.refuse(where, value, "give dates such as 2024-12-31")
-    return float(day.toordinal() - _EPOCH)
-
-
-def _read_count(where: str, value: object) -> object:
-    validate.positive_int(**{where: value})  # type: ignore[arg-type]
-    return value
-
-
-def _among(choices: tuple[str, ...]) -> _Reader:
-    def read(where: str, value: object) -> object:
-        validate.one_of(choices, **{where: value})
-        return value
-
-    return read
-
-
-def _unless_empty(read: _Reader, empty: object) -> _Reader:
-    return lambda where, value: read(where, value) if value else empty
-
-
-_TARGET: Mapping[str, _Reader] = {
-    "name": lambda where, value: value,
-    "task": _among(TASKS),
-    "classes": read_words,
-    "bounds": read_bounds,
-    "decimal": read_sign,
-}
-_COLUMN: Mapping[str, _Reader] = {
-    "type": _among(_TYPES),
-    "source": _among(SOURCES),
-    "bounds": read_bounds,
-    "categories": read_words,
-    "buckets": _read_count,
-    "missing": _among(("fill", "indicator")),
-    "absent": _unless_empty(read_words, ()),
-    "fill": _read_number,
-    "thousands": read_sign,
-    "decimal": read_sign,
-    "format": _unless_empty(check_format, ""),
-}
-
-
 # ---------------------------------------------------------------- writing
 
 
+def _told(item: Column | Target) -> dict[str, Any]:
+    """Everything that is not left at its default; a column's name is the name of its table."""
+    told = [member.name for member in fields(item) if vars(item)[member.name] != member.default]
+    values = {name: vars(item)[name] for name in told}
+    if isinstance(item, Column):
+        del values["name"]
+    return values
+
+
 def _pairs(item: Column | Target) -> list[str]:
-    """`key = value` of everything that is not left at its default."""
-    lines = []
-    for member in fields(item):
-        value = vars(item)[member.name]
-        if value is None or (value == member.default and member.name != "type"):
-            continue
-        if isinstance(item, Column) and member.name == "name":
-            continue
-        if member.name == "bounds" and vars(item).get("type") == "date" and all(day == int(day) for day in value):
-            value = tuple(from_days(day).isoformat() for day in value)
-        lines.append(f"{member.name} = {_toml_value(value)}")
-    return lines
+    """`key = value` of everything that is told."""
+    told = _told(item)
+    if told.get("type") == "date" and all(day == int(day) for day in told.get("bounds", [0.5])):
+        told["bounds"] = [from_days(day).isoformat() for day in told["bounds"]]
+    return [f"{key} = {_toml_value(value)}" for key, value in told.items()]
 
 
 def _toml_value(value: object) -> str:

@@ -113,7 +113,7 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
     for run in (plain, private):
         timed(run, 2)
     ranks = private.engine.driver.group
-    ranks.sent.clear(), ranks.received.clear()
+    ranks.sent.clear()
     times: dict[str, list[float]] = {"plain": [], "private": []}
     for _ in range(given.steps // BLOCK):
         times["plain"] += timed(plain, BLOCK)
@@ -124,7 +124,6 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
         "seconds": {name: statistics.median(values) for name, values in times.items()},
         "ddp bytes": plain.bytes,
         "sent": {name: values / count for name, values in ranks.sent.items()},
-        "received": {name: values / count for name, values in ranks.received.items()},
         "checksum": [storage.checksum(p) for p in private.module.parameters()],
         "epsilon": private.engine.get_epsilon(1e-5),
         "rounds": private.engine.ledger.rounds(),
@@ -154,8 +153,7 @@ def measured(size: int, given: argparse.Namespace) -> dict[str, Any]:
         "seconds a step": seconds,
         "ddp bytes": values[0]["ddp bytes"],
         "sent": max(sum(value["sent"].values()) for value in values),
-        "received": max(sum(value["received"].values()) for value in values),
-        "by collective": [{"sent": value["sent"], "received": value["received"]} for value in values],
+        "by collective": [value["sent"] for value in values],
         "equal weights": all(value["checksum"] == values[0]["checksum"] for value in values),
         "epsilon": [value["epsilon"] for value in values],
         "epsilon alone": alone(sum(values[0]["rounds"].values()), given.batch),

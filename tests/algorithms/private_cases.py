@@ -12,9 +12,8 @@ import scipy.sparse as sp
 import torch
 
 from isthmus import Logistic
-from isthmus.core.measuring import contribute
 from isthmus.core.minimize import Binding
-from isthmus.core.pipeline import Pipeline, Round, bind_stage, close_stage, start
+from isthmus.core.pipeline import Pipeline, Round, bind_stage, close_stage, contribute, start
 from isthmus.core.wire import Keys
 from isthmus.parts import Client
 

@@ -52,7 +52,7 @@ def papers_loop(objective: LeastSquares, drawn: Any, M: np.ndarray, p: np.ndarra
     """Algorithm 1 of 003 coordinate by coordinate, the proximal map at the step gamma_j / p_j = 1 / M_j."""
     X, y = np.asarray(objective.X), np.asarray(objective.y)
     gamma = p / M
-    l1, l2 = objective.penalty.strengths  # type: ignore[attr-defined]
+    l1, l2 = objective.penalty.l1, objective.penalty.l2  # type: ignore[attr-defined]
     theta, total = np.zeros(D), np.zeros(D)
     for k, S in enumerate(drawn, start=1):
         gradient = X.T @ (X @ theta - y) / N

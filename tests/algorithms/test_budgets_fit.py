@@ -18,7 +18,7 @@ from isthmus import InvalidInput, L1Ball, Simplex, Whole, algorithms
 from isthmus.algorithms.purchases import ClassCounts, Ranges, buying
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding, Recipe
-from isthmus.core.spending import Spending
+from isthmus.core.private_side import PrivateSide
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Ledger
 from isthmus.privacy.ledger import BudgetExceeded
@@ -75,11 +75,11 @@ def charged(name: str, make: Make, epsilon: float, delta: float, steps: int) -> 
     assert pipe.promise is not None
     assert (pipe.promise.epsilon, pipe.promise.delta) == (epsilon, delta)
     ledger = Ledger(budget=(epsilon, delta), adjacency=pipe.promise.adjacency)
-    spending = Spending(pipe.promise, ledger)
-    spending.require(pipe, steps)
+    side = PrivateSide(pipe.promise, ledger)
+    side.require(pipe, steps)
     for item in pipe.before:
         ledger.pay("before", item.event(pipe.promise.adjacency))
-    with spending.open(pipe, 0, steps) as run:
+    with side.open(pipe, 0, steps) as run:
         for t in range(steps):
             for stage in pipe.stages:
                 if t % stage.every == 0:

@@ -14,9 +14,8 @@ from private_cases import COMMON, build, problem
 import isthmus
 from isthmus import L2Ball, algorithms, minimize
 from isthmus.base.space import Space
-from isthmus.core.measuring import contribute
 from isthmus.core.minimize import Binding
-from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, no_public
+from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, contribute, no_public
 from isthmus.core.wire import Keys, State
 from isthmus.gradients import Dense, Outer
 from isthmus.parts import Client, Full
@@ -25,7 +24,7 @@ from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, 
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.mechanisms import Exact
 from isthmus.sketches import PublicSubspace
-from isthmus.sketches.public import SubspaceMap, learned, map_of, top_directions
+from isthmus.sketches.public import SubspaceMap, _map_of, learned, top_directions
 
 
 def noiseless(pipe: Any) -> Any:
@@ -79,7 +78,7 @@ def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: p
         directions = top_directions(rows, 6, method=method)
         assert directions.shape == V.shape
         np.testing.assert_allclose(directions @ directions.T, V @ V.T, atol=1e-7)
-        sketch = map_of(Space.flat(G.shape[1]), learned(Space.flat(G.shape[1]), rows, 6, method=method))
+        sketch = _map_of(Space.flat(G.shape[1]), learned(Space.flat(G.shape[1]), rows, 6, method=method))
         assert isinstance(sketch, SubspaceMap) and 1 <= sketch.norm < 1 + 1e-9
 
 
@@ -89,7 +88,7 @@ def test_lanczos_holds_factors_of_large_layers_too() -> None:
         Outer(torch.randn(60, 300, generator=g), torch.randn(60, 200, generator=g)),
         Space.of({"w": (200, 300)}),
     )
-    sketches = [map_of(space, learned(space, rows, 8, torch.float32, method)) for method in ("gram", "lanczos")]
+    sketches = [_map_of(space, learned(space, rows, 8, torch.float32, method)) for method in ("gram", "lanczos")]
     first, second = (sketch.dense(torch.float64) for sketch in sketches)
     assert type(sketches[1]).__name__ == type(sketches[0]).__name__ != "SubspaceMap"
     assert float(torch.linalg.svdvals(first @ second.T).min()) > 1 - 1e-5

@@ -37,11 +37,9 @@ from isthmus.algorithms.purchases import (
 )
 from isthmus.base.matrix import to_dense
 from isthmus.base.space import Space
-from isthmus.core.group import Local
-from isthmus.core.measuring import measure
 from isthmus.core.minimize import Purchased
-from isthmus.core.pipeline import Promise, Release
-from isthmus.core.spending import Spending
+from isthmus.core.pipeline import Local, Promise, Release, measure
+from isthmus.core.private_side import PrivateSide
 from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
 from isthmus.privacy.clips import Rounding
@@ -162,19 +160,17 @@ def test_counts_of_classes_are_counts() -> None:
 def bought(item: SumPurchase, problem: Any, ledger: Any, draws: int = 1) -> tuple[list[Tensor], PrivacyPlan]:
     """What `draws` purchases of one item give, one after the other from one source of noise."""
     plan = PrivacyPlan(1.0, 1e-5, items=[Charge(item.name, share=1.0)])
-    spending = Spending(Promise(1.0, 1e-5, plan=plan), ledger, noise_seed=0)
+    side = PrivateSide(Promise(1.0, 1e-5, plan=plan), ledger, noise_seed=0)
     buy = _Paid(item, plan.mechanism(item.name), Terms(problem.n, 10, 1.0, 0.3))
     buy.check(problem)
     stage, space = buy.stage(problem)
-    return [spending.look(stage, Local(problem), space) for _ in range(draws)], plan
+    return [side.look(stage, Local(problem), space) for _ in range(draws)], plan
 
 
-class Uncounted:
+class Uncounted(Ledger):
     """A ledger for a thousand draws."""
 
-    adjacency = Adjacency.ADD_REMOVE
-
-    def run(self, events: Any, seeded: bool = False) -> Any:
+    def run(self, events: Any, *options: Any, **more: Any) -> Any:
         assert all(isinstance(event, type(Gaussian(1.0).event())) for event in events.values())
         return nullcontext(self)
 

@@ -12,16 +12,7 @@ from scipy.stats import beta, binom, norm
 
 from isthmus import InvalidInput, algorithms
 from isthmus.algorithms.filling import Algorithm
-from isthmus.audit import (
-    AuditReport,
-    Pair,
-    attack,
-    clopper_pearson,
-    epsilon_from_counts,
-    known_bad,
-    suite,
-    worst_pair,
-)
+from isthmus.audit import AuditReport, Pair, attack, clopper_pearson, epsilon_from_counts, known_bad, suite, worst_pair
 from isthmus.audit.distinguish import scores
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import (
@@ -214,4 +205,4 @@ def test_every_private_algorithm_is_attacked() -> None:
     made = {name: part for name, part in vars(algorithms).items() if isinstance(part, Algorithm)}
     private = {name for name, part in made.items() if part.private and part is not algorithms.dp_comp_gd}
     assert len(private) >= 13
-    assert private == {name.split(",")[0] for name in suite.recipe_pipelines()}
+    assert private == {name.split(",")[0] for name in suite._recipe_pipelines()}

@@ -14,7 +14,7 @@ from isthmus.sets import Whole
 
 
 def test_the_audit_runs_the_pipeline_of_the_recipe() -> None:
-    case = suite.broken_pipelines()["PRIVSGD as published"]
+    case = suite._broken_pipelines()["PRIVSGD as published"]
     recipe = algorithms.priv_sgd(
         epsilon=suite.EPSILON, delta=suite.DELTA, m=50, clip=1.0, step=0.1, n="exact", as_published=True
     )

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from isthmus import InvalidInput
 from isthmus.base import class_registry, storage
-from isthmus.base.atomic import atomic_write
 from isthmus.core.wire import StageOutput, State
 from isthmus.lifts import Lifted
 from isthmus.sets import ConvexSet, L1Ball
@@ -40,28 +39,11 @@ def through(value: Any, path: Path) -> Any:
     return NOTES.read(path, dict)["value"]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        -3,
-        2**80,
-        0.1,
-        math.inf,
-        -math.inf,
-        "é\n@",
-        [],
-        (),
-        {},
-        [1, (2.0, [None])],
-        {"a": {"@tuple": 1}},
-        {1: "x", None: (1,), (1, 2): 3.5, "@dict": 0},
-        L1Ball(2.0),
-        Halfline(3.0, sign=-1),
-    ],
-    ids=repr,
-)
+SIMPLE = (None, True, -3, 2**80, 0.1, math.inf, -math.inf, "é\n@", [], (), {})
+NESTED = ([1, (2.0, [None])], {"a": {"@tuple": 1}}, {1: "x", None: (1,), (1, 2): 3.5, "@dict": 0})
+
+
+@pytest.mark.parametrize("value", [*SIMPLE, *NESTED, L1Ball(2.0), Halfline(3.0, sign=-1)], ids=repr)
 def test_values_come_back_as_they_were(value: Any, tmp_path: Path) -> None:
     restored = through(value, tmp_path / "a")
     assert (repr(restored), type(restored)) == (repr(value), type(value))
@@ -69,12 +51,8 @@ def test_values_come_back_as_they_were(value: Any, tmp_path: Path) -> None:
 
 def test_scalars_and_names_come_back_plain(tmp_path: Path) -> None:
     assert math.isnan(through(math.nan, tmp_path / "a")) and math.isnan(through(np.float64("nan"), tmp_path / "a"))
-    assert [through(x, tmp_path / "a") for x in (np.int32(4), np.bool_(True), np.str_("a"), Colour.RED)] == [
-        4,
-        True,
-        "a",
-        "red",
-    ]
+    given = (np.int32(4), np.bool_(True), np.str_("a"), Colour.RED)
+    assert [through(x, tmp_path / "a") for x in given] == [4, True, "a", "red"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8])
@@ -133,28 +111,16 @@ def test_other_files_are_refused_and_earlier_formats_read(tmp_path: Path) -> Non
             NOTES.read(path, dict)
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), atomic_write(path) as partial:
-        partial.write_text("half")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["a"]
-
-
 def test_a_file_names_only_classes_that_are_there() -> None:
-    assert (
-        class_registry.imported(ConvexSet, "L1Ball")
-        is class_registry.imported(ConvexSet, "isthmus.sets.balls:L1Ball")
-        is L1Ball
-    )
+    for name in ("L1Ball", "isthmus.sets.balls:L1Ball"):
+        assert class_registry.imported(ConvexSet, name) is L1Ball
     assert class_registry.imported(ConvexSet, class_registry.address(Halfline)) is Halfline
     for name in ("os:system", "builtins:print", "Format", "this.module:Imports", f"{__name__}:Colour"):
         with pytest.raises(InvalidInput, match="import the module that defines this"):
             class_registry.imported(ConvexSet, name)
     for tree in ({"@set": "os:system", "fields": {}}, {"@other": {}}):
         with pytest.raises(InvalidInput, match="path="):
-            storage.decode(tree, {})
+            storage._decode(tree, {})
 
 
 def test_states_of_the_first_format_are_read(tmp_path: Path) -> None:
@@ -180,8 +146,8 @@ def test_states_of_the_first_format_are_read(tmp_path: Path) -> None:
 def test_texts_are_read_as_they_are_or_not_at_all(dtype: str) -> None:
     """A width that cuts them would make two labels one, and an absurd one would fill the memory."""
     with pytest.raises(InvalidInput):
-        storage.decode({"@array": ["cat", "car"], "dtype": dtype}, {})
-    wide = storage.decode({"@array": ["cat", "car"], "dtype": "<U400000000"}, {})
+        storage._decode({"@array": ["cat", "car"], "dtype": dtype}, {})
+    wide = storage._decode({"@array": ["cat", "car"], "dtype": "<U400000000"}, {})
     assert wide.tolist() == ["cat", "car"] and wide.nbytes < 100
 
 

@@ -18,27 +18,9 @@ from isthmus.codecs import QSGD, VQSGD, BFloat16, Codec, Float16, Int8, Natural,
 from isthmus.codecs.bits import Reader, Writer
 from lab import theory as theorems
 
-ALL: list[Codec] = [
-    QSGD(),
-    QSGD(coding="omega"),
-    QSGD(coding="fixed"),
-    QSGD(levels=1),
-    QSGD(levels=1, coding="omega"),
-    QSGD(levels=3, coding="fixed"),
-    QSGD(levels=1 << 18),
-    PackedBits(2),
-    PackedBits(5),
-    PackedBits(16),
-    Int8(),
-    TernGrad(),
-    BFloat16(),
-    Float16(),
-    Natural(),
-    RandomK(0.25),
-    RandomK(7, "sent"),
-    VQSGD(),
-    VQSGD(50),
-]
+ALL: list[Codec] = [QSGD(), QSGD(coding="omega"), QSGD(coding="fixed"), QSGD(levels=1), QSGD(levels=1, coding="omega")]
+ALL += [QSGD(levels=3, coding="fixed"), QSGD(levels=1 << 18), PackedBits(2), PackedBits(5), PackedBits(16), Int8()]
+ALL += [TernGrad(), BFloat16(), Float16(), Natural(), RandomK(0.25), RandomK(7, "sent"), VQSGD(), VQSGD(50)]
 HEADER = 8 * 7
 """Bits of format, kind and m, at most."""
 

@@ -107,8 +107,8 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
         monkeypatch.setattr(kind, "release", _heard(kind.release, recorder))
     for kind in SAMPLERS:
         monkeypatch.setattr(kind, "draw", _drawn(kind.draw, recorder))
-    closing = _closing(isthmus.core.pipeline.close_stage, recorder)
-    monkeypatch.setattr(isthmus.core.pipeline, "close_stage", closing)
+    closing = _closing(isthmus.core.pipeline._release, recorder)
+    monkeypatch.setattr(isthmus.core.pipeline, "_release", closing)
     yield recorder
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from isthmus import Identity, LeastSquares, Pipeline, Release, Stage, algorithms, minimize
-from isthmus.core.measuring import Client, contribute
-from isthmus.core.pipeline import RunContext, start, step
+from isthmus.core.pipeline import Client, RunContext, contribute, start, step
 from isthmus.core.wire import Keys, Message
 from isthmus.parts import Clients, Full, Shuffle, Uniform
 

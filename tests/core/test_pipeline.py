@@ -15,9 +15,19 @@ from torch import Tensor
 import isthmus
 from isthmus import LeastSquares, Logistic, minimize
 from isthmus.base.space import Space
-from isthmus.core import group
-from isthmus.core.measuring import contribute, measure
-from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, close_stage, start
+from isthmus.core import clients as clients_file
+from isthmus.core.pipeline import (
+    Pipeline,
+    Promise,
+    Release,
+    Round,
+    Stage,
+    bind_stage,
+    close_stage,
+    contribute,
+    measure,
+    start,
+)
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
@@ -114,7 +124,7 @@ def test_clients_drawn_with_replacement_are_unbiased_and_draw_twice(monkeypatch:
         seen.append((client.role, client.visit))
         return Message({"g": ClippedSum(torch.tensor([float(client.name)], dtype=torch.float64), 2, 1.0)}, 1.0)
 
-    monkeypatch.setattr(group, "contribute", contribute)
+    monkeypatch.setattr(clients_file, "contribute", contribute)
     clients, context = Clients([0, 1, 2, 3], per_round=3, uniform=True), SimpleNamespace(keys=None, physical=None)
     sums = (clients.collect(SimpleNamespace(t=t, seed=0), None, context) for t in range(4000))
     means = [float(m.values["g"].value / m.divisor) for m in sums]

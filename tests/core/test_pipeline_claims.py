@@ -165,17 +165,17 @@ def test_an_adaptive_clip_follows_a_release_of_its_stage() -> None:
 def test_what_is_bought_before_the_loop_needs_a_promise_and_a_cost() -> None:
     from isthmus.base.space import Space
     from isthmus.core.parts import FixedRows
-    from isthmus.core.spending import Spending
+    from isthmus.core.private_side import PrivateSide
     from isthmus.gradients import Dense
 
     with pytest.raises(InvalidInput, match="promise"):
         Pipeline([Stage(FullBatch(), [RAW])], lambda t: 0.1, before=[object()])
-    spending, sheet = Spending(PROMISE), FixedRows(Dense(torch.ones(1, 2)))
+    side, sheet = PrivateSide(PROMISE), FixedRows(Dense(torch.ones(1, 2)))
     for mechanism in (Exact(), Pretends(dpa.NoOpDpEvent())):
         raw = Stage(FullBatch(1.0), [Release("raw", clip=Clip(1.0), mechanism=mechanism)], "raw")
         with pytest.raises(InvalidInput, match="mechanism"):
-            spending.look(raw, sheet, Space.flat(2))
-    assert spending.ledger.rounds() == {}
+            side.look(raw, sheet, Space.flat(2))
+    assert side.ledger.rounds() == {}
 
 
 def test_own_sources_and_public_examples_are_stated() -> None:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from isthmus import InvalidInput
 from isthmus.core.driver import Ticket
 from isthmus.gradients.layers import apart
-from isthmus.gradients.layers.between import Followed
+from isthmus.gradients.layers.between import _Followed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the layers .* took no part")
 N = 24
@@ -216,7 +216,7 @@ def test_tensors_are_plain_again_once_their_batch_is_over() -> None:
 
     for _ in range(2):
         total(module, engine, loop, *records())
-    assert type(kept[0]) is Followed and type(kept[0] + 1) is Tensor
+    assert type(kept[0]) is _Followed and type(kept[0] + 1) is Tensor
     assert kept[0].way.steps == [] and kept[0].way.given == {}
 
 

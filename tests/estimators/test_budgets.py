@@ -85,8 +85,9 @@ def test_a_record_of_weight_zero_has_no_influence(made: Any) -> None:
     other, labels = X.copy(), y.copy()
     other[[3, 77]], labels[[3, 77]] = 1.9, 1 - labels[[3, 77]]
     first, second = (made().fit(rows, targets, sample_weight=weight) for rows, targets in ((X, y), (other, labels)))
+    unweighted = made().fit(other, labels)
     np.testing.assert_array_equal(first.coef_, second.coef_)
-    assert not np.array_equal(first.coef_, made().fit(other, labels).coef_)
+    assert not np.array_equal(first.coef_, unweighted.coef_) and first.privacy_ == unweighted.privacy_
 
 
 def test_weights_multiply_the_losses_and_are_bounded() -> None:
@@ -98,12 +99,6 @@ def test_weights_multiply_the_losses_and_are_bounded() -> None:
     np.testing.assert_allclose(by_weight.coef_, doubled.coef_, rtol=1e-9)
     cut = classifier(max_weight=1.0).fit(X, y, sample_weight=weight)
     np.testing.assert_array_equal(cut.coef_, classifier(max_weight=1.0).fit(X, y, np.minimum(weight, 1)).coef_)
-
-
-def test_weights_cost_nothing() -> None:
-    X, y = labelled()
-    first, second = (regressor().fit(X, y, sample_weight=w) for w in (None, np.linspace(0, 9, 400)))
-    assert first.privacy_ == second.privacy_
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -170,7 +165,7 @@ from estimator_tables import classifier, labelled
 import os, signal, torch
 from isthmus.estimators import base
 torch.set_num_threads(1)
-watch = base.RoundNotes.__call__
+watch = base._RoundNotes.__call__
 
 def killed(self, record, state):
     stop = watch(self, record, state)
@@ -178,7 +173,7 @@ def killed(self, record, state):
         os.kill(os.getpid(), signal.SIGKILL)
     return stop
 
-base.RoundNotes.__call__ = killed
+base._RoundNotes.__call__ = killed
 classifier(bounds=None, max_iter=400, noise_seed=None, checkpoint={path!r}).fit(*labelled(3000))
 """
 
@@ -228,14 +223,6 @@ def test_searches_and_cross_validations_warn() -> None:
         cross_val_score(regressor(), *numbered(), cv=2)
 
 
-def test_a_shared_ledger_ends_a_search() -> None:
-    ledger = Ledger(budget=(1.5, 1e-5))
-    search = GridSearchCV(classifier(ledger=ledger), {"l2": [0.0, 0.1]}, cv=3, error_score="raise")
-    with pytest.warns(PrivacyBudgetWarning), pytest.raises(BudgetExceeded):
-        search.fit(*labelled())
-    assert ledger.spent() <= 1.5
-
-
 @pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])
 def test_without_privacy_nobody_is_warned(made: Any) -> None:
     X, y = labelled()
@@ -245,10 +232,7 @@ def test_without_privacy_nobody_is_warned(made: Any) -> None:
 
 
 def test_a_checkpoint_without_its_ledger_is_refused(tmp_path: Path) -> None:
-    X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
-    y = (X[:, 0] > 0).astype(int)
-    options: dict[str, Any] = {"classes": [0, 1], "bounds": (-1, 1), "algorithm": "dp_gd", "max_iter": 3}
-    model = PrivateClassifier(epsilon=1.0, checkpoint=tmp_path / "fit.state", **options).fit(X, y)
+    model = classifier(checkpoint=tmp_path / "fit.state").fit(*labelled())
     (tmp_path / "fit.state.ledger").unlink()
     with pytest.raises(InvalidInput, match="has what this run has spent"):
-        model.fit(X, y)
+        model.fit(*labelled())

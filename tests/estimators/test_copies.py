@@ -80,15 +80,15 @@ def test_copies_in_threads_spend_it_once() -> None:
 
 
 def test_an_interrupted_call_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, watch = half(), base.RoundNotes.__call__
+    model, watch = half(), base._RoundNotes.__call__
 
     def stopped(self: Any, record: Any, state: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(base.RoundNotes, "__call__", stopped)
+    monkeypatch.setattr(base._RoundNotes, "__call__", stopped)
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(X, Y)
-    monkeypatch.setattr(base.RoundNotes, "__call__", watch)
+    monkeypatch.setattr(base._RoundNotes, "__call__", watch)
     with pytest.raises(InvalidInput, match="before an interruption"):
         model.partial_fit(X, Y)
 

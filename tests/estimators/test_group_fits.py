@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 
 from isthmus import InvalidInput, PrivateClassifier, PrivateRegressor, PrivateSearch, private_score
 from isthmus.distributed.parts import fit_part, joined
-from isthmus.estimators.base import RoundNotes
+from isthmus.estimators.base import _RoundNotes
 from isthmus.privacy import Ledger
 
 SIZE, N = 2, 600
@@ -200,32 +201,22 @@ def stopped(rank: int, folder: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     path = Path(folder, "run") if rank == 0 else Path("/nowhere/run")
     classifier = PrivateClassifier(**KNOWN, algorithm="dp_gd", max_iter=6, checkpoint=path)
-    watch = RoundNotes.__call__
+    watch = _RoundNotes.__call__
 
     def failing(self: Any, record: Any, state: Any) -> bool:
         if rank and state.t == 3:
             raise OSError("out of memory")
         return watch(self, record, state)
 
-    RoundNotes.__call__ = failing  # type: ignore[method-assign]
+    _RoundNotes.__call__ = failing  # type: ignore[method-assign]
     told = caught(lambda: classifier.fit(X[mine(rank)], Y[mine(rank)], group=True))
-    RoundNotes.__call__ = watch  # type: ignore[method-assign]
+    _RoundNotes.__call__ = watch  # type: ignore[method-assign]
     classifier.fit(X[mine(rank)], Y[mine(rank)], group=True)
     return {"told": told, "coef": classifier.coef_, "statement": classifier.privacy_.to_json(), "files": path.exists()}
 
 
-class Stopped:
-    """`stopped` in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def __call__(self, rank: int) -> dict[str, Any]:
-        return stopped(rank, self.folder)
-
-
 def test_a_stopped_fit_goes_on_from_rank_0(tmp_path: Path) -> None:
-    first, second = together(Stopped(tmp_path), SIZE)
+    first, second = together(partial(stopped, folder=str(tmp_path)), SIZE)
     assert second["told"] == ("OSError", "out of memory")
     assert first["told"] == ("RankFailed", "rank 1 failed with OSError: out of memory")
     assert np.array_equal(first["coef"], second["coef"]) and first["statement"] == second["statement"]

@@ -81,49 +81,41 @@ def signs(kind: Any = PrivateRegressor, **given: Any) -> Any:
     rng = np.random.default_rng(0)
     X = rng.choice([-1.0, 1.0], (8000, 4))
     y = X @ TRUTH[:4] + rng.normal(size=8000)
-    options = (
-        LINEAR | {"bounds": (-3, 3), "noise_seed": 0, "scale": "moments", "clip": 0.6, "target_bounds": (-6, 6)} | given
-    )
+    own: dict[str, Any] = {"target_bounds": (-6, 6)}
     if kind is PrivateClassifier:
-        options.pop("target_bounds")
-        y = (y > 0).astype(int)
+        own, y = {"classes": [0, 1]}, (y > 0).astype(int)
+    options = LINEAR | {"bounds": (-3, 3), "noise_seed": 0, "scale": "moments", "clip": 0.6} | own | given
     return kind(epsilon=3.0, **options).fit(X, y)
 
 
-def test_where_it_cannot_be_told_it_says_why(tmp_path: Path) -> None:
-    model = regressor(0, 3.0)
-    with pytest.raises(InvalidInput, match="residual_sd=None is not allowed: give the standard deviation"):
-        model.coefficient_intervals()
-    with pytest.raises(InvalidInput, match="level=1.5 is not allowed"):
-        model.coefficient_intervals(1.5, residual_sd=1.0)
-    with pytest.raises(
-        InvalidInput, match=r"clip=\S+ is not allowed: fit with clip=\S+ or more: this one shortens gradients of large"
-    ):
-        model.coefficient_intervals(residual_sd=40.0)
+SHORT = {"n": 2000, "epsilon": 3.0, "seed": 0}
+REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
+    ("residual_sd=None is not allowed: give the standard deviation", lambda: regressor(0, 3.0), {}),
+    ("level=1.5 is not allowed", lambda: regressor(0, 3.0), {"level": 1.5, "residual_sd": 1.0}),
+    (r"fit with clip=\S+ or more: this one shortens", lambda: regressor(0, 3.0), {"residual_sd": 40.0}),
+    ("clip=0.5 is not allowed: fit with clip=1: this one shortens", lambda: signs(PrivateClassifier, clip=0.5), {}),
+    ("leave it out: labels have no residuals", lambda: classifier(0, 3.0), {"residual_sd": 1.0}),
+    ("need noisy X'X", lambda: classifier(**SHORT, algorithm="dp_sgd", batch_size=200, max_iter=5), {}),
+    ("need noisy X'X", lambda: regressor(**SHORT, features="smooth"), {"residual_sd": 1.0}),
+    (r"declare bounds .* rows fill \d+% of the squared", lambda: signs(bounds=(-1, 1)), {"residual_sd": 1.0}),
+    ("this fit is not private", lambda: classifier(0, math.inf, 2000, algorithm="gd", noise_seed=None, max_iter=5), {}),
+    ("use the logistic or the squared loss", lambda: regressor(**SHORT, loss="huber"), {"residual_sd": 1.0}),
+    ("as large as X'X itself in some", lambda: regressor(0, 0.2, 300, scale="moments"), {"residual_sd": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("why", "made", "asked"), REFUSED)
+def test_where_it_cannot_be_told_it_says_why(why: str, made: Any, asked: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        made().coefficient_intervals(**asked)
+
+
+def test_a_loaded_model_has_no_intervals(tmp_path: Path) -> None:
+    model = signs(bounds=(-3, 3))
+    assert np.allclose(model.coefficient_intervals(residual_sd=1.0).values[:4], TRUTH[:4], atol=0.2)
     model.save(tmp_path / "m")
     with pytest.raises(InvalidInput, match="one that was read from a file has none"):
         load(tmp_path / "m").coefficient_intervals(residual_sd=1.0)
-    with pytest.raises(
-        InvalidInput, match="clip=0.5 is not allowed: fit with clip=1: this one shortens gradients of confident"
-    ):
-        signs(PrivateClassifier, classes=[0, 1], clip=0.5).coefficient_intervals()
-    with pytest.raises(InvalidInput, match="residual_sd=1.0 is not allowed: leave it out: labels have no residuals"):
-        classifier(0, 3.0).coefficient_intervals(residual_sd=1.0)
-    with pytest.raises(InvalidInput, match="intervals need noisy X'X"):
-        classifier(0, 3.0, 2000, algorithm="dp_sgd", batch_size=200, max_iter=5).coefficient_intervals()
-    with pytest.raises(InvalidInput, match="intervals need noisy X'X"):
-        regressor(0, 3.0, 2000, features="smooth").coefficient_intervals(residual_sd=1.0)
-    with pytest.raises(
-        InvalidInput, match=r"bounds=\(-1, 1\) is not allowed: declare bounds .* rows fill \d+% of the squared length"
-    ):
-        signs(bounds=(-1, 1)).coefficient_intervals(residual_sd=1.0)
-    assert np.allclose(signs(bounds=(-3, 3)).coefficient_intervals(residual_sd=1.0).values[:4], TRUTH[:4], atol=0.2)
-    with pytest.raises(InvalidInput, match="compute ordinary confidence intervals: this fit is not private"):
-        classifier(0, math.inf, 2000, algorithm="auto", noise_seed=None, max_iter=5).coefficient_intervals()
-    with pytest.raises(InvalidInput, match="use the logistic or the squared loss"):
-        regressor(0, 3.0, 2000, loss="huber").coefficient_intervals(residual_sd=1.0)
-    with pytest.raises(InvalidInput, match="as large as X'X itself in some direction"):
-        regressor(0, 0.2, n=300, scale="moments").coefficient_intervals(residual_sd=1.0)
 
 
 def test_rows_that_were_shortened_are_noticed() -> None:

@@ -17,15 +17,11 @@ from isthmus.algorithms.purchases import BINS, ClassCounts, Columns, Lambda, Mom
 from isthmus.privacy import Ledger
 
 KNOWN: dict[str, Any] = {"bounds": (-2, 2), "target_bounds": (-5, 15)}
+UNIT = KNOWN | {"bounds": None, "data_norm": "data"}
 LEAKS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
     "classes": (PrivateClassifier, {"bounds": (-2, 2)}, "labels", "give classes="),
     "bounds": (PrivateRegressor, KNOWN | {"bounds": "data"}, "ranges of the columns", "give bounds=(low, high)"),
-    "data_norm": (
-        PrivateRegressor,
-        KNOWN | {"bounds": None, "data_norm": "data"},
-        "largest row norm",
-        "give a data_norm=",
-    ),
+    "data_norm": (PrivateRegressor, UNIT, "largest row norm", "give a data_norm="),
     "target_bounds": (PrivateRegressor, KNOWN | {"target_bounds": "data"}, "range of y", "give target_bounds="),
 }
 
@@ -74,6 +70,7 @@ def test_public_rows_are_an_assumption() -> None:
 # ---------------------------------------------------------------- neighbours
 
 FIXED: dict[str, Any] = {**QUICK, "n": 400}
+ALONE = {"step": "auto", "precondition": True, "scale": "none", "targets": False}
 FIRST: dict[str, tuple[Any, Any]] = {
     "ranges": (lambda: regressor(**FIXED | {"bounds": None, "step": None}), math.sqrt(4)),
     "some ranges": (lambda: regressor(n=400, bounds=([-2, math.nan, -2, -2], 2.0)), 1.0),
@@ -84,12 +81,7 @@ FIRST: dict[str, tuple[Any, Any]] = {
     "lambda": (lambda: regressor(n=400, step=None, options={"targets": False}), 1.0),
     "target shape": (lambda: regressor(n=400, step=None), 1.0),
     "shapes": (lambda: regressor(n=400, step=None, scale="shapes"), math.sqrt(4)),
-    "statistics": (
-        lambda: regressor(
-            n=400, step=None, options={"step": "auto", "precondition": True, "scale": "none", "targets": False}
-        ),
-        math.sqrt(2),
-    ),
+    "statistics": (lambda: regressor(n=400, step=None, options=ALONE), math.sqrt(2)),
 }
 STRANGERS = {
     "usual": ([0.5, -1.0, 1.5, 0.0], 1),
@@ -111,9 +103,8 @@ def test_one_record_moves_the_first_release_by_at_most_its_bound(name: str, stra
     before = made().fit(X, y).result_.state.parts["prepare"]
     after = made().fit(np.vstack([X, row]), np.append(y, target)).result_.state.parts["prepare"]
     key = next(iter(before))
-    assert key == next(iter(after)) and key == {"some ranges": "ranges", "moments": "scale", "columns": "scale"}.get(
-        name, name
-    )
+    other = {"some ranges": "ranges", "moments": "scale", "columns": "scale"}
+    assert key == next(iter(after)) == other.get(name, name)
     moved = float((after[key] - before[key]).norm())
     assert moved <= bound * (1 + 2e-6)
     assert all(bool(value.isfinite().all()) for value in after.values())

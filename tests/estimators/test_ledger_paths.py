@@ -34,13 +34,15 @@ SMALL: dict[str, Any] = {"bounds": (-1, 1), "algorithm": "dp_gd", "max_iter": 2,
 RECIPE = algorithms.dp_gd(epsilon=0.5, delta=1e-5, clip=1.0, step=0.1, n="exact")
 
 
-def engine(path: Path) -> None:
+def parts() -> dict[str, Any]:
     module = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(module.parameters(), 0.1)
     loader = DataLoader(TensorDataset(torch.zeros(400, 2), torch.zeros(400, 1)), batch_size=100)
-    _, optimizer, batches = PrivacyEngine(ledger=path).make_private(
-        module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
-    )
+    return {"module": module, "optimizer": torch.optim.SGD(module.parameters(), 0.1), "data_loader": loader}
+
+
+def engine(path: Path) -> None:
+    made = PrivacyEngine(ledger=path).make_private(**parts(), noise_multiplier=1.0, max_grad_norm=1.0)
+    module, optimizer, batches = made
     for x, y in batches:
         nn.functional.mse_loss(module(x), y).backward()
         optimizer.step()
@@ -87,19 +89,9 @@ def test_a_ledger_that_exists_or_whose_limit_is_said_is_opened_without_a_word(do
 
 
 def test_a_target_is_the_limit_of_the_engines_new_ledger(tmp_path: Path) -> None:
-    module = nn.Linear(2, 1)
-    loader = DataLoader(TensorDataset(torch.zeros(400, 2), torch.zeros(400, 1)), batch_size=100)
-    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    target = {"target_epsilon": 2.0, "target_delta": 1e-5, "epochs": 1, "max_grad_norm": 1.0}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PrivacyEngine(ledger=tmp_path / "l").make_private_with_epsilon(
-            module=module,
-            optimizer=optimizer,
-            data_loader=loader,
-            target_epsilon=2.0,
-            target_delta=1e-5,
-            epochs=1,
-            max_grad_norm=1.0,
-        )
+        PrivacyEngine(ledger=tmp_path / "l").make_private_with_epsilon(**parts(), **target)
         assert Ledger.open(tmp_path / "l").budget == (2.0, 1e-5)
         PrivateClassifier(epsilon=0.5, **SMALL, checkpoint=tmp_path / "run").fit(X, Y)  # its own ledger is ours to open

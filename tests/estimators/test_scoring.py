@@ -14,7 +14,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from isthmus import PrivateClassifier, private_score
 from isthmus.base.validate import InvalidInput
 from isthmus.estimators import scoring
-from isthmus.estimators.figures import Scale, auc_figure, confusion_figures, readable, rows_needed
+from isthmus.estimators.figures import _auc_figure, _confusion_figures, _readable, _rows_needed, _Scale
 from isthmus.privacy import Gaussian, Ledger, SecretSource, SeededSource, noise_multiplier
 
 Data = tuple[Any, np.ndarray, np.ndarray]
@@ -112,7 +112,7 @@ def test_both_looks_together_cost_epsilon_and_are_charged_first(rng: np.random.G
     scores = private_score(model, X, y, epsilon=0.7, delta=1e-5, ledger=tmp_path / "l")
     assert ledger.rounds() == {"test ranges": 1, "test figures": 1} and scores.releases == 2
     assert ledger.spent() == pytest.approx(0.7, rel=1e-6) and scores.privacy.epsilon == pytest.approx(0.7, rel=1e-6)
-    assert scores.privacy.private and scoring.APART in scores.privacy.assumptions
+    assert scores.privacy.private and scoring._APART in scores.privacy.assumptions
     with pytest.raises(RuntimeError, match="needs epsilon"):
         private_score(model, X, y, epsilon=0.9, delta=1e-5, ledger=ledger)
     seeded = private_score(model, X, y, noise_seed=1)
@@ -151,7 +151,7 @@ def test_a_row_moves_what_is_released_by_its_bound_whatever_it_holds(rng: np.ran
         for rows, length in looks.rows:
             norms = rows.dense().norm(dim=1) if hasattr(rows, "dense") else rows.norms(2)
             assert float(norms.max()) <= length
-    terms = Scale(1.0, 0.0, 1.0).terms(np.array([np.nan, 1e308, -1e308]), np.array([0.0, -1e308, 1e308]))
+    terms = _Scale(1.0, 0.0, 1.0).terms(np.array([np.nan, 1e308, -1e308]), np.array([0.0, -1e308, 1e308]))
     assert np.isfinite(terms).all() and np.linalg.norm(terms, axis=1).max() == pytest.approx(math.sqrt(5))
 
 
@@ -168,13 +168,13 @@ def test_what_the_noise_would_hide_is_no_number(rng: np.random.Generator) -> Non
     few = private_score(model, X, y, epsilon=0.1, target_bounds=(0, 20), ledger=ledger)
     assert few["R2"].value is None and "too few rows" in few.words() and ledger.rounds() == {}
     rare = np.array([[3000.0, 4.0], [3.0, 2.0]])  # five rows of the class, noise of ten
-    assert [readable(figure, 3009).value is None for figure in confusion_figures(rare, ["a", "b"], 10.0)] == [
+    assert [_readable(figure, 3009).value is None for figure in _confusion_figures(rare, ["a", "b"], 10.0)] == [
         False,
         True,
         True,
     ]
-    assert readable(auc_figure(np.array([[500.0, 400.0], [2.0, 3.0]]), 10.0), 905).value is None
-    assert rows_needed(100, 0.1) == "about 200"
+    assert _readable(_auc_figure(np.array([[500.0, 400.0], [2.0, 3.0]]), 10.0), 905).value is None
+    assert _rows_needed(100, 0.1) == "about 200"
 
 
 def test_models_without_probabilities_have_the_figures_that_they_can(rng: np.random.Generator) -> None:
@@ -207,8 +207,8 @@ def test_models_of_others_are_taken_to_predict_row_by_row_and_ours_do(
     y = (X[:, 0] > 0).astype(int)
     ours = PrivateClassifier(epsilon=50.0, classes=[0, 1], data_norm=20.0, max_iter=3, fit_intercept=False).fit(X, y)
     theirs = LogisticRegression(fit_intercept=False).fit(X, y)
-    assert scoring.ONE_BY_ONE in private_score(theirs, X, y).privacy.assumptions  # type: ignore[union-attr]
-    assert scoring.ONE_BY_ONE not in private_score(ours, X, y).privacy.assumptions  # type: ignore[union-attr]
+    assert scoring._ONE_BY_ONE in private_score(theirs, X, y).privacy.assumptions  # type: ignore[union-attr]
+    assert scoring._ONE_BY_ONE not in private_score(ours, X, y).privacy.assumptions  # type: ignore[union-attr]
     cells: list[np.ndarray] = []
     counts = scoring.Looks.counts
 

@@ -20,25 +20,12 @@ from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from isthmus import InvalidInput, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
-from isthmus.estimators.search import BestOf, PrivateSearch, Split, choose, range_of
+from isthmus import InvalidInput, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor, privacy
+from isthmus.core.pipeline import Promise
+from isthmus.estimators.search import PrivateSearch, _BestOf, _choose, _range_of, _Split
 from isthmus.gradients import Dense
-from isthmus.privacy import (
-    Adjacency,
-    BudgetExceeded,
-    Gaussian,
-    Ledger,
-    SecretSource,
-    SeededSource,
-    Source,
-    compose,
-    delta_of,
-    epsilon_of,
-    event_json,
-    joint,
-)
 
-ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+ADD, REPLACE = privacy.Adjacency.ADD_REMOVE, privacy.Adjacency.REPLACE_ONE
 GRID = {"max_iter": [1, 20]}
 
 
@@ -68,27 +55,27 @@ class Uncounted:
 
 
 def test_the_choice_has_the_law_of_the_exponential_mechanism_and_no_other() -> None:
-    split = Split.of(10_000, 4, 0.2, 0.25, 9.0, 1e-5, ADD)
-    sums, noise = np.array([10.0, 12.0, 9.0, 12.5]) * split.temperature / 2.5, SecretSource()
+    split = _Split(10_000, 4, 0.2, 0.25, Promise(9.0, 1e-5, ADD))
+    sums, noise = np.array([10.0, 12.0, 9.0, 12.5]) * split.choice.temperature / 2.5, privacy.SecretSource()
     scores = Dense(torch.from_numpy(np.tile(sums / 40, (40, 1))))
-    counts = np.bincount([choose(scores, split, noise, Uncounted()) for _ in range(4000)], minlength=4)
-    stated = softmax(sums / split.temperature)
+    counts = np.bincount([_choose(scores, split, noise, Uncounted()) for _ in range(4000)], minlength=4)
+    stated = softmax(sums / split.choice.temperature)
     assert stats.chisquare(counts, 4000 * stated).pvalue > 1e-4
     for wrong in (2 / 3, 3 / 2):
-        other = softmax(sums / (wrong * split.temperature))
+        other = softmax(sums / (wrong * split.choice.temperature))
         assert stats.chisquare(counts, 4000 * other).pvalue < 1e-6
 
 
-class NoNoise(Source):
+class NoNoise(privacy.Source):
     """Nothing can be drawn from it."""
 
     seeded = False
 
 
 def test_the_choice_is_charged_before_it_is_made() -> None:
-    split, ledger = Split.of(10_000, 2, 0.2, 0.25, 1.0, 1e-5, ADD), Ledger(budget=(1e-3, 1e-5))
-    with pytest.raises(BudgetExceeded):
-        choose(Dense(torch.ones(3, 2).double()), split, NoNoise(), ledger)  # no noise is asked for
+    split, ledger = _Split(10_000, 2, 0.2, 0.25, Promise(1.0, 1e-5, ADD)), privacy.Ledger(budget=(1e-3, 1e-5))
+    with pytest.raises(privacy.BudgetExceeded):
+        _choose(Dense(torch.ones(3, 2).double()), split, NoNoise(), ledger)  # no noise is asked for
 
 
 def trade_off(e: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +89,7 @@ def test_a_bounded_range_is_gaussian_private(e: float) -> None:
     a, b = trade_off(e, np.linspace(0, e, 20_001)[1:-1])
     needed = ndtri(1 - a) - ndtri(b)
     mu = 2 * ndtri(1 / (1 + math.exp(-e / 2)))
-    assert range_of(mu) == pytest.approx(e, rel=1e-9)
+    assert _range_of(mu) == pytest.approx(e, rel=1e-9)
     assert needed.max() <= mu * (1 + 1e-9) and needed.max() > 0.999 * mu
 
 
@@ -113,17 +100,17 @@ def divergence(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
 @pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 @pytest.mark.parametrize("multiplier", [0.5, 2.0, 8.0])
 def test_no_record_tells_more_by_the_choice_than_by_the_gaussian_release(
-    adjacency: Adjacency, multiplier: float
+    adjacency: privacy.Adjacency, multiplier: float
 ) -> None:
     """Every way in which one record can move three scores, from several tables, in both directions."""
-    split = Split(3, 0.2, 100, 100, 1.0, 1e-5, adjacency, multiplier, 1.0)
+    temperature = _BestOf(multiplier, adjacency.value).temperature
     moves = product((0.0, 0.5, 1.0), repeat=3) if adjacency is ADD else product((-1.0, 0.0, 1.0), repeat=3)
     levels = np.linspace(0, 4 * adjacency.factor / multiplier, 9)
-    allowed = [delta_of(Gaussian(multiplier).event(), float(e), adjacency) for e in levels]
+    allowed = [privacy.delta_of(privacy.Gaussian(multiplier).event(), float(e), adjacency) for e in levels]
     closest = 0.0
     for move in map(np.array, moves):
-        for scores in np.array([[0, 0, 0], [9, 0, 0], [0, 0.7, 1.4]]) * split.temperature:
-            p, q = softmax(scores / split.temperature), softmax((scores + move) / split.temperature)
+        for scores in np.array([[0, 0, 0], [9, 0, 0], [0, 0.7, 1.4]]):
+            p, q = softmax(scores), softmax(scores + move / temperature)
             for epsilon, most in zip(levels, allowed, strict=True):
                 largest = max(divergence(p, q, epsilon), divergence(q, p, epsilon))
                 assert largest <= most + 1e-12
@@ -161,13 +148,13 @@ def test_right_answers_are_counted() -> None:
 
 
 def test_parts_are_drawn_independently_of_all_else() -> None:
-    split = Split.of(10_000, 4, 0.2, 0.25, 1.0, 1e-5, ADD)
-    part = split.parts(40_000, SecretSource())
+    split = _Split(10_000, 4, 0.2, 0.25, Promise(1.0, 1e-5, ADD))
+    part = split.parts(40_000, privacy.SecretSource())
     expected = 40_000 * np.array([0.1875] * 4 + [0.25])
     assert stats.chisquare(np.bincount(part, minlength=5), expected).pvalue > 1e-4
     assert (split.records, split.checks) == (1875, 2500)
-    longer = split.parts(501, SeededSource(3))  # one record more leaves the others where they are
-    np.testing.assert_array_equal(split.parts(500, SeededSource(3)), longer[:500])
+    longer = split.parts(501, privacy.SeededSource(3))  # one record more leaves the others where they are
+    np.testing.assert_array_equal(split.parts(500, privacy.SeededSource(3)), longer[:500])
 
 
 # ---------------------------------------------------------------- what it costs
@@ -175,13 +162,15 @@ def test_parts_are_drawn_independently_of_all_else() -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.6])
 @pytest.mark.parametrize("adjacency", [ADD, REPLACE])
-def test_selection_and_last_fit_together_cost_epsilon(share: float, adjacency: Adjacency) -> None:
-    split = Split.of(5000, 3, share, 0.2, 0.8, 1e-6, adjacency)
-    both = compose([Gaussian(split.multiplier).event(), Gaussian(split.last).event()])
-    assert epsilon_of(both, 1e-6, adjacency) == pytest.approx(0.8, rel=1e-6)
-    assert epsilon_of(split.total(), 1e-6, adjacency) <= 0.8 * (1 + 1e-9)
+def test_selection_and_last_fit_together_cost_epsilon(share: float, adjacency: privacy.Adjacency) -> None:
+    split = _Split(5000, 3, share, 0.2, Promise(0.8, 1e-6, adjacency))
+    both = privacy.compose([privacy.Gaussian(split.multiplier).event(), privacy.Gaussian(split.last).event()])
+    assert privacy.epsilon_of(both, 1e-6, adjacency) == pytest.approx(0.8, rel=1e-6)
+    assert privacy.epsilon_of(split.total, 1e-6, adjacency) <= 0.8 * (1 + 1e-9)
     for epsilon, multiplier in ((split.trial, split.multiplier), (split.rest, split.last)):
-        assert epsilon == pytest.approx(epsilon_of(Gaussian(multiplier).event(), 1e-6, adjacency), rel=1e-5)
+        assert epsilon == pytest.approx(
+            privacy.epsilon_of(privacy.Gaussian(multiplier).event(), 1e-6, adjacency), rel=1e-5
+        )
     assert split.trial < split.rest if share < 0.5 else split.trial > split.rest
 
 
@@ -190,20 +179,20 @@ def test_selection_and_last_fit_together_cost_epsilon(share: float, adjacency: A
 def test_every_trial_is_as_private_as_the_selection_is_charged_for(bounds: Any, adjacency: str) -> None:
     X, y = labelled(600)
     search = PrivateSearch(classifier(adjacency=adjacency, bounds=bounds), GRID)
-    search._read_classes(y)
-    split = Split.of(600, 2, 0.2, 0.2, 1.0, 1e-5, Adjacency(adjacency))
+    search._classes = [0, 1]
+    split = _Split(600, 2, 0.2, 0.2, Promise(1.0, 1e-5, privacy.Adjacency(adjacency)))
     for params in search._candidates():
         for made, multiplier in (
             (search._trial(params, split, 0), split.multiplier),
             (search._last(params, split), split.last),
         ):
-            cost = joint([event_json.from_json(made.fit(X, y).privacy_.event)])
+            cost = privacy.joint([privacy.event_json.from_json(made.fit(X, y).privacy_.event)])
             assert multiplier * (1 - 1e-9) <= cost.noise_multiplier < 1.001 * multiplier
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 def test_the_ledger_holds_the_selection_and_the_last_fit(adjacency: str) -> None:
-    ledger = Ledger(budget=(1.0, 1e-5), adjacency=adjacency)
+    ledger = privacy.Ledger(budget=(1.0, 1e-5), adjacency=adjacency)
     search = PrivateSearch(classifier(adjacency=adjacency, scale="none", step=1.0), GRID, ledger=ledger)
     search.fit(*labelled(600))
     assert ledger.rounds() == {"selection": 1, "main": search.best_params_["max_iter"]}
@@ -215,12 +204,12 @@ def test_the_ledger_holds_the_selection_and_the_last_fit(adjacency: str) -> None
 def test_a_search_beyond_the_budget_is_refused_before_anything_is_charged(tmp_path: Any) -> None:
     X, y = labelled(600)
     path = tmp_path / "study.ledger"
-    Ledger.open(path, budget=(0.9, 1e-5))
-    with pytest.raises(BudgetExceeded):
+    privacy.Ledger.open(path, budget=(0.9, 1e-5))
+    with pytest.raises(privacy.BudgetExceeded):
         PrivateSearch(classifier(), GRID, epsilon=1.0, ledger=path).fit(X, y)
-    assert Ledger.open(path).rounds() == {}
+    assert privacy.Ledger.open(path).rounds() == {}
     PrivateSearch(classifier(), GRID, epsilon=0.9, ledger=path).fit(X, y)
-    assert 0.89 < Ledger.open(path).spent() <= 0.9
+    assert 0.89 < privacy.Ledger.open(path).spent() <= 0.9
 
 
 def test_the_statement_is_of_everything() -> None:
@@ -229,7 +218,7 @@ def test_the_statement_is_of_everything() -> None:
     )
     statement = search.privacy_
     assert (statement.epsilon, statement.delta, statement.n) == (0.7, 1e-6, 800)
-    assert epsilon_of(event_json.from_json(statement.event), 1e-6, ADD) <= 0.7
+    assert privacy.epsilon_of(privacy.event_json.from_json(statement.event), 1e-6, ADD) <= 0.7
     assert search.best_estimator_.privacy_ == search.best_estimator_.result_.privacy == statement
     words = statement.words()
     assert "one of 5 parts at random" in words and "one part of the selection" in words
@@ -281,7 +270,7 @@ def test_it_is_an_estimator_like_any_other() -> None:
     again = clone(search)
     assert again.get_params()["estimator__algorithm"] == "dp_gd" and again.epsilon == 2.0
     assert is_classifier(search) and is_regressor(PrivateSearch(regressor(), GRID))
-    assert clone(search.set_params(ledger=(ledger := Ledger()))).ledger is ledger
+    assert clone(search.set_params(ledger=(ledger := privacy.Ledger()))).ledger is ledger
     with pytest.raises(ValueError, match="not fitted"):
         again.predict([[0.0] * 4])
     X, y = labelled(400)
@@ -353,7 +342,7 @@ def test_undeclared_labels_are_read_once_with_a_warning() -> None:
     ids=lambda value: str(value)[:50],
 )
 def test_wrong_searches(changes: dict[str, Any], word: str) -> None:
-    ledger = Ledger()
+    ledger = privacy.Ledger()
     options = {"estimator": classifier(), "param_grid": GRID, "ledger": ledger, **changes}
     with pytest.raises(InvalidInput, match=word):
         PrivateSearch(**options).fit(*labelled(400))
@@ -373,10 +362,10 @@ def test_wrong_names_and_rows() -> None:
 def test_the_noise_of_a_choice_follows_from_what_it_is_counted_as() -> None:
     """One number sets both: no plan, read from a text or not, counts more noise than there is."""
     with pytest.raises(TypeError):
-        BestOf(1e9, signed=False, multiplier=100.0)
-    for adjacency in Adjacency:
-        best_of = BestOf(3.0, adjacency.value)
-        assert 1 / best_of.temperature == pytest.approx(range_of(adjacency.factor / 3.0) / adjacency.factor)
-        assert best_of.event(adjacency) == Gaussian(3.0).event()
+        _BestOf(1e9, signed=False, multiplier=100.0)
+    for adjacency in privacy.Adjacency:
+        best_of = _BestOf(3.0, adjacency.value)
+        assert 1 / best_of.temperature == pytest.approx(_range_of(adjacency.factor / 3.0) / adjacency.factor)
+        assert best_of.event(adjacency) == privacy.Gaussian(3.0).event()
     with pytest.raises(ValueError, match="give replace-one, for which"):
-        best_of.event(Adjacency.ADD_REMOVE)
+        best_of.event(privacy.Adjacency.ADD_REMOVE)

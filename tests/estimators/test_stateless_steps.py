@@ -22,7 +22,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.random_projection import GaussianRandomProjection
 
 from isthmus import PrivacyLeakWarning, PrivateClassifier
-from isthmus.estimators.stateless_steps import learners
+from isthmus.estimators.stateless_steps import _learners
 
 WORDS = [[0.0, 1.0]] * 4
 REST = [("a", "passthrough", [0])]
@@ -118,19 +118,19 @@ def test_a_harmless_step_passes(name: str) -> None:
 
 def test_text_is_hashed_or_counted_by_declared_words() -> None:
     good = [HashingVectorizer(), CountVectorizer(vocabulary=["a"]), TfidfVectorizer(vocabulary=["a"], use_idf=False)]
-    assert [list(learners(each)) for each in [*good, TfidfTransformer(use_idf=False)]] == [[], [], [], []]
+    assert [list(_learners(each)) for each in [*good, TfidfTransformer(use_idf=False)]] == [[], [], [], []]
     bad = [CountVectorizer(), TfidfVectorizer(vocabulary=["a"]), TfidfTransformer()]
-    assert [list(learners(each)) for each in bad] == [[type(each).__name__] for each in bad]
+    assert [list(_learners(each)) for each in bad] == [[type(each).__name__] for each in bad]
 
 
 def test_columns_and_widths_are_chosen_without_the_rows() -> None:
-    assert list(learners(ColumnTransformer([("a", pre.Normalizer(), make_column_selector("x"))]))) == []
-    assert list(learners(MissingIndicator())) == ["MissingIndicator"]
-    assert list(learners(GaussianRandomProjection())) == ["GaussianRandomProjection"]
+    assert list(_learners(ColumnTransformer([("a", pre.Normalizer(), make_column_selector("x"))]))) == []
+    assert list(_learners(MissingIndicator())) == ["MissingIndicator"]
+    assert list(_learners(GaussianRandomProjection())) == ["GaussianRandomProjection"]
 
 
 def test_the_parts_that_learn_are_named() -> None:
-    assert list(learners(LEARNING["deep"])) == ["PCA"] and list(learners(LEARNING["remainder"])) == ["StandardScaler"]
+    assert list(_learners(LEARNING["deep"])) == ["PCA"] and list(_learners(LEARNING["remainder"])) == ["StandardScaler"]
 
 
 def test_targets_are_transformed_one_number_at_a_time_or_warned_of() -> None:

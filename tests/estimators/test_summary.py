@@ -106,7 +106,7 @@ def test_a_row_moves_what_is_released_by_its_bound_whatever_it_holds() -> None:
     table["age"][:4] = [1e300, -1e300, np.inf, 5e-324]
     table["income"][:4] = [1e300, -1e300, np.nan, 5e-324]
     frame = summary.as_frame(table)
-    columns, _ = summary._chosen(frame, summary._read_schema(SCHEMA))
+    columns, _ = summary._chosen(frame, summary.Schema.from_dict({"columns": SCHEMA}))
     entries = {column.name: summary._entries(frame, column) for column in columns}
     looks = Seen(noise_multiplier(epsilon=1.0, delta=1e-6), Promise(1.0, 1e-6), Ledger())
     summary._look(columns, entries, 20, looks)

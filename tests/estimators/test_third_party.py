@@ -18,7 +18,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from torch import Tensor
 
-from isthmus import InvalidInput, LeastSquares, Logistic, PrivateClassifier, PrivateRegressor, PrivateSearch, algorithms
+from isthmus import InvalidInput, LeastSquares, Logistic, PrivateClassifier, PrivateSearch, algorithms
 from isthmus.algorithms import KNOWN, Algorithm, Budget, algorithm, rounds_of
 from isthmus.algorithms.filling import Refusal, full_run
 from isthmus.core.minimize import Binding, Recipe
@@ -370,10 +370,3 @@ def test_only_declared_recipes_are_found_in_a_module() -> None:
 
     assert find(my_gd.address) is my_gd
     assert find("os:system") is None and find("no.such:thing") is None
-
-
-def test_regressors_store_them_as_well(tmp_path: Path) -> None:
-    X, y = numbered()
-    model = PrivateRegressor(**{**PLAIN, "algorithm": my_gd}, target_bounds=(-5, 15), loss=Absolute).fit(X, y)
-    save(model, tmp_path / "model")
-    np.testing.assert_array_equal(load(tmp_path / "model").predict(X), model.predict(X))

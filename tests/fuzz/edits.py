@@ -7,38 +7,9 @@ from typing import Any
 
 SCRIPT = b"\xff"
 """The first byte of an input that is a script; no JSON text begins with it."""
-ODD: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    0.5,
-    -0.0,
-    1e308,
-    1e-320,
-    2**63,
-    10**30,
-    "",
-    "inf",
-    "nan",
-    "é",
-    "\0",
-    [],
-    {},
-]
-ODD += [
-    [[]],
-    {"": None},
-    ["a"],
-    [1, 2],
-    {"event": "NoOp"},
-    {"@tensor": "w"},
-    {"@float": "inf"},
-    {"@tuple": [1]},
-    "a" * 200,
-]
+ODD: list[Any] = [None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 1e-320, 2**63, 10**30, "", "inf", "nan", "é", "\0"]
+ODD += [[], {}, [[]], {"": None}, ["a"], [1, 2], {"event": "NoOp"}, {"@tensor": "w"}, {"@float": "inf"}]
+ODD += [{"@tuple": [1]}, "a" * 200]
 
 
 def text_of(data: bytes, bases: list[bytes]) -> bytes:

@@ -21,7 +21,7 @@ from isthmus.core import wire as state
 from isthmus.engine import checkpoint
 from isthmus.estimators import stored
 from isthmus.privacy import Ledger
-from isthmus.privacy.chain import START, sealed
+from isthmus.privacy.chain import START, _sealed
 from isthmus.runs.config import Settings
 from isthmus.runs.folder import FORMATS, METRICS, SETTINGS, TRAINED, RunFolder, _json, digest, load_model
 from isthmus.runs.measure import Measured
@@ -69,7 +69,7 @@ def sealed_ledger(data: bytes) -> None:
             return
     for number, body in enumerate(bodies if isinstance(bodies, list) else [bodies], 1):
         try:
-            line, head = sealed({k: v for k, v in body.items() if k not in ("hash", "torn")}, number, head)
+            line, head = _sealed({k: v for k, v in body.items() if k not in ("hash", "torn")}, number, head)
         except (ValueError, AttributeError, TypeError, RecursionError):
             return
         lines.append(line)

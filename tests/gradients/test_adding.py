@@ -14,8 +14,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import Total
 from isthmus.base.space import Space
-from isthmus.core.measuring import measure
-from isthmus.core.pipeline import Release
+from isthmus.core.pipeline import Release, measure
 from isthmus.gradients import Dense, Lazy, Lookup, Outer, ResidualRows, Rows, Stack, adding
 from isthmus.gradients.rows import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip

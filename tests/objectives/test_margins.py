@@ -14,28 +14,21 @@ from isthmus.objectives import Hinge, Huber, LeastSquares, Logistic, Poisson, Sm
 from isthmus.problems.scaling import RowMap, Scaled
 
 
-@pytest.mark.parametrize("kind", ["float32", "float64", "csr", "mapped"])
-def test_margins_do_not_depend_on_the_other_rows(kind: str) -> None:
-    g = torch.Generator().manual_seed(0)
-    for trial in range(60):
-        n, d = int(torch.randint(2, 300, (1,), generator=g)), int(torch.randint(1, 90, (1,), generator=g))
-        dtype = torch.float32 if kind == "float32" else torch.float64
-        X, w = torch.randn(n, d, dtype=dtype, generator=g), torch.randn(d, dtype=dtype, generator=g)
-        keep = torch.arange(n) != trial % n
-        seen = {"csr": lambda x: sp.csr_array(x.numpy()), "mapped": RowMap(shift=torch.ones(d), limit=9.0)}
-        view = seen.get(kind, lambda x: x)
-        assert torch.equal(margins(view(X), w)[keep], margins(view(X[keep]), w))
-
-
 @pytest.mark.parametrize("kind", ["float32", "float64", "csr", "mapped", "streamed", "far"])
-@pytest.mark.parametrize("columns", [1, 2, 3, 5, 7, 12, 33])
-def test_margins_of_several_outputs_do_not_depend_on_the_other_rows(kind: str, columns: int) -> None:
-    """Products of matrices round a row by its place among the others, and one row alone by another rule again."""
+@pytest.mark.parametrize("columns", [0, 1, 2, 3, 5, 7, 12, 33])
+def test_margins_do_not_depend_on_the_other_rows(kind: str, columns: int) -> None:
+    """Products of matrices round a row by its place among the others, and one row alone by another rule again.
+
+    Without columns w is a vector.
+    """
     g = torch.Generator().manual_seed(columns)
     for n in (2, 3, 4, 5, 8, 9, 17, 65):
         d = int(torch.randint(1, 300, (1,), generator=g))
         dtype = torch.float32 if kind == "float32" else torch.float64
-        X, w = torch.randn(n, d, dtype=dtype, generator=g), torch.randn(d, columns, dtype=dtype, generator=g)
+        X, w = (
+            torch.randn(n, d, dtype=dtype, generator=g),
+            torch.randn(d, *[columns][:columns], dtype=dtype, generator=g),
+        )
         view: Any = {
             "csr": lambda x: sp.csr_array(x.numpy()),
             "mapped": RowMap(shift=torch.ones(d), limit=9.0),

@@ -8,53 +8,42 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus import (
-    Hinge,
-    Huber,
-    LeastSquares,
-    Logistic,
-    Poisson,
-    PrivacyLeakWarning,
-    SmoothHinge,
-    Softmax,
-    TorchObjective,
-    algorithms,
-    minimize,
-    objectives,
-)
+import isthmus
 from isthmus.objectives import OneVsRest
 
 X = np.random.default_rng(0).uniform(-1, 1, (60, 3))
 TWO, THREE = (X[:, 0] > 0).astype(int), np.arange(60) % 3
 CLASSIFIERS: dict[str, tuple[Any, Any]] = {
-    "Logistic": (Logistic, TWO),
-    "Hinge": (Hinge, TWO),
-    "SmoothHinge": (SmoothHinge, TWO),
-    "Softmax": (Softmax, THREE),
+    "Logistic": (isthmus.Logistic, TWO),
+    "Hinge": (isthmus.Hinge, TWO),
+    "SmoothHinge": (isthmus.SmoothHinge, TWO),
+    "Softmax": (isthmus.Softmax, THREE),
     "OneVsRest": (OneVsRest, THREE),
 }
 OTHERS: dict[str, Any] = {
-    "LeastSquares": lambda: LeastSquares(X, X[:, 0]),
-    "Huber": lambda: Huber(X, X[:, 0]),
-    "Poisson": lambda: Poisson(X, THREE),
-    "TorchObjective": lambda: TorchObjective(lambda w, x: (w @ x) ** 2, torch.from_numpy(X), torch.zeros(3).double()),
+    "LeastSquares": lambda: isthmus.LeastSquares(X, X[:, 0]),
+    "Huber": lambda: isthmus.Huber(X, X[:, 0]),
+    "Poisson": lambda: isthmus.Poisson(X, THREE),
+    "TorchObjective": lambda: isthmus.TorchObjective(
+        lambda w, x: (w @ x) ** 2, torch.from_numpy(X), torch.zeros(3).double()
+    ),
 }
 
 
 def run(objective: Any, **options: Any) -> Any:
-    recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-6, clip=1.0, step=0.1, n="exact")
-    return minimize(objective, recipe, steps=4, record=1, **options)
+    recipe = isthmus.algorithms.dp_gd(epsilon=1.0, delta=1e-6, clip=1.0, step=0.1, n="exact")
+    return isthmus.minimize(objective, recipe, steps=4, record=1, **options)
 
 
 def test_every_objective_is_looked_at() -> None:
     apart = {"LinearModel", "Objective"}
-    assert set(CLASSIFIERS) | set(OTHERS) == set(objectives.__all__) - apart
+    assert set(CLASSIFIERS) | set(OTHERS) == set(isthmus.objectives.__all__) - apart
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_undeclared_classes_are_warned_of_and_stated(name: str) -> None:
     made, y = CLASSIFIERS[name]
-    with pytest.warns(PrivacyLeakWarning, match=r"labels \(classes\) were read from") as caught:
+    with pytest.warns(isthmus.PrivacyLeakWarning, match=r"labels \(classes\) were read from") as caught:
         result = run(made(X, y))
     assert len(caught) == 1 and caught[0].filename == __file__
     assert len(result.privacy.leaks) == 1 and result.privacy.leaks[0] in result.privacy.words()
@@ -73,11 +62,11 @@ def test_other_objectives_read_nothing(name: str) -> None:
 
 
 def test_without_privacy_nothing_is_said() -> None:
-    assert minimize(Softmax(X, THREE), algorithms.gd(step=0.1), steps=2).privacy is None
+    assert isthmus.minimize(isthmus.Softmax(X, THREE), isthmus.algorithms.gd(step=0.1), steps=2).privacy is None
 
 
 def test_a_resumed_run_states_what_its_beginning_read() -> None:
-    with pytest.warns(PrivacyLeakWarning):
-        half = run(Softmax(X, THREE), callbacks=[lambda record, state: state.t == 2])
-    result = run(Softmax(X, THREE, classes=3), resume=half.state)
+    with pytest.warns(isthmus.PrivacyLeakWarning):
+        half = run(isthmus.Softmax(X, THREE), callbacks=[lambda record, state: state.t == 2])
+    result = run(isthmus.Softmax(X, THREE, classes=3), resume=half.state)
     assert half.state.t == 2 and result.state.t == 4 and result.privacy.leaks == half.privacy.leaks != ()

@@ -29,12 +29,12 @@ def light_package() -> None:
 
 def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
     light_package()
-    from isthmus.privacy.chain import SealedRecords
+    from isthmus.privacy.chain import _SealedRecords
     from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
-    write, written = SealedRecords._write, []
+    write, written = _SealedRecords._write, []
 
-    def torn(self: SealedRecords, data: bytes) -> None:
+    def torn(self: _SealedRecords, data: bytes) -> None:
         written.append(data)
         if len(written) < rounds:
             return write(self, data)
@@ -43,7 +43,7 @@ def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
         sys.stdin.readline()  # until it is killed
 
     if mode == "torn":
-        SealedRecords._write = torn  # type: ignore[method-assign]
+        _SealedRecords._write = torn  # type: ignore[method-assign]
     ledger = Ledger(path)
     releases = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     print("ready", flush=True)

@@ -26,7 +26,7 @@ from isthmus.privacy import (
     joint,
     noise_multiplier,
 )
-from isthmus.privacy.accounting import _NO_NOISE, _convert, _cost, _key, leaves_of, noiseless, route_of, solve
+from isthmus.privacy.accounting import _NO_NOISE, _convert, _cost, _key, _route_of, leaves_of, noiseless, solve
 from isthmus.privacy.event_json import SkellamDpEvent
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
@@ -74,7 +74,7 @@ def test_every_route_reads_an_event_like_this(leaf: Any, adjacency: Adjacency, p
     assert table == {"pld": pld, "pair": pair, "rdp": rdp}
     known = [route for route, event in table.items() if event is not None]
     if known:
-        assert route_of({leaf: 2}, adjacency) == known[0]
+        assert _route_of({leaf: 2}, adjacency) == known[0]
 
 
 def test_parts_of_nested_compositions_are_counted() -> None:
@@ -99,8 +99,8 @@ def test_hardly_any_noise_is_none(wrap: Any) -> None:
         silent = compose([wrap(kind(_NO_NOISE / 2)), GAUSS])
         assert epsilon_of(silent, DELTA) == math.inf and delta_of(silent, 5.0) == 1.0
     assert _NO_NOISE == 1e-9 and not noiseless(ZC)
-    assert accounting.exact(0.0, "delta", 1.0) == 1.0
-    assert accounting.exact(math.inf, "delta", 0.0) == accounting.exact(math.inf, "epsilon", DELTA) == 0.0
+    assert accounting._exact(0.0, "delta", 1.0) == 1.0
+    assert accounting._exact(math.inf, "delta", 0.0) == accounting._exact(math.inf, "epsilon", DELTA) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_quick_accountants_with_a_floor_are_passed_over() -> None:
 def test_a_part_that_two_routes_do_not_share_is_named_with_the_others() -> None:
     both = r"event=ZC .*for adding .*together with PoissonSampled\(Laplace\)"
     with pytest.raises(accounting.UnsupportedEvent, match=both):
-        route_of({some(LAPLACE): 1, ZC: 1}, ADD)
-    assert route_of({GAUSS: 1, ZC: 1}, ADD) == "rdp" and route_of({GAUSS: 1, some(GAUSS): 1}, REPLACE) == "pair"
+        _route_of({some(LAPLACE): 1, ZC: 1}, ADD)
+    assert _route_of({GAUSS: 1, ZC: 1}, ADD) == "rdp" and _route_of({GAUSS: 1, some(GAUSS): 1}, REPLACE) == "pair"
     sampled = FixedSize(10, n=100).event(GAUSS)
-    assert route_of({sampled: 1, GAUSS: 1}, REPLACE) == "rdp" and sampled == SUBSET
+    assert _route_of({sampled: 1, GAUSS: 1}, REPLACE) == "rdp" and sampled == SUBSET
 
 
 def test_what_no_accountant_composes_is_refused_beside_a_release_without_noise_too() -> None:

@@ -25,128 +25,81 @@ from isthmus.audit import replay
 ROOT = Path(__file__).parents[2]
 WRITERS = {"assumptions", "assumed", "claims", "others_parts", "_foreign", "stopped"}
 """Functions that return lines of a statement."""
-OUTSIDE = "outside: "
-"""What no programme can make false: the rest of the line says why."""
-REVIEWED = "tests/estimators/test_reviewed.py::"
-AUDIT = "tests/audit/test_audit_"
-MIXING = "tests/engine/test_mixing.py::"
-SECAGG = "tests/distributed/secagg/test_secagg_"
-FLOWER = "tests/distributed/flower/test_flower_"
-HERE = "tests/privacy/test_assumptions.py::"
 FALSE = {
-    # people and what is public
-    "one record belongs to one person": HERE + "test_a_person_with_three_records_has_three_times_the_bound",
-    "nothing about the data was published except": HERE + "test_a_clip_that_was_read_off_the_rows_tells_of_one_of_them",
-    "model, sketch, clip, normaliser, number of rounds": HERE
-    + "test_a_clip_that_was_read_off_the_rows_tells_of_one_of_them",
-    "what was declared about the data": HERE + "test_bounds_that_were_read_off_the_rows_tell_of_one_of_them",
-    "the types, words and ranges that were declared": HERE
-    + "test_bounds_that_were_read_off_the_rows_tell_of_one_of_them",
-    "the names of the columns, and the rules that": "tests/runs/test_runs_leaks.py::"
-    "test_a_run_with_leaks_says_so_everywhere",
-    "the rows given as public are public": HERE + "test_a_private_row_among_the_public_ones_is_not_protected",
-    "the labels of the public rows were used": HERE + "test_a_private_row_among_the_public_ones_is_not_protected",
-    "the examples that a sketch learns from are public": HERE
-    + "test_a_sketch_that_learned_from_a_private_row_tells_of_it",
-    "the public examples are not private records": HERE + "test_a_sketch_that_learned_from_a_private_row_tells_of_it",
-    "the number of records is public": HERE + "test_an_exact_number_of_records_is_told",
-    "the number of records of the first call is public": HERE + "test_an_exact_number_of_records_is_told",
-    "how many rows have a target is public": HERE + "test_an_exact_number_of_records_is_told",
-    "how many test rows there are is public": HERE + "test_an_exact_number_of_records_is_told",
-    # runs
-    "nobody has seen what the interrupted run released": REVIEWED + "test_lost_rounds_are_stated",
-    "{}, {}: its ledger has what that cost": REVIEWED + "test_lost_rounds_are_stated",
-    "the number of steps was fixed before training": "tests/privacy/test_stopping.py::"
-    "test_the_epsilon_so_far_is_broken_by_stopping_and_that_of_the_plan_is_not",
-    "{} of {} planned rounds were made": "tests/privacy/test_stopping.py::"
-    "test_the_epsilon_so_far_is_broken_by_stopping_and_that_of_the_plan_is_not",
-    "whether a step is taken does not depend on": "tests/engine/test_skipped.py::"
-    "test_the_clipped_sum_is_that_of_gradients_with_zeros",
-    # parts of somebody else's
-    "draws records as its event says": AUDIT + "attack.py::test_the_poisson_claim_fails_without_the_sampling",
-    "gives each record a vector that depends on": "tests/core/test_pipeline_claims.py::"
-    "test_own_sources_and_public_examples_are_stated",
-    "maps each record by itself, and states a bound": AUDIT
-    + "movement.py::test_a_bound_that_looks_at_the_data_bounds_nothing",
-    "keeps every record's share of the sum below": AUDIT
-    + "movement.py::test_the_published_map_breaks_its_bound_by_the_number_of_records",
-    "hides what it releases as its event says": AUDIT + "attack.py::test_half_the_noise_is_noticed",
-    "reads released values only": "tests/core/test_pipeline_claims.py::"
-    "test_line_searches_and_certified_stops_look_at_the_data",
-    "{}, which is not of this library, gives a record a slope": HERE
-    + "test_a_loss_in_which_records_meet_moves_more_than_its_bound_and_is_named",
-    "{}, which is not of this library, {}": "tests/core/test_pipeline_claims.py::"
-    "test_own_sources_and_public_examples_are_stated",
-    "the source of stage {} {}": "tests/core/test_pipeline_claims.py::test_own_sources_and_public_examples_are_stated",
-    # passes of networks
-    "random layers such as dropout": "tests/engine/test_secret_draws.py::"
-    "test_a_known_seed_tells_nothing_about_the_masks",
-    "the last digits of a record's gradient do not": "tests/attack/test_shapes.py::"
-    "test_a_mean_does_and_its_statement_says_so",
-    "the last digits of a record's activations": "tests/attack/test_shapes.py::"
-    "test_records_on_the_kink_stay_where_they_are",
-    "what a pass does to an example does not depend on": "tests/engine/test_skipped.py::"
-    "test_pieces_of_a_batch_leave_out_the_same_layers",
-    "what other runs release about the same clients is not": FLOWER
-    + "secure.py::test_a_clients_own_ledger_holds_over_new_runs",
-    "no code between the loader, the layers and the loss mixes": "tests/engine/test_losses.py::"
-    "test_what_stays_assumed_is_not_seen_and_the_statement_says_so",
-    "what collate_fn makes of a record does not depend": "tests/engine/test_collate.py::"
-    "test_records_that_are_kept_apart_or_cannot_be_told_apart_train_and_the_statement_says_what_is_assumed",
-    "training went on from a checkpoint without the ledger": "tests/engine/test_checkpoint.py::"
-    "test_a_continuation_that_its_ledger_did_not_see_begin_says_so",
-    # estimators
-    "a record is in one part of the selection": "tests/estimators/test_search.py::"
-    "test_parts_are_drawn_independently_of_all_else",
-    "the model that is measured is public": HERE + "test_a_model_that_remembers_a_row_tells_of_it_in_its_score",
-    "the rows that were measured were not trained on": HERE
-    + "test_a_model_that_remembers_a_row_tells_of_it_in_its_score",
-    "the model, which is not of this library, predicts": "tests/estimators/test_scoring.py::"
-    "test_models_of_others_are_taken_to_predict_row_by_row_and_ours_do",
-    "the held-out rows were drawn by coins": "tests/runs/test_runs_measure.py::"
-    "test_the_training_covers_figures_of_other_rows_only_where_all_its_noise_is_gaussian",
-    "the figures of the test rows are noisy sums": "tests/runs/test_runs_measure.py::"
-    "test_training_and_figures_together_cost_epsilon",
-    "records are independent draws, and few rows": "tests/estimators/test_intervals.py::"
-    "test_rows_that_were_shortened_are_noticed",
-    "the noise in X'X and in the column scales": "tests/estimators/test_intervals.py::"
-    "test_where_it_cannot_be_told_it_says_why",
-    # ranks and clients
-    "all ranks read the same dataset in the same order": "tests/engine/test_group.py::test_every_record_is_one_ranks",
-    "the reader may know which clients": FLOWER + "private.py::test_two_epsilons_are_stated",
-    "whether a client answers, and answers in time": FLOWER + "private.py::test_the_divisor_is_public_whoever_answers",
-    "a client is connected once": FLOWER + "private.py::test_a_client_is_one_term_in_the_guarantee",
-    "a record, here, is all that one client has": FLOWER
-    + "private.py::test_a_client_moves_the_sum_by_its_bound_whatever_it_sends",
-    "no record is with two clients": FLOWER + "private.py::test_the_coins_of_records_are_the_clients_own",
-    "the server is trusted": FLOWER + "secure.py::test_what_the_server_receives_says_nothing_of_one_client",
-    "all {} clients follow the protocol": SECAGG + "parts.py::test_a_reader_who_knows_its_own_noise_faces_the_whole",
-    "all but at most {}": SECAGG + "lying.py::test_no_plan_of_lies_leaves_out_more_than_is_counted",
-    "of the {} clients {} follow the protocol": SECAGG
-    + "lying.py::test_no_plan_of_lies_leaves_out_more_than_is_counted",
-    "the server passes on public keys as they are": SECAGG
-    + "round.py::test_clients_that_were_shown_different_rosters_read_no_letters",
-    "adding or removing means that the vector": SECAGG + "parts.py::test_the_statement_says_what_it_rests_on",
-    "X25519, HKDF, ChaCha20 and Poly1305 are not broken": OUTSIDE + "nobody is known to break them",
-    # pages
-    "Stopping early because of what was released": "tests/privacy/test_stopping.py::"
-    "test_the_epsilon_so_far_is_broken_by_stopping_and_that_of_the_plan_is_not",
-    "The last digits of a record's gradient": "tests/attack/test_shapes.py::test_a_mean_does_and_its_statement_says_so",
-    "A model of somebody else's that `private_score`": "tests/estimators/test_scoring.py::"
-    "test_models_of_others_are_taken_to_predict_row_by_row_and_ours_do",
-    "One record belongs to one person": HERE + "test_a_person_with_three_records_has_three_times_the_bound",
-    "Declared bounds, classes, schemas and settings": HERE
-    + "test_bounds_that_were_read_off_the_rows_tell_of_one_of_them",
-    "Public rows are public": HERE + "test_a_private_row_among_the_public_ones_is_not_protected",
-    "The operating system's random numbers are secret": HERE + "test_noise_that_can_be_computed_again_hides_nothing",
-    "Linear models: each record by itself": "tests/objectives/test_margins.py::"
-    "test_records_on_the_kink_of_a_hinge_stay_where_they_are",
-    "For networks this is assumed and not proven": "tests/attack/test_shapes.py::"
-    "test_a_mean_does_and_its_statement_says_so",
-    "Matrix products": "tests/attack/test_shapes.py::test_records_on_the_kink_stay_where_they_are",
-    "A loss that is a mean": "tests/attack/test_shapes.py::test_a_mean_does_and_its_statement_says_so",
-    "Arithmetic": OUTSIDE + "the rounding of the processor cannot be switched from here",
+    "one record belongs to one person": "a_person_with_three_records_has_three_times_the_bound",
+    "nothing about the data was published except": "a_clip_that_was_read_off_the_rows_tells_of_one_of_them",
+    "model, sketch, clip, normaliser, number of rounds": "a_clip_that_was_read_off_the_rows_tells_of_one_of_them",
+    "what was declared about the data": "bounds_that_were_read_off_the_rows_tell_of_one_of_them",
+    "the types, words and ranges that were declared": "bounds_that_were_read_off_the_rows_tell_of_one_of_them",
+    "the names of the columns, and the rules that": "a_run_with_leaks_says_so_everywhere",
+    "the rows given as public are public": "a_private_row_among_the_public_ones_is_not_protected",
+    "the labels of the public rows were used": "a_private_row_among_the_public_ones_is_not_protected",
+    "the examples that a sketch learns from are public": "a_sketch_that_learned_from_a_private_row_tells_of_it",
+    "the public examples are not private records": "a_sketch_that_learned_from_a_private_row_tells_of_it",
+    "the number of records is public": "an_exact_number_of_records_is_told",
+    "the number of records of the first call is public": "an_exact_number_of_records_is_told",
+    "how many rows have a target is public": "an_exact_number_of_records_is_told",
+    "how many test rows there are is public": "an_exact_number_of_records_is_told",
+    "nobody has seen what the interrupted run released": "lost_rounds_are_stated",
+    "{}, {}: its ledger has what that cost": "lost_rounds_are_stated",
+    "the number of steps was fixed before": "the_epsilon_so_far_is_broken_by_stopping_and_that_of_the_plan_is_not",
+    "{} of {} planned rounds were made": "the_epsilon_so_far_is_broken_by_stopping_and_that_of_the_plan_is_not",
+    "whether a step is taken does not depend on": "the_clipped_sum_is_that_of_gradients_with_zeros",
+    "draws records as its event says": "the_poisson_claim_fails_without_the_sampling",
+    "gives each record a vector that depends on": "own_sources_and_public_examples_are_stated",
+    "maps each record by itself, and states a bound": "a_bound_that_looks_at_the_data_bounds_nothing",
+    "keeps every record's share of the sum below": "the_published_map_breaks_its_bound_by_the_number_of_records",
+    "hides what it releases as its event says": "half_the_noise_is_noticed",
+    "reads released values only": "line_searches_and_certified_stops_look_at_the_data",
+    "{}, which is not of this library, gives a record a": "a_loss_in_which_records_meet_moves_more_than_its_bound",
+    "{}, which is not of this library, {}": "own_sources_and_public_examples_are_stated",
+    "the source of stage {} {}": "own_sources_and_public_examples_are_stated",
+    "random layers such as dropout": "a_known_seed_tells_nothing_about_the_masks",
+    "the last digits of a record's gradient do not": "a_mean_does_and_its_statement_says_so",
+    "the last digits of a record's activations": "records_on_the_kink_stay_where_they_are",
+    "what a pass does to an example does not depend on": "pieces_of_a_batch_leave_out_the_same_layers",
+    "what other runs release about the same clients is not": "a_clients_own_ledger_holds_over_new_runs",
+    "no code between the loader, the layers and the loss": "what_stays_assumed_is_not_seen_and_the_statement_says_so",
+    "what collate": "records_that_are_kept_apart_or_cannot_be_told_apart_train_and_the_statement_says_what_is_assumed",
+    "training went on from a checkpoint without the ledger": "a_continuation_that_its_ledger_did_not_see_begin_says_so",
+    "a record is in one part of the selection": "parts_are_drawn_independently_of_all_else",
+    "the model that is measured is public": "a_model_that_remembers_a_row_tells_of_it_in_its_score",
+    "the rows that were measured were not trained on": "a_model_that_remembers_a_row_tells_of_it_in_its_score",
+    "the model, which is not of this library, predicts": "models_of_others_are_taken_to_predict_row_by_row_and_ours_do",
+    "the held-out rows were drawn by": "the_training_covers_figures_of_other_rows_only_where_all_its_noise_is_gaussian",
+    "the figures of the test rows are noisy sums": "training_and_figures_together_cost_epsilon",
+    "records are independent draws, and few rows": "rows_that_were_shortened_are_noticed",
+    "the noise in X'X and in the column scales": "where_it_cannot_be_told_it_says_why",
+    "all ranks read the same dataset in the same order": "every_record_is_one_ranks",
+    "the reader may know which clients": "two_epsilons_are_stated",
+    "whether a client answers, and answers in time": "the_divisor_is_public_whoever_answers",
+    "a client is connected once": "a_client_is_one_term_in_the_guarantee",
+    "a record, here, is all that one client has": "a_client_moves_the_sum_by_its_bound_whatever_it_sends",
+    "no record is with two clients": "the_coins_of_records_are_the_clients_own",
+    "the server is trusted": "what_the_server_receives_says_nothing_of_one_client",
+    "all {} clients follow the protocol": "a_reader_who_knows_its_own_noise_faces_the_whole",
+    "all but at most {}": "no_plan_of_lies_leaves_out_more_than_is_counted",
+    "of the {} clients {} follow the protocol": "no_plan_of_lies_leaves_out_more_than_is_counted",
+    "the server passes on public keys as they are": "clients_that_were_shown_different_rosters_read_no_letters",
+    "adding or removing means that the vector": "the_statement_says_what_it_rests_on",
+    "Stopping early because of what was": "the_epsilon_so_far_is_broken_by_stopping_and_that_of_the_plan_is_not",
+    "The last digits of a record's gradient": "a_mean_does_and_its_statement_says_so",
+    "A model of somebody else's that `private_score`": "models_of_others_are_taken_to_predict_row_by_row_and_ours_do",
+    "One record belongs to one person": "a_person_with_three_records_has_three_times_the_bound",
+    "Declared bounds, classes, schemas and settings": "bounds_that_were_read_off_the_rows_tell_of_one_of_them",
+    "Public rows are public": "a_private_row_among_the_public_ones_is_not_protected",
+    "The operating system's random numbers are secret": "noise_that_can_be_computed_again_hides_nothing",
+    "Linear models: each record by itself": "records_on_the_kink_of_a_hinge_stay_where_they_are",
+    "For networks this is assumed and not proven": "a_mean_does_and_its_statement_says_so",
+    "Matrix products": "records_on_the_kink_stay_where_they_are",
+    "A loss that is a mean": "a_mean_does_and_its_statement_says_so",
 }
+"""The beginning of what is assumed, and the name of the test that shows what happens where it is false."""
+OUTSIDE = {
+    "X25519, HKDF, ChaCha20 and Poly1305 are not broken": "nobody is known to break them",
+    "Arithmetic": "the rounding of the processor cannot be switched from here",
+}
+"""What no programme can make false, and why."""
 
 
 def words(node: ast.expr) -> str | None:
@@ -252,23 +205,16 @@ def on_pages() -> Iterator[str]:
 
 
 def test_every_assumption_has_a_test_of_what_happens_when_it_is_false() -> None:
-    texts = {*in_source(), *on_pages()}
-    unknown = sorted(text for text in texts if not any(text.startswith(start) for start in FALSE))
+    texts, known = {*in_source(), *on_pages()}, FALSE | OUTSIDE
+    unknown = sorted(text for text in texts if not any(text.startswith(start) for start in known))
     assert not unknown, "say in FALSE which test shows what happens when this is false"
-    unused = sorted(start for start in FALSE if not any(text.startswith(start) for text in texts))
+    unused = sorted(start for start in known if not any(text.startswith(start) for text in texts))
     assert not unused, "these lines are assumed no more"
 
 
 def test_the_tests_that_are_named_are_there() -> None:
-    gone = []
-    for place in FALSE.values():
-        if place.startswith(OUTSIDE):
-            continue
-        file, _, name = place.partition("::")
-        text = (ROOT / file).read_text(encoding="utf-8") if (ROOT / file).exists() else ""
-        if f"def {name}(" not in text:
-            gone.append(place)
-    assert not gone
+    there = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in FALSE.values() if f"def test_{name}(" not in there] == []
 
 
 # ---------------------------------------------------------------- what happens when they are false
@@ -401,7 +347,7 @@ class Balanced(Logistic):
         return super().slopes(z, y) * y.mean().sign()
 
 
-def test_a_loss_in_which_records_meet_moves_more_than_its_bound_and_is_named() -> None:
+def test_a_loss_in_which_records_meet_moves_more_than_its_bound() -> None:
     y = np.where(np.arange(41) % 2 == 0, 1, -1)  # one more of the first label
     x = 0.5 * y[:, None] * np.ones((1, 3))
 

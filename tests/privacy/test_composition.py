@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from isthmus.privacy import composition, delta_of, epsilon, epsilon_of
-from isthmus.privacy.accounting import exact
+from isthmus.privacy.accounting import _exact
 
 Law = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -46,7 +46,7 @@ def true_delta(law: Law, n: int, epsilon: float, t: float) -> float:
 def test_the_reference_finds_the_gaussian_curve() -> None:
     for epsilon_, t in ((1.0, 2.0), (5.0, 30.0)):
         found = true_delta(removed(1.0, 100.0, False), 1000, epsilon_, t)
-        assert found == pytest.approx(exact(100 / math.sqrt(1000), "delta", epsilon_), rel=1e-3)  # its own grid
+        assert found == pytest.approx(_exact(100 / math.sqrt(1000), "delta", epsilon_), rel=1e-3)  # its own grid
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_rounds_without_sampling_are_one_gaussian(small: float) -> None:
     for n, sigma in ((1, 1.0), (10_000, 70.0)):
         one = {dpa.GaussianDpEvent(sigma): n}
         cost = composition.cost(one, False, 1e-4 if n == 1 else 1e-5, "epsilon", small)
-        least = exact(sigma / math.sqrt(n), "epsilon", small)
+        least = _exact(sigma / math.sqrt(n), "epsilon", small)
         if small >= 1e-15:  # below it the mass that is cut off a round counts
             assert least <= cost <= least * 1.001
         else:
             assert cost >= least
         back = composition.cost(one, False, 1e-4, "delta", least)
-        assert back >= exact(sigma / math.sqrt(n), "delta", least) * (1 - 1e-9)
+        assert back >= _exact(sigma / math.sqrt(n), "delta", least) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("small", [0.3, 0.1, 1e-5, 1e-12])
@@ -89,7 +89,7 @@ def test_one_laplace_round_has_its_closed_form(small: float) -> None:
 def test_many_laplace_rounds_have_no_infinite_loss() -> None:
     """What rounding left of a curve beyond the largest loss, 10^5 times, was more than this delta."""
     rounds = dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(100.0), 100_000)
-    gaussian = exact(100 / math.sqrt(100_000), "epsilon", 1e-12)  # nearly, by the central limit theorem
+    gaussian = _exact(100 / math.sqrt(100_000), "epsilon", 1e-12)  # nearly, by the central limit theorem
     assert epsilon_of(rounds, 1e-12) == pytest.approx(gaussian, rel=0.02)
 
 

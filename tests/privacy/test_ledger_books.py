@@ -12,7 +12,7 @@ from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import Adjacency, epsilon_of
-from isthmus.privacy.chain import LedgerCorrupt, Records
+from isthmus.privacy.chain import LedgerCorrupt, _Records
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, Limit
 
 EVENT = E.ComposedDpEvent([E.GaussianDpEvent(40.0), E.SelfComposedDpEvent(E.LaplaceDpEvent(90.0), 2)])
@@ -58,7 +58,7 @@ def test_a_ledger_in_memory_does_not_read_or_write_json(monkeypatch: pytest.Monk
         monkeypatch.setattr(module, name, never)
     for t in range(20):
         run.charge("main", t)
-    assert run.held() == {"main": 0}
+    assert run._left == {"main": 0}
 
 
 def test_a_ledger_is_told_from_others(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_rounds_beyond_a_limit_are_refused_and_not_charged(tmp_path: Path) -> No
 def test_a_charge_is_of_whole_rounds(rounds: object, torn: bool) -> None:
     """A record with a right seal is still read as what a ledger can have written; a torn one gives nothing back."""
     event = {"event": "Laplace", "noise_multiplier": 9.0}
-    records = Records({"kind": "open", "format": 1, "budget": None, "adjacency": "add-remove", "dataset": ""})
+    records = _Records({"kind": "open", "format": 1, "budget": None, "adjacency": "add-remove", "dataset": ""})
     records.append(records.opening)
     records.append({"kind": "begin", "run": "a", "announced": {"main": {"event": event, "rounds": 3}}})
     charge = {"what": "main", "event": event, "rounds": rounds}

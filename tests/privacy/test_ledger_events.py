@@ -11,7 +11,7 @@ import pytest
 from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy.event_json import all_words, canonical, composed, flatten, from_json, sampling_words, to_json
+from isthmus.privacy.event_json import _all_words, _sampling_words, canonical, composed, flatten, from_json, to_json
 from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
 GAUSSIAN = E.GaussianDpEvent(40.0)
@@ -70,8 +70,8 @@ def test_events_that_cannot_be_written_are_refused(event: Any, message: str) -> 
 
 def test_a_mixture_says_that_its_sample_is_part_of_it() -> None:
     mixture = to_json(E.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0), (0.9, 0.1)))
-    assert all_words(mixture) == "Gaussian noise of standard deviation 2"
-    assert "how often a record is in it is part of the event" in sampling_words(mixture)
+    assert _all_words(mixture) == "Gaussian noise of standard deviation 2"
+    assert "how often a record is in it is part of the event" in _sampling_words(mixture)
 
 
 @pytest.mark.parametrize("scales", ["12", {"a": 1.0}, 3.0])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ledger_child import TURNS
 
-from isthmus.privacy.chain import LedgerCorrupt, SealedRecords
+from isthmus.privacy.chain import LedgerCorrupt, _SealedRecords
 from isthmus.privacy.ledger import Ledger
 
 CHILD = Path(__file__).with_name("ledger_child.py")
@@ -105,14 +105,19 @@ def build(path: Path, *, last: str = "charge") -> tuple[bytes, int, int]:
     return data, data.rstrip(b"\n").rfind(b"\n") + 1, 3
 
 
+def reopened(path: Path, data: bytes) -> Ledger:
+    """The ledger in these bytes, without a mark of what was written before."""
+    Path(f"{path}.lock").unlink(missing_ok=True)
+    path.write_bytes(data)
+    return Ledger.open(path)
+
+
 def test_a_charge_torn_at_any_byte_is_charged(tmp_path: Path) -> None:
     data, begins, before = build(tmp_path / "whole")
     copy = tmp_path / "copy"
     seen = set()
     for cut in range(begins, len(data) + 1):
-        (tmp_path / "copy.lock").unlink(missing_ok=True)
-        copy.write_bytes(data[:cut])
-        ledger = Ledger.open(copy)
+        ledger = reopened(copy, data[:cut])
         rounds = ledger.rounds()
         assert rounds["main"] == before + (5 if cut > begins else 0)
         assert rounds["rare"] in (5, 10)  # 10 where the cut record may have been a charge of the other stage
@@ -143,9 +148,7 @@ def test_other_records_torn_at_any_byte_never_lower_a_charge(tmp_path: Path, las
     shutil.copy(tmp_path / "whole", copy)
     least = Ledger.open(copy).rounds()
     for cut in range(begins, len(data)):
-        (tmp_path / "copy.lock").unlink(missing_ok=True)
-        copy.write_bytes(data[:cut])
-        rounds = Ledger.open(copy).rounds()
+        rounds = reopened(copy, data[:cut]).rounds()
         assert all(rounds[name] >= count for name, count in least.items())
         if cut - begins > len('{"kind":"c'):
             assert rounds == least
@@ -157,24 +160,19 @@ def test_a_torn_refund_gives_nothing_back(tmp_path: Path) -> None:
     ends = data.index(b"\n", begins)
     copy = tmp_path / "copy"
     for cut in range(begins, ends + 1):
-        (tmp_path / "copy.lock").unlink(missing_ok=True)
-        copy.write_bytes(data[:cut])
-        assert Ledger.open(copy).rounds()["rare"] >= 5
+        assert reopened(copy, data[:cut]).rounds()["rare"] >= 5
 
 
 def test_a_recovery_killed_at_any_byte_is_recovered(tmp_path: Path) -> None:
     data, begins, before = build(tmp_path / "whole")
     copy = tmp_path / "copy"
     torn = data[: begins + 90]
-    copy.write_bytes(torn)
-    expected = Ledger.open(copy).rounds()
+    expected = reopened(copy, torn).rounds()
     assert expected["main"] == before + 5
     mended = copy.read_bytes()
     assert mended.startswith(torn + b"\t")
     for cut in range(len(torn), len(mended)):
-        (tmp_path / "copy.lock").unlink(missing_ok=True)
-        copy.write_bytes(mended[:cut])
-        assert Ledger.open(copy).rounds() == expected
+        assert reopened(copy, mended[:cut]).rounds() == expected
         assert Ledger.open(copy).rounds() == expected
 
 
@@ -191,7 +189,7 @@ def test_the_first_record_torn_at_any_byte_begins_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["write", "fsync"])
 def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    def half(self: SealedRecords, data: bytes) -> None:
+    def half(self: _SealedRecords, data: bytes) -> None:
         os.write(self._file, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -201,10 +199,10 @@ def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     ledger = Ledger.open(tmp_path / "ledger")
     run = ledger.run({"main": EVENT}, reserve=4)
     with monkeypatch.context() as patch:
-        patch.setattr(*((SealedRecords, "_write", half) if failing == "write" else (os, "fsync", failed)))
+        patch.setattr(*((_SealedRecords, "_write", half) if failing == "write" else (os, "fsync", failed)))
         with pytest.raises(OSError, match="space|output"):
             run.charge("main")
-    assert run.held() == {"main": 0}
+    assert run._left == {"main": 0}
     run.charge("main")
     assert ledger.rounds() == {"main": 8}  # the failed charge counts, and nobody may give it back
     run.close()

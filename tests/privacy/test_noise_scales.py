@@ -22,7 +22,7 @@ SOURCES = {
     "generator": lambda: GeneratorSource(torch.Generator().manual_seed(5)),
 }
 N = 4001
-SCALES = [1e-300, 1e-200, 1e-170, 1e-160, 1e-20, 1.0, 1e20, 1e150, 1e160, 1e200, 1e300]
+SCALES = [1e-300, 1e-170, 1e-20, 1.0, 1e150, 1e300]
 each_source = pytest.mark.parametrize("source", list(SOURCES))
 
 
@@ -32,48 +32,28 @@ def drawn(mechanism: Any, ord: float, source: str, dtype: torch.dtype, bound: fl
 
 
 @pytest.mark.parametrize(("mechanism", "ord", "law"), [(Gaussian(0.5), 2, "norm"), (Laplace(0.5), 1, "laplace")])
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [*((s, torch.float64) for s in SCALES), *((s, torch.float32) for s in (2e-38, 1e-20, 5e36))]
+)
 @each_source
 def test_the_noise_has_its_scale_wherever_that_lies(
-    source: str, scale: float, mechanism: Any, ord: float, law: str
+    source: str, scale: float, dtype: torch.dtype, mechanism: Any, ord: float, law: str
 ) -> None:
-    found = drawn(mechanism, ord, source, torch.float64, scale / 0.5) / scale
+    found = drawn(mechanism, ord, source, dtype, scale / 0.5).double() / scale
     assert bool(torch.isfinite(found).all()) and int((found == 0).sum()) == 0
     assert stats.kstest(found.numpy(), law).pvalue > 1e-7
     for wrong in (2 / 3, 3 / 2):
         assert stats.kstest(wrong * found.numpy(), law).pvalue < 1e-9
 
 
-@pytest.mark.parametrize("scale", [2e-38, 1e-30, 1e30, 5e36])
 @each_source
-def test_float32_holds_the_noise_of_its_own_range(source: str, scale: float) -> None:
-    found = drawn(Gaussian(1.0), 2, source, torch.float32, scale).double() / scale
-    assert bool(torch.isfinite(found).all())
-    assert stats.kstest(found.numpy(), "norm").pvalue > 1e-7
-    for wrong in (2 / 3, 3 / 2):
-        assert stats.kstest(wrong * found.numpy(), "norm").pvalue < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("dtype", "bound", "multiplier"),
-    [
-        (torch.float32, 1e-39, 1.0),
-        (torch.float32, 1e-46, 1.0),
-        (torch.float32, 1e-170, 1.0),
-        (torch.float32, 1e37, 1.0),
-        (torch.float64, 1e-310, 1.0),
-        (torch.float64, 1e-200, 1e-200),
-        (torch.float64, 1e307, 1.0),
-        (torch.float64, 1e200, 1e200),
-    ],
-)
-@each_source
-def test_a_scale_that_the_numbers_cannot_hold_is_refused(
-    source: str, dtype: torch.dtype, bound: float, multiplier: float
-) -> None:
-    for mechanism, ord in ((Gaussian(multiplier), 2), (Laplace(multiplier), 1)):
-        with pytest.raises(InvalidInput, match="noise scale"):
-            drawn(mechanism, ord, source, dtype, bound)
+def test_a_scale_that_the_numbers_cannot_hold_is_refused(source: str) -> None:
+    single, double = ((1e-39, 1.0), (1e-170, 1.0), (1e37, 1.0)), ((1e-310, 1.0), (1e-200, 1e-200), (1e200, 1e200))
+    for dtype, given in ((torch.float32, single), (torch.float64, double)):
+        for bound, multiplier in given:
+            for mechanism, ord in ((Gaussian(multiplier), 2), (Laplace(multiplier), 1)):
+                with pytest.raises(InvalidInput, match="noise scale"):
+                    drawn(mechanism, ord, source, dtype, bound)
 
 
 @pytest.mark.parametrize("bound", [1e-290, 1e-170, 1.0, 1e170, 1e290])

@@ -74,13 +74,8 @@ def test_poisson_gaussian_oracles(q: float, z: float, steps: int, adjacency: Adj
     ("z", "steps", "at", "expected"),
     [
         (1.0, 1, 1e-5, 4.3771780957),
-        (3.7306316348, 1, 1e-5, 1.0),
-        (7.0318266756, 1, 1e-5, 0.5),
         (4.2246788893, 1, 1e-6, 1.0),
-        (1.9938124456, 1, 1e-5, 2.0),
         (0.6002290722, 1, 1e-5, 8.0),
-        (185.846109, 1000, 1e-5, 0.608097),
-        (117.972931, 1000, 1e-5, 1.0),
         (64.378981, 100, 1e-6, 0.635878),
     ],
 )
@@ -200,30 +195,12 @@ def test_joint_gaussians_merge_exactly() -> None:
     assert isinstance(joint([Gaussian(1.0).event(), NoisyMax(1.0).event()]), dpa.ComposedDpEvent)
 
 
-def test_compose_counts_equal_events() -> None:
-    step = Poisson(0.1).event(Gaussian(2.0).event())
-    nested = compose([step, times(step, 3), compose([step, Gaussian(1.0).event()])])
-    assert nested.events[0] == times(step, 5)
-    assert epsilon_of(compose([]), DELTA) == 0.0 and delta_of(compose([]), 0.0) == 0.0
-
-
-def test_rate_one_is_the_full_batch() -> None:
-    wrapped = dpa.PoissonSampledDpEvent(1.0, dpa.GaussianDpEvent(2.0))
-    assert epsilon_of(wrapped, DELTA) == epsilon_of(Gaussian(2.0).event(), DELTA)
-
-
 def test_a_release_without_noise_has_no_epsilon() -> None:
     for event in (
         Exact().event(),
         joint([Exact().event(), Gaussian(9.0).event()]),
         Poisson(0.1).event(Exact().event()),
     ):
-        assert epsilon_of(event, DELTA) == math.inf and delta_of(event, 1.0) == 1.0
-
-
-def test_zero_noise_has_no_epsilon() -> None:
-    silent = dpa.GaussianDpEvent(0.0)
-    for event in (silent, dpa.PoissonSampledDpEvent(0.1, silent), dpa.LaplaceDpEvent(0.0), joint([silent, silent])):
         assert epsilon_of(event, DELTA) == math.inf and delta_of(event, 1.0) == 1.0
 
 
@@ -310,29 +287,15 @@ def test_samplers_refuse_what_they_cannot_amplify() -> None:
     assert FullBatch().event(both) is both
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": -1.0},
-        {"noise_multiplier": math.nan},
-        {"sampling_rate": 0.0},
-        {"sampling_rate": 1.1},
-        {"steps": 0},
-        {"steps": 1.5},
-        {"delta": 0.0},
-        {"delta": 1.0},
-        {"adjacency": "add"},
-    ],
-)
-def test_bad_input_is_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=next(iter(wrong))):
-        epsilon(**{"noise_multiplier": 1.0, "delta": DELTA, **wrong})
-    if "delta" not in wrong:
-        with pytest.raises(InvalidInput, match=next(iter(wrong))):
-            delta(**{"noise_multiplier": 1.0, "epsilon": 1.0, **wrong})
-
-
-def test_negative_epsilon_has_no_delta() -> None:
-    with pytest.raises(InvalidInput, match="epsilon"):
-        delta(noise_multiplier=1.0, epsilon=-0.1)
+def test_bad_input_is_refused_by_name() -> None:
+    shared = {
+        "noise_multiplier": (0.0, math.nan),
+        "sampling_rate": (0.0, 1.1),
+        "steps": (0, 1.5),
+        "adjacency": ("add",),
+    }
+    for door, given, own in ((epsilon, "delta", (0.0, 1.0)), (delta, "epsilon", (-0.1,))):
+        for name, values in {**shared, given: own}.items():
+            for value in values:
+                with pytest.raises(InvalidInput, match=name):
+                    door(**{"noise_multiplier": 1.0, given: 0.1, name: value})

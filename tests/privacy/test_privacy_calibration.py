@@ -31,10 +31,8 @@ ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
     ("eps", "q", "steps", "adjacency", "expected"),
     [
         (1.0, 0.01, 1000, ADD, 1.41463),
-        (1.0, 0.025, 1200, ADD, 3.35290),
         (0.5, 0.025, 1200, ADD, 6.17712),
         (1.0, 0.01, 1000, REPLACE, 2.36443),
-        (1.0, 0.025, 1200, REPLACE, 6.46038),
         (0.5, 0.025, 1200, REPLACE, 12.17924),
     ],
 )
@@ -44,14 +42,7 @@ def test_poisson_oracles(eps: float, q: float, steps: int, adjacency: Adjacency,
 
 
 @pytest.mark.parametrize(
-    ("eps", "at", "expected"),
-    [
-        (1.0, 1e-5, 3.7306316348),
-        (0.5, 1e-5, 7.0318266756),
-        (1.0, 1e-6, 4.2246788893),
-        (2.0, 1e-5, 1.9938124456),
-        (8.0, 1e-5, 0.6002290722),
-    ],
+    ("eps", "at", "expected"), [(0.5, 1e-5, 7.0318266756), (1.0, 1e-6, 4.2246788893), (8.0, 1e-5, 0.6002290722)]
 )
 def test_full_batch_gaussian_oracles(eps: float, at: float, expected: float) -> None:
     assert noise_multiplier(epsilon=eps, delta=at) == pytest.approx(expected, abs=1e-6)
@@ -73,17 +64,7 @@ def test_without_replacement_oracle() -> None:
 @pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 @pytest.mark.parametrize(
     ("eps", "q", "steps"),
-    [
-        (0.1, 0.01, 1000),
-        (8.0, 0.1, 1000),
-        (1.0, 1.0, 1000),
-        (1.0, 0.001, 1000),
-        (1.0, 0.01, 10**4),
-        (0.1, 0.1, 10**5),
-        (1.0, 0.01, 10**5),
-        (4.0, 0.01, 10**5),
-        (1.0, 1.0, 10**5),
-    ],
+    [(8.0, 0.1, 1000), (1.0, 0.001, 1000), (0.1, 0.1, 10**5), (4.0, 0.01, 10**5), (1.0, 1.0, 10**5)],
 )
 def test_the_result_costs_the_target(eps: float, q: float, steps: int, adjacency: Adjacency) -> None:
     z = noise_multiplier(epsilon=eps, delta=1e-6, sampling_rate=q, steps=steps, adjacency=adjacency)
@@ -119,21 +100,9 @@ def test_search_survives_cliffs_and_plateaus(start: float) -> None:
     assert 0.25 * (1 - 2e-5) <= cost(scale) <= 0.25
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"epsilon": 0.0},
-        {"epsilon": -1.0},
-        {"epsilon": math.inf},
-        {"delta": 0.0},
-        {"delta": 1.0},
-        {"sampling_rate": 0.0},
-        {"sampling_rate": 2.0},
-        {"steps": 0},
-        {"mechanism": "uniform"},
-        {"adjacency": None},
-    ],
-)
-def test_bad_input_is_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=next(iter(wrong))):
-        noise_multiplier(**{"epsilon": 1.0, "delta": 1e-5, **wrong})
+def test_bad_input_is_refused_by_name() -> None:
+    wrong: dict[str, Any] = {"epsilon": (0.0, -1.0, math.inf), "delta": (0.0, 1.0), "sampling_rate": (0.0, 2.0)}
+    for name, values in {**wrong, "steps": (0,), "mechanism": ("uniform",), "adjacency": (None,)}.items():
+        for value in values:
+            with pytest.raises(InvalidInput, match=name):
+                noise_multiplier(**{"epsilon": 1.0, "delta": 1e-5, name: value})

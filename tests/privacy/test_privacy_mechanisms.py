@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import dp_accounting as dpa
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -29,17 +28,6 @@ from isthmus.privacy import (
 from isthmus.privacy.clips import ClippedSum
 
 N = 20000
-
-
-@pytest.mark.parametrize("bound", [0.25, 4.0])
-@pytest.mark.parametrize(("mechanism", "ord", "law"), [(Gaussian(1.7), 2, "norm"), (Laplace(1.7), 1, "laplace")])
-def test_noise_has_the_multiplier_times_the_bound(mechanism: Any, ord: float, law: str, bound: float) -> None:
-    value = torch.linspace(-50, 50, N, dtype=torch.float64)
-    noise = (mechanism.release(ClippedSum(value, ord, bound), SeededSource(3)) - value).numpy()
-    scale = 1.7 * bound
-    assert stats.kstest(noise / scale, law).pvalue > 1e-3
-    for factor in (2 / 3, 3 / 2):
-        assert stats.kstest(noise / (scale * factor), law).pvalue < 1e-9
 
 
 def frequencies(mechanism: Any, scores: torch.Tensor, bound: float, draws: int) -> dict[tuple[float, ...], int]:
@@ -124,18 +112,6 @@ def test_discrete_gaussian_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
         DiscreteGaussian(1.0, grid=0.1).release(ClippedSum(torch.ones(2), 2, 1.0), SecretSource())
 
 
-def test_a_grid_too_fine_for_integers_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="grid"):
-        DiscreteGaussian(1.0, grid=1e-30).release(ClippedSum(torch.ones(2), 2, 1.0), SecretSource())
-
-
-def test_noise_is_added_in_float64_and_rounded_once() -> None:
-    value = torch.rand(1000, generator=torch.Generator().manual_seed(1))
-    released = Gaussian(1.0).release(ClippedSum(value, 2, 1.0), SeededSource(2))
-    slow = (value.numpy().astype(np.float64) + SeededSource(2).normal(1000).numpy()).astype(np.float32)
-    assert released.dtype == torch.float32 and np.array_equal(released.numpy(), slow)
-
-
 def test_events_are_relative_to_the_bound_whatever_the_adjacency() -> None:
     for adjacency in Adjacency:
         assert Gaussian(2.0).event(adjacency) == dpa.GaussianDpEvent(2.0)
@@ -181,20 +157,13 @@ def test_unprotected_values_are_refused(mechanism: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, "1"])
-@pytest.mark.parametrize(
-    "build",
-    [
-        Gaussian,
-        Laplace,
-        NoisyMax,
-        lambda v: TopK(2, v),
-        lambda v: DiscreteGaussian(1.0, grid=v),
-        lambda v: Skellam(1.0, grid=v),
-    ],
-)
-def test_bad_parameters_are_refused(build: Any, wrong: Any) -> None:
-    with pytest.raises(InvalidInput):
-        build(wrong)
+def test_bad_parameters_are_refused(wrong: Any) -> None:
+    finer = (lambda v: TopK(2, v), lambda v: DiscreteGaussian(1.0, grid=v), lambda v: Skellam(1.0, grid=v))
+    for build in (Gaussian, Laplace, NoisyMax, *finer):
+        with pytest.raises(InvalidInput):
+            build(wrong)
+    with pytest.raises(InvalidInput, match="grid"):  # too fine for whole numbers
+        DiscreteGaussian(1.0, grid=1e-30).release(ClippedSum(torch.ones(2), 2, 1.0), SecretSource())
 
 
 def test_top_k_needs_enough_coordinates() -> None:

@@ -57,13 +57,6 @@ def test_uniforms_stay_inside_the_unit_interval() -> None:
         assert bool(torch.isfinite(getattr(Extremes(0), method)(2)).all())
 
 
-def test_neighbouring_coordinates_are_independent() -> None:
-    draws = SeededSource(3).normal((2, N))
-    assert abs(float(torch.corrcoef(draws)[0, 1])) < 7 / math.sqrt(N)
-    line = SeededSource(4).normal(N)
-    assert abs(float(torch.corrcoef(torch.stack([line[1:], line[:-1]]))[0, 1])) < 7 / math.sqrt(N)
-
-
 @each_secret
 def test_no_two_draws_are_alike(kind: type[SecretSource]) -> None:
     source, other = kind(), kind()
@@ -201,15 +194,6 @@ def test_sources_say_what_they_are() -> None:
     assert seeded == ["seeded noise: not private"] * 2
 
 
-def test_seeded_draws_repeat() -> None:
-    def draws(seed: int) -> torch.Tensor:
-        source = SeededSource(seed)
-        parts = [source.normal(3), source.laplace(3), source.gumbel(3), source.mask(9, 0.5), source.subset(9, 4)]
-        return torch.cat([part.double() for part in parts])
-
-    assert torch.equal(draws(1), draws(1)) and not torch.equal(draws(1), draws(2))
-
-
 @each_source
 @pytest.mark.parametrize("q", [0.001, 0.3, 1.0])
 def test_mask_rate(source: Source, q: float) -> None:
@@ -228,12 +212,6 @@ def test_subsets_are_uniform() -> None:
     assert source.subset(4, 4).tolist() == [0, 1, 2, 3]
 
 
-def test_integers_are_uniform() -> None:
-    draws = SeededSource(9).integers(7, 7000)
-    assert stats.chisquare(draws.bincount(minlength=7).numpy()).pvalue > 1e-3
-    assert int(draws.min()) == 0 and int(draws.max()) == 6
-
-
 @each_source
 def test_shape_dtype_and_chunks(source: Source) -> None:
     assert source.normal((2, 3), dtype=torch.float32).dtype == torch.float32
@@ -241,20 +219,16 @@ def test_shape_dtype_and_chunks(source: Source) -> None:
     assert source.normal((3, 50000)).shape == (3, 50000)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda s: s.mask(-1, 0.5),
-        lambda s: s.mask(5, 0.0),
-        lambda s: s.mask(5, 1.5),
-        lambda s: s.subset(3, 4),
-        lambda s: s.subset(3, 0),
-        lambda s: s.integers(0, 3),
-        lambda s: SeededSource(-1),
-        lambda s: GeneratorSource(0),
-        lambda s: GeneratorSource(None),
-    ],
-)
-def test_bad_input_is_refused(call) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InvalidInput):
-        call(SecretSource())
+def test_bad_input_is_refused() -> None:
+    source = SecretSource()
+    draws = (source.mask, -1, 0.5), (source.mask, 5, 0.0), (source.mask, 5, 1.5), (source.integers, 0, 3)
+    more = (
+        (source.subset, 3, 4),
+        (source.subset, 3, 0),
+        (SeededSource, -1),
+        (GeneratorSource, 0),
+        (GeneratorSource, None),
+    )
+    for call, *given in (*draws, *more):
+        with pytest.raises(InvalidInput):
+            call(*given)

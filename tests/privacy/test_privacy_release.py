@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy import stats
 
-from isthmus.base.validate import InvalidInput
 from isthmus.privacy import (
     FastSource,
     Gaussian,
@@ -27,6 +26,7 @@ from isthmus.privacy import (
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import _CHUNK as PIECE
 from isthmus.privacy.noise import Source
+from isthmus.privacy.statement import Account
 
 
 def of_generator(seed: int = 0) -> GeneratorSource:
@@ -98,28 +98,14 @@ def test_the_value_is_left_alone(mechanism: Any, ord: float, dtype: torch.dtype)
     assert released.data_ptr() != value.data_ptr()
 
 
-def test_the_generator_decides_the_release() -> None:
-    value = ClippedSum(torch.zeros(100, dtype=torch.float64), 2, 0.5)
-    slow = torch.randn(100, generator=torch.Generator().manual_seed(7), dtype=torch.float64) * 1.5
-    assert torch.equal(Gaussian(3.0).release(value, of_generator(7)), slow)
-    source = of_generator(7)
-    assert not torch.equal(Gaussian(3.0).release(value, source), Gaussian(3.0).release(value, source))
-
-
 @pytest.mark.parametrize("source", [SecretSource(), FastSource(), of_generator()], ids=lambda s: type(s).__name__)
 def test_statements_say_what_the_noise_was(source: Source) -> None:
-    statement = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, seeded=source.seeded, noise=source.describe())
-    assert (
-        statement.noise == source.describe()
-        and f"Where the noise comes from: {source.describe()}." in statement.words()
-    )
+    account = Account(1e-5, seeded=source.seeded)
+    account.add(Gaussian(1.0).event(), Gaussian(1.0), noise=source.describe())
+    statement = account.statement()
+    assert f"Where the noise comes from: {source.describe()}." in statement.words()
     assert statement.private is not source.seeded
     assert PrivacyStatement.from_json(statement.to_json()) == statement
-
-
-def test_fast_noise_still_needs_a_bound() -> None:
-    with pytest.raises(InvalidInput, match="bound"):
-        Gaussian(1.0).release(ClippedSum(torch.ones(2), 2, torch.inf), FastSource())
 
 
 PEAK = """

@@ -16,7 +16,7 @@ from isthmus import LeastSquares, algorithms, minimize
 from isthmus.base.validate import InvalidInput
 from isthmus.core.parts import FirstOrderStationary
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.core.spending import unspent
+from isthmus.core.private_side import unspent
 from isthmus.engine import PrivacyEngine
 from isthmus.estimators import PrivateClassifier
 from isthmus.privacy import Clip, FullBatch, Gaussian, PrivacyStatement, epsilon_of

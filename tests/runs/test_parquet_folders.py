@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 
 from isthmus.base import matrix, streamed
 from isthmus.base.streamed import Streamed
-from isthmus.cli import main
 from isthmus.tables.files import ParquetFrame, columns_of, numbers_of, read, types_of
 from isthmus.tables.schema import Schema
 
@@ -72,10 +71,8 @@ def test_a_run_over_a_folder(tmp_path: Path) -> None:
     frame = people(tmp_path)
     options = ["--schema", str(tmp_path / "schema.toml"), "--target", "rich", "--epsilon", "5", "--max-iter", "10"]
     run, given = str(tmp_path / "run"), [*options, "--test-fraction", "0.3", "--quiet"]
-    result = CliRunner().invoke(main, ["train", str(tmp_path / "parts"), *given, "--out", run])
-    assert result.exit_code == 0, result.output
-    result = CliRunner().invoke(main, ["predict", run, str(tmp_path / "parts"), "-o", str(tmp_path / "p.csv")])
-    assert result.exit_code == 0, result.output
+    invoke("train", str(tmp_path / "parts"), *given, "--out", run)
+    invoke("predict", run, str(tmp_path / "parts"), "-o", str(tmp_path / "p.csv"))
     predicted = pandas.read_csv(tmp_path / "p.csv")["prediction"].to_numpy()
     known = frame["rich"].notna().to_numpy()
     assert (predicted == frame["rich"].to_numpy())[known].mean() > 0.75
@@ -83,5 +80,5 @@ def test_a_run_over_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_without_parquet_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    result = CliRunner().invoke(main, ["train", str(tmp_path / "empty"), "--target", "y"])
-    assert result.exit_code == 2 and "give a folder with Parquet files" in result.output
+    result = invoke("train", str(tmp_path / "empty"), "--target", "y", code=2)
+    assert "give a folder with Parquet files" in result.output

@@ -75,6 +75,7 @@ def test_what_test_rows_cost() -> None:
         ({"test": "a", "test_fraction": 0.5}, "give test or test_fraction, not both"),
         ({"test_fraction": 1.5}, "test_fraction=1.5"),
         ({"test_epsilon": 0.1}, "it needs test rows"),
+        ({"test_fraction": 0.2, "test_epsilon": 1.0}, "test_epsilon=1.0 is not allowed: give less than epsilon=1"),
         ({"release_test_metrics": True}, "it needs test rows"),
         ({"test_fraction": 0.2, "test_epsilon": 0.1, "release_test_metrics": True}, "with noise or without, not both"),
         ({"n": 500, "test_fraction": 0.2}, "give the private number of rows away"),

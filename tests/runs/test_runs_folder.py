@@ -8,16 +8,7 @@ import pytest
 
 from isthmus.base.validate import InvalidInput
 from isthmus.runs import train
-from isthmus.runs.folder import (
-    CHECKPOINT,
-    METRICS,
-    SCHEMA,
-    SECRET,
-    SETTINGS,
-    FolderDamaged,
-    RunFolder,
-    next_folder,
-)
+from isthmus.runs.folder import CHECKPOINT, METRICS, SCHEMA, SECRET, SETTINGS, FolderDamaged, RunFolder, next_folder
 
 
 @pytest.fixture

@@ -8,22 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import QUICK, invoke
+from command_line import prepared as rows_of
 
 from isthmus import estimators
 from isthmus.base.validate import InvalidInput
-from isthmus.cli import main
 from isthmus.report import Record, render
-from isthmus.runs.config import load
-from isthmus.runs.prepare import FEW, PreparedRows, prepare
+from isthmus.runs.prepare import FEW, PreparedRows
 
-QUICK = ["--algorithm", "dp_gd", "--scale", "none", "--step", "4", "--max-iter", "5"]
 DECLARED = ["--classes", "no,yes", "--bounds", "age=0,99", "--categories", "sex=f,m"]
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def table(change: Any = None, n: int = 120) -> str:
@@ -37,14 +30,7 @@ def table(change: Any = None, n: int = 120) -> str:
 
 
 def prepared(change: Any = None, **options: Any) -> PreparedRows:
-    settings, declared = load(None, {"data": table(change), "target": "y", **options})
-    return prepare(settings, declared, salt="salt")
-
-
-def invoke(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, list(arguments))
-    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-    return result
+    return rows_of(table(change), target="y", **options)
 
 
 def put(row: int, column: int, word: str) -> Any:
@@ -117,9 +103,8 @@ def test_a_run_without_leaks_says_that_everything_is_counted() -> None:
     result = invoke("train", table(), "--target", "y", *DECLARED, *QUICK)
     assert "everything counted" in result.stdout and "NOT COVERED" not in result.output and result.stderr == ""
     record = Record.from_file("runs/t-1")
-    assert (
-        record.privacy is not None and record.privacy["leaks"] == () and "not all that was read" not in render(record)
-    )
+    assert record.privacy is not None and record.privacy["leaks"] == ()
+    assert "not all that was read" not in render(record)
 
 
 def test_figures_without_noise_are_not_covered() -> None:

@@ -11,22 +11,15 @@ from typing import Any
 import messy
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import QUICK, invoke, trained
 
 from isthmus import estimators
-from isthmus.cli import main
 from isthmus.privacy import Ledger
 
-QUICK = ["--algorithm", "dp_gd", "--scale", "none", "--step", "4", "--max-iter", "10"]
-"""Nothing is planned for long: these runs test the command, not the planner."""
+MATRIX = ["--classes", "0,1", "--bounds=-1,1"]
 KNOWN = "--drop joined --drop comment --drop customer_id --classes Nein,Ja --categories sex=female,male".split()
 RANGES = "--bounds Alter=18,90 --bounds income=0,100000 --bounds balance=-6000,6000 --bounds visits=0,15".split()
 DECLARED = [*KNOWN, *RANGES, "--hash", "city=8", "--categories", "member=no,yes"]
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -40,16 +33,6 @@ def matrix(tmp_path: Path) -> str:
     x = rng.uniform(-1, 1, (800, 4))
     np.savez(tmp_path / "m.npz", X=x, y=(x[:, 0] > 0).astype(int))
     return str(tmp_path / "m.npz")
-
-
-def invoke(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, list(arguments))
-    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-    return result
-
-
-def trained(*arguments: str) -> dict[str, Any]:
-    return json.loads(invoke("train", *arguments, "--json").stdout)
 
 
 def test_a_newcomers_table(people: str) -> None:
@@ -69,16 +52,8 @@ def test_a_newcomers_table(people: str) -> None:
     assert any("the classes ['Ja', 'Nein'] were read from" in leak for leak in record["privacy"]["leaks"])
     assert data["leaks"] == record["privacy"]["leaks"] and len(data["leaks"]) == 3
     assert Ledger.open(run / "ledger").spent(data["delta"]) == data["epsilon"]
-    assert sorted(path.name for path in run.iterdir() if path.name[0] != ".") == [
-        "ledger",
-        "ledger.lock",
-        "metrics.json",
-        "model.safetensors",
-        "plan.json",
-        "run.json",
-        "schema.toml",
-        "settings.json",
-    ]
+    kept = "ledger ledger.lock metrics.json model.safetensors plan.json run.json schema.toml settings.json"
+    assert sorted(path.name for path in run.iterdir() if path.name[0] != ".") == kept.split()
     own = estimators.load(run / "model.safetensors").privacy_  # the model is what gets passed on: it says the same
     assert own.epsilon == data["epsilon"] and list(own.assumptions) == record["privacy"]["assumptions"]
     assert list(own.leaks) == record["privacy"]["leaks"]
@@ -101,21 +76,7 @@ def test_nothing_is_said_where_all_is_declared(people: str) -> None:
 
 
 def test_regression(people: str) -> None:
-    common = [
-        people,
-        "--target",
-        "visits",
-        "--task",
-        "regression",
-        "--drop",
-        "joined",
-        "-e",
-        "4",
-        "--algorithm",
-        "dp_gd",
-        "--max-iter",
-        "60",
-    ]
+    common = [people, *"--target visits --task regression --drop joined -e 4 --algorithm dp_gd --max-iter 60".split()]
     outcome = trained(*common, "--target-bounds", "0,15", "--test-fraction", "0.4", "--test-epsilon", "2")
     figures = {metric["name"]: metric for metric in outcome["metrics"]}
     assert figures["R2"]["value"] > 0.1 and 0 < figures["R2"]["noise"] < 0.1  # about .37 with noise of .05
@@ -135,15 +96,12 @@ def test_public_rows_and_public_test_rows(people: str, tmp_path: Path) -> None:
     test = str(messy.write(tmp_path / "test.csv", 500, seed=6))
     outcome = trained(people, "--target", "churned", "--public", public, "--test", test, *QUICK)
     assert outcome["warnings"] == [] and outcome["epsilon"] == pytest.approx(1.0, rel=1e-3)
-    assert (
-        "rows of test.csv, which counts as public" in outcome["metrics"][0]["on"] and not outcome["metrics"][0]["noise"]
-    )
+    right = outcome["metrics"][0]
+    assert "rows of test.csv, which counts as public" in right["on"] and not right["noise"]
 
 
 def test_figures_of_held_out_rows_can_be_published_bare_with_words(matrix: str) -> None:
-    outcome = trained(
-        matrix, "--classes", "0,1", "--bounds=-1,1", "--test-fraction", "0.3", "--release-test-metrics", *QUICK
-    )
+    outcome = trained(matrix, *MATRIX, "--test-fraction", "0.3", "--release-test-metrics", *QUICK)
     assert any("epsilon does not cover them" in warning for warning in outcome["warnings"])
     assert "published without noise" in outcome["metrics"][0]["on"]
     own = estimators.load(Path(outcome["run"], "model.safetensors")).privacy_
@@ -155,7 +113,7 @@ def test_the_salt_of_the_split_is_secret_and_gone_with_the_record(matrix: str, m
     run, secret = Path("runs/m-1"), Path("runs/m-1/split.secret")
     with monkeypatch.context() as patch:
         patch.setattr("isthmus.runs.train.write_record", _interrupted)
-        invoke("train", matrix, "--classes", "0,1", "--bounds=-1,1", "--test-fraction", "0.3", *QUICK, code=4)
+        invoke("train", matrix, *MATRIX, "--test-fraction", "0.3", *QUICK, code=4)
     assert len(secret.read_text()) == 32 and secret.stat().st_mode & 0o077 == 0
     assert secret.read_text() not in "".join(path.read_text() for path in run.glob("*.json"))
     on = json.loads((run / "metrics.json").read_text())["metrics"][0]["on"]
@@ -176,7 +134,7 @@ def _interrupted(*arguments: Any) -> None:
 
 
 def test_a_hidden_number_of_rows_is_not_published(matrix: str) -> None:
-    result = invoke("train", matrix, "--classes", "0,1", "--bounds=-1,1", "--rows", "1000", *QUICK)
+    result = invoke("train", matrix, *MATRIX, "--rows", "1000", *QUICK)
     text = "".join(path.read_text() for path in Path("runs/m-1").iterdir() if path.suffix in (".json", ".toml"))
     numbers = set(re.findall(r"\d+", text + result.output))
     assert "1000" in numbers and "800" not in numbers
@@ -190,7 +148,7 @@ def test_without_privacy_it_says_so(matrix: str) -> None:
 
 
 def test_a_shared_budget_refuses_the_run_that_would_exceed_it(matrix: str) -> None:
-    common = [matrix, "--classes", "0,1", "--bounds=-1,1", "--budget", "b", "--delta", "1e-5", *QUICK]
+    common = [matrix, *MATRIX, "--budget", "b", "--delta", "1e-5", *QUICK]
     assert "make it first: isthmus budget b" in invoke("train", *common, code=2).output
     invoke("budget", "b", "--epsilon", "1.2", "--delta", "1e-5")
     invoke("train", *common)
@@ -201,7 +159,7 @@ def test_a_shared_budget_refuses_the_run_that_would_exceed_it(matrix: str) -> No
     assert Path("b").read_bytes() == before and not Path("runs/m-2").exists()
     shown = json.loads(invoke("budget", "b", "--json").stdout)
     assert shown["spent"] == pytest.approx(1.0, rel=1e-3) and shown["left"] == pytest.approx(0.2, abs=1e-3)
-    assert [run["label"] for run in shown["runs"]] == ["m-1"] and shown["runs"][0]["rounds"] == {"main": 10}
+    assert [run["label"] for run in shown["runs"]] == ["m-1"] and shown["runs"][0]["rounds"] == {"main": 5}
     invoke("train", *common, "--epsilon", "0.1")
     assert "m-2" in invoke("budget", "b").output
     shared = json.loads(Path("runs/m-2/run.json").read_text())["budget"]["shared"]
@@ -210,7 +168,7 @@ def test_a_shared_budget_refuses_the_run_that_would_exceed_it(matrix: str) -> No
 
 def test_a_budget_must_also_hold_the_test_figures(matrix: str) -> None:
     # rows enough for figures, however the split falls: too few are not looked at
-    common = [matrix, "--classes", "0,1", "--bounds=-1,1", "--budget", "b", "--delta", "1e-5", *QUICK]
+    common = [matrix, *MATRIX, "--budget", "b", "--delta", "1e-5", *QUICK]
     invoke("budget", "b", "--epsilon", "1.0", "--delta", "1e-5")
     invoke("train", *common, "--epsilon", "1.1", "--test-fraction", "0.6", "--test-epsilon", "0.5", code=3)
     assert Ledger.open("b").rounds() == {}
@@ -246,30 +204,30 @@ def test_a_toml_file_and_libsvm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("name", "content", "words"),
     [
-        (
-            lambda run: (run / "ledger").write_bytes((run / "ledger").read_bytes().replace(b"main", b"nain", 1)),
-            "altered",
-        ),
-        (lambda run: (run / "ledger").unlink(), "is missing, and with it what this run has spent: restore it"),
-        (lambda run: (run / "settings.json").write_text("{}"), "settings.json was cut or altered"),
-        (lambda run: (run / "checkpoint").write_bytes(b"\x00" * 20), "checkpoint was cut or altered"),
-        (lambda run: (run / "schema.toml").write_text(""), "was changed after the run began"),
+        ("ledger", lambda old: old.replace(b"main", b"nain", 1), "altered"),
+        ("ledger", lambda old: None, "is missing, and with it what this run has spent: restore it"),
+        ("settings.json", lambda old: b"{}", "settings.json was cut or altered"),
+        ("checkpoint", lambda old: b"\x00" * 20, "checkpoint was cut or altered"),
+        ("schema.toml", lambda old: b"", "was changed after the run began"),
     ],
 )
-def test_a_damaged_folder_is_refused(matrix: str, change: Any, words: str) -> None:
-    invoke("train", matrix, "--classes", "0,1", "--bounds=-1,1", *QUICK)
+def test_a_damaged_folder_is_refused(matrix: str, name: str, content: Any, words: str) -> None:
+    invoke("train", matrix, *MATRIX, *QUICK)
     run = Path("runs/m-1")
-    for name in ("run.json", "metrics.json", "model.safetensors"):  # as if killed before the model was written
-        (run / name).unlink()
+    for later in ("run.json", "metrics.json", "model.safetensors"):  # as if killed before the model was written
+        (run / later).unlink()
     (run / "checkpoint").write_bytes(b"")
-    change(run)
+    damaged = content((run / name).read_bytes())
+    (run / name).unlink()
+    if damaged is not None:
+        (run / name).write_bytes(damaged)
     assert words in invoke("train", "--resume", str(run), code=5).output
 
 
 def test_a_damaged_model_is_refused(matrix: str) -> None:
-    invoke("train", matrix, "--classes", "0,1", "--bounds=-1,1", *QUICK)
+    invoke("train", matrix, *MATRIX, *QUICK)
     path = Path("runs/m-1/model.safetensors")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -283,15 +241,9 @@ def test_a_damaged_model_is_refused(matrix: str) -> None:
 
 
 def test_resuming_a_run_that_is_done_changes_nothing(matrix: str) -> None:
-    first = trained(matrix, "--classes", "0,1", "--bounds=-1,1", *QUICK)
+    first = trained(matrix, *MATRIX, *QUICK)
     files = {path: path.read_bytes() for path in Path(first["run"]).iterdir()}
     again = json.loads(invoke("train", "--resume", first["run"], "--json").stdout)
     assert again == first and files == {path: path.read_bytes() for path in Path(first["run"]).iterdir()}
     assert math.isfinite(again["epsilon"])
     assert "leave out epsilon" in invoke("train", "--resume", first["run"], "--epsilon", "2", code=2).output
-
-
-def test_a_report_of_a_run(matrix: str) -> None:
-    invoke("train", matrix, "--classes", "0,1", "--bounds=-1,1", *QUICK)
-    invoke("report", "runs/m-1", "-o", "report.html")
-    assert "<title>" in Path("report.html").read_text()

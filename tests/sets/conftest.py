@@ -11,21 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus.sets import (
-    Box,
-    ConvexHull,
-    ConvexSet,
-    Ellipsoid,
-    GroupBall,
-    L1Ball,
-    L2Ball,
-    LInfBall,
-    LpBall,
-    NuclearBall,
-    Product,
-    Simplex,
-    Subspace,
-)
+from isthmus import sets
 
 
 @dataclass(frozen=True)
@@ -33,7 +19,7 @@ class Case:
     """A bounded convex set, its dimension and the same set in CVXPY."""
 
     name: str
-    set: ConvexSet
+    set: sets.ConvexSet
     d: int
     constraints: Callable[[cp.Expression], list[cp.Constraint]]
     contains_zero: bool = True
@@ -77,36 +63,42 @@ def product(y: cp.Expression) -> list[cp.Constraint]:
 
 
 CASES = [
-    Case("l1", L1Ball(1.3), 10, lambda y: [cp.norm1(y) <= 1.3]),
-    Case("l2", L2Ball(0.7), 10, lambda y: [cp.norm2(y) <= 0.7]),
-    Case("l2-center", L2Ball(2.5, CENTER), 3, lambda y: [cp.norm2(y - CENTER.numpy()) <= 2.5]),
-    Case("l2-far", L2Ball(0.5, CENTER), 3, lambda y: [cp.norm2(y - CENTER.numpy()) <= 0.5], False),
-    Case("linf", LInfBall(0.4), 10, lambda y: [cp.norm_inf(y) <= 0.4]),
-    Case("box", Box(LO, HI), 7, lambda y: [y >= LO.numpy(), y <= HI.numpy()]),
-    Case("box-off", Box(0.5, 2.0), 5, lambda y: [y >= 0.5, y <= 2.0], False),
-    Case("lp1", LpBall(1, 1.2), 8, lambda y: [cp.norm1(y) <= 1.2]),
-    Case("lp1.25", LpBall(1.25, 1.2), 8, lambda y: [cp.pnorm(y, 1.25) <= 1.2]),
-    Case("lp1.5", LpBall(1.5, 1.2), 8, lambda y: [cp.pnorm(y, 1.5) <= 1.2]),
-    Case("lp2", LpBall(2, 1.2), 8, lambda y: [cp.norm2(y) <= 1.2]),
-    Case("lp3", LpBall(3, 0.6), 8, lambda y: [cp.pnorm(y, 3) <= 0.6]),
-    Case("lp8", LpBall(8.0), 8, lambda y: [cp.pnorm(y, 8) <= 1]),
-    Case("lpinf", LpBall(math.inf, 1.2), 8, lambda y: [cp.norm_inf(y) <= 1.2]),
-    Case("simplex", Simplex(2.0), 9, lambda y: [y >= 0, cp.sum(y) == 2.0], False),
-    Case("hull", ConvexHull(POLYGON), 6, hull_of(POLYGON.numpy())),
-    Case("hull-flat", ConvexHull(SEGMENT), 6, hull_of(SEGMENT.numpy()), False),
-    Case("hull-off", ConvexHull(OFF_ORIGIN), 5, hull_of(OFF_ORIGIN.numpy()), False),
-    Case("subspace", Subspace(ROWS, 1.1), 7, subspace_of(ROWS.numpy(), 1.1)),
-    Case("nuclear", NuclearBall(1.5, (4, 3)), 12, nuclear),
-    Case("group", GroupBall(GROUPS, 1.4), 9, lambda y: [group_norm(y) <= 1.4]),
-    Case("ellipsoid", Ellipsoid(AXES, 1.2), 8, lambda y: [cp.norm2(cp.multiply(1 / AXES.numpy(), y)) <= 1.2]),
-    Case("product", Product([(L1Ball(), 4), (Simplex(2.0), 3), (L2Ball(0.5), (2, 2))]), 11, product, False),
-    Case("l1-1d", L1Ball(), 1, lambda y: [cp.abs(y) <= 1]),
-    Case("lp-1d", LpBall(1.7, 2.0), 1, lambda y: [cp.abs(y) <= 2]),
-    Case("simplex-1d", Simplex(3.0), 1, lambda y: [y == 3], False),
-    Case("hull-1d", ConvexHull([[-1.0], [2.0], [0.5]]), 1, lambda y: [y >= -1, y <= 2]),
-    Case("ellipsoid-1d", Ellipsoid([0.5]), 1, lambda y: [cp.abs(y) <= 0.5]),
-    Case("group-1d", GroupBall([[0]]), 1, lambda y: [cp.abs(y) <= 1]),
-    Case("nuclear-1d", NuclearBall(2.0, (1, 1)), 1, lambda y: [cp.abs(y) <= 2]),
+    Case("l1", sets.L1Ball(1.3), 10, lambda y: [cp.norm1(y) <= 1.3]),
+    Case("l2", sets.L2Ball(0.7), 10, lambda y: [cp.norm2(y) <= 0.7]),
+    Case("l2-center", sets.L2Ball(2.5, CENTER), 3, lambda y: [cp.norm2(y - CENTER.numpy()) <= 2.5]),
+    Case("l2-far", sets.L2Ball(0.5, CENTER), 3, lambda y: [cp.norm2(y - CENTER.numpy()) <= 0.5], False),
+    Case("linf", sets.LInfBall(0.4), 10, lambda y: [cp.norm_inf(y) <= 0.4]),
+    Case("box", sets.Box(LO, HI), 7, lambda y: [y >= LO.numpy(), y <= HI.numpy()]),
+    Case("box-off", sets.Box(0.5, 2.0), 5, lambda y: [y >= 0.5, y <= 2.0], False),
+    Case("lp1", sets.LpBall(1, 1.2), 8, lambda y: [cp.norm1(y) <= 1.2]),
+    Case("lp1.25", sets.LpBall(1.25, 1.2), 8, lambda y: [cp.pnorm(y, 1.25) <= 1.2]),
+    Case("lp1.5", sets.LpBall(1.5, 1.2), 8, lambda y: [cp.pnorm(y, 1.5) <= 1.2]),
+    Case("lp2", sets.LpBall(2, 1.2), 8, lambda y: [cp.norm2(y) <= 1.2]),
+    Case("lp3", sets.LpBall(3, 0.6), 8, lambda y: [cp.pnorm(y, 3) <= 0.6]),
+    Case("lp8", sets.LpBall(8.0), 8, lambda y: [cp.pnorm(y, 8) <= 1]),
+    Case("lpinf", sets.LpBall(math.inf, 1.2), 8, lambda y: [cp.norm_inf(y) <= 1.2]),
+    Case("simplex", sets.Simplex(2.0), 9, lambda y: [y >= 0, cp.sum(y) == 2.0], False),
+    Case("hull", sets.ConvexHull(POLYGON), 6, hull_of(POLYGON.numpy())),
+    Case("hull-flat", sets.ConvexHull(SEGMENT), 6, hull_of(SEGMENT.numpy()), False),
+    Case("hull-off", sets.ConvexHull(OFF_ORIGIN), 5, hull_of(OFF_ORIGIN.numpy()), False),
+    Case("subspace", sets.Subspace(ROWS, 1.1), 7, subspace_of(ROWS.numpy(), 1.1)),
+    Case("nuclear", sets.NuclearBall(1.5, (4, 3)), 12, nuclear),
+    Case("group", sets.GroupBall(GROUPS, 1.4), 9, lambda y: [group_norm(y) <= 1.4]),
+    Case("ellipsoid", sets.Ellipsoid(AXES, 1.2), 8, lambda y: [cp.norm2(cp.multiply(1 / AXES.numpy(), y)) <= 1.2]),
+    Case(
+        "product",
+        sets.Product([(sets.L1Ball(), 4), (sets.Simplex(2.0), 3), (sets.L2Ball(0.5), (2, 2))]),
+        11,
+        product,
+        False,
+    ),
+    Case("l1-1d", sets.L1Ball(), 1, lambda y: [cp.abs(y) <= 1]),
+    Case("lp-1d", sets.LpBall(1.7, 2.0), 1, lambda y: [cp.abs(y) <= 2]),
+    Case("simplex-1d", sets.Simplex(3.0), 1, lambda y: [y == 3], False),
+    Case("hull-1d", sets.ConvexHull([[-1.0], [2.0], [0.5]]), 1, lambda y: [y >= -1, y <= 2]),
+    Case("ellipsoid-1d", sets.Ellipsoid([0.5]), 1, lambda y: [cp.abs(y) <= 0.5]),
+    Case("group-1d", sets.GroupBall([[0]]), 1, lambda y: [cp.abs(y) <= 1]),
+    Case("nuclear-1d", sets.NuclearBall(2.0, (1, 1)), 1, lambda y: [cp.abs(y) <= 2]),
 ]
 
 

@@ -5,45 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isthmus.sets import (
-    Box,
-    ConvexHull,
-    ConvexSet,
-    Ellipsoid,
-    GroupBall,
-    L1Ball,
-    L2Ball,
-    LInfBall,
-    LpBall,
-    NuclearBall,
-    Product,
-    Simplex,
-    Subspace,
-    Whole,
-)
+from isthmus import sets
 
 D = 12
 RNG = np.random.default_rng(0)
-SETS: dict[str, ConvexSet] = {
-    "box": Box(-0.5, RNG.uniform(0.1, 1.0, D)),
-    "linf": LInfBall(0.7),
-    "l1": L1Ball(2.0),
-    "simplex": Simplex(1.5),
-    "l2": L2Ball(1.0),
-    "l2 about a centre": L2Ball(1.0, center=RNG.standard_normal(D)),
-    "l3": LpBall(3.0),
-    "l1.5": LpBall(1.5),
-    "l1 as lp": LpBall(1.0),
-    "linf as lp": LpBall(np.inf),
-    "ellipsoid": Ellipsoid(RNG.uniform(0.5, 2.0, D)),
-    "subspace": Subspace(RNG.standard_normal((4, D))),
-    "disc": Subspace(RNG.standard_normal((4, D)), radius=1.0),
-    "group": GroupBall(np.arange(D) // 3, radius=1.5),
-    "nuclear": NuclearBall(1.5, shape=(3, 4)),
-    "tall": NuclearBall(1.5, shape=(4, 3)),
-    "product": Product([(L1Ball(1.0), 5), (L2Ball(0.5), 7)]),
-    "whole": Whole(),
-    "hull": ConvexHull(RNG.standard_normal((6, D))),
+SETS: dict[str, sets.ConvexSet] = {
+    "box": sets.Box(-0.5, RNG.uniform(0.1, 1.0, D)),
+    "linf": sets.LInfBall(0.7),
+    "l1": sets.L1Ball(2.0),
+    "simplex": sets.Simplex(1.5),
+    "l2": sets.L2Ball(1.0),
+    "l2 about a centre": sets.L2Ball(1.0, center=RNG.standard_normal(D)),
+    "l3": sets.LpBall(3.0),
+    "l1.5": sets.LpBall(1.5),
+    "l1 as lp": sets.LpBall(1.0),
+    "linf as lp": sets.LpBall(np.inf),
+    "ellipsoid": sets.Ellipsoid(RNG.uniform(0.5, 2.0, D)),
+    "subspace": sets.Subspace(RNG.standard_normal((4, D))),
+    "disc": sets.Subspace(RNG.standard_normal((4, D)), radius=1.0),
+    "group": sets.GroupBall(np.arange(D) // 3, radius=1.5),
+    "nuclear": sets.NuclearBall(1.5, shape=(3, 4)),
+    "tall": sets.NuclearBall(1.5, shape=(4, 3)),
+    "product": sets.Product([(sets.L1Ball(1.0), 5), (sets.L2Ball(0.5), 7)]),
+    "whole": sets.Whole(),
+    "hull": sets.ConvexHull(RNG.standard_normal((6, D))),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from sketch_cases import CASES, draw
 
 from isthmus.base.space import Space
-from isthmus.sketches.compose import ResidualMap
+from isthmus.sketches.compose import _ResidualMap
 from isthmus.sketches.kronecker import KroneckerMap
 from isthmus.sketches.public import SubspaceMap
 
@@ -32,7 +32,7 @@ def found(name: str):
         }
         space = Space.of({leaf: shapes[leaf] for leaf in sides})
         return KroneckerMap(space, sides)
-    return ResidualMap(draw("count-layers"))
+    return _ResidualMap(draw("count-layers"))
 
 
 def made(name: str):

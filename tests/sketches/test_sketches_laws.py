@@ -7,22 +7,11 @@ import math
 import pytest
 import torch
 
+from isthmus import sketches
 from isthmus.base import randomness
 from isthmus.base.space import Space
-from isthmus.sketches import (
-    SRHT,
-    Blocks,
-    Coordinates,
-    CountSketch,
-    GaussianSketch,
-    Kronecker,
-    Nice,
-    RademacherSketch,
-    SparseJL,
-    TensorSketch,
-)
-from isthmus.sketches.bijections import Buckets, Permutation, next_prime
-from isthmus.sketches.srht import block_sizes
+from isthmus.sketches.bijections import Buckets, Permutation, _next_prime
+from isthmus.sketches.srht import _block_sizes
 
 D, M = 60, 12
 
@@ -49,15 +38,15 @@ def sparse_variance(v, m, s):
 
 # E||Phi v||^2 = ||v||^2 for all of them; the variance is each family's own formula.
 VARIANCES = {
-    "gaussian-jl": (GaussianSketch(M, scaling="jl"), lambda v: 2 / M * float(v.square().sum()) ** 2),
-    "gaussian": (GaussianSketch(M), lambda v: 2 * (D - M) / (M * (D + 2)) * float(v.square().sum()) ** 2),
-    "rademacher-jl": (RademacherSketch(M, scaling="jl"), lambda v: 2 / M * mixed(v)),
-    "count-jl": (CountSketch(M, scaling="jl"), lambda v: 2 / M * mixed(v)),
-    "count": (CountSketch(M), lambda v: 2 * (D / M - 1) / (D - 1) * mixed(v)),
-    "sparse-divides": (SparseJL(M, s=4), lambda v: sparse_variance(v, M, 4)),
-    "sparse-uneven": (SparseJL(M, s=5), lambda v: sparse_variance(v, M, 5)),
+    "gaussian-jl": (sketches.GaussianSketch(M, scaling="jl"), lambda v: 2 / M * float(v.square().sum()) ** 2),
+    "gaussian": (sketches.GaussianSketch(M), lambda v: 2 * (D - M) / (M * (D + 2)) * float(v.square().sum()) ** 2),
+    "rademacher-jl": (sketches.RademacherSketch(M, scaling="jl"), lambda v: 2 / M * mixed(v)),
+    "count-jl": (sketches.CountSketch(M, scaling="jl"), lambda v: 2 / M * mixed(v)),
+    "count": (sketches.CountSketch(M), lambda v: 2 * (D / M - 1) / (D - 1) * mixed(v)),
+    "sparse-divides": (sketches.SparseJL(M, s=4), lambda v: sparse_variance(v, M, 4)),
+    "sparse-uneven": (sketches.SparseJL(M, s=5), lambda v: sparse_variance(v, M, 5)),
     "coordinates": (
-        Coordinates(M),
+        sketches.Coordinates(M),
         lambda v: (D - M) / (M * (D - 1)) * (D * float(v.pow(4).sum()) - float(v.square().sum()) ** 2),
     ),
 }
@@ -83,16 +72,16 @@ def test_length_is_kept_on_average_with_the_predicted_variance(name):
 
 LAYERS = Space.of({"a": (3, 4), "b": (1, 6)})
 LIFTED = {
-    "gaussian": (GaussianSketch(5), 18),
-    "rademacher": (RademacherSketch(5), 18),
-    "count": (CountSketch(5), 18),
-    "srht": (SRHT(5), 18),
-    "coordinates": (Coordinates(5), 18),
-    "nice": (Nice(5, bounds=[1.0 + j for j in range(18)]), 18),
-    "blocks": (Blocks([[0, 5], range(1, 5), range(6, 18)], [1.0, 2.0, 3.0], [0.5, 0.3, 0.2]), 18),
-    "blocks-uniform": (Blocks(4), 18),
-    "kronecker": (Kronecker(2, 2), LAYERS),
-    "tensor": (TensorSketch(5), LAYERS),
+    "gaussian": (sketches.GaussianSketch(5), 18),
+    "rademacher": (sketches.RademacherSketch(5), 18),
+    "count": (sketches.CountSketch(5), 18),
+    "srht": (sketches.SRHT(5), 18),
+    "coordinates": (sketches.Coordinates(5), 18),
+    "nice": (sketches.Nice(5, bounds=[1.0 + j for j in range(18)]), 18),
+    "blocks": (sketches.Blocks([[0, 5], range(1, 5), range(6, 18)], [1.0, 2.0, 3.0], [0.5, 0.3, 0.2]), 18),
+    "blocks-uniform": (sketches.Blocks(4), 18),
+    "kronecker": (sketches.Kronecker(2, 2), LAYERS),
+    "tensor": (sketches.TensorSketch(5), LAYERS),
 }
 
 
@@ -113,7 +102,7 @@ def test_pinv_over_coverage_is_unbiased(name):
 
 def test_blocks_are_drawn_with_their_probabilities():
     probs, draws = torch.tensor([0.5, 0.3, 0.2]), 4000
-    recipe = Blocks([slice(0, 1), slice(1, 3), slice(3, 6)], probs=probs)
+    recipe = sketches.Blocks([slice(0, 1), slice(1, 3), slice(3, 6)], probs=probs)
     sizes = torch.tensor([recipe.draw(6, t=t).m for t in range(draws)])
     shares = torch.stack([(sizes == m).double().mean() for m in (1, 2, 3)])
     assert bool(((shares - probs).abs() < 4.5 * (probs * (1 - probs) / draws).sqrt()).all())
@@ -160,7 +149,7 @@ def test_buckets_of_a_huge_dimension_follow_the_formula():
 
 def test_primes():
     sieve = [n for n in range(3, 2000) if all(n % k for k in range(2, math.isqrt(n) + 1))]
-    assert all(next_prime(d) == next(p for p in sieve if p >= d) for d in range(1, 1900))
+    assert all(_next_prime(d) == next(p for p in sieve if p >= d) for d in range(1, 1900))
 
 
 def test_sign_range_is_signs():
@@ -170,7 +159,7 @@ def test_sign_range_is_signs():
 
 @pytest.mark.parametrize("d", [1, 511, 1023, 1024, 1025, 1535, 1536, 2**20 + 1, 2**21 - 1, 3 * 2**20 + 700, 10**8])
 def test_srht_blocks(d):
-    sizes = block_sizes(d)
+    sizes = _block_sizes(d)
     assert sum(sizes) == d
     odd = [size for size in sizes if size & (size - 1)]
     assert len(odd) <= 1 and all(512 <= size < 1024 for size in odd if d >= 1024)
@@ -179,24 +168,16 @@ def test_srht_blocks(d):
 
 def test_srht_of_many_blocks_keeps_length_and_is_its_own_projector():
     d = 2**20 + 2**12 + 77
-    sketch, v = SRHT(d).draw(d), torch.randn(d, dtype=torch.float64)
+    sketch, v = sketches.SRHT(d).draw(d), torch.randn(d, dtype=torch.float64)
     torch.testing.assert_close(sketch.adjoint(sketch.forward(v)), v)
-    some = SRHT(5000).draw(d)
+    some = sketches.SRHT(5000).draw(d)
     y = torch.randn(5000, dtype=torch.float64)
     torch.testing.assert_close(some.forward(some.adjoint(y)), y * some.norm**2)
 
 
-RANDOM = [
-    GaussianSketch,
-    RademacherSketch,
-    SparseJL,
-    CountSketch,
-    SRHT,
-    Coordinates,
-    Nice,
-    lambda m, **k: Blocks(40 // m, **k),
-    lambda m, **k: Kronecker(m, 1, **k),
-]
+RANDOM = [sketches.GaussianSketch, sketches.RademacherSketch, sketches.SparseJL, sketches.CountSketch, sketches.SRHT]
+RANDOM += [sketches.Coordinates, sketches.Nice, lambda m, **k: sketches.Blocks(40 // m, **k)]
+RANDOM += [lambda m, **k: sketches.Kronecker(m, 1, **k)]
 
 
 @pytest.mark.parametrize("make", RANDOM)
@@ -214,6 +195,6 @@ def test_maps_change_with_seed_and_round_and_last_for_refresh_rounds(make):
 
 
 def test_sizes_may_be_fractions_and_rules():
-    assert CountSketch(0.25).draw(40).m == 10
-    growing = CountSketch(lambda t: t + 1, refresh=4)
+    assert sketches.CountSketch(0.25).draw(40).m == 10
+    growing = sketches.CountSketch(lambda t: t + 1, refresh=4)
     assert [growing.draw(40, t=t).m for t in (0, 3, 4, 9)] == [1, 1, 5, 9]

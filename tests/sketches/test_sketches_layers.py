@@ -9,22 +9,10 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from isthmus import sketches
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer, Stack
-from isthmus.sketches import (
-    Blocks,
-    Coordinates,
-    CountSketch,
-    GaussianSketch,
-    Identity,
-    Kronecker,
-    KroneckerSubspace,
-    PerLeaf,
-    Progressive,
-    PublicSubspace,
-    Residual,
-)
 
 SPACE = Space.of({"hidden": (4, 6), "out": (3, 5)})
 N = 9
@@ -44,10 +32,10 @@ def rows(positions=2, sparse=False):
 class Rounds:
     """A context that counts how often it is asked for public rows."""
 
-    def __init__(self, public=None, space=SPACE):
+    def __init__(self, public=None, space=SPACE, dtype=torch.float64):
         self.public, self.space, self.seed, self.t, self.epoch = public, space, 0, 0, 0
         self.device = None
-        self.w, self.asked, self.bound = torch.zeros(space.d, dtype=torch.float64), [], {}
+        self.w, self.asked, self.bound = torch.zeros(space.d, dtype=dtype), [], {}
 
     def rows(self, data):
         self.asked.append(data)
@@ -59,35 +47,7 @@ class Rounds:
         return self.bound[encoder]
 
 
-ENCODERS = [
-    Identity(),
-    CountSketch(7),
-    GaussianSketch(7),
-    Coordinates(7),
-    Blocks(3),
-    Kronecker(3, 2),
-    PublicSubspace(4, data="public"),
-    KroneckerSubspace(3, 2, data="public"),
-    PerLeaf(CountSketch(0.3)),
-]
-
-
-@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("kind", ["one", "many", "sparse", "dense"])
-def test_codes_of_layered_rows_equal_the_dense_product(encoder, kind):
-    given = {"one": rows(None), "many": rows(3), "sparse": rows(None, sparse=True), "dense": Dense(rows().dense())}[
-        kind
-    ]
-    sketch, _ = encoder.bind(Rounds(rows()), None)
-    want = given.dense() @ sketch.dense().T
-    torch.testing.assert_close(sketch.encode(given).dense(), want)
-    torch.testing.assert_close(sketch.forward(given.sum()), want.sum(0))
-    if kind != "dense":
-        pieces = {name: sketch.leaf(name, piece) for name, piece in given.leaves()}
-        torch.testing.assert_close(sketch.join(pieces).dense(), want)
-
-
-@pytest.mark.parametrize("encoder", [Kronecker(3, 2), KroneckerSubspace(3, 2, data=0)])
+@pytest.mark.parametrize("encoder", [sketches.Kronecker(3, 2), sketches.KroneckerSubspace(3, 2, data=0)])
 def test_kronecker_codes_stay_factored_in_their_own_space(encoder):
     sketch, _ = encoder.bind(Rounds(rows()), None)
     codes = sketch.encode(rows(1))
@@ -96,7 +56,7 @@ def test_kronecker_codes_stay_factored_in_their_own_space(encoder):
 
 
 def test_kronecker_coverage_is_that_of_each_leaf():
-    coverage = Kronecker(3, 2).draw(SPACE).coverage
+    coverage = sketches.Kronecker(3, 2).draw(SPACE).coverage
     assert coverage[:24].unique().tolist() == [6 / 24] and coverage[24:].unique().tolist() == [6 / 15]
 
 
@@ -106,7 +66,7 @@ def test_public_subspace_is_the_top_of_the_svd(positions, n):
     middle = () if positions is None else (positions,)
     pieces = [("hidden", Outer(normal(n, *middle, 6), normal(n, *middle, 4, seed=1)))]
     public = Stack([*pieces, ("out", Outer(normal(n, *middle, 5, seed=2), normal(n, *middle, 3, seed=3)))])
-    sketch, _ = PublicSubspace(3, data=0).bind(Rounds(public), None)
+    sketch, _ = sketches.PublicSubspace(3, data=0).bind(Rounds(public), None)
     top = np.linalg.svd(public.dense().numpy())[2][:3]
     np.testing.assert_allclose(sketch.dense().T @ sketch.dense(), top.T @ top, atol=1e-10)
     assert sketch.norm == pytest.approx(1, abs=1e-12) and sketch.coverage == 1.0
@@ -118,7 +78,7 @@ def test_public_subspace_is_the_top_of_the_svd(positions, n):
 @pytest.mark.parametrize(("positions", "sparse"), [(1, False), (2, False), (None, True)])
 def test_kronecker_subspace_is_the_top_of_both_unfoldings(positions, sparse):
     public = rows(positions, sparse)
-    sketch, _ = KroneckerSubspace(3, 2, data=0).bind(Rounds(public), None)
+    sketch, _ = sketches.KroneckerSubspace(3, 2, data=0).bind(Rounds(public), None)
     whole = public.dense()[:, :24].reshape(N, 4, 6)
     left, right = sketch.factors["hidden"]
     for factor, moment in (
@@ -131,13 +91,13 @@ def test_kronecker_subspace_is_the_top_of_both_unfoldings(positions, sparse):
 
 def test_rank_deficient_public_gradients():
     public = Dense(torch.cat([normal(2, 39), torch.zeros(3, 39, dtype=torch.float64)]))
-    assert PublicSubspace(5, data=0).bind(Rounds(public), None)[0].m == 2
-    whole = KroneckerSubspace(6, 4, data=0).bind(Rounds(public), None)[0]
+    assert sketches.PublicSubspace(5, data=0).bind(Rounds(public), None)[0].m == 2
+    whole = sketches.KroneckerSubspace(6, 4, data=0).bind(Rounds(public), None)[0]
     torch.testing.assert_close(whole.dense() @ whole.dense().T, torch.eye(39, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
-    "encoder", [PublicSubspace(2, data="d", refresh=3), KroneckerSubspace(2, 1, data="d", refresh=3)]
+    "encoder", [sketches.PublicSubspace(2, data="d", refresh=3), sketches.KroneckerSubspace(2, 1, data="d", refresh=3)]
 )
 def test_public_maps_are_refreshed_every_few_rounds(encoder):
     context, state, maps = Rounds(rows()), None, []
@@ -150,7 +110,7 @@ def test_public_maps_are_refreshed_every_few_rounds(encoder):
 
 
 def test_public_subspace_is_the_identity_before_its_epoch_and_passes_the_loss():
-    context, encoder = Rounds(rows()), PublicSubspace(2, data="d", loss="l", start_epoch=1)
+    context, encoder = Rounds(rows()), sketches.PublicSubspace(2, data="d", loss="l", start_epoch=1)
     sketch, state = encoder.bind(context, None)
     assert sketch.m == SPACE.d and state is None and context.asked == []
     context.epoch = 1
@@ -160,15 +120,17 @@ def test_public_subspace_is_the_identity_before_its_epoch_and_passes_the_loss():
 def test_float32_public_maps():
     context = Rounds(rows())
     context.w = context.w.float()
-    for encoder in (PublicSubspace(3, data=0), KroneckerSubspace(2, 2, data=0)):
+    for encoder in (sketches.PublicSubspace(3, data=0), sketches.KroneckerSubspace(2, 2, data=0)):
         sketch = encoder.bind(context, None)[0]
         assert sketch.norm >= float(torch.linalg.svdvals(sketch.dense())[0])
 
 
-@pytest.mark.parametrize("encoder", [CountSketch(5), PublicSubspace(3, data=0), Kronecker(2, 2)])
+@pytest.mark.parametrize(
+    "encoder", [sketches.CountSketch(5), sketches.PublicSubspace(3, data=0), sketches.Kronecker(2, 2)]
+)
 def test_residual_is_what_the_shared_map_loses(encoder):
     context, given = Rounds(rows()), rows()
-    sketch, _ = Residual(encoder).bind(context, None)
+    sketch, _ = sketches.Residual(encoder).bind(context, None)
     inner = context.bind(encoder)
     projector = torch.eye(39, dtype=torch.float64) - torch.linalg.pinv(inner.dense()) @ inner.dense()
     torch.testing.assert_close(sketch.dense(), projector)
@@ -183,12 +145,14 @@ def test_residual_is_what_the_shared_map_loses(encoder):
 
 def test_residual_of_a_map_that_is_not_tight_is_refused():
     with pytest.raises(ValueError, match="tight"):
-        Residual(CountSketch(5, scaling="jl")).bind(Rounds(), None)
+        sketches.Residual(sketches.CountSketch(5, scaling="jl")).bind(Rounds(), None)
 
 
 def test_progressive_follows_the_epoch():
     context, state = Rounds(rows()), None
-    schedule = Progressive([(1, PublicSubspace(2, data="d")), (2, Kronecker(3, 2)), (9, Identity())])
+    schedule = sketches.Progressive(
+        [(1, sketches.PublicSubspace(2, data="d")), (2, sketches.Kronecker(3, 2)), (9, sketches.Identity())]
+    )
     sizes = []
     for context.epoch in (0, 0, 1, 2, 50):
         sketch, state = schedule.bind(context, state)
@@ -196,29 +160,35 @@ def test_progressive_follows_the_epoch():
     assert sizes == [2, 2, 12, 39, 39] and context.asked == ["d"]
 
 
-def test_draws_do_not_need_a_context():
-    assert CountSketch(3).bind(SimpleNamespace(space=SPACE, seed=0, t=0), None)[0].m == 3
-
-
 def test_encoders_bring_the_facts_that_others_ask_for():
-    public, before = PublicSubspace(1), PublicSubspace(1, clip="before")
-    layers = (Identity(), Kronecker(1, 1), KroneckerSubspace(1, 1), PerLeaf(CountSketch(2)))
-    assert all(encoder.keeps_layers for encoder in layers) and not CountSketch(2).keeps_layers
-    assert before.clips_before and not public.clips_before and not CountSketch(2).clips_before
-    learned = (public, KroneckerSubspace(1, 1), Residual(public), Progressive([(1, Identity()), (2, public)]))
-    assert all(encoder.public for encoder in learned) and not Residual(Identity()).public
-    assert Progressive([(1, before), (2, before)]).clips_before
-    assert Progressive([(1, Identity()), (2, Kronecker(1, 1))]).keeps_layers
-    assert not Progressive([(1, Identity()), (2, public)]).keeps_layers
+    public, before = sketches.PublicSubspace(1), sketches.PublicSubspace(1, clip="before")
+    layers = (
+        sketches.Identity(),
+        sketches.Kronecker(1, 1),
+        sketches.KroneckerSubspace(1, 1),
+        sketches.PerLeaf(sketches.CountSketch(2)),
+    )
+    assert all(encoder.keeps_layers for encoder in layers) and not sketches.CountSketch(2).keeps_layers
+    assert before.clips_before and not public.clips_before and not sketches.CountSketch(2).clips_before
+    learned = (
+        public,
+        sketches.KroneckerSubspace(1, 1),
+        sketches.Residual(public),
+        sketches.Progressive([(1, sketches.Identity()), (2, public)]),
+    )
+    assert all(encoder.public for encoder in learned) and not sketches.Residual(sketches.Identity()).public
+    assert sketches.Progressive([(1, before), (2, before)]).clips_before
+    assert sketches.Progressive([(1, sketches.Identity()), (2, sketches.Kronecker(1, 1))]).keeps_layers
+    assert not sketches.Progressive([(1, sketches.Identity()), (2, public)]).keeps_layers
     with pytest.raises(InvalidInput, match="let every part of the schedule clip"):
-        _ = Progressive([(1, before), (2, public)]).clips_before
+        _ = sketches.Progressive([(1, before), (2, public)]).clips_before
 
 
 def test_a_schedule_keeps_the_map_that_serves_many_rounds():
     def token(encoder, t, epoch):
         return encoder.token(SimpleNamespace(seed=3, t=t, epoch=epoch))
 
-    lasting = Kronecker(2, 2, refresh=10)
-    schedule = Progressive([(1, Kronecker(2, 2)), (9, lasting)])
+    lasting = sketches.Kronecker(2, 2, refresh=10)
+    schedule = sketches.Progressive([(1, sketches.Kronecker(2, 2)), (9, lasting)])
     assert token(schedule, 0, 0) is None and token(schedule, 12, 1) == token(schedule, 19, 1) != token(schedule, 20, 1)
-    assert token(Residual(lasting), 12, 0) == token(lasting, 12, 0) is not None
+    assert token(sketches.Residual(lasting), 12, 0) == token(lasting, 12, 0) is not None

@@ -9,43 +9,30 @@ import torch
 from sketch_cases import CASES, draw
 from test_sketches_layers import SPACE, N, Rounds, normal, rows
 
+from isthmus import sketches
 from isthmus.base.space import Space
 from isthmus.gradients import Dense, Outer, Stack
-from isthmus.sketches import (
-    Blocks,
-    Coordinates,
-    CountSketch,
-    GaussianSketch,
-    Identity,
-    Kronecker,
-    KroneckerSubspace,
-    Nice,
-    PerLeaf,
-    PublicSubspace,
-    Residual,
-    TensorSketch,
-)
 from isthmus.sketches import base as sketch_base
 
 LAYERED = {
-    "identity": Identity(),
-    "count": CountSketch(7),
-    "gaussian": GaussianSketch(7),
-    "coordinates": Coordinates(7),
-    "nice": Nice(7),
-    "blocks": Blocks(3),
-    "blocks-leaves": Blocks(["out", "hidden"], bounds=[2.0, 3.0]),
-    "blocks-group": Blocks([["hidden", "out"]], bounds=[2.0]),
-    "kronecker": Kronecker(3, 2),
-    "public": PublicSubspace(4, data="public"),
-    "public-kronecker": KroneckerSubspace(3, 2, data="public"),
-    "per-leaf": PerLeaf(CountSketch(0.3)),
-    "per-leaf-kronecker": PerLeaf(Kronecker(2, 2)),
-    "tensor": TensorSketch(7),
-    "per-leaf-tensor": PerLeaf(TensorSketch(0.4)),
-    "residual": Residual(CountSketch(5)),
-    "residual-tensor": Residual(TensorSketch(5)),
-    "residual-public": Residual(PublicSubspace(3, data="public")),
+    "identity": sketches.Identity(),
+    "count": sketches.CountSketch(7),
+    "gaussian": sketches.GaussianSketch(7),
+    "coordinates": sketches.Coordinates(7),
+    "nice": sketches.Nice(7),
+    "blocks": sketches.Blocks(3),
+    "blocks-leaves": sketches.Blocks(["out", "hidden"], bounds=[2.0, 3.0]),
+    "blocks-group": sketches.Blocks([["hidden", "out"]], bounds=[2.0]),
+    "kronecker": sketches.Kronecker(3, 2),
+    "public": sketches.PublicSubspace(4, data="public"),
+    "public-kronecker": sketches.KroneckerSubspace(3, 2, data="public"),
+    "per-leaf": sketches.PerLeaf(sketches.CountSketch(0.3)),
+    "per-leaf-kronecker": sketches.PerLeaf(sketches.Kronecker(2, 2)),
+    "tensor": sketches.TensorSketch(7),
+    "per-leaf-tensor": sketches.PerLeaf(sketches.TensorSketch(0.4)),
+    "residual": sketches.Residual(sketches.CountSketch(5)),
+    "residual-tensor": sketches.Residual(sketches.TensorSketch(5)),
+    "residual-public": sketches.Residual(sketches.PublicSubspace(3, data="public")),
 }
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-10}}
 
@@ -111,6 +98,17 @@ def test_codes_of_layers_with_a_bias(name, positions, dtype):
     torch.testing.assert_close(sketch.encode(given).sum(), want.sum(0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+@pytest.mark.parametrize("name", list(LAYERED))
+def test_codes_of_sparse_and_dense_layers(name, kind):
+    sketch, given = bound(name), rows(None, sparse=True)
+    if kind == "dense":
+        given = Dense(given.dense())
+    want = given.dense() @ sketch.dense().T
+    torch.testing.assert_close(sketch.encode(given).dense(), want)
+    torch.testing.assert_close(sketch.forward(given.sum()), want.sum(0))
+
+
 @pytest.mark.parametrize("positions", [None, 1, 3])
 @pytest.mark.parametrize("name", list(LAYERED))
 def test_no_rows_give_no_codes(name, positions):
@@ -121,7 +119,7 @@ def test_no_rows_give_no_codes(name, positions):
 
 def test_blocks_of_whole_leaves_keep_their_rows_factored():
     space = Space.of({"a": (4, 6), "b": (3, 5), "c": (2, 2)})
-    recipe = Blocks([("c", "a"), "b"], bounds=[2.0, 1.0])
+    recipe = sketches.Blocks([("c", "a"), "b"], bounds=[2.0, 1.0])
     by_name = {
         name: Outer(normal(N, p), normal(N, q, seed=1)) for name, (q, p) in [(x.name, x.shape) for x in space.leaves]
     }
@@ -143,7 +141,7 @@ def test_blocks_of_whole_leaves_keep_their_rows_factored():
 
 
 def test_blocks_that_cut_a_leaf():
-    sketch = Blocks([range(0, 30), range(30, 39)]).draw(SPACE)
+    sketch = sketches.Blocks([range(0, 30), range(30, 39)]).draw(SPACE)
     pieces = {name: sketch.leaf(name, piece) for name, piece in rows().leaves()}
     torch.testing.assert_close(sketch.join(pieces).dense(), rows().dense() @ sketch.dense().T)
 
@@ -151,13 +149,13 @@ def test_blocks_that_cut_a_leaf():
 @pytest.mark.parametrize("blocks", [["hidden", ["out", "bias"]], [["hidden", 3], ["out"]]])
 def test_wrong_groups_are_refused(blocks):
     with pytest.raises((KeyError, ValueError), match="this space has|names of leaves or as indices"):
-        Blocks(blocks).draw(SPACE)
+        sketches.Blocks(blocks).draw(SPACE)
 
 
-@pytest.mark.parametrize("encoder", [PublicSubspace(3), KroneckerSubspace(3, 2)])
+@pytest.mark.parametrize("encoder", [sketches.PublicSubspace(3), sketches.KroneckerSubspace(3, 2)])
 def test_without_data_the_context_is_asked_for_its_own(encoder):
     context = Rounds(rows())
-    assert encoder.bind(context, None)[0].m == (3 if isinstance(encoder, PublicSubspace) else 12)
+    assert encoder.bind(context, None)[0].m == (3 if isinstance(encoder, sketches.PublicSubspace) else 12)
     assert context.asked == [None]
     replace(encoder, loss="own").bind(context, None)
     assert context.asked == [None, (None, "own")]
@@ -185,7 +183,7 @@ def test_copies_are_made_once_for_each_dtype(name):
 def test_codes_in_a_public_subspace_for_either_longer_side(q, p, positions, chunk, monkeypatch):
     monkeypatch.setattr(sketch_base, "CHUNK_BYTES", chunk)
     space, middle = Space.of({"w": (q, p)}), () if positions is None else (positions,)
-    sketch = PublicSubspace(4).bind(Rounds(Dense(normal(5, q * p, seed=7)), space), None)[0]
+    sketch = sketches.PublicSubspace(4).bind(Rounds(Dense(normal(5, q * p, seed=7)), space), None)[0]
     a, b = normal(N, *middle, p), normal(N, *middle, q, seed=1)
     torch.testing.assert_close(sketch.outer(a, b), Outer(a, b).dense() @ sketch.dense().T)
     torch.testing.assert_close(sketch.outer(a[:0], b[:0]), torch.zeros(0, 4, dtype=torch.float64))

@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from test_sketches_public_subspace import kinds, normal
 
 from isthmus.base.space import Space
-from isthmus.gradients import Dense, Lazy, Outer, Stack
-from isthmus.sketches import Kronecker, base
+from isthmus.gradients import Dense, Stack
+from isthmus.sketches import base
 from isthmus.sketches import dense as module
 from isthmus.sketches.dense import orthonormal, random_rows
-from isthmus.sketches.public import completed, leaf_pieces, side_directions, top_directions, top_right
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from isthmus.sketches.public import _completed, _leaf_pieces, _side_directions, _top_right, top_directions
 
 
 def projector(columns):
@@ -79,28 +76,7 @@ def test_long_drawn_rows_cover_every_coordinate_alike():
     assert 2 / 3 < float(share.var()) / spread < 3 / 2
 
 
-def test_a_long_kronecker_map_keeps_lengths_on_average():
-    space, v = Space.of({"w": (3, 1100)}), normal(3300)
-    squares = torch.stack([Kronecker(40, 2).draw(space, t=t).forward(v).square().sum() for t in range(300)])
-    ratio = squares / v.square().sum()
-    assert abs(float(ratio.mean()) - 1) < 4.5 * float(ratio.std()) / 300**0.5
-    assert float(ratio.std()) / 300**0.5 < 0.02
-
-
-def public(kind, n=9):
-    a, b = normal(n, 3, 5), normal(n, 3, 4, seed=1)
-    return {
-        "one": lambda: Outer(a[:, 0], b[:, 0]),
-        "many": lambda: Outer(a, b),
-        "bias": lambda: Outer(a[..., :4], b, ones=True),
-        "one-bias": lambda: Outer(a[:, 0, :4], b[:, 0], ones=True),
-        "sparse": lambda: Outer(sp.csr_array(a[:, 0].numpy() * (a[:, 0].numpy() > 0)), b[:, 0]),
-        "dense": lambda: Dense(normal(n, 20)),
-        "lazy": lambda: Lazy(lambda lo, hi: normal(n, 20)[lo:hi], n, 20, dtype=torch.float64),
-    }[kind]()
-
-
-KINDS = ["one", "many", "bias", "one-bias", "sparse", "dense", "lazy"]
+KINDS = ["one", "many", "bias", "many-bias", "sparse", "dense", "lazy", "lookup"]
 
 
 @pytest.mark.parametrize("chunk", [1 << 9, 1 << 26])
@@ -109,7 +85,7 @@ KINDS = ["one", "many", "bias", "one-bias", "sparse", "dense", "lazy"]
 def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
     monkeypatch.setattr(module, "SMALL", chunk)
-    rows = Stack([("first", public(kind, n)), ("second", Dense(normal(n, 7, seed=8)))])
+    rows = Stack([("first", kinds(n, 0)[kind]), ("second", Dense(normal(n, 7, seed=8)))])
     directions = top_directions(rows, 3)
     top = np.linalg.svd(rows.dense().numpy())[2][:3].T
     signs = torch.from_numpy(np.sign((top * directions.numpy()).sum(0)))
@@ -122,17 +98,17 @@ def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
 @pytest.mark.parametrize("n", [1, 30])
 def test_sides_are_those_of_both_unfoldings(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
-    rows = public(kind, n)
+    rows = kinds(n, 0)[kind]
     cube = rows.dense().view(n, 4, 5)
     moments = torch.einsum("nij,nkj->ik", cube, cube), torch.einsum("nij,nik->jk", cube, cube)
-    for found, moment in zip(side_directions(rows, (4, 5), (2, 3)), moments, strict=True):
+    for found, moment in zip(_side_directions(rows, (4, 5), (2, 3)), moments, strict=True):
         top = torch.linalg.eigh(moment)[1][:, -found.shape[1] :]
         torch.testing.assert_close(found @ found.T, top @ top.T, rtol=1e-8, atol=1e-9)
 
 
 def test_wide_dense_leaves_never_need_the_moment_of_their_long_side():
     whole = normal(2, 3 * 400)
-    left, right = side_directions(Dense(whole), (3, 400), (2, 4))
+    left, right = _side_directions(Dense(whole), (3, 400), (2, 4))
     top = np.linalg.svd(whole.view(-1, 400).numpy(), full_matrices=False)[2][:4].T
     np.testing.assert_allclose(projector(right), top @ top.T, atol=1e-10)
     assert left.shape == (3, 2)
@@ -143,19 +119,19 @@ def test_top_right_of_sparse_and_dense_matrices():
         x = normal(*shape) * (normal(*shape, seed=1) > 0)
         top = np.linalg.svd(x.numpy(), full_matrices=False)[2][:2].T
         for given in (x, sp.csr_array(x.numpy())):
-            np.testing.assert_allclose(projector(top_right(given, 2)), top @ top.T, atol=1e-9)
+            np.testing.assert_allclose(projector(_top_right(given, 2)), top @ top.T, atol=1e-9)
 
 
 def test_completed_directions_start_with_the_given_ones():
     given = orthonormal(normal(12, 3))
-    whole = completed(given, 12, key=1)
-    assert torch.equal(whole[:, :3], given) and completed(given, 2, key=1) is given
+    whole = _completed(given, 12, key=1)
+    assert torch.equal(whole[:, :3], given) and _completed(given, 2, key=1) is given
     torch.testing.assert_close(whole.T @ whole, torch.eye(12, dtype=torch.float64))
 
 
 def test_rows_without_leaves_are_cut():
     space = Space.of({"a": (2, 3), "b": (1, 4)})
-    pieces = leaf_pieces(space, Dense(normal(3, 10)))
+    pieces = _leaf_pieces(space, Dense(normal(3, 10)))
     assert [(piece.n, piece.d) for piece in pieces.values()] == [(3, 6), (3, 4)]
 
 

@@ -5,24 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus.sketches import (
-    SRHT,
-    Blocks,
-    Coordinates,
-    CountSketch,
-    GaussianSketch,
-    Kronecker,
-    KroneckerSubspace,
-    Nice,
-    Progressive,
-    PublicSubspace,
-    RademacherSketch,
-    SparseJL,
-    TensorSketch,
-)
+from isthmus import sketches
 from isthmus.sketches.bijections import Buckets
 
-SIZED = [GaussianSketch, RademacherSketch, SparseJL, CountSketch, SRHT, Coordinates, TensorSketch]
+SIZED = [sketches.GaussianSketch, sketches.RademacherSketch, sketches.SparseJL, sketches.CountSketch, sketches.SRHT]
+SIZED += [sketches.Coordinates, sketches.TensorSketch]
 
 
 @pytest.mark.parametrize("make", SIZED)
@@ -35,45 +22,45 @@ def test_sizes(make, m):
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
-        (lambda: GaussianSketch(3, scaling="loose"), "scaling"),
-        (lambda: CountSketch(3, scaling="loose"), "scaling"),
-        (lambda: CountSketch(3, refresh=0), "refresh"),
-        (lambda: SparseJL(3, s=4).draw(10), "s=4"),
-        (lambda: SparseJL(3, s=0), "s=0"),
-        (lambda: SparseJL(3, s="rule"), "s='rule'"),
-        (lambda: SparseJL(3, s="theorem", beta=0.0), "beta"),
-        (lambda: CountSketch(3).draw(10, seed=1.5), "seed"),
-        (lambda: CountSketch(3).draw(10, seed=None), "seed"),
-        (lambda: CountSketch(3).draw(10, t=-1), "t=-1"),
-        (lambda: CountSketch(3).draw(0), "d=0"),
+        (lambda: sketches.GaussianSketch(3, scaling="loose"), "scaling"),
+        (lambda: sketches.CountSketch(3, scaling="loose"), "scaling"),
+        (lambda: sketches.CountSketch(3, refresh=0), "refresh"),
+        (lambda: sketches.SparseJL(3, s=4).draw(10), "s=4"),
+        (lambda: sketches.SparseJL(3, s=0), "s=0"),
+        (lambda: sketches.SparseJL(3, s="rule"), "s='rule'"),
+        (lambda: sketches.SparseJL(3, s="theorem", beta=0.0), "beta"),
+        (lambda: sketches.CountSketch(3).draw(10, seed=1.5), "seed"),
+        (lambda: sketches.CountSketch(3).draw(10, seed=None), "seed"),
+        (lambda: sketches.CountSketch(3).draw(10, t=-1), "t=-1"),
+        (lambda: sketches.CountSketch(3).draw(0), "d=0"),
         (lambda: Buckets(0, 1 << 46, 3), "d="),
-        (lambda: Nice(0), "tau"),
-        (lambda: Nice(11).draw(10), "tau"),
-        (lambda: Nice(2, bounds=[1.0, 0.0]).draw(2), "bounds"),
-        (lambda: Nice(2, bounds=[1.0]).draw(2), "bounds"),
-        (lambda: Blocks(0), "blocks"),
-        (lambda: Blocks(11).draw(10), "blocks"),
-        (lambda: Blocks([]), "blocks"),
-        (lambda: Blocks([[0, 1], [1, 2, 1]]).draw(3), "once"),
-        (lambda: Blocks([[0], [2]]).draw(3), "in one at least"),
-        (lambda: Blocks([[0, 1], [2, 3]]).draw(3), "indices"),
-        (lambda: Blocks([slice(0, 3), slice(3, 3)]).draw(3), "empty"),
-        (lambda: Blocks(2, probs=[0.5, 0.4]), "probs"),
-        (lambda: Blocks(2, probs=[1.5, -0.5]), "probs"),
-        (lambda: Blocks(2, probs=[1.0]), "probs"),
-        (lambda: Blocks(2, bounds=[1.0, -1.0]), "bounds"),
-        (lambda: Blocks(2, bounds=[1.0]), "bounds"),
-        (lambda: Blocks(2, bounds=[1.0, float("nan")]), "bounds"),
-        (lambda: Kronecker(0, 2), "rank_in"),
-        (lambda: Kronecker(2, -1), "rank_out"),
-        (lambda: Kronecker(2, 2, ranks={"w": (0, 1)}), "ranks"),
-        (lambda: KroneckerSubspace(2, 0, data=1), "rank_out"),
-        (lambda: PublicSubspace(0, data=1), "k=0"),
-        (lambda: PublicSubspace(2, data=1, refresh=0), "refresh"),
-        (lambda: PublicSubspace(2, data=1, start_epoch=-1), "start_epoch"),
-        (lambda: PublicSubspace(2, data=1, clip="never"), "clip"),
-        (lambda: Progressive([]), "schedule"),
-        (lambda: Progressive([(2, CountSketch(3)), (1, CountSketch(4))]), "schedule"),
+        (lambda: sketches.Nice(0), "tau"),
+        (lambda: sketches.Nice(11).draw(10), "tau"),
+        (lambda: sketches.Nice(2, bounds=[1.0, 0.0]).draw(2), "bounds"),
+        (lambda: sketches.Nice(2, bounds=[1.0]).draw(2), "bounds"),
+        (lambda: sketches.Blocks(0), "blocks"),
+        (lambda: sketches.Blocks(11).draw(10), "blocks"),
+        (lambda: sketches.Blocks([]), "blocks"),
+        (lambda: sketches.Blocks([[0, 1], [1, 2, 1]]).draw(3), "once"),
+        (lambda: sketches.Blocks([[0], [2]]).draw(3), "in one at least"),
+        (lambda: sketches.Blocks([[0, 1], [2, 3]]).draw(3), "indices"),
+        (lambda: sketches.Blocks([slice(0, 3), slice(3, 3)]).draw(3), "empty"),
+        (lambda: sketches.Blocks(2, probs=[0.5, 0.4]), "probs"),
+        (lambda: sketches.Blocks(2, probs=[1.5, -0.5]), "probs"),
+        (lambda: sketches.Blocks(2, probs=[1.0]), "probs"),
+        (lambda: sketches.Blocks(2, bounds=[1.0, -1.0]), "bounds"),
+        (lambda: sketches.Blocks(2, bounds=[1.0]), "bounds"),
+        (lambda: sketches.Blocks(2, bounds=[1.0, float("nan")]), "bounds"),
+        (lambda: sketches.Kronecker(0, 2), "rank_in"),
+        (lambda: sketches.Kronecker(2, -1), "rank_out"),
+        (lambda: sketches.Kronecker(2, 2, ranks={"w": (0, 1)}), "ranks"),
+        (lambda: sketches.KroneckerSubspace(2, 0, data=1), "rank_out"),
+        (lambda: sketches.PublicSubspace(0, data=1), "k=0"),
+        (lambda: sketches.PublicSubspace(2, data=1, refresh=0), "refresh"),
+        (lambda: sketches.PublicSubspace(2, data=1, start_epoch=-1), "start_epoch"),
+        (lambda: sketches.PublicSubspace(2, data=1, clip="never"), "clip"),
+        (lambda: sketches.Progressive([]), "schedule"),
+        (lambda: sketches.Progressive([(2, sketches.CountSketch(3)), (1, sketches.CountSketch(4))]), "schedule"),
     ],
 )
 def test_arguments(make, argument):
@@ -82,17 +69,17 @@ def test_arguments(make, argument):
 
 
 def test_unknown_norms_are_refused():
-    for encoder in (CountSketch(3), Coordinates(3), GaussianSketch(3)):
+    for encoder in (sketches.CountSketch(3), sketches.Coordinates(3), sketches.GaussianSketch(3)):
         with pytest.raises(ValueError, match="ord"):
             encoder.draw(10).gain(3)
 
 
 def test_unknown_leaf_is_named():
     with pytest.raises(KeyError, match="this space has"):
-        Blocks(["nothing"]).draw(3)
+        sketches.Blocks(["nothing"]).draw(3)
 
 
 def test_maps_do_not_keep_a_rejected_vector():
-    sketch = CountSketch(3).draw(10)
+    sketch = sketches.CountSketch(3).draw(10)
     with pytest.raises(ValueError, match="give vectors"):
         sketch.forward(torch.zeros(10, 1))

@@ -13,14 +13,14 @@ from isthmus.base.space import Space
 from isthmus.lifts import pinv
 from isthmus.sketches import CountSketch, base, hashed
 from isthmus.sketches.base import leave_pinv, take_pinv
-from isthmus.sketches.bijections import SHORT, Buckets, next_prime
+from isthmus.sketches.bijections import SHORT, Buckets, _next_prime
 
 LARGEST = 32_749  # the largest prime below 2^15
 
 
 def slow_table(key: int, d: int, m: int) -> list[int]:
     """h(j), plus m where the sign is -1, as the formulas say, one j at a time."""
-    p, where = next_prime(d), []
+    p, where = _next_prime(d), []
     a, c = 1 + randomness.key(key, "a") % (p - 1), randomness.key(key, "c") % p
     signs = randomness.signs(randomness.key(key, "signs"), torch.arange(d)).tolist()
     for j, sign in enumerate(signs):
@@ -37,7 +37,7 @@ def slow_table(key: int, d: int, m: int) -> list[int]:
 )
 def test_tables_of_several_keys_follow_the_formulas(d: int, m: int) -> None:
     keys = [randomness.key("tables", k) for k in range(3)] + [0, 2**64 - 1]
-    tables = hashed.signed_tables(keys, d, m)
+    tables = hashed._signed_tables(keys, d, m)
     assert tables.shape == (len(keys), d) and tables.dtype == np.uint16
     for key, table in zip(keys, tables, strict=True):
         assert table.tolist() == slow_table(key, d, m)
@@ -46,7 +46,7 @@ def test_tables_of_several_keys_follow_the_formulas(d: int, m: int) -> None:
 @pytest.mark.parametrize("d", [LARGEST, LARGEST + 1, LARGEST + 18, LARGEST + 19])
 def test_dimensions_about_the_largest_short_one(d: int) -> None:
     """32767 is below 2^15, and its prime is not."""
-    assert (next_prime(d) < SHORT) is (d == LARGEST)
+    assert (_next_prime(d) < SHORT) is (d == LARGEST)
     sketch = CountSketch(d // 2).draw(d, seed=4)
     key = randomness.key(4, 0, "CountSketch")
     assert sketch._signed_buckets(torch.device("cpu")).tolist() == slow_table(key, d, d // 2)
@@ -66,8 +66,8 @@ def test_maps_of_a_loop_are_those_that_are_drawn(refresh: int, m: object) -> Non
 
 def test_a_family_with_keys_of_its_own_keeps_its_maps() -> None:
     class Other(CountSketch):
-        def build(self, space: Space, key: int, t: int) -> hashed.BalancedMap:
-            return hashed.BalancedMap(space, 4, key + 1)
+        def build(self, space: Space, key: int, t: int) -> hashed._BalancedMap:
+            return hashed._BalancedMap(space, 4, key + 1)
 
     space = Space.flat(12)
     bound = Other(3).bind(SimpleNamespace(space=space, seed=0, t=2), None)[0]

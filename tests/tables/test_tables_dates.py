@@ -12,7 +12,7 @@ import pytest
 from isthmus.base.validate import InvalidInput
 from isthmus.runs.config import load
 from isthmus.runs.prepare import prepare
-from isthmus.tables.encode import as_days, encode
+from isthmus.tables.encode import _as_days, encode
 from isthmus.tables.entries import day
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema
@@ -73,7 +73,7 @@ def test_formats_survive_toml_and_wrong_ones_are_refused() -> None:
 )
 def test_public_rows_tell_the_format_where_one_fits(values: list[str], form: str) -> None:
     found = infer("when", pandas.Series(values), public=True).column
-    assert found.format == form and found.bounds == tuple(sorted(as_days(pandas.Series(values), form)))
+    assert found.format == form and found.bounds == tuple(sorted(_as_days(pandas.Series(values), form)))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_private_rows_are_refused_with_the_options(values: list[str]) -> None:
 )
 def test_dates_by_type_need_no_format(values: Any) -> None:
     for form in ("", "%d/%m/%Y"):
-        days = as_days(pandas.Series(values), form)
+        days = _as_days(pandas.Series(values), form)
         assert days[0] == 18262.5 and np.isnan(days[1])
 
 

@@ -12,7 +12,7 @@ import pytest
 from messy import rows
 
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.encode import as_days, as_numbers, as_words, bounds_of, bucket, encode, encode_target
+from isthmus.tables.encode import _as_days, _bucket, as_numbers, as_words, bounds_of, encode, encode_target
 from isthmus.tables.entries import Signs
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema, Target
@@ -31,14 +31,8 @@ SCHEMA = Schema.from_toml(
     gone = "drop"
     member = "bool"
 
-    [columns."pay / month"]
-    type = "number"
-    missing = "indicator"
-    fill = -1
-
-    [columns.joined]
-    type = "date"
-    bounds = ["2020-01-01", "2020-12-31"]
+    "pay / month" = {type = "number", missing = "indicator", fill = -1}
+    joined = {type = "date", bounds = ["2020-01-01", "2020-12-31"]}
     """
 )
 FRAME = {
@@ -62,7 +56,7 @@ def test_each_type_of_column_is_encoded() -> None:
     ]
     hashed = encoded[[name for name in SCHEMA.features if name.startswith("city")]].to_numpy()
     assert hashed.shape[1] == 17 and hashed.sum(1).tolist() == [1, 1, 1, 1]
-    assert hashed.argmax(1).tolist() == [bucket("city", "Łódź", 16)] * 2 + [bucket("city", "東京", 16), 16]
+    assert hashed.argmax(1).tolist() == [_bucket("city", "Łódź", 16)] * 2 + [_bucket("city", "東京", 16), 16]
     assert encoded["member"].tolist() == [1, 0, 0.5, 1]
     assert encoded["pay / month"].tolist() == [1234.5, -1, 20, 12]
     assert encoded["pay / month (missing)"].tolist() == [0, 1, 0, 0]
@@ -122,34 +116,21 @@ def test_missing_and_unreadable_columns_are_refused() -> None:
         encode(pandas.DataFrame({"a": ["x", "y", "3"]}), Schema((Column("a", "number"),)))
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "rest"),
-    [
-        ([1, 2, 2], "number", {}),
-        ([1.5, None, 2], "number", {}),
-        ([True, False, True], "bool", {}),
-        (["yes", "No", None], "bool", {}),
-        (["yes", "0", "1"], "bool", {}),
-        (["0", "1", "1"], "number", {}),
-        (["1", "2.5", "-3e4"], "number", {}),
-        (["1", "", "2"], "number", {}),
-        (["a", "b", "a"], "hash", {}),
-        (["1,200", "12", "7,000,000.5"], "number", {"thousands": ","}),
-        (["0.338", "31.275", "1.5"], "number", {}),
-        (["0.338", "0.412", "0.001"], "number", {}),
-        (["1.234", "5.678", "12.345"], "number", {}),
-        (["1'200", "12", "7'000"], "number", {"thousands": "'"}),
-        (["$12.50", "€ 3", "4%"], "number", {}),
-        (["01234", "80331", "00501"], "hash", {}),
-        (["0", "0.5", "10"], "number", {}),
-        ([None, None, None], "drop", {}),
-        ([[1], [2], [3]], "drop", {}),
-        (["x" * 50, "y" * 50, "z" * 50], "drop", {}),
-    ],
-)
-def test_types_are_guessed(values: list[Any], kind: str, rest: dict[str, Any]) -> None:
-    column = infer("a", pandas.Series(values)).column
-    assert column == Column("a", kind, source="data", **rest)
+GUESSED: dict[str, list[list[Any]]] = {
+    "number": [[1, 2, 2], [1.5, None, 2], ["0", "1", "1"], ["1", "2.5", "-3e4"], ["1", "", "2"], ["0", "0.5", "10"]],
+    "numbers": [["0.338", "31.275", "1.5"], ["0.338", "0.412", "0.001"], ["1.234", "5.678"], ["$12.50", "€ 3", "4%"]],
+    "bool": [[True, False, True], ["yes", "No", None], ["yes", "0", "1"]],
+    "hash": [["a", "b", "a"], ["01234", "80331", "00501"]],
+    "drop": [[None, None, None], [[1], [2], [3]], ["x" * 50, "y" * 50, "z" * 50]],
+}
+
+
+@pytest.mark.parametrize("kind", GUESSED)
+def test_types_are_guessed(kind: str) -> None:
+    for values in GUESSED[kind]:
+        assert infer("a", pandas.Series(values)).column == Column("a", kind.removesuffix("s"), source="data"), values
+    for sign, values in ((",", ["1,200", "12", "7,000,000.5"]), ("'", ["1'200", "12", "7'000"])):
+        assert infer("a", pandas.Series(values)).column == Column("a", "number", source="data", thousands=sign)
 
 
 def test_a_decimal_comma_is_no_thousand() -> None:
@@ -161,12 +142,10 @@ def test_a_decimal_comma_is_no_thousand() -> None:
 
 @pytest.mark.parametrize("name", ["id", "customer_id", "Unnamed: 0", "UUID", "Index"])
 def test_identifiers_are_left_out(name: str) -> None:
-    assert infer(name, pandas.Series([5, 9, 3])).column.type == "drop"
-    assert infer(name, pandas.Series(["x1", "x2", "x3"])).column.type == "drop"
-    assert infer(name, pandas.Series(["5", "9", "3"])).column.type == "drop"
-    assert infer(name, pandas.Series([5, 5, 3])).column.type == "number"  # not one of its own for every row
-    assert infer(name, pandas.Series([0.5, 9, 3])).column.type == "number"
-    assert infer(name, pandas.Series(["0.5", "9", "3"])).column.type == "number"
+    for values in ([5, 9, 3], ["x1", "x2", "x3"], ["5", "9", "3"]):
+        assert infer(name, pandas.Series(values)).column.type == "drop"
+    for values in ([5, 5, 3], [0.5, 9, 3], ["0.5", "9", "3"]):  # not one of its own for every row, or not whole
+        assert infer(name, pandas.Series(values)).column.type == "number"
     assert infer("paid", pandas.Series([5, 9, 3])).column.type == "number"
 
 
@@ -178,7 +157,7 @@ def test_dates_of_private_rows_are_refused_with_what_to_do(values: Any) -> None:
     with pytest.raises(InvalidInput, match=r'--drop "when"\), or declare its public range \(--bounds "when=2010-01-01'):
         infer("when", pandas.Series(values))
     column = infer("when", pandas.Series(values), public=True).column
-    assert column.type == "date" and column.bounds == tuple(as_days(pandas.Series(values), column.format))
+    assert column.type == "date" and column.bounds == tuple(_as_days(pandas.Series(values), column.format))
 
 
 def test_private_rows_never_give_words_or_ranges() -> None:
@@ -210,21 +189,21 @@ def test_numbers_and_words_read_alike_from_text_and_numbers() -> None:
 def test_dates_with_and_without_a_zone() -> None:
     first = 18262.0  # 2020-01-01
     text = ["2020-01-01", "2020-01-01T12:00:00Z", "2020-01-01T12:00:00+12:00", "2020/1/1", None, "soon"]
-    assert as_days(pandas.Series(text))[:4].tolist() == [first, first + 0.5, first, first]
-    assert np.isnan(as_days(pandas.Series(text))[4:]).all()
+    assert _as_days(pandas.Series(text))[:4].tolist() == [first, first + 0.5, first, first]
+    assert np.isnan(_as_days(pandas.Series(text))[4:]).all()
     zoned = pandas.to_datetime(pandas.Series(["2020-01-01T12:00:00+12:00", None]), utc=True).dt.tz_convert("Asia/Tokyo")
-    assert as_days(zoned)[0] == first and np.isnan(as_days(zoned)[1])
+    assert _as_days(zoned)[0] == first and np.isnan(_as_days(zoned)[1])
 
 
 def test_dates_are_read_one_by_one() -> None:
     """pandas takes the unit of a column from its finest entry, and the range with it."""
     text = ["9999-12-31", "2024-01-01T00:00:00.123456789", "0001-01-01", "2024-2-1", "2024/01/02"]
-    days = as_days(pandas.Series(text))
+    days = _as_days(pandas.Series(text))
     assert days[[0, 2, 3, 4]].tolist() == [2932896, -719162, 19754, 19724]
     assert days[1] == pytest.approx(19723 + 0.123456 / 86400, abs=1e-12)
-    assert all(as_days(pandas.Series([word]))[0] == day for word, day in zip(text, days, strict=True))
-    assert np.isnan(as_days(pandas.Series(["now", "today", "12:30", "soon", "-"]))).all()  # no date of their own
-    assert as_days(pandas.Series([20240102.0, None]))[0] == 19724
+    assert all(_as_days(pandas.Series([word]))[0] == day for word, day in zip(text, days, strict=True))
+    assert np.isnan(_as_days(pandas.Series(["now", "today", "12:30", "soon", "-"]))).all()  # no date of their own
+    assert _as_days(pandas.Series([20240102.0, None]))[0] == 19724
 
 
 def test_truth_values_are_numbers_between_0_and_1() -> None:
@@ -234,9 +213,7 @@ def test_truth_values_are_numbers_between_0_and_1() -> None:
 
 
 def test_missing_integers_and_truth_values_of_parquet() -> None:
-    frame = pandas.DataFrame(
-        {"a": pandas.array([1, None], dtype="Int64"), "b": pandas.array([True, None], dtype="boolean")}
-    )
+    frame = pandas.DataFrame({"a": pandas.array([1, None], "Int64"), "b": pandas.array([True, None], "boolean")})
     schema = Schema((Column("a", "number", missing="indicator"), Column("b", "bool")))
     assert encode(frame, schema).tolist() == [[1, 0, 1], [0, 1, 0.5]]
     assert infer("a", frame["a"]).column.type == "number" and infer("b", frame["b"]).column.type == "bool"
@@ -248,12 +225,11 @@ def test_targets() -> None:
     with pytest.raises(InvalidInput, match=r"classes=\['no', 'yes'\] .* some rows have other labels") as error:
         encode_target(pandas.Series(["secret"]), Target("y", "classification", ("no", "yes")))
     assert "secret" not in str(error.value)
-    numbered = Target("y", "classification", ("0", "1"))
-    assert encode_target(pandas.Series(["1.0", "0"]), numbered)[0].tolist() == ["1", "0"]
-    assert encode_target(np.array([1.0, 0.0]), numbered)[0].tolist() == ["1", "0"]
-    truth = Target("y", "classification", ("false", "true"))
-    assert encode_target(pandas.Series(["True", "false"]), truth)[0].tolist() == ["true", "false"]
-    assert encode_target(pandas.Series([True, False]), truth)[0].tolist() == ["true", "false"]
+    cases = ((("0", "1"), ["1.0", "0"], [1.0, 0.0]), (("false", "true"), ["True", "false"], [True, False]))
+    for classes, written, typed in cases:
+        for column in (written, typed):
+            found, _ = encode_target(pandas.Series(column), Target("y", "classification", classes))
+            assert found.tolist() == list(classes[::-1])
     exact = Target("y", "classification", ("01", "1"))
     assert encode_target(pandas.Series(["1", "01", "1.0"]), exact)[0].tolist() == ["1", "01", "01"]
     numbers, kept = encode_target(pandas.Series([1, None, 99]), Target("y", "regression", None, (0, 10)))
@@ -265,21 +241,11 @@ def test_entries_that_were_declared_missing(typed: bool) -> None:
     """-999 is a number like any other unless somebody says so; a declared word stays a word."""
     schema = Schema.from_toml(
         """
-        [columns.a]
-        bounds = [0, 10]
-        missing = "indicator"
-        absent = [-999, "refused (7)"]
-        [columns.b]
-        categories = ["x", "9"]
-        absent = ["9", "z"]
-        [columns.c]
-        type = "hash"
-        buckets = 2
-        absent = ["z"]
-        [columns.d]
-        type = "date"
-        bounds = ["2020-01-01", "2020-01-03"]
-        absent = ["9999-12-31"]
+        [columns]
+        a = {bounds = [0, 10], missing = "indicator", absent = [-999, "refused (7)"]}
+        b = {categories = ["x", "9"], absent = ["9", "z"]}
+        c = {type = "hash", buckets = 2, absent = ["z"]}
+        d = {type = "date", bounds = ["2020-01-01", "2020-01-03"], absent = ["9999-12-31"]}
         """
     )
     assert Schema.from_toml(schema.to_toml()) == schema

@@ -31,14 +31,10 @@ def test_a_csv_is_read_also_when_compressed(tmp_path: Path, suffix: str) -> None
 
 @pytest.mark.parametrize(("separator", "suffix"), [(";", "csv"), ("\t", "tsv"), ("|", "csv"), (",", "csv")])
 def test_the_header_decides_the_separator(tmp_path: Path, separator: str, suffix: str) -> None:
-    path = tmp_path / f"t.{suffix}"
-    path.write_text(
-        separator.join("abc") + "\n" + separator.join(["1,5" if separator != "," else "1.5", "x", "2"]) + "\n"
-    )
+    path, number = tmp_path / f"t.{suffix}", {",": "1.5"}.get(separator, "1,5")
+    path.write_text(separator.join("abc") + "\n" + separator.join([number, "x", "2"]) + "\n")
     table = read(path)
-    assert list(table.frame.columns) == ["a", "b", "c"] and table.frame["a"][0] == (
-        "1.5" if separator == "," else "1,5"
-    )
+    assert list(table.frame.columns) == ["a", "b", "c"] and table.frame["a"][0] == number
 
 
 def test_entries_are_kept_as_they_are_written(tmp_path: Path) -> None:
@@ -84,6 +80,7 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        ('\x00i,city,oi,c",",7\n', "a line does not fit"),
         ("a,b,a\n1,2,3\n", r"the column names \['a'\] occur twice"),
         ("\n1,2\n", "its first line is empty, and must hold the names"),
         ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
@@ -128,7 +125,7 @@ def test_parquet(tmp_path: Path) -> None:
     pandas.DataFrame({"a": [1, 2], "when": pandas.to_datetime(["2020-01-01", None])}).to_parquet(path)
     assert columns_of(path) == ["a", "when"] and list(read(path).frame["a"]) == [1, 2]
     path.write_bytes(b"PAR1 nonsense")
-    with pytest.raises(InvalidInput, match="Cannot read .*: give a Parquet file"):
+    with pytest.raises(InvalidInput, match="Cannot read .*: give a folder of Parquet files"):
         read(path)
 
 
@@ -177,6 +174,9 @@ def test_npz_files_with_pickles_or_without_a_matrix_are_refused(tmp_path: Path) 
     np.savez(path, X=np.ones((3, 2)), y=[1, 2])
     with pytest.raises(InvalidInput, match="3 rows and 2 targets"):
         read(path)
+    np.savez(path, indptr=np.array([0, 1]), indices=np.array([0]), shape=np.array([], np.int64))
+    with pytest.raises(InvalidInput, match="no CSR matrix"):
+        read(path)
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(InvalidInput, match="no npz file, or needs pickle"):
         read(path)
@@ -188,12 +188,7 @@ def test_libsvm_says_when_its_width_comes_from_the_data(tmp_path: Path) -> None:
     guessed = read(path)
     assert guessed.x.shape == (2, 4) and "--features" in guessed.notes[0]
     contents = read(path, reading=Reading(features=6))
-    assert (
-        contents.x.shape == (2, 6)
-        and contents.notes == ()
-        and contents.y is not None
-        and contents.y.tolist() == [1, -1]
-    )
+    assert contents.x.shape == (2, 6) and contents.notes == () and np.asarray(contents.y).tolist() == [1, -1]
     path.write_text("1 0:1\n")
     with pytest.raises(InvalidInput, match="--zero-based"):
         read(path)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from command_line import prepared as rows_of
 
 from isthmus.base.validate import InvalidInput
-from isthmus.runs.config import load
-from isthmus.runs.prepare import PreparedRows, prepare
+from isthmus.runs.prepare import PreparedRows
 from isthmus.tables.encode import encode
 from isthmus.tables.entries import Signs, number
 from isthmus.tables.infer import infer
@@ -20,8 +20,7 @@ from isthmus.tables.schema import Column, Schema
 
 def prepared(path: Path, text: str, **options: object) -> PreparedRows:
     path.write_text(text, encoding="utf-8")
-    settings, declared = load(None, {"data": str(path), "target": "y", "classes": ["0", "1"], **options})
-    return prepare(settings, declared, salt="")
+    return rows_of(path, **{"target": "y", "classes": ["0", "1"], **options})
 
 
 @pytest.mark.parametrize("first", ["0.338", "1.000", "31.275", "123.456"])
@@ -33,42 +32,19 @@ def test_three_decimals_are_never_thousands(tmp_path: Path, first: str) -> None:
     assert begun.x[:, 0].tolist() == [float(entry) for entry in entries]
 
 
+POINT = {"1.234": 1.234, "1,234": 1234, "12,345,678.9": 12345678.9, "1'234'567.5": 1234567.5, "-$1,200": -1200}
+POINT |= {"\u22123": -3, "45 %": 45, **dict.fromkeys(("1,5", "0,338", "1,23,456", "1,234.567.8"))}
+POINT |= dict.fromkeys(("1'234 567", "12 kg", "(12)", "1_000", ""))  # no group of thousands begins with 0
+COMMA = {"1.234,5": 1234.5, "1.234": 1234, "1,5": 1.5, ",5": 0.5, "5,": 5, "1,5e-3": 0.0015, "1\u202f234,5": 1234.5}
+COMMA |= dict.fromkeys(("0.338", "1.5", ".", "e5"))
+
+
 @pytest.mark.parametrize(
-    ("word", "signs", "value"),
-    [
-        ("1.234", Signs(), 1.234),
-        ("1,234", Signs(), 1234),
-        ("12,345,678.9", Signs(), 12345678.9),
-        ("1,234", Signs(thousands=""), math.nan),
-        ("1,5", Signs(), math.nan),
-        ("0,338", Signs(), math.nan),  # no group of thousands begins with 0
-        ("1,23,456", Signs(), math.nan),
-        ("1,234.567.8", Signs(), math.nan),
-        ("1.234,5", Signs(","), 1234.5),
-        ("1.234", Signs(","), 1234),
-        ("0.338", Signs(","), math.nan),
-        ("1.5", Signs(","), math.nan),
-        ("1,5", Signs(","), 1.5),
-        (",5", Signs(","), 0.5),
-        ("5,", Signs(","), 5),
-        ("1,5e-3", Signs(","), 0.0015),
-        ("1'234'567.5", Signs(), 1234567.5),
-        ("1\u202f234,5", Signs(","), 1234.5),
-        ("1'234 567", Signs(), math.nan),
-        ("-$1,200", Signs(), -1200),
-        ("\u22123", Signs(), -3),
-        ("45 %", Signs(), 45),
-        ("12 kg", Signs(), math.nan),
-        ("(12)", Signs(), math.nan),
-        ("1_000", Signs(), math.nan),
-        ("", Signs(), math.nan),
-        (".", Signs(","), math.nan),
-        ("e5", Signs(","), math.nan),
-    ],
+    ("signs", "words"), [(Signs(), POINT), (Signs(","), COMMA), (Signs(thousands=""), {"1,234": None})]
 )
-def test_a_number_is_read_by_declared_signs(word: str, signs: Signs, value: float) -> None:
-    found = number(word, signs.decimal, signs.thousands)
-    assert found == value or (math.isnan(found) and math.isnan(value))
+def test_a_number_is_read_by_declared_signs(signs: Signs, words: dict[str, float | None]) -> None:
+    found = {word: number(word, signs.decimal, signs.thousands) for word in words}
+    assert {word: None if math.isnan(value) else value for word, value in found.items()} == words
 
 
 @pytest.mark.parametrize("decimal", [".", ","])

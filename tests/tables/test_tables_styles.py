@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import prepared
 
 from isthmus.base.validate import InvalidInput
-from isthmus.runs.config import load
-from isthmus.runs.prepare import prepare
 
 NUMBERS = {
     "price": lambda rng: rng.lognormal(3, 2, 60).round(2),
@@ -46,9 +45,7 @@ def write(path: Path, columns: dict[str, np.ndarray], separator: str, decimal: s
 
 
 def read(path: Path, **options: Any) -> np.ndarray:
-    settings, declared = load(None, {"data": str(path), "target": "y", "classes": ["0", "1"], **options})
-    problem = prepare(settings, declared, salt="")
-    return np.asarray(problem.x)
+    return np.asarray(prepared(path, target="y", classes=["0", "1"], **options).x)
 
 
 def expected(columns: dict[str, np.ndarray]) -> np.ndarray:
@@ -77,21 +74,15 @@ def test_a_style_is_read_exactly_or_refused(tmp_path: Path, separator: str, deci
     assert len(refused) == (2 if decimal == "," or (comma and separator != ",") else 0)
 
 
-ALONE = [
-    (name, *style)
-    for name, style in itertools.product(NUMBERS, STYLES)
-    if name != "weight" or style[:2] != (",", ",")  # there 31,275 counts as a thousand: the docs say so
-]
-
-
-@pytest.mark.parametrize(("name", "separator", "decimal", "thousands"), ALONE)
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(("separator", "decimal", "thousands"), STYLES[::3])
 def test_a_column_alone_too(tmp_path: Path, name: str, separator: str, decimal: str, thousands: str) -> None:
     """Without others that would give the style away."""
-    columns = {name: NUMBERS[name](np.random.default_rng(4))}
-    path = tmp_path / "t.csv"
+    columns, path = {name: NUMBERS[name](np.random.default_rng(4))}, tmp_path / "t.csv"
     write(path, columns, separator, decimal, thousands)
-    try:
-        assert np.array_equal(read(path), expected(columns))
-    except InvalidInput as error:
-        assert "--decimal" in str(error)
+    if name != "weight" or (separator, decimal) != (",", ","):  # there 31,275 counts as a thousand: the docs say so
+        try:
+            assert np.array_equal(read(path), expected(columns))
+        except InvalidInput as error:
+            assert "--decimal" in str(error)
     assert np.array_equal(read(path, decimal=decimal), expected(columns))

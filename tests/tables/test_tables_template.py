@@ -9,22 +9,15 @@ from pathlib import Path
 import messy
 import pandas
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 
 from isthmus.base.validate import InvalidInput
-from isthmus.cli import main
 from isthmus.tables.schema import Schema
 
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def invoke(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, list(arguments))
-    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-    return result
 
 
 def test_no_row_is_read() -> None:

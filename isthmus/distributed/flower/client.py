@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.core.measuring import Client
+from isthmus.core.parts import Records
+from isthmus.core.pipeline import Client
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower import records
 from isthmus.distributed.flower.federation import Federation, OneTerm, narrowed
-from isthmus.distributed.flower.records import ARRAYS, RECORD, Ask, flower, from_arrays, to_arrays
-from isthmus.distributed.order import DataSite, stage_of
+from isthmus.distributed.flower.records import ARRAYS, RECORD, flower, from_arrays, to_arrays
+from isthmus.distributed.order import DataSite, Order, stage_of
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
 from isthmus.distributed.secagg.wire import Kind, read
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.noise import SecretSource, Source
 
+if TYPE_CHECKING:
+    from flwr.app import Context, RecordDict
+    from flwr.app import Message as Letter
+    from flwr.clientapp import ClientApp
+
 _ITERATE, _MEMORY, _SECURE = "isthmus.iterate", "isthmus.memory", "isthmus.secure"
-_Shared = Federation | Callable[[Any], Federation]
+_Shared = Federation | Callable[["Context"], Federation]
 """What server and clients share, or how it follows from a client's context (its `run_config`)."""
-_OwnLedger = Callable[[Any], Ledger]
+_OwnLedger = Callable[["Context"], Ledger]
 """The ledger of a client, from its context."""
-_Terms = Callable[[Federation, Ask, str], Any]
+_Terms = Callable[[Federation, Order, str], Records]
 """The records of a client for an order, under its name."""
 
 
 def client_app(
     federation: _Shared,
-    data: Callable[[Any], Any],
+    data: Callable[[Context], Records],
     *,
     mods: Sequence[Any] | None = None,
     physical_batch_size: int | None = None,
     ledger: _OwnLedger | None = None,
     noise: Source | None = None,
-) -> Any:
+) -> ClientApp:
     """A Flower `ClientApp` that answers orders with its own records.
 
     federation  what server and clients share, or a function of the context that makes it
@@ -53,18 +60,20 @@ def client_app(
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        def terms(plan: Federation, request: Ask, name: str) -> Any:
+        def terms(plan: Federation, order: Order, name: str) -> Records:
             problem = data(context)
             if plan.unit == "record":
                 return problem
-            return OneTerm(lambda w: _term(plan, problem, w, request, name))
+            return OneTerm(lambda w: _term(plan, problem, w, order, name))
 
-        return _Site(federation, context, terms, noise, physical_batch_size, ledger).reply(message)
+        return _Site.of(federation, context, terms, noise, physical_batch_size, ledger).reply(message)
 
     return app
 
 
-def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: Source | None = None) -> Any:
+def sketch_mod(
+    federation: _Shared, *, ledger: _OwnLedger | None = None, noise: Source | None = None
+) -> Callable[[Letter, Context, Callable[[Letter, Context], Letter]], Letter]:
     """A mod for a `ClientApp` of one's own, whose `train` takes "arrays" and "config" and answers with new "arrays".
 
     The app sees what a server of Flower's `FedAvg` would send; what leaves the client is the sketch of the change of
@@ -73,11 +82,11 @@ def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: 
     """
     app = flower().app
 
-    def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
+    def mod(message: Letter, context: Context, call_next: Callable[[Letter, Context], Letter]) -> Letter:
         if not message.has_content() or RECORD not in message.content:
             return call_next(message, context)
 
-        def change(plan: Federation, request: Ask, name: str) -> OneTerm:
+        def change(plan: Federation, order: Order, name: str) -> Records:
             remedy = 'give unit="client": a mod sends what one client changed'
             validate.check(plan.unit == "client", "unit", plan.unit, remedy)
             return OneTerm(lambda w: w - trained(plan, w))
@@ -88,9 +97,9 @@ def sketch_mod(federation: _Shared, *, ledger: _OwnLedger | None = None, noise: 
             reply = call_next(message, context)
             if reply.has_error():
                 raise RuntimeError(f"The client's app failed with this error: {reply.error.reason}")
-            return from_arrays(reply.content[ARRAYS], plan.whole).to(w.dtype)
+            return from_arrays(reply.content.array_records[ARRAYS], plan.whole).to(w.dtype)
 
-        return _Site(federation, context, change, noise, None, ledger).reply(message)
+        return _Site.of(federation, context, change, noise, None, ledger).reply(message)
 
     return mod
 
@@ -102,55 +111,62 @@ def cost(plan: Federation, stage: str) -> DpEvent:
     return stage_of(plan.at_clients, stage).event(promise.adjacency)
 
 
+@dataclass(frozen=True)
 class _Site:
     """A client with a message: what it shares with the server, its records, and where it keeps what it remembers."""
 
-    def __init__(
-        self,
+    plan: Federation
+    state: RecordDict
+    name: str
+    terms: _Terms
+    noise: Source
+    physical: int | None
+    ledger: Ledger | None
+
+    @staticmethod
+    def of(
         federation: _Shared,
-        context: Any,
+        context: Context,
         terms: _Terms,
         noise: Source | None,
         physical: int | None,
-        ledger: _OwnLedger | None,
-    ) -> None:
-        if not isinstance(federation, Federation):
-            federation = federation(context)
-        self.plan, self.state, self.terms = federation, context.state, terms
-        self.noise, self.physical, self.ledger = noise or SecretSource(), physical, None
-        # draws are keyed by the partition where the client has one, else by its node
-        self.name = str(context.node_config.get("partition-id", context.node_id))
-        self.promise = federation.pipe.promise
-        if ledger is not None and self.promise is not None:
-            self.ledger = own = ledger(context)
-            remedy = f"give one for {self.promise.adjacency.value}, as this run is: it counts {own.adjacency.value}"
-            validate.check(own.adjacency == self.promise.adjacency, "ledger", own, remedy)
+        own_ledger: _OwnLedger | None,
+    ) -> _Site:
+        """The client of a context; draws are keyed by its partition where it has one, else by its node."""
+        plan = federation if isinstance(federation, Federation) else federation(context)
+        name, ledger, promise = str(context.node_config.get("partition-id", context.node_id)), None, plan.pipe.promise
+        if own_ledger is not None and promise is not None:
+            ledger = own_ledger(context)
+            remedy = f"give one for {promise.adjacency.value}, as this run is: it counts {ledger.adjacency.value}"
+            validate.check(ledger.adjacency == promise.adjacency, "ledger", ledger, remedy)
+        return _Site(plan, context.state, name, terms, noise or SecretSource(), physical, ledger)
 
-    def reply(self, message: Any) -> Any:
+    def reply(self, message: Letter) -> Letter:
         """The reply to an order, or to a step of secure aggregation."""
         plan, content, app = self.plan, message.content, flower().app
-        sent = content[RECORD].get("plan")  # looked at before any record is
+        config = records.config_of(content)
+        sent = config.get("plan")  # looked at before any record is
         remedy = f"give server and clients the same Federation: this one is {records.ANOTHER} than this client's"
         validate.check(sent == plan.digest, "plan", sent, f"{remedy} ({plan.digest})")
         if plan.dropouts is None:
-            asked = records.read_ask(content, plan.whole, records.kept_vectors(self.state, _ITERATE).get("w"))
-            if plan.down == "update" and asked.order.w is not None:
-                records.keep(self.state, _ITERATE, {"w": asked.order.w})
-            added = self.added(asked)
-            self.pay(asked.order.stage)
-            data = records.answer(added, asked.data, not plan.private)
+            order = records.read_ask(content, plan.whole, records.kept_vectors(self.state, _ITERATE).get("w"))
+            if plan.down == "update" and order.w is not None:
+                records.keep(self.state, _ITERATE, {"w": order.w})
+            added = self.added(order, int(config["visit"]))
+            self.pay(order.stage)
+            data = records.answer(added, config["order"], not plan.private)
         else:
-            data = self.secured(content)
+            data = self.secured(content, config)
         return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
 
-    def added(self, asked: Ask) -> Message:
+    def added(self, order: Order, visit: int) -> Message:
         """What this client adds to a sum: sampled, encoded, clipped, coded."""
-        plan, pipe, order = self.plan, self.plan.at_clients, asked.order
+        plan, pipe = self.plan, self.plan.at_clients
         keys, memory = Keys(order.seed), records.kept_vectors(self.state, _MEMORY)
         if plan.private:
             keys = Keys(order.seed, self.noise)
         site = DataSite(pipe, plan.whole, keys, physical=self.physical, memory=memory)
-        problem = self.terms(plan, asked, self.name)
+        problem = self.terms(plan, order, self.name)
         if plan.private and plan.unit == "record":
             read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
             remedy = "give it to the objective as a public number: it was read from private records, unpaid for"
@@ -158,7 +174,7 @@ class _Site:
             fits = not plan.linear or getattr(problem, "linear", False)  # others round more than the bound holds
             kind = type(problem).__name__
             validate.check(fits, "linear", plan.linear, f"give linear=False: {kind} is not a linear model")
-        message = site.answer(order, Client(self.name, problem, asked.visit, plan.terms, 1 / plan.clients))
+        message = site.answer(order, Client(self.name, problem, visit, plan.terms, 1 / plan.clients))
         if pipe.wire.remembers:
             records.keep(self.state, _MEMORY, site.memory)
         if plan.private and plan.dropouts is None:
@@ -170,9 +186,9 @@ class _Site:
         if self.ledger is not None:
             self.ledger.pay(stage, cost(self.plan, stage), seeded=self.noise.seeded)
 
-    def secured(self, content: Any) -> bytes:
+    def secured(self, content: RecordDict, config: dict[str, Any]) -> bytes:
         """The answer to a step of secure aggregation."""
-        plan, config = self.plan, content[RECORD]
+        plan = self.plan
         remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
         validate.check("step" in config, "message", sorted(config), remedy)
         (stage,) = plan.pipe.stages
@@ -182,17 +198,22 @@ class _Site:
         secure = plan.secure(stage, int(config["m"]), stage.releases[0].clipped.init())
 
         def vector() -> Tensor:
-            asked = records.read_ask(content, plan.whole, None)
-            (value,) = self.added(asked).values.values()
+            order = records.read_ask(content, plan.whole, None)
+            (value,) = self.added(order, int(config["visit"])).values.values()
             validate.shape((secure.m,), vector=value.value)
-            self.pay(asked.order.stage)
+            self.pay(order.stage)
             return value.value
 
         return secure_step(config, self.state, secure, plan.rounds, vector, self.noise)
 
 
 def secure_step(
-    config: Any, state: Any, plan: SecurePlan, rounds: int, vector: Callable[[], Tensor], noise: Source | None
+    config: dict[str, Any],
+    state: RecordDict,
+    plan: SecurePlan,
+    rounds: int,
+    vector: Callable[[], Tensor],
+    noise: Source | None,
 ) -> bytes:
     """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
 
@@ -226,9 +247,9 @@ def secure_step(
     return answer
 
 
-def _term(plan: Federation, problem: Any, w: Tensor, request: Ask, name: str) -> Tensor:
+def _term(plan: Federation, problem: Records, w: Tensor, order: Order, name: str) -> Tensor:
     """The vector of a client that is one term."""
     if plan.local is None:
         mean: Tensor = problem.rows(w).sum() / problem.n
         return mean
-    return plan.local.change(problem, w, request.order.t, request.order.seed, name)
+    return plan.local.change(problem, w, order.t, order.seed, name)

@@ -35,7 +35,7 @@ from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
 from isthmus.privacy.mechanisms import Gaussian, Mechanism
 from isthmus.privacy.noise import Source
-from isthmus.privacy.sampling import FullBatch, Poisson, Sampler
+from isthmus.privacy.sampling import FullBatch, Poisson, Sampler, rate_of
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.sets import ConvexSet, Whole
 
@@ -351,7 +351,7 @@ def reach_of(plan: Federation, sampler: Sampler) -> tuple[float, float]:
     """
     own = 1.0
     if plan.unit == "record":
-        own = 16 + 2 * float(getattr(sampler, "rate", 1.0)) * plan.terms
+        own = 16 + 2 * rate_of(sampler) * plan.terms
     return own, plan.clients * own
 
 

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import struct
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +33,10 @@ from isthmus.codecs import Codec
 from isthmus.core.wire import Message
 from isthmus.distributed.order import Order, digest_of
 from isthmus.privacy.clips import ClippedSum
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, RecordDict
+    from flwr.app import Message as Letter
 
 
 @lru_cache(maxsize=1)
@@ -50,16 +53,14 @@ def flower() -> SimpleNamespace:
 
 RECORD, ARRAYS, _UPDATE = "isthmus", "arrays", "update"
 ANOTHER = "another plan"
-
 SEAL = 8
-
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 # ---------------------------------------------------------------- vectors
 
 
-def space_of(record: Any) -> Space:
+def space_of(record: ArrayRecord) -> Space:
     """The space of an `ArrayRecord`: one leaf an array, in its order; arrays of whole numbers are refused.
 
     For models whose `state_dict` a Flower app sends: `space_of(ArrayRecord(model.state_dict()))`.
@@ -70,68 +71,80 @@ def space_of(record: Any) -> Space:
     return Space.of({name: tuple(array.shape) for name, array in record.items()})
 
 
-def to_arrays(w: Tensor, space: Space) -> Any:
+def to_arrays(w: Tensor, space: Space) -> ArrayRecord:
     """A vector as an `ArrayRecord`, by leaves."""
-    app = flower().app
     host = w.detach().cpu()
-    leaves = {leaf.name: host[space.slice(leaf.name)].reshape(leaf.shape).numpy() for leaf in space.leaves}
-    return app.ArrayRecord({name: app.Array(leaf) for name, leaf in leaves.items()})
+    return _record({leaf.name: host[space.slice(leaf.name)].reshape(leaf.shape) for leaf in space.leaves})
 
 
-def from_arrays(record: Any, space: Space) -> Tensor:
+def from_arrays(record: ArrayRecord, space: Space) -> Tensor:
     """The vector of an `ArrayRecord` whose names and shapes are those of the space; others are refused."""
     names = [leaf.name for leaf in space.leaves]
     validate.check(set(record) == set(names), "arrays", sorted(record), f"give {names}")
-    parts = []
+    arrays = _vectors(record)
     for leaf in space.leaves:
-        array = record[leaf.name].numpy()
-        validate.shape(leaf.shape, **{f"arrays[{leaf.name!r}]": torch.from_numpy(array)})
-        parts.append(torch.from_numpy(array.reshape(-1).copy()))
-    return torch.cat(parts)
+        validate.shape(leaf.shape, **{f"arrays[{leaf.name!r}]": arrays[leaf.name]})
+    return torch.cat([arrays[name].reshape(-1) for name in names])
+
+
+def _record(vectors: Mapping[str, Tensor]) -> ArrayRecord:
+    app = flower().app
+    return app.ArrayRecord({name: app.Array(vector.detach().cpu().numpy()) for name, vector in vectors.items()})
+
+
+def _vectors(record: ArrayRecord) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def keep(state: RecordDict, name: str, vectors: Mapping[str, Tensor]) -> None:
+    """Keep vectors in a client's `context.state`."""
+    state[name] = _record(vectors)
+
+
+def kept_vectors(state: RecordDict, name: str) -> dict[str, Tensor]:
+    """The vectors that were kept."""
+    if name not in state:
+        return {}
+    return _vectors(state.array_records[name])
 
 
 # ---------------------------------------------------------------- orders
 
 
-@dataclass(frozen=True, eq=False)
-class Ask:
-    """An order as a client has received it, and how often it was asked before in this round."""
-
-    order: Order
-    visit: int
-    data: bytes
+def config_of(content: RecordDict) -> dict[str, Any]:
+    """What a message says beside its arrays."""
+    return dict(content.config_records[RECORD])
 
 
-def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None, plan: str = "none") -> Any:
+def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None, plan: str = "none") -> RecordDict:
     """The content of a message that asks a client; `since` is an iterate that it has kept, `plan` a digest."""
     app, w = flower().app, order.w
     assert w is not None
-    config: dict[str, Any] = {"order": order.short().to_bytes(), "visit": visit, "plan": plan}
+    config = {"order": order.short().to_bytes(), "visit": visit, "plan": plan}
     if since is not None:
         bits = _BITS[w.itemsize]
         places = (w.view(bits) != since.view(bits)).nonzero().reshape(-1)
         if len(places) * (w.itemsize + 4) < w.numel() * w.itemsize:
-            changes = {"places": places.to(torch.int32).numpy(), "values": w[places].cpu().numpy()}
-            record = app.ArrayRecord({name: app.Array(array) for name, array in changes.items()})
-            return app.RecordDict({RECORD: app.ConfigRecord({**config, "since": digest_of(since)}), _UPDATE: record})
+            changes = _record({"places": places.to(torch.int32), "values": w[places]})
+            config["since"] = digest_of(since)
+            return app.RecordDict({RECORD: app.ConfigRecord(config), _UPDATE: changes})
     return app.RecordDict({RECORD: app.ConfigRecord(config), ARRAYS: to_arrays(w, space)})
 
 
-def read_ask(content: Any, space: Space, iterate: Tensor | None) -> Ask:
-    """What `ask` wrote; `kept` is the iterate that this client has of an earlier round."""
-    config = content[RECORD]
+def read_ask(content: RecordDict, space: Space, iterate: Tensor | None) -> Order:
+    """The order that `ask` wrote; `iterate` is what this client has kept of an earlier round."""
+    config = config_of(content)
     order = Order.from_bytes(config["order"])
     if ARRAYS in content:
-        w = from_arrays(content[ARRAYS], space)
+        w = from_arrays(content.array_records[ARRAYS], space)
     else:
-        has = iterate is not None and digest_of(iterate) == config["since"]
-        validate.check(has, "since", config["since"], "send the whole iterate: this client does not have that one")
-        assert iterate is not None
-        places = torch.from_numpy(content[_UPDATE]["places"].numpy().copy()).long()
-        w = iterate.index_copy(0, places, torch.from_numpy(content[_UPDATE]["values"].numpy().copy()))
+        if iterate is None or digest_of(iterate) != config["since"]:
+            validate.refuse("since", config["since"], "send the whole iterate: this client does not have that one")
+        changes = _vectors(content.array_records[_UPDATE])
+        w = iterate.index_copy(0, changes["places"].long(), changes["values"])
     remedy = "send the iterate whole: this client has another one"
     validate.check(digest_of(w) == order.digest, "order.digest", order.digest, remedy)
-    return Ask(replace(order, w=w), int(config["visit"]), config["order"])
+    return replace(order, w=w)
 
 
 # ---------------------------------------------------------------- answers
@@ -139,16 +152,17 @@ def read_ask(content: Any, space: Space, iterate: Tensor | None) -> Ask:
 
 def answer(message: Message, asked: bytes, counts: bool) -> bytes:
     """A message as bytes: a seal, how many records its client has where that `counts`, the code of every release."""
-    parts = [struct.pack("<Q", message.records)] if counts else []
+    body = message.records.to_bytes(8, "little") if counts else b""
     for name, bounded in message.values.items():
-        data = message.coded.get(name) or _raw(bounded.value)
-        parts += [struct.pack("<I", len(data)), data]
-    body = b"".join(parts)
+        data = message.coded.get(name)
+        if data is None:
+            data = bounded.value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        body += len(data).to_bytes(4, "little") + data
     return _seal(asked, body) + body
 
 
 def read_answer(
-    data: Any, asked: bytes, like: Message, codec: Codec | None, divisor: Callable[[int], float] | None
+    data: bytes, asked: bytes, like: Message, codec: Codec | None, divisor: Callable[[int], float] | None
 ) -> Message:
     """The message of an answer to `asked`, with the sizes, dtypes and bounds of `like`; anything else is refused.
 
@@ -157,25 +171,31 @@ def read_answer(
     right = isinstance(data, bytes) and len(data) > SEAL and data[:SEAL] == _seal(asked, data[SEAL:])
     remedy = "ask the client again: the answer was damaged on the way, or belongs to another order"
     validate.check(right, "answer", type(data).__name__, remedy)
-    at, values = SEAL, {}
+    rest, values = data[SEAL:], {}
     if divisor is not None:
-        records, at = _number("<Q", data, at)
+        count, rest = _taken(rest, 8)
+        records = int.from_bytes(count, "little")
         validate.positive_int(records=records)
         like = replace(like, divisor=divisor(records), records=records)
     for name, bounded in like.values.items():
-        size, at = _number("<I", data, at)
-        values[name] = _value(name, bounded, data[at : at + size], codec)
-        at += size
-    validate.check(at == len(data), "answer", f"{len(data)} bytes", f"send {at} bytes, as the plan says")
-    sent = len(data)
-    return replace(like, values=values, dims=sum(b.value.numel() for b in values.values()), bytes=sent)
+        size, rest = _taken(rest, 4)
+        code, rest = _taken(rest, int.from_bytes(size, "little"))
+        values[name] = _value(name, bounded, code, codec)
+    validate.check(not rest, "answer", f"{len(data)} bytes", f"send {len(data) - len(rest)} bytes, as the plan says")
+    return replace(like, values=values, dims=sum(b.value.numel() for b in values.values()), bytes=len(data))
+
+
+def _taken(body: bytes, size: int) -> tuple[bytes, bytes]:
+    """So many bytes of an answer, and the rest."""
+    validate.check(size <= len(body), "answer", f"{len(body)} bytes", "send the whole answer: this one ends too early")
+    return body[:size], body[size:]
 
 
 def _value(name: str, like: ClippedSum, data: bytes, codec: Codec | None) -> ClippedSum:
-    due = like.value.numel() * like.value.element_size()
     if codec is not None:
         value = codec.decode(data, like.value)
     else:
+        due = like.value.numel() * like.value.element_size()
         remedy = f"send {due} bytes: both sides need the same federation, dtype={like.value.dtype} included"
         validate.check(len(data) == due, f"answer[{name!r}]", f"{len(data)} bytes", remedy)
         value = torch.frombuffer(bytearray(data), dtype=like.value.dtype)
@@ -184,22 +204,12 @@ def _value(name: str, like: ClippedSum, data: bytes, codec: Codec | None) -> Cli
     return replace(like, value=value)
 
 
-def _number(form: str, data: bytes, at: int) -> tuple[Any, int]:
-    stop = at + struct.calcsize(form)
-    validate.check(stop <= len(data), "answer", f"{len(data)} bytes", "send the whole answer: this one ends too early")
-    return struct.unpack(form, data[at:stop])[0], stop
-
-
-def _raw(value: Tensor) -> bytes:
-    return value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-
-
 def _seal(order: bytes, body: bytes) -> bytes:
     """Of an order and what answers it: a late answer to another order does not fit."""
     return hashlib.blake2b(hashlib.blake2b(order, digest_size=16).digest() + body, digest_size=SEAL).digest()
 
 
-def answer_in(reply: Any) -> bytes:
+def answer_in(reply: Letter) -> bytes:
     """The answer in a client's reply; a client that failed, or sent something else, is refused with what it said."""
     if reply.has_error():
         remedy = f"look at the client, which failed: {reply.error.reason}"
@@ -207,23 +217,7 @@ def answer_in(reply: Any) -> bytes:
             remedy = f"give both sides the same Federation: the client has {ANOTHER}, and refused"
         validate.refuse("reply", reply.error.code, remedy)
     data = dict(reply.content.get(RECORD, {})).get("answer")
-    remedy = "run isthmus.distributed.flower at the client: its reply has no answer of bytes"
     if not isinstance(data, bytes):
+        remedy = "run isthmus.distributed.flower at the client: its reply has no answer of bytes"
         validate.refuse("reply", sorted(reply.content), remedy)
     return data
-
-
-# ---------------------------------------------------------------- what a client keeps
-
-
-def keep(state: Any, name: str, vectors: Mapping[str, Tensor]) -> None:
-    """Keep vectors in a client's `context.state`."""
-    app = flower().app
-    state[name] = app.ArrayRecord({key: app.Array(vector.detach().cpu().numpy()) for key, vector in vectors.items()})
-
-
-def kept_vectors(state: Any, name: str) -> dict[str, Tensor]:
-    """The vectors that were kept."""
-    if name not in state:
-        return {}
-    return {key: torch.from_numpy(array.numpy().copy()) for key, array in state[name].items()}

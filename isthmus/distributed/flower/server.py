@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
-from typing import Any, NoReturn
+from functools import partial, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import uuid4
 
 import torch
@@ -27,19 +28,35 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.codecs import CodecError
-from isthmus.core.group import Aggregator, check_samplers, drawn_clients
-from isthmus.core.measuring import Client, contribute
+from isthmus.core.clients import counted, drawn_clients
+from isthmus.core.group import Aggregator, check_samplers
 from isthmus.core.minimize import Result, minimize
-from isthmus.core.pipeline import Round, RunContext, Stage, pay
+from isthmus.core.pipeline import Client, Round, RunContext, Stage, contribute, pay
 from isthmus.core.wire import Message, State
 from isthmus.distributed.flower.federation import Elsewhere, Federation, NoisedSum, narrowed, reach_of, shortened
-from isthmus.distributed.flower.records import RECORD, answer_in, ask, flower, from_arrays, read_answer, to_arrays
+from isthmus.distributed.flower.records import (
+    RECORD,
+    answer_in,
+    ask,
+    config_of,
+    flower,
+    from_arrays,
+    read_answer,
+    to_arrays,
+)
 from isthmus.distributed.order import Order, order_of, stage_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Chargeable, Ledger
-from isthmus.privacy.sampling import Sampler
+from isthmus.privacy.sampling import Sampler, rate_of
 from isthmus.privacy.statement import PrivacyStatement
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+    from flwr.app import Message as Letter
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Result as Outcome
 
 _LOG = logging.getLogger("flwr")
 
@@ -83,9 +100,9 @@ class Traffic:
             self.reasons[str(error)] += 1
             _LOG.warning("a client's answer does not count: %s", error)
 
-    def note(self, t: int, asked: int = 0, answered: int = 0, late: int = 0, failed: int = 0) -> dict[str, int]:
-        """The counts of one more stage, or attempt."""
-        self.rounds.append({"t": t, "asked": asked, "answered": answered, "late": late, "failed": failed})
+    def note(self, **counts: int) -> dict[str, int]:
+        """The counts of one more stage, or attempt: t, and how many clients did what."""
+        self.rounds.append({"asked": 0, "answered": 0, "late": 0, "failed": 0} | counts)
         return self.rounds[-1]
 
     def why(self) -> str:
@@ -132,13 +149,13 @@ class FlowerClients(Aggregator):
     is there then; where too few send vectors or shares the round is paid for and moves nothing.
     """
 
-    grid: Any
+    grid: Grid | LocalGrid
     plan: Federation
     timeout: float | None = 600.0
     wait: float = 60.0
     patience: int = 3
     traffic: Traffic = field(default_factory=Traffic, compare=False)
-    problems: Sequence[Any] = (None,)
+    problems: Sequence[Elsewhere | None] = (None,)
     clock: Callable[[float], None] = field(default=time.sleep, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +187,7 @@ class FlowerClients(Aggregator):
         if visits:
             answers = self._answers(order, visits, empty)
         else:
-            self.traffic.note(order.t)
+            self.traffic.note(t=order.t)
         if answers:
             self.traffic.silent = 0
         elif visits or not self.plan.private:
@@ -197,13 +214,9 @@ class FlowerClients(Aggregator):
             assert context.keys.noise is not None
             coins = context.keys.noise.mask(len(nodes), float(stage.sampler.rate))  # type: ignore[attr-defined]
             return [(node, 0) for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
-        if stage.private or per_round is None or not nodes:
+        if stage.private or not nodes:
             return [(node, 0) for node in nodes]
-        visits, chosen = Counter[int](), []
-        for place in drawn_clients(per_round, round, len(nodes)):
-            chosen.append((nodes[place], visits[place]))
-            visits[place] += 1
-        return chosen
+        return [(nodes[place], visit) for place, visit in drawn_clients(per_round, round, len(nodes))]
 
     def _connected(self, needed: int = 0) -> list[int]:
         """The nodes that are there; the first round waits for all, later ones for as many as are `needed`.
@@ -221,7 +234,7 @@ class FlowerClients(Aggregator):
             validate.check(len(nodes) <= self.plan.clients, "clients", self.plan.clients, remedy)
         return nodes
 
-    def _replies(self, contents: Iterable[tuple[int, Mapping[str, Any]]], group: str) -> list[Any]:
+    def _replies(self, contents: Iterable[tuple[int, RecordDict]], group: str) -> list[Letter]:
         """Send every node its message; the replies that come in time."""
         app, letters = flower().app, []
         for node, content in contents:
@@ -238,7 +251,7 @@ class FlowerClients(Aggregator):
             since = holds.get(node) if plan.down == "update" else None
             contents.append((node, ask(order, plan.whole, visit, since, plan.digest)))
             holds[node] = order.w
-        sampler, sent = stage_of(plan.at_clients, order.stage).sampler, contents[0][1][RECORD]["order"]
+        sampler, sent = stage_of(plan.at_clients, order.stage).sampler, config_of(contents[0][1])["order"]
         divisor = None if plan.private else partial(sampler.divisor, t=order.t)
         replies = self._replies(contents, str(order.t))
         messages: dict[str, Message] = {}
@@ -254,7 +267,7 @@ class FlowerClients(Aggregator):
         for node in {node for node, _ in visits} - {reply.metadata.src_node_id for reply in replies}:
             holds.pop(node, None)
         late, failed = len(visits) - len(replies), len(replies) - len(messages)
-        self.traffic.note(order.t, len(visits), len(messages), late, failed)
+        self.traffic.note(t=order.t, asked=len(visits), answered=len(messages), late=late, failed=failed)
         return list(messages.values())
 
     # ------------------------------------------------------------ secure aggregation
@@ -266,7 +279,7 @@ class FlowerClients(Aggregator):
         total = None
         while total is None:
             nodes = self._connected(plan.needed)
-            counts = self.traffic.note(order.t, len(nodes), failed=1)
+            counts = self.traffic.note(t=order.t, asked=len(nodes), failed=1)
             try:
                 total = self._secure_total(order, plan, nodes, payer)
                 counts |= {"answered": 1, "failed": 0}
@@ -314,35 +327,23 @@ class FlowerClients(Aggregator):
 
     # ------------------------------------------------------------ the sum
 
-    def _counted(self, message: Message) -> Message:
-        """An answer as it counts in the mean of all: as `isthmus.Clients` has it."""
-        if self.plan.unit == "client" or self.plan.uniform:
-            return message.normalised()
-        message = message.by_records()
-        if self.plan.pipe.wire.per_round is None or message.fixed:
-            return message
-        return replace(message, divisor=self.plan.terms / self.plan.clients)
-
     def _total(self, stage: Stage, empty: Message, answers: list[Message]) -> Message:
         """The sum; in a private run with the public divisor, and with public counts of numbers and bytes."""
         plan, source = self.plan, stage_of(self.plan.pipe, stage.name).sampler
-        total = replace(empty, divisor=1.0, fixed=False)
         if not stage.private:
-            for place, message in enumerate(map(self._counted, answers)):
-                total = total + message if place else message
-            return total
+            if not answers:
+                return replace(empty, divisor=1.0, fixed=False)
+            records = None if plan.unit == "client" or plan.uniform else plan.terms
+            return reduce(add, [counted(each, records, plan.pipe.wire.per_round, plan.clients) for each in answers])
         total = replace(empty, divisor=source.divisor(plan.terms), fixed=True)
         for message in answers:
             total = total + replace(message, divisor=total.divisor, fixed=True)
         share = float(plan.clients)
         if plan.unit == "client":
-            share *= getattr(source, "rate", 1.0)
+            share *= rate_of(source)
         sizes = [(bounded.value.numel(), bounded.value.element_size()) for bounded in empty.values.values()]
         dims, count = sum(size for size, _ in sizes), sum(size * width for size, width in sizes)
         return replace(total, dims=round(share * dims), bytes=round(share * count))
-
-
-_Between = Callable[[int, Any], Any]
 
 
 class LocalGrid:
@@ -353,7 +354,12 @@ class LocalGrid:
     """
 
     def __init__(
-        self, app: Any, clients: int, *, config: dict[str, Any] | None = None, between: _Between | None = None
+        self,
+        app: ClientApp,
+        clients: int,
+        *,
+        config: dict[str, Any] | None = None,
+        between: Callable[[int, Letter], Letter | None] | None = None,
     ) -> None:
         validate.positive_int(clients=clients)
         flower().serverapp.Grid.register(type(self))
@@ -363,18 +369,18 @@ class LocalGrid:
         who = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         if who._run_id is None:  # messages are signed with the run of their process, which Flower sets in its own
             who.run_id, who.node_id, who.task_id = 1, 1, 1
-        self.contexts: dict[int, Any] = {}
+        self.contexts: dict[int, Context] = {}
         for number in range(clients):
             node = {"partition-id": number, "num-partitions": clients}
             options = {"run_id": 1, "node_id": 1000 + number, "node_config": node, "run_config": dict(config or {})}
             self.contexts[1000 + number] = flower_app.Context(state=flower_app.RecordDict(), **options)
-        self._waiting: dict[str, Any] = {}
+        self._waiting: dict[str, Letter] = {}
 
     def get_node_ids(self) -> list[int]:
         """All nodes."""
         return list(self.contexts)
 
-    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+    def push_messages(self, messages: Iterable[Letter]) -> list[str]:
         """Run the app of every addressee."""
         ids = []
         for message in messages:
@@ -385,31 +391,30 @@ class LocalGrid:
                 self._waiting[ids[-1]] = reply
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Letter]:
         """The replies that have come."""
         return [self._waiting.pop(message_id) for message_id in message_ids if message_id in self._waiting]
 
-    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
+    def send_and_receive(self, messages: Iterable[Letter], *, timeout: float | None = None) -> list[Letter]:
         """The replies to messages; nobody waits for those that never come."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _answered(self, message: Any) -> Any:
-        flower_app, node = flower().app, message.metadata.dst_node_id
+    def _answered(self, message: Letter) -> Letter | None:
+        app, node = flower().app, message.metadata.dst_node_id
         came, size = self._travelled(message)
         self.down += size
         try:
-            reply = self.app(came, self.contexts[node])
+            reply: Letter | None = self.app(came, self.contexts[node])
         except Exception as error:  # as a node does: what an app raises comes back as an error
-            failed = flower_app.Error(code=1, reason=f"{type(error).__name__}: {error}")
-            reply = flower_app.Message(failed, reply_to=came)
-        if self.between is not None:
+            reply = app.Message(app.Error(code=1, reason=f"{type(error).__name__}: {error}"), reply_to=came)
+        if self.between is not None and reply is not None:
             reply = self.between(node - 1000, reply)
         if reply is not None:
             reply, size = self._travelled(reply)
             self.up += size
         return reply
 
-    def _travelled(self, message: Any) -> tuple[Any, int]:
+    def _travelled(self, message: Letter) -> tuple[Letter, int]:
         proto = self.serde.message_to_proto(message)
         data = proto.SerializeToString()
         return self.serde.message_from_proto(type(proto).FromString(data)), len(data)
@@ -449,14 +454,14 @@ class SketchStrategy:
 
     def start(
         self,
-        grid: Any,
-        initial_arrays: Any = None,
+        grid: Grid | LocalGrid,
+        initial_arrays: ArrayRecord | None = None,
         num_rounds: int | None = None,
         timeout: float = 3600,
-        train_config: Any = None,
-        evaluate_config: Any = None,
-        evaluate_fn: Callable[[int, Any], Any] | None = None,
-    ) -> Any:
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Outcome:
         """Run all rounds of the plan; the result is Flower's, with the arrays of the point that was found.
 
         initial_arrays  where to start; None: the point of the set nearest to 0
@@ -469,7 +474,7 @@ class SketchStrategy:
         validate.check(num_rounds in (None, plan.rounds), "num_rounds", num_rounds, remedy)
         none = not train_config and not evaluate_config
         validate.check(none, "train_config, evaluate_config", "given", "leave them out: clients have the plan")
-        result = flower().strategy.Result()
+        result: Outcome = flower().strategy.Result()
         self.clients = clients = FlowerClients(grid, plan, timeout, self.wait, self.patience)
         self.summary()
 

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.base import secret, validate
-from isthmus.gradients.layers.folding import pieces_of
+from isthmus.gradients.layers.folding import _pieces_of
 from isthmus.gradients.layers.layers import Layers
-from isthmus.gradients.layers.operations import Leaves, near_enough
-from isthmus.gradients.layers.rules import Args, Found, Kwargs, Site
+from isthmus.gradients.layers.operations import Leaves, _near_enough
+from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, RowsOf
 from isthmus.gradients.layers.tap import tap
-from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
+from isthmus.gradients.layers.twin import Dice, _generator_states, _twin_of
 from isthmus.gradients.rows import Rows
 
 EXAMPLES = 6
@@ -61,8 +61,12 @@ Pieces = Set[tuple[str, int]] | None
 """Layers that may see several pieces of every example, and how many (None: any)."""
 
 
+def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    return module(*args, **kwargs)
+
+
 def look(
-    layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | None = None, way: tuple[str, ...] = ()
+    layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run = _call, way: tuple[str, ...] = ()
 ) -> Pieces:
     """Refuse a module (or a loss) in which the n examples of a batch meet; nothing else is changed or kept.
 
@@ -77,26 +81,27 @@ def look(
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: examples meet in the module: with other examples beside it, ...
     """
-    known = layers.known
-    if n is None or n < 2:
-        if n == 1 and not known.trusted:
-            _learn(layers, _Batch.of(args, kwargs, n, layers.batch_dim), run or _call)
-        return None  # nobody to meet
+    known, large = layers.known, layers.large
+    if n is None:
+        return None
     batch = _Batch.of(args, kwargs, n, layers.batch_dim)
+    if n < 2:  # nobody to meet
+        if n and not known.trusted:
+            _learn(layers, batch, run)
+        return None
     shape = way, batch.shape()
-    tried = sum(bool(way) == bool(other) for other, _ in known.trusted)
-    # pieces of examples are seen where they were seen in a trial of the same shapes only
-    first = shape not in known.trusted and (tried < SHAPES or bool(known.pieces))
-    before, large = known.trusted.get(shape, frozenset()), layers.large
+    first, before = False, known.trusted.get(shape, frozenset())
+    if shape not in known.trusted:
+        # pieces of examples are seen where they were seen in a trial of the same shapes only
+        first = bool(known.pieces) or sum(bool(way) == bool(other) for other, _ in known.trusted) < SHAPES
     if not first and secret.randbelow(_SELDOM if large else AGAIN):
         return before
     known.pieces.clear()
-    most = LATER
-    if first or large:
-        most = FEW if large else EXAMPLES
-    count = most if first else secret.randbelow(min(most, n) - 1) + 2
-    with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
-        done = _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
+    count = FEW if large else EXAMPLES
+    if not first:
+        count = secret.randbelow(min(FEW if large else LATER, n) - 1) + 2
+    with Dice(layers.anchor.device) as dice, torch.enable_grad():
+        done = _try_out(_Trial(layers, run, dice), batch, count, thorough=first)
     if way and not done:
         raise validate.InvalidInput(
             "the loop calls parts of the module by themselves, and what it does between them cannot be done again with "
@@ -109,7 +114,7 @@ def look(
 
 def _learn(layers: Layers, batch: _Batch, run: Run) -> None:
     """What a trial finds out of the module's own code, where a first batch has one example: from two copies of it."""
-    with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
+    with Dice(layers.anchor.device) as dice, torch.enable_grad():
         try:
             _Trial(layers, run, dice).prepare(batch.take(torch.tensor([0, 0])))
         except Exception:  # it cannot be run so: as it is in use it may, and else says itself what is wrong
@@ -130,9 +135,9 @@ def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwar
     or end with the shorter one; examples may have changed places.
     """
     given = []
-    with Dice(next(layers.parameters()).device) as dice, torch.no_grad():
+    with Dice(layers.anchor.device) as dice, torch.no_grad():
         for args, kwargs in (together, own):
-            module = twin_of(layers.module, set())
+            module = _twin_of(layers.module, set())
             _quiet(module)
             args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
             if not layers.large:
@@ -146,24 +151,23 @@ def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwar
         cut = returned_examples(x, n, layers.batch_dim)
         if _floats(x) and _floats(y) and cut is not None and x.ndim == y.ndim:
             rows, row = x.movedim(cut, 0), y.select(cut, 0)
-            places = [place, *range(n)]
-            if not any(_holds(rows[i], row) for i in places):
+            if not any(_holds(rows[i], row) for i in (place, *range(n))):
                 return True
     return False
 
 
 def _holds(x: Tensor, part: Tensor) -> bool:
     """Whether a tensor begins or ends with another (True where that is longer, and nothing can be told)."""
-    if any(size < short for size, short in zip(x.shape, part.shape, strict=True)):
+    pairs = list(zip(x.shape, part.shape, strict=True))
+    if any(size < short for size, short in pairs):
         return True
-    slack = 1e-5 if x.dtype == torch.float64 else 1e-3 if x.element_size() == 4 else 3e-2
-    begins = x[tuple(slice(0, short) for short in part.shape)]
-    ends = x[tuple(slice(size - short, size) for size, short in zip(x.shape, part.shape, strict=True))]
-    return near(begins, part, slack) or near(ends, part, slack)
-
-
-def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-    return module(*args, **kwargs)
+    slack = 1e-3
+    if x.dtype == torch.float64:
+        slack = 1e-5
+    elif x.element_size() < 4:
+        slack = 3e-2
+    begins, ends = x[tuple(slice(short) for _, short in pairs)], x[tuple(slice(a - b, a) for a, b in pairs)]
+    return _near(begins, part, slack) or _near(ends, part, slack)
 
 
 def _try_out(trial: _Trial, batch: _Batch, count: int, thorough: bool) -> bool:
@@ -175,26 +179,28 @@ def _try_out(trial: _Trial, batch: _Batch, count: int, thorough: bool) -> bool:
     than two examples and one extreme: the rest of its trial is on the device.
     """
     large = trial.layers.large
-    if not trial.remote:
+    if trial.device.type == "cpu":
         return _try_part(trial, batch, count, _EXTREMES)
-    if not thorough or (large and _try_part(trial.on_host(), batch, 2, _EXTREMES[:1], alone=False)):
-        return _try_part(trial, batch, count, _OTHERS)
-    if not large and _try_part(trial.on_host(), batch, count, _EXTREMES):
-        return True
+    if thorough:
+        on_host = trial.of(_twin_of(trial.module, trial.trained).cpu())
+        if large:
+            _try_part(on_host, batch, 2, _EXTREMES[:1], alone=False)
+        elif _try_part(on_host, batch, count, _EXTREMES):
+            return True
     return _try_part(trial, batch, count, _OTHERS)
 
 
 def _try_part(trial: _Trial, batch: _Batch, count: int, values: Values, alone: bool = True) -> bool:
     """Whether the module could be tried out on some of a batch's examples, or on all."""
     whole = replace(batch, only_first=True)
-    few = whole if batch.n < 4 else batch.take(_drawn(batch.n)[: min(count, batch.n - 1)].sort().values)
-    device = str(next(trial.module.parameters()).device)
-    for part in (few, whole):
-        part, last = part.to(device), part is whole
+    parts = [whole.to(trial.device)]
+    if batch.n >= 4:
+        parts.insert(0, batch.take(_drawn(batch.n)[: min(count, batch.n - 1)].sort().values).to(trial.device))
+    for part in parts:
         try:
             trial.told_apart(part, partial(trial.prepare, part))
         except Exception as error:
-            if isinstance(error, validate.InvalidInput) and last:
+            if isinstance(error, validate.InvalidInput) and part is parts[-1]:
                 raise
             continue  # it cannot be run so: as it is in use it may, and else says itself what is wrong
         trial.told_apart(part, partial(trial.examine, part, values, alone))
@@ -239,16 +245,20 @@ class _Batch:
 
     def shape(self) -> Hashable:
         """The shapes of one example's arguments."""
-        pairs = zip(self.leaves, self.cuts, strict=True)
-        return tuple(
-            (x.dtype, cut, *(size for i, size in enumerate(x.shape) if i != cut)) if isinstance(x, Tensor) else None
-            for x, cut in pairs
-        )
+        shapes: list[Hashable] = []
+        for x, cut in zip(self.leaves, self.cuts, strict=True):
+            if isinstance(x, Tensor):
+                sizes = list(x.shape)
+                if cut is not None:
+                    del sizes[cut]
+                shapes.append((x.dtype, cut, *sizes))
+            else:
+                shapes.append(None)
+        return tuple(shapes)
 
     def arguments(self) -> tuple[Args, Kwargs]:
         """As the module takes them; copies, which it may change in place."""
-        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = tree_unflatten(leaves, self.spec)
+        args, kwargs = tree_unflatten(tree_map_only(Tensor, Tensor.clone, self.leaves), self.spec)
         return args, kwargs
 
     def take(self, index: Tensor) -> _Batch:
@@ -257,7 +267,7 @@ class _Batch:
         leaves = [x if cut is None else x.index_select(cut, index.to(x.device)) for x, cut in pairs]
         return replace(self, leaves=leaves, n=len(index))
 
-    def to(self, device: str, dtype: torch.dtype | None = None) -> _Batch:
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> _Batch:
         """On another device, or in another precision."""
 
         def moved(x: Tensor) -> Tensor:
@@ -265,17 +275,16 @@ class _Batch:
 
         return replace(self, leaves=tree_map_only(Tensor, moved, self.leaves))
 
-    def altered(self, rows: Tensor, value: float | None) -> _Batch:
+    def exchanged(self, rows: Tensor, value: float | None) -> _Batch:
         """Floats of some examples set to a value; None: those examples replaced by others of the batch."""
-        first = next((i for i, cut in enumerate(self.cuts) if cut is not None), None)
         # an integer beside tensors that are not cut may say where in those an example begins
         whole = all(cut is not None for x, cut in zip(self.leaves, self.cuts, strict=True) if isinstance(x, Tensor))
         leaves = list(self.leaves)
-        for i, (x, cut) in enumerate(zip(self.leaves, self.cuts, strict=True)):
-            if cut is None or (self.only_first and i != first):
-                continue
+        places = [(place, cut) for place, cut in enumerate(self.cuts) if cut is not None]
+        for place, cut in places[:1] if self.only_first else places:
+            x = leaves[place]
             if x.is_floating_point() or (value is None and whole):
-                leaves[i] = altered(x, cut, rows, value)
+                leaves[place] = _altered(x, cut, rows, value)
         return replace(self, leaves=leaves)
 
 
@@ -303,17 +312,21 @@ class _Trial:
     """A module on trial: every pass runs in a fresh copy, from the same state of all random generators."""
 
     def __init__(self, layers: Layers, run: Run, dice: Dice, module: nn.Module | None = None) -> None:
-        self.layers, self.run, self.dice = layers, run, dice
-        self.module = layers.module if module is None else module
-        self.trained = {name for name, _ in layers._named()}
-        self.remote = next(self.module.parameters()).device.type != "cpu"
-        self._key = secret.randbits(63)
-        self._base = Seen()
+        self.layers, self.run, self.dice, self.module = layers, run, dice, module or layers.module
+        self.trained = {name for name, _ in layers.named()}
+        first = next(self.module.parameters())
+        self.device, self.dtype = first.device, first.dtype
+        self.key = secret.randbits(63)
+        """From it follows which examples are exchanged, and what gradients outputs are told."""
         self.names = _some([(leaf.name, leaf.size) for leaf in layers.space.leaves])
+        """The leaves whose gradients are compared."""
+        self._base = _Seen()
 
-    def on_host(self) -> _Trial:
-        """The same with a copy of the module on the CPU."""
-        return _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).cpu())
+    def of(self, module: nn.Module) -> _Trial:
+        """The same of a copy on another device or in another precision, with the same examples exchanged."""
+        trial = _Trial(self.layers, self.run, self.dice, module)
+        trial.key, trial.names = self.key, self.names
+        return trial
 
     def prepare(self, batch: _Batch) -> None:
         """The pass that all others must equal; the first of all finds parameters that are read outside their layers."""
@@ -325,13 +338,10 @@ class _Trial:
 
     def examine(self, batch: _Batch, values: Values, alone: bool) -> None:
         """Refuse examples that meet when others are exchanged or, if `alone`, that give something else alone."""
-        parameter = next(self.module.parameters())
-        what = self._found(batch, values, alone, 1e-3 if parameter.device.type == "cpu" else 1e-2)
-        if what is not None and parameter.dtype != torch.float64:
+        what = self._found(batch, values, alone, 1e-3 if self.device.type == "cpu" else 1e-2)
+        if what is not None and self.dtype != torch.float64:
             try:  # where much cancels, float32 has few digits left to compare: what is wrong is wrong in float64 too
-                wide = _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).double())
-                wide.names, wide._key = self.names, self._key  # the same examples are exchanged
-                part = batch.to(parameter.device.type, torch.float64)
+                wide, part = self.of(_twin_of(self.module, self.trained).double()), batch.to(self.device, torch.float64)
                 wide.prepare(part)
                 what = wide._found(part, values, alone, 1e-6)
             except Exception:  # it cannot be run so
@@ -383,12 +393,12 @@ class _Trial:
 
     def _exchanged(self, batch: _Batch, values: Values) -> str | None:
         """Half of the examples replaced, then the other half: where whatever stays does not give what it gave."""
-        drawn, half = torch.Generator().manual_seed(self._key), batch.n // 2
+        drawn, half = torch.Generator().manual_seed(self.key), batch.n // 2
         for value in values:
             order = torch.randperm(batch.n, generator=drawn)
             for gone, stays in ((order[:half], order[half:]), (order[half:], order[:half])):
                 try:
-                    record = self._pass(batch.altered(gone, value), gone, value)
+                    record = self._pass(batch.exchanged(gone, value), gone, value)
                 except Exception:  # values that the module itself refuses
                     continue
                 where = self._base.differs(record, stays)
@@ -398,20 +408,18 @@ class _Trial:
 
     def _pass(
         self, batch: _Batch, rows: Tensor | None = None, value: float | None = None, learning: bool = False
-    ) -> Seen:
+    ) -> _Seen:
         """Forward and backward once, with some examples exchanged."""
-        probe = self._probe()
-        probe.learning = learning
-        probe.record, probe.rows, probe.value = (passed := Seen()), rows, value
+        probe, passed = self._probe(), _Seen()
+        probe.learning, probe.record, probe.rows, probe.value = learning, passed, rows, value
         with probe.listening(lambda *_: None, batch.n):
-            outputs = tree_flatten(self._run(probe, batch))[0]
+            outputs = self._run(probe, batch)
             cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
-            pairs = list(zip(outputs, cuts, strict=True))
-            pulls = [self._cotangent(x, cut, rows, value) for x, cut in pairs if _moves(x)]
-            if pulls:
-                torch.autograd.backward([x for x in outputs if _moves(x)], pulls)
-        probe.record = None
-        for x, cut in pairs:
+            pairs = [(x, cut) for x, cut in zip(outputs, cuts, strict=True) if _moves(x)]
+            if pairs:
+                pulls = [self._cotangent(x, cut, rows, value) for x, cut in pairs]
+                torch.autograd.backward([x for x, _ in pairs], pulls)
+        for x, cut in zip(outputs, cuts, strict=True):
             kept = x.detach().movedim(cut, 0) if _floats(x) and cut is not None else None
             passed.given.append(("the module's output", kept))
         return passed
@@ -430,9 +438,9 @@ class _Trial:
             pairs = [(x.select(cut, i), y.select(cut, 0)) for x, y, cut in zip(outputs, alone, cuts, strict=True)]
             if any(x.shape != y.shape for x, y in pairs):
                 return None
-            if not all(near(x, y, slack) for x, y in pairs):
+            if not all(_near(x, y, slack) for x, y in pairs):
                 wrong = "the output"
-            elif not near(rows[i], gradient, slack):
+            elif not _near(rows[i], gradient, slack):
                 wrong = "the gradient"
             else:
                 return None
@@ -441,55 +449,53 @@ class _Trial:
     def _rows(self, batch: _Batch) -> tuple[list[Tensor], list[int], Tensor] | None:
         """Outputs of a batch and the rows of its first two examples; None where there are draws, or no such outputs."""
         probe = self._probe()
-        size = {leaf.name: leaf.size for leaf in probe.space.leaves}
-        like = next(probe.parameters())
-        total = {name: like.new_zeros(2, size[name]).detach() for name in self.names}
+        _quiet(probe.module)
+        like, before = next(probe.parameters()).detach(), _generator_states(probe.module)
+        total = {name: like.new_zeros(2, probe.space[name].size) for name in self.names}
 
         def keep(name: str, rows: Rows) -> None:
             if name in total:
                 total[name] = total[name] + rows.part(0, 2).dense()
 
-        _quiet(probe.module)
-        before = generator_states(probe.module)
         with probe.listening(keep, batch.n):
-            outputs = [x for x in tree_flatten(self._run(probe, batch))[0] if _moves(x)]
-            cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
-            drew = self.dice.drew() or before != generator_states(probe.module)
-            if drew or not outputs or any(cut is None for cut in cuts):
+            outputs = [x for x in self._run(probe, batch) if _moves(x)]
+            found = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
+            cuts = [cut for cut in found if cut is not None]
+            drew = self.dice.drew() or before != _generator_states(probe.module)
+            if drew or not outputs or len(cuts) < len(outputs):
                 return None
-            pulls = [self._cotangent(x, cut) for x, cut in zip(outputs, cuts, strict=True)]
-            torch.autograd.backward(outputs, pulls)
-        return [x.detach() for x in outputs], [cut for cut in cuts if cut is not None], torch.cat([*total.values()], 1)
+            torch.autograd.backward(outputs, [self._cotangent(x, cut) for x, cut in zip(outputs, cuts, strict=True)])
+        return [x.detach() for x in outputs], cuts, torch.cat([*total.values()], 1)
 
     def _plain(self, batch: _Batch, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
         """Outputs and gradient of one example beside copies of itself (not as many as the batch has), without taps."""
         probe = self._probe()
+        probe.plain = True
         _quiet(probe.module)
         bindings = [probe.bindings[name] for name in self.names]
         parameters = list({id(p): p for binding in bindings for p in binding.parameters}.values())
         among = torch.full((3 if batch.n == 2 else 2,), i)
-        with probe.listening(None), probe.untouched():
-            outputs = [x for x in tree_flatten(self._run(probe, batch.take(among)))[0] if _moves(x)]
-            pulls = []
-            for x, cut in zip(outputs, cuts, strict=True):
-                size = [batch.n if dim == cut else length for dim, length in enumerate(x.shape)]
-                pull = torch.zeros_like(x)
-                pull.narrow(cut, 0, 1).copy_(self._drawn_like(x, size).narrow(cut, i, 1))
-                pulls.append(pull)
-            pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
-        gradients = dict(zip(map(id, parameters), pulled, strict=True))
+        outputs, pulls = [x for x in self._run(probe, batch.take(among)) if _moves(x)], []
+        for x, cut in zip(outputs, cuts, strict=True):
+            size = [*x.shape[:cut], batch.n, *x.shape[cut + 1 :]]
+            pull = torch.zeros_like(x)
+            pull.select(cut, 0).copy_(self._drawn_like(x, size).select(cut, i))
+            pulls.append(pull)
+        _pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
+        gradients = dict(zip(map(id, parameters), _pulled, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
     def _probe(self) -> _RecordingLayers:
-        probe = _RecordingLayers(
-            twin_of(self.module, self.trained), batch_first=self.layers.batch_dim == 0, known=self.layers.known
-        )
+        """Taps on a copy of the module."""
+        twin, first = _twin_of(self.module, self.trained), self.layers.batch_dim == 0
+        probe = _RecordingLayers(twin, batch_first=first, known=self.layers.known)
         probe.attach()
         return probe
 
-    def _run(self, probe: _RecordingLayers, batch: _Batch) -> Any:
+    def _run(self, probe: _RecordingLayers, batch: _Batch) -> Leaves:
+        """What a copy of the module gives."""
         self.dice.rewind()
-        return self.run(probe.module, *batch.arguments())
+        return tree_flatten(self.run(probe.module, *batch.arguments()))[0]
 
     def _cotangent(self, x: Tensor, cut: int | None, rows: Tensor | None = None, value: float | None = None) -> Tensor:
         """The gradient that an output is told: the same at every pass, for examples that stay."""
@@ -503,11 +509,11 @@ class _Trial:
         return pull.index_copy(cut, rows, changed)
 
     def _drawn_like(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        source = torch.Generator(x.device).manual_seed(self._key)
+        source = torch.Generator(x.device).manual_seed(self.key)
         return torch.randn(tuple(shape), generator=source, dtype=torch.float32, device=x.device).to(x.dtype)
 
 
-def altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
+def _altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
     """A tensor with some examples set to a value; None: replaced by those that follow them."""
     rows = rows.to(x.device)
     if value is None:
@@ -517,57 +523,55 @@ def altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
 
 
 @dataclass(eq=False)
-class Seen:
+class _Seen:
     """One pass: what each layer gave and what the module returned, then what came back, examples in front."""
 
     given: list[tuple[str, Tensor | None]] = field(default_factory=list)
     got: list[tuple[str, Tensor | None]] = field(default_factory=list)
 
-    def differs(self, other: Seen, rows: Tensor) -> str | None:
+    def differs(self, other: _Seen, rows: Tensor) -> str | None:
         """Where two passes differ on some examples."""
         ours, theirs = self.given + self.got, other.given + other.got
         if [where for where, _ in ours] != [where for where, _ in theirs]:
             return "which layers are called"
         for (where, x), (_, y) in zip(ours, theirs, strict=True):
             # lengths that follow the longest example say nothing by themselves
-            if x is not None and y is not None and x.shape == y.shape and not _same(x, y, rows):
+            if x is None or y is None or x.shape != y.shape:
+                continue
+            slack = 1e-3  # the rounding of sums of another length
+            if x.dtype == torch.float64:
+                slack = 1e-12
+            elif x.element_size() < 4:
+                slack = 4 * torch.finfo(x.dtype).eps
+            elif x.device.type == "cpu":
+                slack = 1e-5
+            places = rows.to(x.device)
+            if not _near_enough(x.index_select(0, places), y.index_select(0, places), slack):
                 return where
         return None
-
-
-def _same(x: Tensor, y: Tensor, rows: Tensor) -> bool:
-    """Equal on some examples, up to the rounding of sums of another length."""
-    rows, slack = rows.to(x.device), 1e-3
-    if x.dtype == torch.float64:
-        slack = 1e-12
-    elif x.element_size() < 4:
-        slack = 4 * torch.finfo(x.dtype).eps
-    elif x.device.type == "cpu":
-        slack = 1e-5
-    return near_enough(x.index_select(0, rows), y.index_select(0, rows), slack)
 
 
 class _RecordingLayers(Layers):
     """Taps that record what passes through them, with some examples exchanged for a value."""
 
-    record: Seen | None = None
+    record: _Seen | None = None
     rows: Tensor | None = None
     value: float | None = None
 
     def tap(
         self,
-        site: Site,
+        rule: LayerRule[Any],
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
-        rows_of: Found,
-        feeds: Iterable[str] | None = None,
+        rows_of: RowsOf,
+        feeds: Iterable[str] = (),
     ) -> Tensor:
         """The output with a tap that records."""
         if self.record is None:
-            return super().tap(site, output, dim, inputs, rows_of, feeds)
+            return super().tap(rule, output, dim, inputs, rows_of, feeds)
         record, place = self.record, len(self.record.got)
-        k = pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
+        k = _pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
         divided = k == 1 or (k > 1 and dim == 0)
 
         def examples(x: Tensor) -> Tensor | None:
@@ -575,11 +579,11 @@ class _RecordingLayers(Layers):
             return x.unflatten(0, (len(x) // k, k)).clone() if divided else None
 
         if k > 1:
-            self.note_pieces(site, k)
+            self.note_pieces(rule, k)
         if divided and self.rows is not None and self.value is not None:
-            output = altered(output, dim, (self.rows[:, None] * k + torch.arange(k)).flatten(), self.value)
-        where = f"the gradient at layer {site.name!r}"
-        record.given.append((f"the output of layer {site.name!r}", examples(output)))
+            output = _altered(output, dim, (self.rows[:, None] * k + torch.arange(k)).flatten(), self.value)
+        where = f"the gradient at layer {rule.name!r}"
+        record.given.append((f"the output of layer {rule.name!r}", examples(output)))
         record.got.append((where, None))
 
         def push(b: Tensor) -> None:
@@ -588,7 +592,7 @@ class _RecordingLayers(Layers):
         return tap(output, self.anchor, push)
 
 
-def near(x: Tensor, y: Tensor, slack: float) -> bool:
+def _near(x: Tensor, y: Tensor, slack: float) -> bool:
     """Equal but for a part of their size; what is not finite, or vanishes, tells nothing."""
     x, y = x.double().reshape(-1), y.double().reshape(-1).to(x.device)
     size, gap = float(torch.maximum(x.norm(), y.norm())), float((x - y).norm())
@@ -603,19 +607,12 @@ def _moves(x: object) -> TypeGuard[Tensor]:
     return _floats(x) and x.requires_grad
 
 
-def draws(module: nn.Module) -> bool:
-    """Whether a module of torch's draws random numbers as it is."""
-    kinds = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
-    rate = getattr(module, "p", getattr(module, "dropout", 0.0)) if isinstance(module, kinds) else 0.0
-    return module.training and (isinstance(module, nn.RReLU) or bool(rate))
-
-
 def _quiet(module: nn.Module) -> None:
     """No random draws of torch's own layers."""
     for child in module.modules():
-        if draws(child):
-            for name in ("p", "dropout"):
-                if hasattr(child, name):
-                    setattr(child, name, 0.0)
-            if isinstance(child, nn.RReLU):
-                child.eval()
+        if isinstance(child, nn.modules.dropout._DropoutNd):
+            child.p = 0.0
+        elif isinstance(child, (nn.MultiheadAttention, nn.RNNBase)):
+            child.dropout = 0.0
+        elif isinstance(child, nn.RReLU):
+            child.eval()

@@ -15,15 +15,17 @@ cannot be followed (`torch.func`, scripted functions, code between the module's 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from isthmus.base import validate
 from isthmus.gradients.layers.apart import look
@@ -43,13 +45,13 @@ class _Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class _Step:
     """A part that was called (by its name; "" is the module), or an operation of the loop."""
 
     what: str | Callable[..., Any]
-    leaves: list[Any]
+    leaves: list[object]
     spec: TreeSpec
-    results: list[int]
+    results: list[int] = field(default_factory=list)
     """The places of the tensors that it returned."""
     dice: Dice | None = None
     """The random generators as they were before, where it has drawn from them."""
@@ -60,82 +62,77 @@ class _Way:
 
     def __init__(self, token: object) -> None:
         self.token, self.open = token, True
-        self.steps: list[Step] = []
+        self.parted = False
+        """Whether a part was called by itself."""
+        self.steps: list[_Step] = []
         self.given: dict[int, Tensor] = {}
         """What came from elsewhere, examples or what they share, by place."""
         self.returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """What the module itself returned, which is handed to the loop as it is."""
-        self._count = 0
+        self._places = itertools.count(1)
 
-    def close(self) -> None:
-        """Forget everything; tensors that are still around become plain ones at their next use."""
-        self.open = False
-        self.steps, self.given, self.returned = [], {}, {}
+    def references(self, leaves: list[object]) -> list[object]:
+        """Arguments as they are written down."""
+        return [self._place(x) if isinstance(x, Tensor) else x for x in leaves]
 
-    def place(self) -> int:
-        """A new place."""
-        self._count += 1
-        return self._count
-
-    def reference(self, x: object) -> object:
-        """An argument as it is written down."""
-        if not isinstance(x, Tensor):
-            return x
-        if isinstance(x, Followed) and x.way is self:
+    def _place(self, x: Tensor) -> _Place:
+        if isinstance(x, _Followed) and x.way is self:
             return _Place(x.place)
         known = self.returned.get(id(x))
         if known is not None and known[0]() is x:
             return _Place(known[1])
-        place = next((place for place, other in self.given.items() if other is x), 0) or self.place()
+        for place, other in self.given.items():
+            if other is x:
+                return _Place(place)
+        place = next(self._places)
         self.given[place] = x
         return _Place(place)
 
     def follow(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Do an operation and write it down."""
         leaves, spec = tree_flatten((args, kwargs))
-        references = [self.reference(x) for x in leaves]
+        references = self.references(leaves)
         with torch._C.DisableTorchFunctionSubclass():
-            dice = Dice(next(x for x in leaves if isinstance(x, Followed)).device)
+            dice = Dice(next(x for x in leaves if isinstance(x, _Followed)).device)
             result = func(*args, **kwargs)
-            drew = dice.drew()
-        results: list[int] = []
-        wrapped = _wrapped(result, lambda x: self.mark(x, results))
-        if results or func.__name__ in _CHANGES:
-            self.steps.append(Step(func, references, spec, results, dice if drew else None))
-        return wrapped
+            step = _Step(func, references, spec, dice=dice if dice.drew() else None)
+        if not isinstance(result, torch.Size):
+            result = tree_map_only(Tensor, partial(self.mark, step), result)
+        if step.results or func.__name__ in _CHANGES:
+            self.steps.append(step)
+        return result
 
-    def mark(self, x: Tensor, results: list[int]) -> Followed:
-        """A tensor that knows its place, which is added to the results."""
-        if not (isinstance(x, Followed) and x.way is self):  # what is changed in place keeps its place
+    def mark(self, step: _Step, x: Tensor) -> _Followed:
+        """A result of a step, as a tensor that knows its place."""
+        if not (isinstance(x, _Followed) and x.way is self):  # what is changed in place keeps its place
             with torch._C.DisableTorchFunctionSubclass():
-                followed: Followed = x.as_subclass(Followed)
-            followed.way, followed.place = self, self.place()
+                followed: _Followed = x.as_subclass(_Followed)
+            followed.way, followed.place = self, next(self._places)
             x = followed
-        results.append(x.place)
+        step.results.append(x.place)
         return x
 
-    def name(self) -> tuple[str, ...]:
-        """The steps up to the last part, by their names."""
-        return tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in self.tried)
+    def keep(self, step: _Step, x: Tensor) -> Tensor:
+        """A result of the module itself, as it is."""
+        step.results.append(next(self._places))
+        self.returned[id(x)] = weakref.ref(x), step.results[-1]
+        return x
 
-    @property
-    def tried(self) -> list[Step]:
-        """The steps up to the last part that was called; none where no part was called by itself."""
-        parts = [i for i, step in enumerate(self.steps) if isinstance(step.what, str) and step.what]
-        calls = [i for i, step in enumerate(self.steps) if isinstance(step.what, str)]
-        return self.steps[: calls[-1] + 1] if parts else []
+    def tried(self) -> list[_Step]:
+        """The steps up to the last part that was called."""
+        calls = [place for place, step in enumerate(self.steps) if isinstance(step.what, str)]
+        return self.steps[: calls[-1] + 1]
 
     def again(self, module: nn.Module, given: Args) -> list[Tensor]:
         """What the parts return that no later step uses, of other examples; `module` may be a copy."""
         known: dict[int, Tensor] = {}
         answer: list[Tensor] = []
-        used = {x.number for step in self.tried for x in step.leaves if isinstance(x, _Place)}
+        used = {x.number for step in self.tried() for x in step.leaves if isinstance(x, _Place)}
         for (place, before), x in zip(self.given.items(), given, strict=True):
             known[place] = x.requires_grad_() if before.requires_grad and before.is_leaf else x
-        for step in self.tried:
-            args, kwargs = tree_unflatten(
-                [known[x.number] if isinstance(x, _Place) else x for x in step.leaves], step.spec
-            )
+        for step in self.tried():
+            leaves = [known[x.number] if isinstance(x, _Place) else x for x in step.leaves]
+            args, kwargs = tree_unflatten(leaves, step.spec)
             found: list[Tensor] = []
             if isinstance(step.what, str):
                 mapped(found.append, module.get_submodule(step.what)(*args, **kwargs))
@@ -143,12 +140,12 @@ class _Way:
             else:
                 if step.dice is not None:
                     step.dice.rewind()
-                _wrapped(step.what(*args, **kwargs), found.append)
+                found += [x for x in tree_leaves(step.what(*args, **kwargs)) if isinstance(x, Tensor)]
             known |= dict(zip(step.results, found, strict=True))
         return answer
 
 
-class Followed(Tensor):
+class _Followed(Tensor):
     """A tensor that a part has returned, or that was computed from one."""
 
     way: _Way
@@ -158,7 +155,7 @@ class Followed(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every operation on such tensors."""
         kwargs = kwargs or {}
-        ways = [x.way for x in tree_flatten((args, kwargs))[0] if isinstance(x, Followed)]
+        ways = [x.way for x in tree_flatten((args, kwargs))[0] if isinstance(x, _Followed)]
         way = next((way for way in ways if way.open), None)
         if way is not None:
             return way.follow(func, args, kwargs)
@@ -171,8 +168,8 @@ class Between:
 
     def __init__(self, layers: Layers) -> None:
         self.layers, self.way = layers, _Way(None)
-        self.way.close()
-        self._call: tuple[str, list[Any], TreeSpec] | None = None
+        self.forget()
+        self._call: _Step | None = None
 
     def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """A part (or "", the module) is called by the loop: its arguments, plain."""
@@ -181,30 +178,35 @@ class Between:
             self._check_again(name)
             return args, kwargs
         leaves, spec = tree_flatten((args, kwargs))
-        if self.layers.listens() and self.layers.batch:
-            if self.way.token is not self.layers.now.token:
+        now = self.layers.now
+        if now.batch and self.layers.listens():
+            if self.way.token is not now.token:
                 self.forget()
-                self.way = _Way(self.layers.now.token)
-            references = [self.way.reference(x) for x in leaves]
-            for x, reference in zip(leaves, references, strict=True):
-                if name and isinstance(reference, _Place) and reference.number in self.way.given and self._of_module(x):
-                    raise validate.InvalidInput(
-                        f"the part {name!r} of the module is given a tensor that was computed from what the module "
-                        "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
-                        "functions, or code after the module's own forward): examples could meet there unseen; move "
-                        "this code into the module's forward"
-                    )
-            self._call = name, references, spec
-        if not any(isinstance(x, Followed) for x in leaves):
+                self.way = _Way(now.token)
+            self._call = _Step(name, self.way.references(leaves), spec)
+            if name:
+                self._check_followed(self._call)
+        if _Followed not in map(type, leaves):
             return args, kwargs
-        with torch._C.DisableTorchFunctionSubclass():
-            plain: tuple[Args, Kwargs] = tree_map(_plain, (args, kwargs))
+        plain: tuple[Args, Kwargs] = tree_map_only(_Followed, _plain, (args, kwargs))
         return plain
+
+    def _check_followed(self, part: _Step) -> None:
+        """Refuse a part that is given what came of the module by a way that is not written down."""
+        given = [x.number for x in part.leaves if isinstance(x, _Place) and x.number in self.way.given]
+        if any(self._of_module(self.way.given[number]) for number in given):
+            raise validate.InvalidInput(
+                f"the part {part.what!r} of the module is given a tensor that was computed from what the module "
+                "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
+                "functions, or code after the module's own forward): examples could meet there unseen; move "
+                "this code into the module's forward"
+            )
 
     def _check_again(self, name: str) -> None:
         """Refuse a part that computes inside a backward pass and was not called by the loop before."""
         called = [step.what for step in self.way.steps if isinstance(step.what, str)]
-        if self.layers.listens() and not any(f"{name}.".startswith(f"{other}." if other else "") for other in called):
+        known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
+        if self.layers.listens() and not known:
             raise validate.InvalidInput(
                 f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
                 "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
@@ -216,45 +218,36 @@ class Between:
         call, self._call = self._call, None
         if call is None or output is None:
             return output
-        name, references, spec = call
-        results: list[int] = []
-        way = self.way
-        if name:
-            self.layers.now.pieces = None  # those of a part are compared with nothing
-            output = mapped(lambda x: way.mark(x, results), output)
-        else:
-
-            def keep(x: Tensor) -> Tensor:
-                results.append(way.place())
-                way.returned[id(x)] = weakref.ref(x), results[-1]
-                return x
-
-            mapped(keep, output)
-        way.steps.append(Step(name, references, spec, results))
-        return output
+        self.way.steps.append(call)
+        if not call.what:
+            return mapped(partial(self.way.keep, call), output)
+        self.way.parted = True
+        self.layers.now.pieces = None  # those of a part are compared with nothing
+        return mapped(partial(self.way.mark, call), output)
 
     def look(self) -> None:
         """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
         way = self.way
-        if not way.tried or way.token is not self.layers.now.token:
+        if not way.parted or way.token is not self.layers.now.token:
             return
-        with torch._C.DisableTorchFunctionSubclass():
-            given = tuple(_plain(x) for x in way.given.values())
+        steps = way.tried()
+        given = tuple(_plain(x) for x in way.given.values())
+        names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in steps)
         way.open = False  # what is done again is not written down
         try:
-            look(self.layers, given, {}, self.layers.batch, lambda module, args, _: way.again(module, args), way.name())
+            look(self.layers, given, {}, self.layers.batch, lambda module, args, _: way.again(module, args), names)
         finally:
             self.layers.now.pieces = None
             self.forget()
 
     def forget(self) -> None:
-        """Another batch, or none."""
-        self.way.close()
+        """Another batch, or none: tensors that are still around become plain ones at their next use."""
+        way = self.way
+        way.open = way.parted = False
+        way.steps, way.given, way.returned = [], {}, {}
 
-    def _of_module(self, x: object) -> bool:
+    def _of_module(self, x: Tensor) -> bool:
         """Whether a tensor has one of our taps in its history."""
-        if not isinstance(x, Tensor):
-            return False
         with torch._C.DisableTorchFunctionSubclass():
             waiting, seen = [x.grad_fn], set()
         while waiting:
@@ -285,12 +278,6 @@ def mapped(change: Callable[[Tensor], Any], output: Any) -> Any:
     return tree_map(changed, output)
 
 
-def _wrapped(x: Any, change: Callable[[Tensor], Any]) -> Any:
-    """What an operation of torch returned, every tensor changed."""
-    if isinstance(x, (tuple, list)):
-        return type(x)([_wrapped(y, change) for y in x])  # torch's own tuples too
-    return change(x) if isinstance(x, Tensor) else x
-
-
-def _plain(x: object) -> object:
-    return x.as_subclass(Tensor) if isinstance(x, Followed) else x
+def _plain(x: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(Tensor) if isinstance(x, _Followed) else x

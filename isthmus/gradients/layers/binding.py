@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,9 +39,21 @@ class LeafBinding:
         q, p = self._matrix(self.weight, self.weight).shape
         return q, p + (self.bias is not None)
 
+    @cached_property
+    def spans(self) -> list[tuple[nn.Parameter, int, int]]:
+        """Each parameter, and the columns lo..hi-1 of the leaf that it is."""
+        width = self.shape[1]
+        if self.bias is None:
+            return [(self.weight, 0, width)]
+        return [(self.weight, 0, width - 1), (self.bias, width - 1, width)]
+
+    def places(self) -> list[tuple[nn.Parameter, Tensor, int, int]]:
+        """Each parameter, its matrix in memory, and its columns."""
+        return [(parameter, self._matrix(parameter, parameter.detach()), lo, hi) for parameter, lo, hi in self.spans]
+
     def read(self) -> Tensor:
         """The parameters as one q x p matrix."""
-        return torch.cat([matrix for _, matrix, _, _ in self.places()], 1)
+        return torch.cat([self._matrix(parameter, parameter.detach()) for parameter in self.parameters], 1)
 
     def packed(self, values: Mapping[int, Tensor]) -> Tensor:
         """The leaf, flat, of other values of its parameters, given by the parameters' ids."""
@@ -51,13 +63,13 @@ class LeafBinding:
     def write(self, leaf: Tensor) -> None:
         """Copy a leaf (flat or q x p) into the parameters."""
         leaf = leaf.view(self.shape)
-        for parameter, _, lo, hi in self.places():
+        for parameter, lo, hi in self.spans:
             part = self._part(parameter)
             part.copy_(leaf[:, lo:hi].reshape(part.shape))
 
     def set_gradients(self, columns: Callable[[int, int], Tensor]) -> None:
         """Give the parameters their columns lo..hi-1 of a leaf as `.grad`, without a copy where they are whole."""
-        for parameter, _, lo, hi in self.places():
+        for parameter, lo, hi in self.spans:
             values = columns(lo, hi).to(parameter.dtype)
             if self.rows is None:
                 parameter.grad = values.reshape(parameter.shape)
@@ -67,14 +79,6 @@ class LeafBinding:
             part = self._part(parameter.grad)
             part.copy_(values.reshape(part.shape))
 
-    def places(self) -> Iterator[tuple[nn.Parameter, Tensor, int, int]]:
-        """Each parameter, its matrix in memory, and the columns lo..hi-1 of the leaf that it is."""
-        lo = 0
-        for parameter in self.parameters:
-            matrix = self._matrix(parameter, parameter.detach())
-            yield parameter, matrix, lo, lo + matrix.shape[1]
-            lo += matrix.shape[1]
-
     def _part(self, x: Tensor) -> Tensor:
         return x if self.rows is None else x[self.rows]
 
@@ -83,4 +87,6 @@ class LeafBinding:
         part = self._part(values)
         if self.columns or parameter is self.bias:
             return part.reshape(-1, 1)
-        return part.reshape(1, -1) if part.ndim < 2 else part.reshape(part.shape[0], -1)
+        if part.ndim < 2:
+            return part.reshape(1, -1)
+        return part.reshape(part.shape[0], -1)

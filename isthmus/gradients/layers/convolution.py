@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,14 @@ from torch.nn.modules.conv import _ConvNd
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.gradients import rounding
-from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, LayerRule, RowsOf, _bias_rows
 from isthmus.gradients.rows import Dense, Outer, Rows, Stack, row_spans
 
 _PRODUCT_BYTES = 1 << 24
 """Sums of products that are larger than their factors are kept instead of them only below this size."""
 
 
-class ConvolutionRule(LayerRule[_ConvNd, Tensor]):
+class _ConvolutionRule(LayerRule[_ConvNd]):
     """z_t = W a_t + c for the patches a_t of the input: g = sum_t b_t [a_t, 1]', one such block for each group.
 
     Where the sums are smaller than patches and output gradients, they are what is returned, and the patches of only
@@ -30,35 +28,31 @@ class ConvolutionRule(LayerRule[_ConvNd, Tensor]):
 
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-    def keep(self, layer: _ConvNd, args: Args, kwargs: Kwargs) -> Tensor:
-        """The input, with its examples in front wherever the module keeps its own."""
-        x: Tensor = args[0] if args else kwargs["input"]
-        dims = len(layer.kernel_size) + 2
-        validate.check(
-            x.ndim == dims,
-            "input.ndim",
-            x.ndim,
-            f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)",
-        )
-        return x.detach()
-
-    def dim(self, layer: _ConvNd, output: Tensor) -> int:
+    def dim(self, output: Tensor) -> int:
         """Examples are always in front."""
         return 0
 
-    def rows(self, layer: _ConvNd, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
+    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """Products or factors of the weight, whichever are smaller; a bias alone is the sum of b over places."""
-        b = b.detach().flatten(2)
-        by_leaf: dict[str, Rows] = {}
-        for suffix, binding in wanted.items():
-            if suffix == "bias":
-                by_leaf[suffix] = Dense(b.sum(2, dtype=rounding.working(b.dtype)))
-            else:
-                by_leaf[suffix] = weight_rows(layer, factors, b, ones=binding.bias is not None)
-        return by_leaf
+        layer, dims = self.layer, len(self.layer.kernel_size) + 2
+        x: Tensor = self.input(args, kwargs).detach()
+        needed = f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)"
+        validate.check(x.ndim == dims, "input.ndim", x.ndim, needed)
+
+        def rows_of(b: Tensor) -> Found:
+            b = b.detach().flatten(2)
+            rows: Found = []
+            for suffix, binding in self.wanted.items():
+                if suffix == "bias":
+                    rows.append((self, suffix, _bias_rows(b.mT)))
+                else:
+                    rows.append((self, suffix, _weight_rows(layer, x, b, ones=binding.bias is not None)))
+            return rows
+
+        return rows_of
 
 
-def weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
+def _weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
     """The rows of [W | c] or W from the input and b (n, C_out, T)."""
     n, places, groups = len(x), b.shape[2], layer.groups
     p, q, work = layer.weight[0].numel(), layer.out_channels // groups, rounding.working(b.dtype)
@@ -68,7 +62,7 @@ def weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
         return Dense(_products(layer, x, b, spans, ones))
     a = x.new_empty(n, groups, places, p)
     for lo, hi in spans:
-        a[lo:hi] = patches(layer, x[lo:hi])
+        a[lo:hi] = _patches(layer, x[lo:hi])
     b = b.mT.contiguous()
     if groups > 1:
         return Stack([(str(j), Outer(a[:, j], b[:, j], ones)) for j in range(groups)])
@@ -87,10 +81,10 @@ def _prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) ->
     return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= _PRODUCT_BYTES)
 
 
-def patches(layer: _ConvNd, x: Tensor) -> Tensor:
+def _patches(layer: _ConvNd, x: Tensor) -> Tensor:
     """The patches of (n, C, ...) as (n, groups, T, p), in the order of the flattened weight.
 
-    >>> patches(nn.Conv1d(1, 1, 2, stride=2), torch.arange(4.0).view(1, 1, 4)).tolist()
+    >>> _patches(nn.Conv1d(1, 1, 2, stride=2), torch.arange(4.0).view(1, 1, 4)).tolist()
     [[[[0.0, 1.0], [2.0, 3.0]]]]
     """
     view, k = _windows(layer, x), len(layer.kernel_size)

@@ -7,20 +7,20 @@ from torch import Tensor
 from isthmus.gradients.rows import Dense, Lazy, Lookup, Outer, Rows, Stack
 
 
-def pieces_of(count: int, n: int | None) -> int:
+def _pieces_of(count: int, n: int | None) -> int:
     """How many pieces of every one of n examples there are in `count` (0 where that is no whole number).
 
-    >>> pieces_of(12, 4), pieces_of(12, 5), pieces_of(4, 4)
+    >>> _pieces_of(12, 4), _pieces_of(12, 5), _pieces_of(4, 4)
     (3, 0, 1)
     """
     return count // n if n and count and count % n == 0 else 0
 
 
-def folded(rows: Rows, n: int) -> Rows:
+def _folded(rows: Rows, n: int) -> Rows:
     """The rows of n examples from the rows of their pieces, those of an example side by side: their sums.
 
     >>> import torch
-    >>> folded(Dense(torch.tensor([[1.0], [2.0], [3.0], [4.0]])), 2).dense()
+    >>> _folded(Dense(torch.tensor([[1.0], [2.0], [3.0], [4.0]])), 2).dense()
     tensor([[3.],
             [7.]])
     """
@@ -32,7 +32,7 @@ def folded(rows: Rows, n: int) -> Rows:
     if isinstance(rows, Lookup):
         return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.width), rows.vocabulary)
     if isinstance(rows, Stack):
-        return Stack([(name, folded(piece, n)) for name, piece in rows.items], rows.factor)
+        return Stack([(name, _folded(piece, n)) for name, piece in rows.items], rows.factor)
     if isinstance(rows, Dense):
         return Dense(rows.values.view(n, k, rows.d).sum(1, dtype=rows.dtype))
 

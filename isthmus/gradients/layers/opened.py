@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cached_property
-from types import MethodType
+from collections.abc import Hashable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +12,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.base import validate
 from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.embedding import check_table
-from isthmus.gradients.layers.folding import pieces_of
-from isthmus.gradients.layers.operations import Leaves, is_plain, near_enough, one_by_one, plain_steps
-from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, Replaced, Site, Trainable
-from isthmus.gradients.layers.shared import Shared, bare, open_leaves, placed
+from isthmus.gradients.layers.embedding import _check_table
+from isthmus.gradients.layers.folding import _pieces_of
+from isthmus.gradients.layers.operations import Leaves, _is_plain, _near_enough, _one_by_one, _plain_steps
+from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, LayerRule, Trainable, _replaced_forward
+from isthmus.gradients.layers.shared import _bare, _open_leaves, _placed, _Shared
 from isthmus.gradients.layers.twin import Dice
-from isthmus.gradients.rows import Rows
 
 if TYPE_CHECKING:
     from isthmus.gradients.layers.layers import Layers
@@ -34,15 +30,15 @@ _REMEDY = (
     "own the parameter in a small module that is given the examples and does only what needs it, or freeze it "
     "(requires_grad_(False))"
 )
-ALONE, SHARED, BARRED = "one for each example", "shared by all", "no entry for each"
+_ALONE, _SHARED, _BARRED = "one for each example", "shared by all", "no entry for each"
 """What an output of a layer may hold."""
 
 
-class OperationRule(LayerRule[nn.Module, Any]):
+class _OperationRule(LayerRule[nn.Module]):
     """Each use of a parameter with examples is tapped where it happens: the rows of a parameter are the sum over them.
 
     For modules that own trainable parameters directly: class tokens, position embeddings, low-rank updates, layers of
-    one's own.  While the layer computes, its parameters are `Shared` tensors: `isthmus.gradients.layers.operations`
+    one's own.  While the layer computes, its parameters are `_Shared` tensors: `isthmus.gradients.layers.operations`
     says what becomes of them.  Children that own parameters keep their own rules.
 
     Guarantees:
@@ -52,86 +48,151 @@ class OperationRule(LayerRule[nn.Module, Any]):
       * a gradient that reaches a parameter round the taps is refused, in the backward pass of every batch.
     """
 
-    kinds = ()
-
-    def bindings(self, layer: nn.Module, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
+    def bindings(self, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """One leaf for every parameter the layer owns, under its name."""
-        owned = layer.named_parameters(recurse=False, remove_duplicate=False)
+        owned = self.layer.named_parameters(recurse=False, remove_duplicate=False)
         return {name: LeafBinding(parameter) for name, parameter in owned if trainable(parameter)}
 
-    def check(self, name: str, layer: nn.Module) -> None:
+    def check(self) -> None:
         """Anything goes, but for what no embedding may do."""
-        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
-            check_table(name, layer)
+        if isinstance(self.layer, (nn.Embedding, nn.EmbeddingBag)):
+            _check_table(self.name, self.layer)
 
-    def install(self, site: Site, layers: Layers) -> list[Handle]:
-        """Hand the parameters to whoever computes with them as shared tensors."""
-        owner = _owner(site, layers)
-        host = getattr(owner.__dict__.get("forward"), "host", None)
-        if host is not None:
-            host.sites.append(site)
-            return []
-        return _Host(owner, layers, [site]).install()
+    def install(self, layers: Layers) -> list[Handle]:
+        """What computes with the parameters is replaced by `_open_layers`."""
+        return []
 
 
-class _Single:
-    """A layer of one's own that is computed one example at a time."""
+def _open_layers(layers: Layers) -> list[Handle]:
+    """Parameters without taps of their layer's are handed, as shared tensors, to whoever computes with them.
 
-    def __init__(self, site: Site, layers: Layers, plain: Callable[..., Any]) -> None:
-        self.site, self.layers, self.plain = site, layers, plain
+    The root hands out those that are read outside their layers.
+    """
+    hosts: dict[nn.Module, list[_OperationRule]] = {}
+    if not any(rule.layer is layers.module and not isinstance(rule, _OperationRule) for rule in layers.sites):
+        hosts[layers.module] = []
+    for rule in layers.sites:
+        if isinstance(rule, _OperationRule):
+            hosts.setdefault(_owner(rule, layers.module), []).append(rule)
+    return [_replaced_forward(layer, _Host(layer, layers, rules).run) for layer, rules in hosts.items()]
+
+
+def _owner(rule: _OperationRule, module: nn.Module) -> nn.Module:
+    """The layer itself, or the nearest module above one that only holds parameters."""
+    path, layer = rule.name, rule.layer
+    while isinstance(layer, _HOLDERS):
+        if not path:
+            remedy = "give the module that computes with these parameters: this one only holds them"
+            validate.refuse("module", type(rule.layer).__name__, remedy)
+        path = path.rpartition(".")[0]
+        layer = module.get_submodule(path)
+    return layer
+
+
+class _Host:
+    """Whoever computes with the parameters of some layers without a rule, itself as a rule."""
+
+    def __init__(self, layer: nn.Module, layers: Layers, rules: list[_OperationRule]) -> None:
+        self.layer, self.layers, self.plain, self.rules = layer, layers, layer.forward, rules
+        self.own = next((rule for rule in rules if rule.layer is layer), None)
+        below = {id(child) for child in layer.modules() if child is not layer}
+        tapped = any(id(rule.layer) in below for rule in layers.sites)  # which must see the whole batch
+        self.single = self.own is not None and len(rules) == 1 and not tapped
+        """Whether it can be computed one example at a time."""
         self._settled: dict[Hashable, list[str]] = {}
         """For shapes of calls that were checked: what each of their outputs holds."""
 
-    def run(self, args: Args, kwargs: Kwargs) -> tuple[Leaves, TreeSpec] | None:
-        """The pieces of the output, of every example alone; None where examples have to be seen together."""
-        site, (leaves, spec) = self.site, tree_flatten((args, kwargs))
-        n, cuts = self._examples(leaves)
-        modules = any(isinstance(x, nn.Module) for x in leaves)  # which may have taps
-        if modules or not n or all(cut is None for cut in cuts):
-            return None
-        own = open_leaves(site, self.layers, n, single=True)
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's own forward, the parameters shared tensors while someone listens."""
+        if not self.layers.listens():
+            restore = self.layers.silence(p for rule in self.rules for p in rule.parameters)
+            try:
+                return self.plain(*args, **kwargs)
+            finally:
+                restore()
+        if not self.rules and not self.layers.known.read:
+            return self.plain(*args, **kwargs)
+        leaves, spec = tree_flatten((args, kwargs))
+        n, cuts = 0, list[int | None]()
+        if self.single and not any(isinstance(x, nn.Module) for x in leaves):  # which may have taps
+            n, cuts = self._examples(leaves)
+        if n and any(cut is not None for cut in cuts):
+            return self._one_by_one(leaves, spec, n, cuts)
+        return self._as_a_whole(leaves, args, kwargs)
+
+    def _as_a_whole(self, leaves: Leaves, args: Args, kwargs: Kwargs) -> Any:
+        """Given its parameters and, at the root, those that others read, as shared tensors."""
+        layers = self.layers
+        n = next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), None)
+        with ExitStack() as stack, self._unchanged(leaves):
+            if self.layer is layers.module and layers.known.read:
+                read = {id(parameter) for name, parameter in layers.named() if name in layers.known.read}
+                for rule in layers.sites:
+                    stack.enter_context(_placed(rule.layer, _open_leaves(rule, layers, n, read)))
+            for rule in self.rules:
+                stack.enter_context(_placed(rule.layer, _open_leaves(rule, layers, n)))
+            return self.plain(*args, **kwargs)
+
+    def _one_by_one(self, leaves: Leaves, spec: TreeSpec, n: int, cuts: list[int | None]) -> Any:
+        """The output of every example alone."""
+        (rule,) = self.rules
+        own = _open_leaves(rule, self.layers, n, single=True)
+        device = rule.parameters[0].device
 
         def plain(*args: Any, **kwargs: Any) -> Any:
-            with placed(site.layer, own):
+            with _placed(rule.layer, own):
                 return self.plain(*args, **kwargs)
 
-        signature = tuple(_shape_of(x, cut) for x, cut in zip(leaves, cuts, strict=True))
-        held = self._settled.get(signature)
+        # batches of many sizes count as one kind of call
+        pairs = zip(leaves, cuts, strict=True)
+        call = tuple((cut, *_without(x.shape, cut)) if isinstance(x, Tensor) else None for x, cut in pairs)
+        held = self._settled.get(call)
         if held is None and len(self._settled) >= _CHECKED:
             held = next(iter(self._settled.values()))
-        dice = Dice(site.parameters[0].device) if held is None else None
-        with _unchanged(site.name, leaves), self._explained(site.parameters[0]):
-            pieces, shape = one_by_one(plain, leaves, spec, cuts, n)
+        dice = Dice(device) if held is None else None
+        try:
+            with self._unchanged(leaves), _plain_steps(device.type):
+                pieces, shape = _one_by_one(plain, leaves, spec, cuts, n)
+        except RuntimeError as error:
+            reason = str(error).strip().split("\n")[0]
+            raise validate.InvalidInput(
+                f"layer {rule.name!r} owns trainable parameters ({', '.join(rule.wanted)}) and cannot be run "
+                "one example at a time (control flow or shapes that depend on data, random numbers, gradient "
+                f"checkpointing, or an operation that torch.func.vmap does not know): {_REMEDY}. torch said: {reason}"
+            ) from error
         for value in own.values():  # what is returned of them meets whole batches
             value.history.leaves[0].single = False
-        alone = [self._joined(x) if is_plain(x) else x for x in pieces]
-        if dice is not None:
-            held = self._compared(leaves, spec, alone, drew=dice.drew())
+        alone = [self._joined(x) if _is_plain(x) else x for x in pieces]
+        whole: Leaves = []
+        drew = dice is not None and dice.drew()
+        if held is None or _BARRED in held:
+            args, kwargs = tree_unflatten(leaves, spec)
+            with torch.no_grad(), Dice(device):
+                whole = tree_flatten(self.plain(*args, **kwargs))[0]
+        if held is None:
+            held = self._compared(whole, alone, drew)
             if n > 1:  # one example alone has nobody to meet
-                self._settled[signature] = held
-        assert held is not None
-        whole = alone if BARRED not in held else self._together(leaves, spec)
+                self._settled[call] = held
         for place, kind in enumerate(held):
-            if kind == SHARED:
-                dim = self._dim(alone[place])
-                sizes = [n if i == dim else size for i, size in enumerate(alone[place].shape)]
-                alone[place] = alone[place].expand(sizes)
-            elif kind == BARRED:
+            x = alone[place]
+            if kind == _SHARED:
+                dim = self._dim(x)
+                alone[place] = x.expand([*x.shape[:dim], n, *x.shape[dim + 1 :]])
+            elif kind == _BARRED:
                 alone[place] = self._barred(whole[place])
-        return alone, shape
+        return tree_unflatten(alone, shape)
 
     def _dim(self, x: Tensor) -> int:
-        return 0 if x.ndim < 3 else self.site.rule.batch_dim
+        return self.layers.batch_dim if x.ndim >= 3 else 0
 
     def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
-        held, n = [x for x in leaves if is_plain(x) and x.ndim], self.layers.batch
+        held, n = [x for x in leaves if _is_plain(x) and x.ndim], self.layers.batch
         if n is None:
             n = next((x.shape[self._dim(x)] for x in held), 0)
         cuts = self._cuts(leaves, n)
         if all(cut is None for cut in cuts) and not self.layers.batch_dim:
-            sizes = [len(x) for x in held if x.requires_grad]
-            n = next((size for size in sizes if pieces_of(size, n)), n)
+            n = next((len(x) for x in held if x.requires_grad and _pieces_of(len(x), n)), n)
             cuts = self._cuts(leaves, n)
         return n, cuts
 
@@ -142,14 +203,13 @@ class _Single:
         Of one entry nothing is learned: it may be one example's, or one for all.
         """
         known, others = self.layers.known.shared_places, set[Hashable]()
-        cuts: list[int | None] = []
+        cuts: list[int | None] = [None] * len(leaves)
         for place, x in enumerate(leaves):
-            cuts.append(None)
-            if not is_plain(x) or not x.ndim:
+            if not _is_plain(x) or not x.ndim:
                 continue
-            key, size = (self.site.name, "argument", place, x.ndim), x.shape[self._dim(x)]
+            key, size = (self.own and self.own.name, "argument", place, x.ndim), x.shape[self._dim(x)]
             if size == n and key not in known:
-                cuts[-1] = self._dim(x)
+                cuts[place] = self._dim(x)
             elif size not in (1, n):
                 others.add(key)
         if any(cut is not None for cut in cuts):
@@ -161,162 +221,54 @@ class _Single:
         dim = self._dim(x[0])
         return x.squeeze(1 + dim).movedim(0, dim) if x.ndim > 1 + dim and x.shape[1 + dim] == 1 else x
 
-    def _compared(self, leaves: Leaves, spec: TreeSpec, alone: Leaves, drew: bool) -> list[str]:
+    def _compared(self, whole: Leaves, alone: Leaves, drew: bool) -> list[str]:
         """Refuse outputs of single examples that are not those of the batch; what each of them holds."""
-        whole, name = self._together(leaves, spec), self.site.name
-        _refuse_unless(len(whole) == len(alone), name, "returns other things for an example alone")
+        if len(whole) != len(alone):
+            self._refuse("returns other things for an example alone")
         held = []
         for x, y in zip(alone, whole, strict=True):
-            kind = ALONE
-            if isinstance(x, Shared):
-                kind = SHARED if isinstance(y, Tensor) and x.shape != y.shape and x.ndim == y.ndim else ALONE
-                x = bare(x).expand_as(y) if kind == SHARED else bare(x)
+            kind = _ALONE
+            if isinstance(x, _Shared):
+                x = _bare(x)
+                if isinstance(y, Tensor) and x.shape != y.shape and x.ndim == y.ndim:
+                    kind, x = _SHARED, x.expand_as(y)
             if isinstance(x, Tensor) and (not isinstance(y, Tensor) or x.shape != y.shape):
-                kind = BARRED
-            elif isinstance(x, Tensor) and x.is_floating_point() and not drew:
-                _refuse_unless(
-                    near_enough(y, x.detach()),
-                    name,
+                kind = _BARRED
+            elif isinstance(x, Tensor) and x.is_floating_point() and not drew and not _near_enough(y, x):
+                self._refuse(
                     "gives other numbers for an example alone than in the batch (random numbers, examples that meet, "
-                    "or an argument with as many entries as there are examples that is not one for each)",
+                    "or an argument with as many entries as there are examples that is not one for each)"
                 )
             held.append(kind)
         return held
 
-    def _together(self, leaves: Leaves, spec: TreeSpec) -> Leaves:
-        """The output of the batch as a whole, its parameters asking for no gradient, and the dice as they were."""
-        args, kwargs = tree_unflatten(leaves, spec)
-        restore = self.layers.silence(self.site.parameters)
-        try:
-            with self.layers.listening(None), torch.no_grad(), Dice(self.site.parameters[0].device):
-                return tree_flatten(self.plain(*args, **kwargs))[0]
-        finally:
-            restore()
-
     def _barred(self, x: Any) -> Any:
         """An output that has no entry for every example: no gradient may come back through it."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
 
-        def refuse(b: Tensor) -> list[tuple[Site, dict[str, Rows]]]:
-            why = "returns no tensor with one entry for every example, from which its gradient could be computed"
-            raise validate.InvalidInput(f"layer {self.site.name!r} owns trainable parameters and {why}: {_REMEDY}")
+        def refuse(b: Tensor) -> Found:
+            self._refuse(
+                "returns no tensor with one entry for every example, from which its gradient could be computed"
+            )
+            return []
 
-        floats = isinstance(x, Tensor) and x.is_floating_point()
-        return self.layers.tap(self.site, x, 0, [], refuse) if floats else x
-
-    @contextmanager
-    def _explained(self, like: Tensor) -> Iterator[None]:
-        """Errors that say what to do."""
-        try:
-            with plain_steps(like):
-                yield
-        except (RuntimeError, NotImplementedError) as error:
-            reason = str(error).strip().split("\n")[0]
-            raise validate.InvalidInput(
-                f"layer {self.site.name!r} owns trainable parameters ({', '.join(self.site.wanted)}) and cannot be run "
-                "one example at a time (control flow or shapes that depend on data, random numbers, gradient "
-                f"checkpointing, or an operation that torch.func.vmap does not know): {_REMEDY}. torch said: {reason}"
-            ) from error
-
-
-def install_root(layers: Layers) -> list[Handle]:
-    """Where parameters that are read outside their layers are handed out."""
-    ruled = any(site.layer is layers.module and not isinstance(site.rule, OperationRule) for site in layers.sites)
-    return [] if ruled else _Host(layers.module, layers, []).install()
-
-
-class _Host:
-    """Whoever computes with the parameters of some sites: its forward hands them out as shared tensors."""
-
-    def __init__(self, layer: nn.Module, layers: Layers, sites: list[Site]) -> None:
-        self.layer, self.layers, self.plain, self.sites = layer, layers, layer.forward, sites
-
-    def install(self) -> list[Handle]:
-        """Replace the forward of this one object."""
-        host = self
-
-        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self is not host.layer:  # a copy of the layer
-                return type(self).forward(self, *args, **kwargs)
-            return host.run(args, kwargs)
-
-        forward.tapped, forward.host = True, self  # type: ignore[attr-defined]
-        # trainers read from it which columns a model takes
-        forward.__signature__ = inspect.signature(type(self.layer).forward)  # type: ignore[attr-defined]
-        return [Replaced(self.layer, "forward", MethodType(forward, self.layer))]
-
-    def run(self, args: Args, kwargs: Kwargs) -> Any:
-        """The layer's own forward, its parameters shared tensors while someone listens."""
-        if not self.layers.listens():
-            restore = self.layers.silence([p for site in self.sites for p in site.parameters])
-            try:
-                return self.plain(*args, **kwargs)
-            finally:
-                restore()
-        if not self.sites and not self.layers.known.read:
-            return self.plain(*args, **kwargs)
-        own = next((site for site in self.sites if site.layer is self.layer), None)
-        answer = None if self.single is None else self.single.run(args, kwargs)
-        if answer is not None:
-            return tree_unflatten(*answer)
-        leaves = tree_flatten((args, kwargs))[0]
-        with self._shared(leaves), _unchanged(own.name, leaves) if own else nullcontext():
-            return self.plain(*args, **kwargs)
-
-    @cached_property
-    def single(self) -> _Single | None:
-        """The layer one example at a time, where it has no children with taps, which must see the whole batch."""
-        below = {id(child) for child in self.layer.modules() if child is not self.layer}
-        tapped = any(id(site.layer) in below for site in self.layers.sites)
-        if tapped or len(self.sites) != 1 or self.sites[0].layer is not self.layer:
-            return None
-        return _Single(self.sites[0], self.layers, self.plain)
+        return self.layers.tap(self.rules[0], x, 0, [], refuse, self.rules[0].leaves.values())
 
     @contextmanager
-    def _shared(self, leaves: Leaves) -> Iterator[None]:
-        """The parameters of the sites, and at the root those that others read, as shared tensors."""
-        held = (x for x in leaves if isinstance(x, Tensor) and x.ndim)
-        n = next((x.shape[0 if x.ndim < 3 else self.layers.batch_dim] for x in held), None)
-        with ExitStack() as stack:
-            if self.layer is self.layers.module and self.layers.known.read:
-                for site in self.layers.sites:
-                    stack.enter_context(placed(site.layer, open_leaves(site, self.layers, n, self.layers.read_ids())))
-            for site in self.sites:
-                stack.enter_context(placed(site.layer, open_leaves(site, self.layers, n)))
-            yield
+    def _unchanged(self, leaves: Leaves) -> Iterator[None]:
+        """Refuse a layer that changes what it is given."""
+        versions = [x._version for x in leaves if isinstance(x, Tensor)]
+        yield
+        if versions != [x._version for x in leaves if isinstance(x, Tensor)]:
+            self._refuse("changes its arguments in place; write it out of place")
+
+    def _refuse(self, why: str) -> None:
+        """Refuse the layer, by its name."""
+        if self.own is not None:
+            raise validate.InvalidInput(f"layer {self.own.name!r} owns trainable parameters and {why}: {_REMEDY}")
 
 
-def _owner(site: Site, layers: Layers) -> nn.Module:
-    """The layer itself, or the nearest module above one that only holds parameters."""
-    if not isinstance(site.layer, _HOLDERS):
-        return site.layer
-    path = site.name
-    while path:
-        path = path.rpartition(".")[0]
-        layer = layers.module.get_submodule(path)
-        if not isinstance(layer, _HOLDERS):
-            return layer
-    validate.refuse(
-        "module",
-        type(site.layer).__name__,
-        "give the module that computes with these parameters: this one only holds them",
-    )
-
-
-def _shape_of(x: object, cut: int | None) -> Hashable:
-    """The shape of one example's part, so that batches of many sizes count as one kind of call."""
-    return (cut, *(size for i, size in enumerate(x.shape) if i != cut)) if isinstance(x, Tensor) else None
-
-
-def _refuse_unless(ok: bool, name: str, why: str) -> None:
-    """Refuse a layer, by its name, unless something holds of it."""
-    if not ok:
-        raise validate.InvalidInput(f"layer {name!r} owns trainable parameters and {why}: {_REMEDY}")
-
-
-@contextmanager
-def _unchanged(name: str, leaves: Leaves) -> Iterator[None]:
-    """Refuse a layer that changes what it is given."""
-    versions = [x._version for x in leaves if isinstance(x, Tensor)]
-    yield
-    same = versions == [x._version for x in leaves if isinstance(x, Tensor)]
-    _refuse_unless(same, name, "changes its arguments in place; write it out of place")
+def _without(shape: torch.Size, cut: int | None) -> list[int]:
+    """The sizes of one example's part."""
+    return [size for place, size in enumerate(shape) if place != cut]

@@ -16,15 +16,16 @@ number of entries before: then all examples share it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _functorch as functorch
 from torch._C._functorch import is_batchedtensor
 from torch.func import vjp, vmap
@@ -33,24 +34,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.gradients import rounding
-from isthmus.gradients.layers.convolution import weight_rows
-from isthmus.gradients.layers.embedding import table_rows
-from isthmus.gradients.layers.folding import folded, pieces_of
-from isthmus.gradients.layers.rules import Args, Kwargs, Site, as_multiplied, positions
+from isthmus.gradients.layers.convolution import _weight_rows
+from isthmus.gradients.layers.embedding import _counts, _table_rows
+from isthmus.gradients.layers.folding import _folded, _pieces_of
+from isthmus.gradients.layers.rules import Args, Found, Kwargs, RowsOf, _as_multiplied, _bias_rows, _positions
 from isthmus.gradients.layers.shared import (
     HANDLERS,
     READ,
     SAME,
     TURNED,
-    Found,
-    Shared,
-    Trace,
-    Unseen,
-    bare,
-    mark,
-    pulled,
+    _bare,
+    _mark,
+    _pulled,
+    _Shared,
+    _Trace,
+    _Unseen,
 )
-from isthmus.gradients.rows import Dense, Lazy, Outer, Rows
+from isthmus.gradients.rows import Dense, Lazy, Outer
 
 Function = Callable[..., Any]
 """An operation of torch."""
@@ -78,104 +78,108 @@ TURNS = {*(turn.__get__ for turn in _ASIDE), torch.t, Tensor.t}
 """Operations that lay a matrix on its side."""
 
 
-@dataclass(frozen=True, eq=False)
 class _Operation:
     """One call of an operation on shared values."""
 
-    func: Function
-    name: str
-    leaves: Leaves
-    spec: TreeSpec
-    """The arguments, and how they are laid out."""
+    def __init__(self, func: Function, args: Args, kwargs: Kwargs) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.name = getattr(func, "__name__", "").strip("_")
+        self.leaves, self.spec = tree_flatten((args, kwargs))
+        self.tensors = [x for x in self.leaves if isinstance(x, Tensor)]
+        self.values = [x for x in self.tensors if isinstance(x, _Shared)]
+        """The shared values among the arguments."""
 
     @property
-    def values(self) -> list[Shared]:
-        """The shared values among the arguments."""
-        return [x for x in self.leaves if isinstance(x, Shared)]
-
-    def of(self, leaves: Leaves) -> Any:
-        """The same of other arguments."""
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        return self.func(*args, **kwargs)
-
-    def plain(self) -> Any:
-        """The same of numbers alone."""
-        return self.of([bare(x) if isinstance(x, Shared) else x for x in self.leaves])
-
-    def untouched(self) -> Any:
-        """The same, not looked at."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.of(self.leaves)
-
     def changes(self) -> bool:
         """Whether it changes its first argument."""
         name: str = self.func.__name__
         changes = name.endswith("_") and not name.startswith("__") and name != "requires_grad_"
         return changes or self.name in ("setitem", "iadd", "imul", "isub", "itruediv", "ipow")
 
+    def named(self, names: str, **defaults: object) -> dict[str, Any]:
+        """Arguments by name, their defaults (None) where one is missing."""
+        listed = names.split()
+        return dict.fromkeys(listed) | defaults | dict(zip(listed, self.args, strict=False)) | self.kwargs
+
+    def of(self, leaves: Leaves) -> Any:
+        """The same of other arguments."""
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return self.func(*args, **kwargs)
+
+    def untouched(self) -> Any:
+        """The same, not looked at."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.func(*self.args, **self.kwargs)
+
     def check_unchanged(self) -> None:
         """Refuse to change a shared value."""
-        if isinstance(self.leaves[0], Shared) and self.changes():
-            raise Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
+        if isinstance(self.leaves[0], _Shared) and self.changes:
+            raise _Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
+
+
+def _without_history(leaves: Leaves) -> Leaves:
+    """The numbers of shared values alone."""
+    return [_bare(x) if isinstance(x, _Shared) else x for x in leaves]
 
 
 def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """What every operation on shared values does."""
-    op = _Operation(func, getattr(func, "__name__", "").strip("_"), *tree_flatten((args, kwargs)))
-    if not torch.is_grad_enabled() or (op.name == "get" and func not in TURNS):
+    op = _Operation(func, args, kwargs)
+    name = op.name
+    if not torch.is_grad_enabled() or (name == "get" and func not in TURNS):
         return op.untouched()
-    tensors = [x for x in op.leaves if isinstance(x, Tensor)]
-    if any(is_batchedtensor(x) for x in tensors):
+    if any(is_batchedtensor(x) for x in op.tensors):
         return _single(op)
-    if op.name in _LIKE and not isinstance(args[0], Shared):
-        return op.plain()
+    if name in _LIKE and not isinstance(args[0], _Shared):
+        return op.of(_without_history(op.leaves))
     value = op.values[0]
     leaf = value.history.leaves[0]
-    n = leaf.layers.batch if leaf.layers.batch is not None else leaf.n
+    n = leaf.n if leaf.layers.batch is None else leaf.layers.batch
     if leaf.single:
         return _without_examples(op)
     if n is None:
         return op.untouched()
     leaf.operations += 1
-    others = [(i, x) for i, x in enumerate(tensors) if not isinstance(x, Shared)]
+    others = [(place, x) for place, x in enumerate(op.tensors) if not isinstance(x, _Shared)]
     asking = [x for _, x in others if x.requires_grad]
-    examples = asking or [x for i, x in others if _one_for_each(value, i, _size(op, x), n, x)]
-    if op.name in _LIKE or not examples:
+    examples = asking or [x for place, x in others if _one_for_each(value, place, _size(op, x), n, x)]
+    if name in _LIKE or not examples:
         result = _without_examples(op)
-        return _spread(op, result, n) if op.name in _SPREADS and len(op.values) == 1 else result
+        return _spread(op, result, n) if name in _SPREADS and len(op.values) == 1 else result
     if not n:
-        return _of_none(op.plain(), op.values)
+        return _of_none(op.of(_without_history(op.leaves)), op.values)
     try:
         return _apart(op, n, examples)
-    except Unseen:
+    except _Unseen:
         if asking:
             raise
         return _without_examples(op)  # perhaps none holds examples: those come later
 
 
-def _one_for_each(value: Shared, place: object, size: int, n: int, x: Tensor | None = None) -> bool:
+def _one_for_each(value: _Shared, place: object, size: int, n: int, x: Tensor | None = None) -> bool:
     """Whether something in an operation has one entry for each example: never another number of them before.
 
     A tensor x that asks for no gradient may be a buffer, or positions 0, 1, 2, ... rather than a place for each.
     """
     leaf = value.history.leaves[0]
-    known, key = leaf.layers.known, (leaf.site.name, leaf.operations, place)
+    known, key = leaf.layers.known, (leaf.rule.name, leaf.operations, place)
     if size != n:
         known.shared_places.add(key)
     elif key not in known.example_places:
-        fixed = x is not None and (leaf.layers.fixed(x) or _counts(x))
+        fixed = x is not None and (_fixed(x, leaf.layers.module) or _counts(x))
         (known.shared_places if fixed else known.example_places).add(key)
     return key not in known.shared_places
 
 
-def _counts(x: Tensor) -> bool:
-    whole = x.ndim == 1 and not x.is_floating_point()
-    return whole and torch.equal(x, torch.arange(len(x), device=x.device))
+def _fixed(x: Tensor, module: nn.Module) -> bool:
+    """Whether a tensor is a buffer or a frozen parameter of the module, or a part of one."""
+    tensors = itertools.chain(module.buffers(), module.parameters())
+    return any(x.untyped_storage().data_ptr() == held.untyped_storage().data_ptr() for held in tensors)
 
 
-def _dim(value: Shared, ndim: int) -> int:
+def _dim(value: _Shared, ndim: int) -> int:
     """Where a tensor of so many dimensions keeps its examples."""
-    return 0 if ndim < 3 else value.history.leaves[0].layers.batch_dim
+    return value.history.leaves[0].layers.batch_dim if ndim >= 3 else 0
 
 
 def _where(op: _Operation, x: Tensor) -> int:
@@ -201,51 +205,50 @@ def _marked(x: Any, op: _Operation) -> Any:
     """Results of an operation as shared values (no inner function: one that calls itself would keep its tensors)."""
     if isinstance(x, (tuple, list)):
         return type(x)([_marked(y, op) for y in x])  # torch's own tuples too
-    if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, Shared):
+    if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, _Shared):
         return x
-    values = op.values
-    trace = Trace(tuple(dict.fromkeys(leaf for value in values for leaf in value.history.leaves)))
-    if len(values) == 1:
+    trace = _Trace(tuple(dict.fromkeys(leaf for value in op.values for leaf in value.history.leaves)))
+    if len(op.values) == 1:
         trace = _followed(op, x) or trace
-        dim, lead = _lead(values[0], x.ndim) if x.ndim else (0, 0)
-        if op.name in _PAIRED and lead == 1 < x.shape[dim]:
-            trace = replace(trace, repeat=partial(_repeated, op, x.ndim))
-    return mark(x, trace)
+        if x.ndim and op.name in _PAIRED:
+            dim, lead = _lead(op.values[0], x.ndim)
+            if lead == 1 < x.shape[dim]:
+                trace = replace(trace, repeat=partial(_repeated, op, x.ndim))
+    return _mark(x, trace)
 
 
 def _repeated(op: _Operation, ndim: int, n: int, k: int) -> Any:
     """What a constant with k entries for every example made of a value, of copies of that value."""
     (value,) = op.values
     dim, source = _dim(value, ndim), value.source
-    once = mark(source.reshape([1] * (ndim - source.ndim) + list(source.shape)), value.history)
+    once = _mark(source.reshape([1] * (ndim - source.ndim) + list(source.shape)), value.history)
     copies = _side_by_side(once, n, dim).repeat_interleave(k, dim)
-    return op.of([copies if isinstance(x, Shared) else x for x in op.leaves])
+    return op.of([copies if isinstance(x, _Shared) else x for x in op.leaves])
 
 
-def _followed(op: _Operation, result: Tensor) -> Trace | None:
-    """The trace of a result whose numbers stand to those of the parameter as `Trace` can say."""
+def _followed(op: _Operation, result: Tensor) -> _Trace | None:
+    """The trace of a result whose numbers stand to those of the parameter as `_Trace` can say."""
     (value,) = op.values
     trace, source = value.history, value.source
     if trace.form is None:
         return None
-    (args, kwargs), (leaf,) = tree_unflatten(op.leaves, op.spec), trace.leaves
-    whole = trace.form == SAME and source.shape == leaf.value.shape
+    whole = trace.form == SAME and source.shape == trace.leaves[0].value.shape
     if whole:
-        _, index, padding = _places(op.func, args, kwargs)
+        _, index, padding = _places(op)
         if index is not None and index.ndim:
-            return Trace(trace.leaves, READ, index.flatten(), padding)
+            return _Trace(trace.leaves, READ, index.flatten(), padding)
     if result.numel() != source.numel():
         return None
-    swapped = op.name in ("transpose", "swapaxes", "swapdims") and args[1] % 2 != args[2] % 2
+    swapped = op.name in ("transpose", "swapaxes", "swapdims") and op.args[1] % 2 != op.args[2] % 2
     if source.ndim == 2 and (swapped or op.func in TURNS):
         if trace.form == TURNED:
-            return Trace(trace.leaves, SAME)
-        return Trace(trace.leaves, TURNED) if whole else None
+            return _Trace(trace.leaves, SAME)
+        return _Trace(trace.leaves, TURNED) if whole else None
     ordered = op.name in _ORDERED or op.name in _SPREADS
     return trace if op.name in _ALIKE or (ordered and trace.form != TURNED) else None
 
 
-def _spread(op: _Operation, result: Shared, n: int) -> Any:
+def _spread(op: _Operation, result: _Shared, n: int) -> Any:
     """What is repeated once for every example is from now on a copy for each, with a tap; all else stays shared."""
     (value,) = op.values
     trace, source, whole = value.history, value.source, result.source
@@ -254,29 +257,27 @@ def _spread(op: _Operation, result: Shared, n: int) -> Any:
     leaf = trace.leaves[0]
     if not n and not times:
         return _of_none(whole.detach(), [value])
-    if left or (times == 1 and (leaf.site.name, leaf.operations, op.name) not in leaf.layers.known.example_places):
+    if left or (times == 1 and (leaf.rule.name, leaf.operations, op.name) not in leaf.layers.known.example_places):
         return result
     if lead == 1:
         first = whole.narrow(dim, 0, 1)
         kept = first.numel() == source.numel() and trace.form != TURNED
-        once = mark(first, trace if kept else Trace(trace.leaves))
-    elif (
-        op.name in ("repeat", "tile") and whole.ndim == source.ndim and whole.shape[1:] == source.shape[1:] and not dim
-    ):
+        once = _mark(first, trace if kept else _Trace(trace.leaves))
+    elif op.name in ("repeat", "tile") and not dim and (whole.ndim, whole.shape[1:]) == (source.ndim, source.shape[1:]):
         once = value
     else:
         return result
     return _side_by_side(once, n, dim) if _one_for_each(value, op.name, times, n) else result
 
 
-def _lead(value: Shared, ndim: int) -> tuple[int, int]:
+def _lead(value: _Shared, ndim: int) -> tuple[int, int]:
     """Where a result of so many dimensions keeps its examples, and how many entries a value has there."""
     dim = _dim(value, ndim)
     place = dim - (ndim - value.source.ndim)
     return dim, value.source.shape[place] if place >= 0 else 1
 
 
-def _side_by_side(once: Shared, n: int, dim: int) -> Tensor:
+def _side_by_side(once: _Shared, n: int, dim: int) -> Tensor:
     """A copy of a value for each example, in the dimension of the examples."""
     return _copies(once, n).movedim(0, dim).flatten(dim, dim + 1)
 
@@ -286,68 +287,69 @@ def _side_by_side(once: Shared, n: int, dim: int) -> Tensor:
 
 def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
     """An operation done one example at a time."""
-    value, name, counts = op.values[0], op.name, {_size(op, x) for x in examples}
-    (count,) = counts if len(counts) == 1 else (-1,)
-    layers, k = value.history.leaves[0].layers, pieces_of(count, n) or 1
-    if count != n * k:
-        raise Unseen(value, f"meets tensors without one entry for each of the examples in {name!r}")
+    value, name, count = op.values[0], op.name, _size(op, examples[0])
+    leaf, k = value.history.leaves[0], _pieces_of(count, n) or 1
+    if any(_size(op, x) != n * k for x in examples):
+        raise _Unseen(value, f"meets tensors without one entry for each of the examples in {name!r}")
     if k > 1:
-        layers.note_pieces(value.history.leaves[0].site, k)
+        leaf.layers.note_pieces(leaf.rule, k)
     op.check_unchanged()
-    if op.changes() and name not in _PAIRED:
-        raise Unseen(value, f"is written into examples by {name!r}")
+    if op.changes and name not in _PAIRED:
+        raise _Unseen(value, f"is written into examples by {name!r}")
     leaves, widest = list(op.leaves), max(x.ndim for x in examples)
     for place, x in enumerate(leaves):
-        if isinstance(x, Shared) and x.history.repeat is not None and _lead(x, widest)[1] == count:
+        if isinstance(x, _Shared) and x.history.repeat is not None and _lead(x, widest)[1] == count:
             leaves[place] = x.history.repeat(n, k)
             examples = [*examples, leaves[place]]
     ids = {id(x) for x in examples}
     cuts: list[int | None] = [None] * len(leaves)
     for place, x in enumerate(leaves):
-        beside = is_plain(x) and name in _PAIRED and x.ndim == widest and _size(op, x) == count
+        beside = _is_plain(x) and name in _PAIRED and x.ndim == widest and _size(op, x) == count
         if beside or id(x) in ids:
             cuts[place] = _where(op, x)
     try:
-        with plain_steps(examples[0]):
-            pieces, shape = one_by_one(op.func, leaves, op.spec, cuts, n)
-    except (RuntimeError, IndexError, NotImplementedError) as error:
+        with _plain_steps(examples[0].device.type):
+            pieces, shape = _one_by_one(op.func, leaves, op.spec, cuts, n)
+    except (RuntimeError, IndexError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise Unseen(value, f"cannot be used one example at a time in {name!r} ({reason})") from error
+        raise _Unseen(value, f"cannot be used one example at a time in {name!r} ({reason})") from error
     outputs = [_joined(x, value, k, name) for x in pieces]
     if name not in _PAIRED and name not in FACTORED:
         with torch.no_grad():
-            whole = tree_flatten(replace(op, leaves=leaves).plain())[0]
-        pairs = [(x, y) for x, y in zip(outputs, whole, strict=True) if is_plain(x)]
-        if not all(x.shape == y.shape and near_enough(x, y) for x, y in pairs):
-            raise Unseen(value, f"is used with examples in {name!r}, which gives each of them something else alone")
+            whole = tree_flatten(op.of(_without_history(leaves)))[0]
+        for x, y in zip(outputs, whole, strict=True):
+            if _is_plain(x) and not (x.shape == y.shape and _near_enough(x, y)):
+                raise _Unseen(
+                    value, f"is used with examples in {name!r}, which gives each of them something else alone"
+                )
     return tree_unflatten(outputs, shape)
 
 
-def _joined(x: Any, value: Shared, k: int, name: str) -> Any:
+def _joined(x: Any, value: _Shared, k: int, name: str) -> Any:
     """What single examples give, side by side in front, as a batch gives it."""
-    if not is_plain(x):
+    if not _is_plain(x):
         return x
     dim = _dim(value, x.ndim - 1)
     if x.ndim < 2 or x.shape[1 + dim] != k:
-        raise Unseen(value, f"is put beside other examples by {name!r}, or shared by all where each has its own")
+        raise _Unseen(value, f"is put beside other examples by {name!r}, or shared by all where each has its own")
     return x.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def _of_none(out: Any, values: list[Shared]) -> Any:
+def _of_none(out: Any, values: list[_Shared]) -> Any:
     """What an operation gives of no examples, which vmap cannot do: there are no rows."""
 
     def rows(b: Tensor) -> Found:
-        return [found for value in values for found in pulled(value, Dense(b.new_zeros(0, value.numel())))]
+        return [found for value in values for found in _pulled(value, Dense(b.new_zeros(0, value.numel())))]
 
     return _tap(values, out, [], rows) if isinstance(out, Tensor) else out
 
 
-def is_plain(x: object) -> TypeGuard[Tensor]:
+def _is_plain(x: object) -> TypeGuard[Tensor]:
     """A tensor, but no shared one."""
-    return isinstance(x, Tensor) and not isinstance(x, Shared)
+    return isinstance(x, Tensor) and not isinstance(x, _Shared)
 
 
-def one_by_one(
+def _one_by_one(
     function: Callable[..., Any], leaves: Leaves, spec: TreeSpec, cuts: list[int | None], n: int
 ) -> tuple[Leaves, TreeSpec]:
     """The pieces of what a function gives n examples alone, one after the other in front.
@@ -361,33 +363,31 @@ def one_by_one(
         pairs = zip(leaves, cuts, strict=True)
         args, kwargs = tree_unflatten([x if cut is None else next(own) for x, cut in pairs], spec)
         flattened.append(tree_flatten(function(*args, **kwargs)))
-        return tuple(x for x in flattened[-1][0] if is_plain(x)) or mine[:1]
+        return tuple(x for x in flattened[-1][0] if _is_plain(x)) or mine[:1]
 
     pairs = [(x, cut) for x, cut in zip(leaves, cuts, strict=True) if cut is not None]
     parts = [x.unflatten(cut, (n, x.shape[cut] // max(n, 1))) for x, cut in pairs]
     outputs = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs), randomness="different")(*parts))
     ((pieces, shape),) = flattened
-    return [next(outputs) if is_plain(x) else x for x in pieces], shape
+    return [next(outputs) if _is_plain(x) else x for x in pieces], shape
 
 
 @contextmanager
-def plain_steps(like: Tensor) -> Iterator[None]:
+def _plain_steps(kind: str) -> Iterator[None]:
     """Attention in steps that vmap knows, and products in the precision of now, nothing of them kept."""
-    kind, fused = like.device.type, torch.backends.mha.get_fastpath_enabled()
-    narrow = torch.autocast(
-        kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
-    )
+    fused, narrow = torch.backends.mha.get_fastpath_enabled(), torch.is_autocast_enabled(kind)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with narrow, sdpa_kernel(SDPBackend.MATH):
+        precision = torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=narrow, cache_enabled=False)
+        with precision, sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
+def _near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
     """Equal but for rounding, of so much of the largest number."""
-    x, kind = x.detach(), x.device.type
+    x, y, kind = x.detach(), y.detach(), x.device.type
     if not x.is_floating_point():
         return torch.equal(x, y)
     if slack is None:
@@ -402,42 +402,34 @@ def near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
 
 # ------------------------------------------------------------ one example at a time
 
-_Below = Callable[[int, list[Tensor]], Tensor]
-"""What is computed of n examples, from tensors that have them in front."""
-
 
 def _single(op: _Operation) -> Any:
     """An operation on shared values and single examples."""
-    args, kwargs = tree_unflatten(op.leaves, op.spec)
-    if op.name in FACTORED and not op.changes():
-        answer = FACTORED[op.name](op.func, args, kwargs)
+    if op.name in FACTORED and not op.changes:
+        answer = FACTORED[op.name](op)
         if answer is not None:
             return answer
     op.check_unchanged()
-    batched = [x for x in op.leaves if isinstance(x, Tensor) and is_batchedtensor(x)]
+    batched = [x for x in op.tensors if is_batchedtensor(x)]
     n = functorch.get_unwrapped(batched[0]).shape[functorch.maybe_get_bdim(batched[0])]
     if n * sum(x.source.numel() * x.source.element_size() for x in op.values) > rounding.CHUNK_BYTES:
         return _lower(partial(_in_chunks, op), *batched)
-    copies = [_lower(partial(_copy_of, x), batched[0]) if isinstance(x, Shared) else x for x in op.leaves]
+    copies = [_lower(partial(_copies, x), batched[0]) if isinstance(x, _Shared) else x for x in op.leaves]
     return op.of(copies)
 
 
-def _copy_of(value: Shared, n: int, _: list[Tensor]) -> Tensor:
-    return _copies(value, n)
-
-
-def _copies(value: Shared, n: int) -> Tensor:
+def _copies(value: _Shared, n: int, _: object = None) -> Tensor:
     """A copy of a value for every example, with a tap."""
 
     def rows(b: Tensor) -> Found:
-        return pulled(value, Dense(b.reshape(n, value.numel())))
+        return _pulled(value, Dense(b.reshape(n, value.numel())))
 
-    return _tap([value], bare(value).expand(n, *value.shape), [], rows)
+    return _tap([value], _bare(value).expand(n, *value.shape), [], rows)
 
 
 def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
     """An operation whose values are too large for a copy for each example: rows from the gradient of its output."""
-    places = [i for i, x in enumerate(op.leaves) if isinstance(x, Shared)]
+    places = [i for i, x in enumerate(op.leaves) if isinstance(x, _Shared)]
     places += [i for i, x in enumerate(op.leaves) if isinstance(x, Tensor) and is_batchedtensor(x)]
     values, kept, fixed = op.values, [x.detach() for x in whole], list(op.leaves)
 
@@ -448,25 +440,25 @@ def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
         return answer
 
     def rows(b: Tensor) -> Found:
-        weights = [bare(value).clone() for value in values]  # rows may be read when the parameters have moved on
+        weights = [_bare(value).clone() for value in values]  # rows may be read when the parameters have moved on
 
         def chunk(which: int, lo: int, hi: int) -> Tensor:
             def one(b: Tensor, *mine: Tensor) -> Tensor:
                 own: Tensor = vjp(lambda *weights: call(*weights, *mine), *weights)[1](b)[which]
                 return own
 
-            with torch.no_grad(), plain_steps(b):
+            with torch.no_grad(), _plain_steps(b.device.type):
                 return vmap(one)(b[lo:hi], *(x[lo:hi] for x in kept)).reshape(hi - lo, -1)
 
         lazy = [Lazy(partial(chunk, i), n, x.numel(), dtype=x.dtype, device=x.device) for i, x in enumerate(weights)]
-        return [found for value, part in zip(values, lazy, strict=True) for found in pulled(value, part)]
+        return [found for value, part in zip(values, lazy, strict=True) for found in _pulled(value, part)]
 
-    out = vmap(lambda *mine: call(*map(bare, values), *mine))(*whole)
+    out = vmap(lambda *mine: call(*map(_bare, values), *mine))(*whole)
     return _tap(values, out, whole, rows)
 
 
-def _lower(below: _Below, *tensors: Tensor) -> Tensor:
-    """What is computed of the whole batch, below vmap, as a tensor of single examples."""
+def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Tensor:
+    """What is computed of the n examples, below vmap, from tensors that have them in front, as single examples."""
     level = next(functorch.maybe_get_level(x) for x in tensors if is_batchedtensor(x))
     pairs = [functorch._unwrap_batched(x, level) for x in tensors]
     if any(is_batchedtensor(x) for x, _ in pairs):
@@ -482,74 +474,61 @@ def _lower(below: _Below, *tensors: Tensor) -> Tensor:
     return lowered
 
 
-def _tap(values: list[Shared], output: Tensor, inputs: list[Tensor], rows_of: Callable[[Tensor], Found]) -> Tensor:
+def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: RowsOf) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
-
-    def rows(b: Tensor) -> list[tuple[Site, dict[str, Rows]]]:
-        return [(leaf.site, {leaf.suffix: rows}) for leaf, rows in rows_of(b.detach())]
-
-    feeds = [leaf.site.leaves[leaf.suffix] for leaf in leaves]
-    tapped: Tensor = leaves[0].layers.tap(leaves[0].site, output, 0, inputs, rows, feeds)
-    return tapped
+    feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
+    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, lambda b: rows_of(b.detach()), feeds)
 
 
 # ------------------------------------------------------------ products, tables and convolutions
 
 
-def _named(names: str, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """Arguments by name, None where one is missing."""
-    listed = names.split()
-    return {**dict.fromkeys(listed), **dict(zip(listed, args, strict=False)), **kwargs}
-
-
-def _linear(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
-    named = _named("input weight bias", args, kwargs)
-    x, weight, bias = named["input"], named["weight"], named["bias"]
-    if isinstance(weight, Shared) and weight.ndim == 2 and is_batchedtensor(x):
-        return _product(x, weight, bias, turned=False)
+def _linear(op: _Operation) -> Tensor | None:
+    named = op.named("input weight bias")
+    x, weight = named["input"], named["weight"]
+    if isinstance(weight, _Shared) and weight.ndim == 2 and is_batchedtensor(x):
+        return _product(x, weight, named["bias"])
     return None
 
 
-def _addmm(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
-    named = _named("input mat1 mat2", args, kwargs)
-    if named.get("beta", 1) != 1 or named.get("alpha", 1) != 1:
+def _addmm(op: _Operation) -> Tensor | None:
+    named = op.named("input mat1 mat2 beta alpha", beta=1, alpha=1)
+    if named["beta"] != 1 or named["alpha"] != 1:
         return None
-    if isinstance(named["mat2"], Shared) and is_batchedtensor(named["mat1"]):
+    if isinstance(named["mat2"], _Shared) and is_batchedtensor(named["mat1"]):
         return _product(named["mat1"], named["mat2"], named["input"], turned=True)
     total: Tensor = named["mat1"] @ named["mat2"] + named["input"]
     return total
 
 
-def _matmul(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
-    if len(args) != 2:
+def _matmul(op: _Operation) -> Tensor | None:
+    if len(op.args) != 2:
         return None
-    left, right = args if func.__name__ != "__rmatmul__" else reversed(args)
-    if isinstance(right, Shared) and is_batchedtensor(left):
+    left, right = reversed(op.args) if op.name == "rmatmul" else op.args
+    if isinstance(right, _Shared) and is_batchedtensor(left) and right.ndim <= 2:
         if right.ndim == 2:
-            return _product(left, right, None, turned=True)
-        column: Any = right[:, None] if right.ndim == 1 else None
-        return None if column is None else _product(left, column, None, turned=True).squeeze(-1)
-    if isinstance(left, Shared) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
-        return _product(right.mT, left, None, turned=False).mT
+            return _product(left, right, turned=True)
+        column: Any = right[:, None]
+        return _product(left, column, turned=True).squeeze(-1)
+    if isinstance(left, _Shared) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
+        return _product(right.mT, left).mT
     return None
 
 
-def _product(x: Tensor, weight: Shared, bias: Tensor | None, turned: bool) -> Tensor:
+def _product(x: Tensor, weight: _Shared, bias: Tensor | None = None, turned: bool = False) -> Tensor:
     """x W' + c, or x W + c where `turned`: outer products of the input and the gradient."""
-    own = bias if isinstance(bias, Shared) and bias.ndim == 1 else None
+    own = bias if isinstance(bias, _Shared) and bias.ndim == 1 else None
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
-        x, plain = as_multiplied(whole[0]), bare(weight)
-        out = F.linear(x, plain.mT if turned else plain, None if own is None else bare(own))
+        x, plain = _as_multiplied(whole[0]), _bare(weight)
+        out = F.linear(x, plain.mT if turned else plain, None if own is None else _bare(own))
         kept = x.detach()
 
         def rows(b: Tensor) -> Found:
-            a, b = positions(kept), positions(b)
-            found = pulled(weight, Outer(b, a) if turned else Outer(a, b))
-            if own is not None:
-                found += pulled(own, Dense(b if b.ndim == 2 else b.sum(1, dtype=rounding.working(b.dtype))))
-            return found
+            a, b = _positions(kept), _positions(b)
+            found = _pulled(weight, Outer(b, a) if turned else Outer(a, b))
+            return found if own is None else found + _pulled(own, _bias_rows(b))
 
         return _tap([weight] if own is None else [weight, own], out, [x], rows)
 
@@ -557,18 +536,18 @@ def _product(x: Tensor, weight: Shared, bias: Tensor | None, turned: bool) -> Te
     return out if bias is None or own is not None else out + bias
 
 
-def _einsum(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
+def _einsum(op: _Operation) -> Tensor | None:
     """An einsum of two tensors that is a product with a shared matrix; None where it is another."""
-    equation, *operands = args
+    equation, *operands = op.args
     if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
         return None
     inputs, output = equation.replace(" ", "").split("->")
     pairs = zip(inputs.split(","), operands, strict=True)
-    (mine, value), (other, x) = sorted(pairs, key=lambda pair: not isinstance(pair[1], Shared))
+    (mine, value), (other, x) = sorted(pairs, key=lambda pair: not isinstance(pair[1], _Shared))
     sums, new = set(mine) - set(output), set(mine) - set(other)
     rest = [c for c in other if c not in sums]
     plain = len(mine) == 2 and len(sums) == len(new) == 1 and sums <= set(other)
-    if not plain or isinstance(x, Shared) or sorted([*rest, *new]) != sorted(output) or len(set(other)) < len(other):
+    if not plain or isinstance(x, _Shared) or sorted([*rest, *new]) != sorted(output) or len(set(other)) < len(other):
         return None
     (p,), (q,) = sums, new
     moved = x.permute([other.index(c) for c in [*rest, p]])
@@ -576,29 +555,30 @@ def _einsum(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
     return product.permute([[*rest, q].index(c) for c in output])
 
 
-def _places(func: Function, args: Args, kwargs: Kwargs) -> tuple[object, Tensor | None, int | None]:
+def _places(op: _Operation) -> tuple[object, Tensor | None, int | None]:
     """A table that is read, the places if they are named by integers, and the one that gets no gradient."""
-    name, index, padding = func.__name__.strip("_"), None, None
-    table = args[0] if args else None
-    if func is F.embedding:
-        named = _named("input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", args, kwargs)
+    table, index, padding = next(iter(op.args), None), None, None
+    if op.func is F.embedding:
+        named = op.named("input weight padding_idx max_norm norm_type scale_grad_by_freq sparse")
         index, table, padding = named["input"], named["weight"], named["padding_idx"]
         for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
             if named[setting]:
-                raise Unseen(table, f"is read by an embedding with {setting}")
-        padding = None if padding is None else padding % len(table)
-    elif name == "getitem":
-        index = args[1]
-    elif name == "index_select" and len(args) > 2 and args[1] % args[0].ndim == 0:
-        index = args[2]
-    whole = is_plain(index) and index.dtype not in (torch.bool, torch.uint8)
-    return table, (index if whole else None), padding
+                raise _Unseen(table, f"is read by an embedding with {setting}")
+        if padding is not None:
+            padding = padding % len(table)
+    elif op.name == "getitem":
+        index = op.args[1]
+    elif op.name == "index_select" and len(op.args) > 2 and op.args[1] % op.args[0].ndim == 0:
+        index = op.args[2]
+    if not _is_plain(index) or index.dtype in (torch.bool, torch.uint8):
+        index = None
+    return table, index, padding
 
 
-def _read(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
+def _read(op: _Operation) -> Tensor | None:
     """z = W[k]: the places and the gradients there."""
-    table, index, padding = _places(func, args, kwargs)
-    if not isinstance(table, Shared) or index is None or not is_batchedtensor(index):
+    table, index, padding = _places(op)
+    if not isinstance(table, _Shared) or index is None or not is_batchedtensor(index):
         return None
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
@@ -607,53 +587,51 @@ def _read(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
         def rows(b: Tensor) -> Found:
             places = index.reshape(n, -1)
             values = b.reshape(*places.shape, table.numel() // max(1, len(table)))
-            return pulled(table, table_rows(places, values, len(table), padding))
+            return _pulled(table, _table_rows(places, values, len(table), padding))
 
-        return _tap([table], bare(table)[index], [index], rows)
+        return _tap([table], _bare(table)[index], [index], rows)
 
     return _lower(below, index)
 
 
-def _convolution(func: Function, args: Args, kwargs: Kwargs) -> Tensor | None:
+def _convolution(op: _Operation) -> Tensor | None:
     """A linear layer over patches; the bias has the sum over places."""
-    named = _named("input weight bias stride padding dilation groups", args, kwargs)
-    x, weight, bias = named["input"], named["weight"], named["bias"]
-    if not isinstance(weight, Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
+    named = op.named("input weight bias stride padding dilation groups", stride=1, padding=0, dilation=1, groups=1)
+    x, weight, bias, groups = named["input"], named["weight"], named["bias"], named["groups"]
+    if not isinstance(weight, _Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
         return None
-    defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    settings = {key: value if named[key] is None else named[key] for key, value in defaults.items()}
-    own, shape = bias if isinstance(bias, Shared) else None, weight.shape
-    spans = {key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in settings.items() if key != "groups"}
-    sizes = {"in_channels": shape[1] * settings["groups"], "out_channels": shape[0], "kernel_size": tuple(shape[2:])}
-    layer: Any = SimpleNamespace(**spans, **sizes, groups=settings["groups"], weight=bare(weight), padding_mode="zeros")
+    own, shape = bias if isinstance(bias, _Shared) else None, weight.shape
+    spans = {key: named[key] for key in ("stride", "padding", "dilation")}
+    layer: Any = SimpleNamespace(
+        groups=groups, weight=_bare(weight), padding_mode="zeros", kernel_size=tuple(shape[2:])
+    )
+    layer.in_channels, layer.out_channels = shape[1] * groups, shape[0]
+    vars(layer).update({key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in spans.items()})
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
         x = whole[0].flatten(0, 1)
         kept = x.detach()
-        out = func(x, bare(weight), None if own is None else bare(own), **settings)
+        out = op.func(x, _bare(weight), None if own is None else _bare(own), groups=groups, **spans)
 
         def rows(b: Tensor) -> Found:
             b = b.flatten(2)
-            found = pulled(weight, folded(weight_rows(layer, kept, b, ones=False), n))
-            if own is not None:
-                found += pulled(own, folded(Dense(b.sum(2, dtype=rounding.working(b.dtype))), n))
-            return found
+            found = _pulled(weight, _folded(_weight_rows(layer, kept, b, ones=False), n))
+            return found if own is None else found + _pulled(own, _folded(_bias_rows(b.mT), n))
 
-        values = [weight] if own is None else [weight, own]
-        tapped = _tap(values, out, [x], rows)
+        tapped = _tap([weight] if own is None else [weight, own], out, [x], rows)
         return tapped.reshape(n, len(tapped) // n, *tapped.shape[1:])
 
     out = _lower(below, x)
     return out if bias is None or own is not None else out + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _filled(func: Function, args: Args, kwargs: Kwargs) -> Tensor:
+def _filled(op: _Operation) -> Tensor:
     """vmap knows no `masked_fill` with a value for each example."""
-    x, mask, value = args
+    x, mask, value = op.args
     return torch.where(mask, value, x)
 
 
-FACTORED: dict[str, Callable[[Function, Args, Kwargs], Tensor | None]] = {
+FACTORED: dict[str, Callable[[_Operation], Tensor | None]] = {
     "linear": _linear,
     "addmm": _addmm,
     "einsum": _einsum,

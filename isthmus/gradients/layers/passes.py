@@ -36,7 +36,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +44,8 @@ from torch import Tensor, nn
 from isthmus.base import secret as draws
 from isthmus.base import validate
 from isthmus.gradients.layers.between import Between
-from isthmus.gradients.layers.rules import Args, Kwargs
-from isthmus.gradients.layers.twin import host_draws
+from isthmus.gradients.layers.rules import Args, Handle, Kwargs
+from isthmus.gradients.layers.twin import _host_draws
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
@@ -101,10 +100,10 @@ def hide(devices: Iterable[torch.device] = (), by_place: bool = True, wanted: bo
         generator.manual_seed(draws.randbits(64))
 
     here = draws.stand_in()
-    begun = None if here is None else host_draws()
+    begun = None if here is None else _host_draws()
 
     def back() -> None:
-        if here is not None and by_place and host_draws() != begun:
+        if here is not None and by_place and _host_draws() != begun:
             here.drew_by_place()
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
@@ -189,11 +188,10 @@ def first_state() -> bytes:
 
 _Held = dict[str, tuple[Tensor, int, int, Tensor | None]]
 """Tensors by name: how often they had been changed in place, where their memory was, and perhaps their numbers."""
-LOOKS = 3
+_LOOKS = 3
 """Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
-
-
-Things = dict[str, Any]
+_OWN = frozenset(vars(nn.Module()))
+Things = dict[str, Tensor | torch.Generator]
 """Tensors and generators by name."""
 
 
@@ -202,27 +200,19 @@ def things(module: nn.Module) -> Things:
     by_name: Things = {}
     for path, layer in module.named_modules():
         dot, own = path and f"{path}.", layer.__dict__
-        for table in (own["_parameters"], own["_buffers"]):
-            for name, x in table.items():
-                if x is not None:
-                    by_name[dot + name] = x
-        for name, value in own.items():
-            if name in _OWN or type(value) in _PLAIN:
-                continue
-            items: Any = enumerate(value) if isinstance(value, (list, tuple)) else ()
-            if isinstance(value, dict):
-                items = value.items()
-            elif isinstance(value, (Tensor, torch.Generator)):
+        attributes = {name: value for name, value in own.items() if name not in _OWN}
+        for name, value in (own["_parameters"] | own["_buffers"] | attributes).items():
+            items: Iterable[tuple[object, object]] = ()
+            if isinstance(value, (Tensor, torch.Generator)):
                 by_name[dot + name] = value
+            elif isinstance(value, dict):
+                items = value.items()
+            elif isinstance(value, (list, tuple)):
+                items = enumerate(value)
             for key, item in items:
                 if isinstance(item, (Tensor, torch.Generator)):
                     by_name[f"{dot}{name}[{key!r}]"] = item
     return by_name
-
-
-_OWN = frozenset(vars(nn.Module()))
-_PLAIN = frozenset((int, float, bool, str, type(None), torch.device, torch.dtype))
-"""Types of attributes that hold no tensor."""
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
@@ -277,37 +267,37 @@ class Guard:
         self._before: _Held = {}
         self._back = _nothing
 
-    def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Any]:
+    def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Handle]:
         """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
-        handles: list[Any] = []
+        handles: list[Handle] = []
         for name, layer in self.module.named_modules():
             if layer is not self.module and not isinstance(layer, torch.jit.ScriptModule):
-                before, after = self._hooks(name, layer, private, between)
-                handles += [layer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
-                handles += [layer.register_forward_hook(after, always_call=True)]
+                handles += self._watch_part(name, layer, private, between)
         return handles
 
-    def _hooks(
+    def _watch_part(
         self, name: str, mine: nn.Module, private: Callable[[nn.Module], bool], between: Between
-    ) -> tuple[Any, Any]:
+    ) -> list[Handle]:
+        # a copy of the layer has its hooks too, and is none of ours
         def before(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-            if layer is not mine:
-                return None
-            if self._outer is layer:
+            if layer is mine and self._outer is layer:
                 self.enter(layer)
-            elif self._outer is None and private(layer):
+            elif layer is mine and self._outer is None and private(layer):
                 args, kwargs = between.enter(name, args, kwargs)
                 self.enter(layer)
                 return args, kwargs
             return None
 
-        def after(layer: nn.Module, args: Any, output: Any) -> Any:
+        def after(layer: nn.Module, args: Args, output: object) -> object:
             if layer is not mine or self._outer is not layer:
                 return output
             self.leave(layer, output)
             return between.leave(output) if self._outer is None else output
 
-        return before, after
+        return [
+            mine.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            mine.register_forward_hook(after, always_call=True),
+        ]
 
     def check(self) -> Things:
         """What the module holds; refused where it would get raw gradients, or draw masks that others may know."""
@@ -354,7 +344,7 @@ class Guard:
             if isinstance(x, Tensor):
                 devices.add(x.device)
                 numbers = None
-                if self._looks <= LOOKS and not isinstance(x, nn.Parameter):
+                if self._looks <= _LOOKS and not isinstance(x, nn.Parameter):
                     numbers = x.detach().clone()
                 version = 0
                 if not x.is_inference():
@@ -362,7 +352,7 @@ class Guard:
                 self._before[name] = x, version, x.data_ptr(), numbers
         self._back = hide(devices, wanted=self.secret)
 
-    def leave(self, layer: nn.Module, output: Any) -> Things | None:
+    def leave(self, layer: nn.Module, output: object) -> Things | None:
         """A pass ends; what it did to the module is looked at unless it has failed (with no output).
 
         Returns what the module holds, where that was looked at.

@@ -6,8 +6,9 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -20,173 +21,165 @@ from isthmus.gradients.rows import Dense, Outer, Rows
 if TYPE_CHECKING:
     from isthmus.gradients.layers.layers import Layers
 
-Handle: TypeAlias = "RemovableHandle | Replaced"
+Handle: TypeAlias = "RemovableHandle | _Replaced"
 """What takes a hook away again."""
 Trainable = Callable[[nn.Parameter | None], bool]
 """Whether a parameter was asked to be trained when the layers were read."""
-Listener = Callable[[str, Rows], None]
-"""Who is told the rows of every leaf, by its name."""
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 L = TypeVar("L", bound=nn.Module)
-K = TypeVar("K")
 
-Found: TypeAlias = "Callable[[Tensor], Iterable[tuple[Site, dict[str, Rows]]]]"
-"""The rows of some sites from the gradient of an output."""
+Found: TypeAlias = "list[tuple[LayerRule[Any], str, Rows]]"
+"""Rows of leaves: the layer, the suffix, and what was found."""
+RowsOf: TypeAlias = Callable[[Tensor], Found]
+"""The rows of leaves from the gradient of an output."""
+_ABSENT = object()
 
 
-class Replaced:
+class _Replaced:
     """A handle of an attribute of one object: `remove` puts back what was there."""
 
     def __init__(self, owner: nn.Module, name: str, value: object) -> None:
-        self.owner, self.name, self.before = owner, name, owner.__dict__.get(name)
-        self.had = name in owner.__dict__
+        self.owner, self.name, self.before = owner, name, owner.__dict__.get(name, _ABSENT)
         setattr(owner, name, value)
 
     def remove(self) -> None:
         """Put back what was there."""
-        if self.had:
-            setattr(self.owner, self.name, self.before)
-        else:
+        if self.before is _ABSENT:
             self.owner.__dict__.pop(self.name, None)
+        else:
+            setattr(self.owner, self.name, self.before)
 
 
-@dataclass(frozen=True, eq=False)
-class Site:
-    """A layer, its rule, and the leaf that each of its suffixes feeds (a tied parameter is fed from several sites)."""
+def _replaced_forward(layer: nn.Module, run: Callable[..., object]) -> _Replaced:
+    """Another forward of this one object; a copy of it has its own again."""
 
-    name: str
-    layer: nn.Module
-    rule: LayerRule[Any, Any]
-    wanted: Mapping[str, LeafBinding]
-    leaves: Mapping[str, str]
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> object:
+        return run(*args, **kwargs) if self is layer else type(self).forward(self, *args, **kwargs)
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters whose gradients the layer's rule tells."""
-        return [parameter for binding in self.wanted.values() for parameter in binding.parameters]
+    forward.tapped = True  # type: ignore[attr-defined]
+    # trainers read from it which columns a model takes
+    forward.__signature__ = inspect.signature(type(layer).forward)  # type: ignore[attr-defined]
+    return _Replaced(layer, "forward", MethodType(forward, layer))
 
 
-class LayerRule(Generic[L, K]):
-    """One kind of layer.  Leaves are named by a suffix: "" is the layer's own leaf, [W | c] or W alone.
+class LayerRule(Generic[L]):
+    """One layer of some kind.  Its leaves are named by a suffix: "" is the layer's own leaf, [W | c] or W alone.
 
     `batch_dim` is where a tensor of the module keeps its examples; rows always count examples first.
     """
 
-    kinds: ClassVar[tuple[type[nn.Module], ...]]
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
 
-    def __init__(self, batch_dim: int = 0) -> None:
-        self.batch_dim = batch_dim
+    def __init__(self, name: str, layer: L, batch_dim: int = 0) -> None:
+        self.name, self.layer, self.batch_dim = name, layer, batch_dim
+        self.wanted: dict[str, LeafBinding] = {}
+        """The leaves that are trained, by suffix."""
+        self.leaves: dict[str, str] = {}
+        """What those are called (a tied parameter is one leaf, which several layers feed)."""
+        self.parameters: list[nn.Parameter] = []
+        """The parameters whose gradients the rule tells."""
 
-    def bindings(self, layer: L, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
+    def own(self, wanted: dict[str, LeafBinding]) -> None:
+        """Take these leaves for what the layer trains."""
+        self.wanted = wanted
+        self.parameters = [parameter for binding in wanted.values() for parameter in binding.parameters]
+
+    def bindings(self, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """The trainable leaves by suffix; `split` asks for weight and bias apart, because one of them is tied."""
-        weight, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
-        if weight is not None and trainable(weight) and trainable(bias) and not split:
-            return {"": self.bind(weight, bias)}
-        by_name = {}
-        if weight is not None and trainable(weight):
-            by_name["weight" if split else ""] = self.bind(weight)
-        return by_name | ({"bias": LeafBinding(bias)} if bias is not None and trainable(bias) else {})
+        owned = self.layer._parameters.items()
+        parts = {name: p for name, p in owned if p is not None and name in ("weight", "bias") and trainable(p)}
+        if len(parts) == 2 and not split:
+            return {"": self.bind(parts["weight"], parts["bias"])}
+        by_suffix = {}
+        if "weight" in parts:
+            by_suffix["weight" if split else ""] = self.bind(parts["weight"])
+        if "bias" in parts:
+            by_suffix["bias"] = LeafBinding(parts["bias"])
+        return by_suffix
 
     def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
         """How a weight and its bias lie in a leaf."""
         return LeafBinding(weight, bias)
 
-    def check(self, name: str, layer: L) -> None:
+    def check(self) -> None:
         """Refuse a layer that has no per-example gradient, with the remedy."""
         return None
 
-    def install(self, site: Site, layers: Layers) -> list[Handle]:
-        """Put the hooks of a layer in place; returns their handles.
+    def install(self, layers: Layers) -> list[Handle]:
+        """Put the hooks of the layer in place; returns their handles."""
+        return layers.tap_layer(self)
 
-        They stand as close to the layer's own forward as can be: what other hooks do with its output or its weights
-        is seen as done by others.
-        """
-        passes: list[Callable[[], None]] = []
-
-        # a copy of the layer has its hooks too, and is none of ours
-        def enter(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-            if layer is site.layer:
-                args, kwargs, leave = layers.enter(site, args, kwargs)
-                passes.append(leave)
-            return args, kwargs
-
-        def leave(layer: nn.Module, *_: object) -> None:
-            if layer is site.layer and passes:
-                passes.pop()()
-
-        def after(layer: nn.Module, args: Args, kwargs: Kwargs, out: Tensor) -> Tensor:
-            return layers.after(site, args, kwargs, out) if layer is site.layer else out
-
-        return [
-            site.layer.register_forward_pre_hook(enter, with_kwargs=True),
-            site.layer.register_forward_hook(leave, prepend=True, always_call=True),
-            site.layer.register_forward_hook(after, with_kwargs=True, prepend=True),
-        ]
-
-    def given(self, layer: L, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
+    def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The tensor that should hold examples, and where; None where its shape does not tell whether it does."""
-        x = args[0] if args else kwargs.get("input")
-        return (x, self.dim(layer, x)) if isinstance(x, Tensor) and x.ndim else None
+        x = self.input(args, kwargs)
+        return (x, self.dim(x)) if isinstance(x, Tensor) and x.ndim else None
 
-    def prepare(self, layer: L, args: Args, batch: int | None) -> Args | None:
-        """Other arguments for the layer, which compute the same (None: as they are)."""
-        return None
+    def input(self, args: Args, kwargs: Kwargs) -> Any:
+        """What the layer is called with."""
+        return args[0] if args else kwargs.get("input")
 
-    def keep(self, layer: L, args: Args, kwargs: Kwargs) -> K:
-        """What of the forward pass the rows need."""
+    def prepare(self, args: Args) -> Args:
+        """The arguments of the layer, or others with which it computes the same."""
+        return args
+
+    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
+        """What makes rows of the gradient of the output; it keeps what of the forward pass they need."""
         raise NotImplementedError
 
-    def rows(self, layer: L, factors: K, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
-        """The rows of the wanted leaves (those of `bindings`), by suffix."""
-        raise NotImplementedError
-
-    def dim(self, layer: L, output: Tensor) -> int:
+    def dim(self, output: Tensor) -> int:
         """Where an output of the layer keeps its examples."""
-        return 0 if output.ndim < 3 else self.batch_dim
+        return self.batch_dim if output.ndim >= 3 else 0
 
     def first(self, x: Tensor, least: int = 3) -> Tensor:
         """Examples in front: a tensor with fewer than `least` dimensions has them there already."""
         return x.detach() if self.batch_dim == 0 or x.ndim < least else x.detach().transpose(0, 1)
 
 
-class LinearRule(LayerRule[nn.Linear, Tensor]):
+class _LinearRule(LayerRule[nn.Linear]):
     """z = W a + c at any number of positions: g = sum_t b_t [a_t, 1]'."""
 
     kinds = (nn.Linear,)
 
-    def prepare(self, layer: nn.Linear, args: Args, batch: int | None) -> Args | None:
+    def prepare(self, args: Args) -> Args:
         """The input as autocast rounds it: kept so, it takes half the room."""
-        return (as_multiplied(args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else None
+        x = args[0] if args else None
+        if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
+            return (_as_multiplied(x), *args[1:])
+        return args
 
-    def keep(self, layer: nn.Linear, args: Args, kwargs: Kwargs) -> Tensor:
-        """The input."""
-        return self.first(args[0] if args else kwargs["input"])
-
-    def rows(self, layer: nn.Linear, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
-        """Outer products; a bias alone is the sum of b over positions."""
-        return factored(factors, self.first(b), wanted)
+    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
+        """Outer products of the input and the gradient."""
+        a = self.first(self.input(args, kwargs))
+        return lambda b: _factored(self, self.wanted, a, self.first(b))
 
 
-def as_multiplied(x: Tensor) -> Tensor:
+def _as_multiplied(x: Tensor) -> Tensor:
     """A factor of a product as autocast rounds it."""
     kind = x.device.type
-    narrow = torch.is_autocast_enabled(kind) and x.dtype in (torch.float32, torch.float16)
-    return x.to(torch.get_autocast_dtype(kind)) if narrow else x
+    if torch.is_autocast_enabled(kind) and x.dtype in (torch.float32, torch.float16):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
-def factored(a: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
-    """The rows of a weight and its bias from a (n, ..., p) and b (n, ..., q)."""
-    a, b = positions(a), positions(b)
-    rows: dict[str, Rows] = {}
+def _factored(rule: LayerRule[Any], wanted: Mapping[str, LeafBinding], a: Tensor, b: Tensor) -> Found:
+    """The rows of a weight and its bias from a (n, ..., p) and b (n, ..., q); a bias alone is the sum of b."""
+    if a.ndim > 2:
+        a, b = _positions(a), _positions(b)
+    rows: Found = []
     for suffix, binding in wanted.items():
-        if suffix == "bias":
-            rows[suffix] = Dense(b if b.ndim == 2 else b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32)))
+        if suffix.endswith("bias"):
+            rows.append((rule, suffix, _bias_rows(b)))
         else:
-            rows[suffix] = Outer(a, b, ones=binding.bias is not None)
+            rows.append((rule, suffix, Outer(a, b, ones=binding.bias is not None)))
     return rows
 
 
-def positions(x: Tensor) -> Tensor:
+def _bias_rows(b: Tensor) -> Dense:
+    """The rows of a bias from b, (n, q) or (n, T, q): its sum over positions."""
+    return Dense(b if b.ndim == 2 else b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32)))
+
+
+def _positions(x: Tensor) -> Tensor:
     """(n, p) as it is; (n, ..., p) with every position in the middle."""
     return x if x.ndim <= 2 else x.flatten(1, -2)

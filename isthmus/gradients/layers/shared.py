@@ -1,7 +1,7 @@
 """Values computed from parameters alone: tensors that know which parameters they come from.
 
-While a layer without a rule of its own computes, its parameters are handed to it as `Shared` tensors.  What is computed
-from them and from constants is `Shared` again; where one meets a tensor with examples, that operation is tapped
+While a layer without a rule of its own computes, its parameters are handed to it as shared tensors.  What is computed
+from them and from constants is shared again; where one meets a tensor with examples, that operation is tapped
 (`isthmus.gradients.layers.operations`), and the rows of the shared value are pulled back to the parameters:
 for S = f(w) and the row s_i of S, the row of w is J_f' s_i.
 """
@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isthmus.base import validate
-from isthmus.gradients.layers.embedding import table_rows
-from isthmus.gradients.layers.rules import Site
+from isthmus.gradients.layers.embedding import _table_rows
+from isthmus.gradients.layers.rules import Found, LayerRule
 from isthmus.gradients.rounding import CHUNK_BYTES
 from isthmus.gradients.rows import Dense, Lazy, Outer, Rows, row_spans
 
@@ -27,15 +27,13 @@ if TYPE_CHECKING:
     from isthmus.gradients.layers.layers import Layers
 
 HANDLERS: list[Callable[..., Any]] = []
-"""What is called for every operation on a `Shared` tensor: added by `operations`, which imports this file."""
-Found: TypeAlias = "list[tuple[_SharedLeaf, Rows]]"
-"""Rows by parameter."""
+"""What is called for every operation on a `_Shared` tensor: added by `operations`, which imports this file."""
 
 
-class Shared(Tensor):
-    """A tensor that no example has touched, with a `Trace` of where it comes from."""
+class _Shared(Tensor):
+    """A tensor that no example has touched, with a `_Trace` of where it comes from."""
 
-    history: Trace
+    history: _Trace
     source: Tensor
     """The same as a plain tensor, with its history."""
 
@@ -49,14 +47,14 @@ class Shared(Tensor):
 class _SharedLeaf:
     """A parameter as one pass sees it."""
 
-    site: Site
+    rule: LayerRule[Any]
     suffix: str
-    """The leaf of the site that the parameter lies in."""
+    """The leaf of the layer that the parameter lies in."""
     attribute: str
     """What the layer calls it."""
     layers: Layers
     value: Tensor
-    """The parameter's memory, asking for a gradient that nobody may send but `pulled`."""
+    """The parameter's memory, asking for a gradient that nobody may send but `_pulled`."""
     n: int | None
     """The number of examples that the layer itself was given."""
     single: bool = False
@@ -64,20 +62,20 @@ class _SharedLeaf:
     operations: int = 0
     """How many operations were done with it: the place of an operation in the layer's code."""
     gate: list[bool] = field(default_factory=list)
-    """Whether a gradient may come just now: not empty while `pulled` sends one."""
+    """Whether a gradient may come just now: not empty while `_pulled` sends one."""
 
     @property
     def name(self) -> str:
         """The name that the module gives the parameter."""
-        return f"{self.site.name}.{self.attribute}".strip(".")
+        return f"{self.rule.name}.{self.attribute}".strip(".")
 
     def laid(self, rows: Rows) -> Rows:
         """The rows of the parameter, its numbers in order, as rows of the leaf it lies in."""
-        binding = self.site.wanted[self.suffix]
+        binding = self.rule.wanted[self.suffix]
         q, p = binding.shape
         if binding.bias is None:
             return _dense(rows) if isinstance(rows, Outer) and (rows.q, rows.p) != (q, p) else rows
-        if self.site.layer._parameters[self.attribute] is binding.bias:
+        if self.rule.layer._parameters[self.attribute] is binding.bias:
             values = rows.dense()
             return Outer(values.new_zeros(rows.n, p - 1), values, ones=True)
         if isinstance(rows, Outer) and isinstance(rows.a, Tensor) and (rows.q, rows.p) == (q, p - 1):
@@ -89,7 +87,7 @@ SAME, TURNED, READ = "same", "turned", "read"
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class _Trace:
     """Where a shared value comes from.
 
     `form` says how its numbers stand to those of its one parameter, where factors of rows can be kept: all of them in
@@ -105,10 +103,10 @@ class Trace:
     """The same made of a copy for each of n examples, where a constant has k entries for each and the value one."""
 
 
-class Unseen(validate.InvalidInput):
+class _Unseen(validate.InvalidInput):
     """An operation on a parameter that shows no per-example gradient."""
 
-    def __init__(self, value: Shared, why: str) -> None:
+    def __init__(self, value: _Shared, why: str) -> None:
         names = ", ".join(repr(leaf.name) for leaf in value.history.leaves)
         super().__init__(
             f"the parameter {names} {why}: its gradient cannot be told example by example; freeze it "
@@ -116,21 +114,21 @@ class Unseen(validate.InvalidInput):
         )
 
 
-def open_leaves(
-    site: Site, layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
-) -> dict[str, Shared]:
-    """The parameters of a site (those with the ids `only`) as shared tensors, by attribute."""
+def _open_leaves(
+    rule: LayerRule[Any], layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
+) -> dict[str, _Shared]:
+    """The parameters of a layer (those with the ids `only`) as shared tensors, by attribute."""
     opened = {}
-    for attribute, parameter in site.layer._parameters.items():
-        for suffix, binding in site.wanted.items():
-            mine = parameter is not None and any(parameter is p for p in binding.parameters)
-            if mine and binding.rows is None and (only is None or id(parameter) in only):
-                assert parameter is not None
-                opened[attribute] = _open(_SharedLeaf(site, suffix, attribute, layers, parameter.detach(), n, single))
+    for attribute, parameter in rule.layer._parameters.items():
+        if parameter is None or (only is not None and id(parameter) not in only):
+            continue
+        for suffix, binding in rule.wanted.items():
+            if binding.rows is None and any(parameter is p for p in binding.parameters):
+                opened[attribute] = _open(_SharedLeaf(rule, suffix, attribute, layers, parameter.detach(), n, single))
     return opened
 
 
-def _open(leaf: _SharedLeaf) -> Shared:
+def _open(leaf: _SharedLeaf) -> _Shared:
     """A parameter as a shared tensor; a gradient that reaches it round the taps is refused."""
 
     gate, name = leaf.gate, leaf.name  # and not the leaf, which holds the tensor that holds the hook
@@ -145,11 +143,11 @@ def _open(leaf: _SharedLeaf) -> Shared:
             )
 
     leaf.value.requires_grad_(True).register_hook(touched)
-    return mark(leaf.value, Trace((leaf,), SAME))
+    return _mark(leaf.value, _Trace((leaf,), SAME))
 
 
 @contextmanager
-def placed(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
+def _placed(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
     """Attributes that stand before a module's parameters meanwhile; None takes one away."""
     shelf = layer.__dict__
     before = {name: shelf.pop(name, None) for name in values}
@@ -163,24 +161,24 @@ def placed(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
                 shelf[name] = value
 
 
-def mark(value: Tensor, history: Trace) -> Shared:
+def _mark(value: Tensor, history: _Trace) -> _Shared:
     """The same memory and history as a shared tensor."""
     with torch._C.DisableTorchFunctionSubclass():
-        shared: Shared = value.as_subclass(Shared)
+        shared: _Shared = value.as_subclass(_Shared)
     shared.history, shared.source = history, value
     return shared
 
 
-def bare(value: Shared) -> Tensor:
+def _bare(value: _Shared) -> Tensor:
     """The numbers alone."""
     return value.source.detach()
 
 
-def pulled(value: Shared, rows: Rows) -> Found:
+def _pulled(value: _Shared, rows: Rows) -> Found:
     """The rows of every parameter behind a shared value, from the rows of that value (its numbers in order)."""
     trace = value.history
     if trace.form is None:
-        return [(leaf, leaf.laid(_back(value, leaf, rows))) for leaf in trace.leaves]
+        return [(leaf.rule, leaf.suffix, leaf.laid(_back(value, leaf, rows))) for leaf in trace.leaves]
     (leaf,) = trace.leaves
     if trace.form == TURNED and isinstance(rows, Outer) and isinstance(rows.a, Tensor):
         rows = Outer(rows.b, rows.a)
@@ -190,8 +188,8 @@ def pulled(value: Shared, rows: Rows) -> Found:
         index = trace.index.expand(rows.n, -1)
         vocabulary = leaf.value.shape[0]
         values = rows.dense().reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
-        rows = table_rows(index, values, vocabulary, trace.padding)
-    return [(leaf, leaf.laid(rows))]
+        rows = _table_rows(index, values, vocabulary, trace.padding)
+    return [(leaf.rule, leaf.suffix, leaf.laid(rows))]
 
 
 def _dense(rows: Rows) -> Rows:
@@ -201,7 +199,7 @@ def _dense(rows: Rows) -> Rows:
     return Lazy(lambda lo, hi: rows.part(lo, hi).dense(), rows.n, rows.d, dtype=rows.dtype, device=rows.device)
 
 
-def _back(value: Shared, leaf: _SharedLeaf, rows: Rows) -> Rows:
+def _back(value: _Shared, leaf: _SharedLeaf, rows: Rows) -> Rows:
     """Rows of one parameter through whatever was computed of it, by autograd, a chunk of examples at a time."""
     plain, own = value.source, leaf.value
 
@@ -209,14 +207,15 @@ def _back(value: Shared, leaf: _SharedLeaf, rows: Rows) -> Rows:
         pull = rows.part(lo, hi).dense().to(plain.dtype).view(hi - lo, *plain.shape)
         for each in value.history.leaves:
             each.gate.append(True)
+        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
         try:
-            (gradient,) = torch.autograd.grad(
-                plain, [own], pull, retain_graph=True, allow_unused=True, is_grads_batched=True
-            )
+            (gradient,) = torch.autograd.grad(plain, [own], pull, **options)
         finally:
             for each in value.history.leaves:
                 each.gate.pop()
-        return own.new_zeros(hi - lo, own.numel()) if gradient is None else gradient.detach().reshape(hi - lo, -1)
+        if gradient is None:
+            return own.new_zeros(hi - lo, own.numel())
+        return gradient.detach().reshape(hi - lo, -1)
 
     row_bytes = own.numel() * own.element_size()
     if rows.n * row_bytes > CHUNK_BYTES:

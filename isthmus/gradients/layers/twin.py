@@ -17,14 +17,14 @@ from isthmus.base import validate
 PLAIN = (nn.Module, dict, list, tuple, set, frozenset, str, bytes, int, float, complex, bool, type(None), type)
 
 
-def twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
+def _twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
     """A copy that shares the memory of the parameters and nothing else that a pass may change, free of our taps.
 
     The parameters named in `trained` ask for gradients, the others do not.  Objects that are neither tensors nor
     modules nor Python's containers (a tokenizer, a logger) are shared.
 
     >>> module = nn.Linear(2, 2)
-    >>> twin = twin_of(module, {"weight"})
+    >>> twin = _twin_of(module, {"weight"})
     >>> twin.weight.data_ptr() == module.weight.data_ptr(), twin.weight.requires_grad, twin.bias.requires_grad
     (True, True, False)
     """
@@ -53,7 +53,7 @@ def twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
     return twin
 
 
-def generator_states(module: nn.Module) -> list[bytes]:
+def _generator_states(module: nn.Module) -> list[bytes]:
     """The states of the generators that a module's layers hold themselves."""
     attributes = [value for layer in module.modules() for value in vars(layer).values()]
     return [bytes(x.get_state().tolist()) for x in attributes if isinstance(x, torch.Generator)]
@@ -78,7 +78,7 @@ class Dice:
         self._device, self._backend = device, None if device.type == "cpu" else torch.get_device_module(device)
         self._states = torch.get_rng_state(), random.getstate(), np.random.get_state()
         self._own = torch.empty(0) if self._backend is None else self._backend.get_rng_state(device)
-        self._drawn = host_draws()
+        self._drawn = _host_draws()
 
     def __enter__(self) -> Self:
         return self
@@ -99,10 +99,10 @@ class Dice:
         """Whether anything was drawn since."""
         if self._backend is not None and not torch.equal(self._own, self._backend.get_rng_state(self._device)):
             return True
-        return self._drawn != host_draws()
+        return self._drawn != _host_draws()
 
 
-def host_draws() -> tuple[bytes, object, object]:
+def _host_draws() -> tuple[bytes, object, object]:
     """The states of the generators on the host, by which it is seen that something was drawn."""
     words = np.random.get_state(legacy=False)["state"]
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), (words["pos"], words["key"].tobytes())

@@ -9,14 +9,7 @@ import torch
 
 from isthmus import CountSketch, InvalidInput, L1Ball, Logistic, Pipeline, Release, Stage, Whole, minimize
 from isthmus.core.pipeline import Promise
-from isthmus.distributed.flower import (
-    Federation,
-    FlowerClients,
-    LocalGrid,
-    NobodyAnswered,
-    SketchStrategy,
-    client_app,
-)
+from isthmus.distributed.flower import Federation, FlowerClients, LocalGrid, NobodyAnswered, SketchStrategy, client_app
 from isthmus.distributed.flower.client import cost, secure_step
 from isthmus.distributed.flower.federation import AtClients
 from isthmus.distributed.flower.records import RECORD, flower

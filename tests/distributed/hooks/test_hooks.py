@@ -180,12 +180,7 @@ def unequal(rank: int) -> str:
 
 
 def rarer(rank: int) -> dict[str, Any]:
-    return {
-        "resumed": resumed(rank),
-        "halves": halves(rank),
-        "spoiled": spoiled(rank),
-        "unequal": unequal(rank),
-    }
+    return {"resumed": resumed(rank), "halves": halves(rank), "spoiled": spoiled(rank), "unequal": unequal(rank)}
 
 
 def test_checkpoints_halves_and_what_goes_wrong() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer, Stack
 from isthmus.gradients.layers import convolution
-from isthmus.gradients.layers.convolution import patches
+from isthmus.gradients.layers.convolution import _patches
 from isthmus.gradients.rows import row_spans
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -139,10 +139,10 @@ def test_convolving_with_the_gradient_is_multiplying_patches_by_it(k, options, d
     wide = x.double(), b.double()
     torch.testing.assert_close(convolution._convolved(layer, *wide), convolution._multiplied(layer, *wide))
     torch.testing.assert_close(
-        convolution._multiplied(layer, *wide), wide[1] @ patches(layer, wide[0]), msg="patches in another layout"
+        convolution._multiplied(layer, *wide), wide[1] @ _patches(layer, wide[0]), msg="patches in another layout"
     )
-    rows = convolution.weight_rows(layer, x, b[:, :, 0], False)
-    torch.testing.assert_close(rows.dense().double(), (wide[1] @ patches(layer, wide[0])).flatten(1), **loose(dtype))
+    rows = convolution._weight_rows(layer, x, b[:, :, 0], False)
+    torch.testing.assert_close(rows.dense().double(), (wide[1] @ _patches(layer, wide[0])).flatten(1), **loose(dtype))
 
 
 def loose(dtype):
@@ -169,7 +169,7 @@ def test_half_precision_is_added_up_in_float32(groups):
     module, x, y = case(nn.Conv2d(2, 4, 3, groups=groups), (2, 12, 12), torch.bfloat16, 3)
     _, rows = capture(module, squares, x, y)
     b = (module(x) - y).detach().double().flatten(2)
-    a = patches(module, x.double())
+    a = _patches(module, x.double())
     expected = torch.einsum("ngqt,ngtp->ngqp", b.unflatten(1, (groups, -1)), a).flatten(1, 2)
     expected = torch.cat([expected, b.sum(2)[:, :, None]], 2).flatten(1)
     assert rows.dtype == torch.float32

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -15,18 +16,19 @@ from isthmus.base.space import Space
 from isthmus.core.group import Aggregator, Group
 from isthmus.core.pipeline import Pipeline, Promise, RunContext, Stage, look
 from isthmus.core.sound import assumed, stopped
-from isthmus.core.wire import Keys
+from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients.layers.passes import KEPT, MIXING, PIECES, RANDOM
 from isthmus.privacy import event_json
+from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.leaks import leak, warn_of_large_delta
-from isthmus.privacy.ledger import Ledger, opened
-from isthmus.privacy.noise import SecretSource, SeededSource
+from isthmus.privacy.ledger import Chargeable, Ledger, opened
+from isthmus.privacy.noise import SecretSource, SeededSource, Source
 from isthmus.privacy.statement import Account, PrivacyStatement
 
 GONE = "nobody has seen what the interrupted run released after the round it was resumed from"
 
 
-class Spending:
+class PrivateSide:
     """Pays for every release of a run before it happens, and says afterwards what was promised.
 
     ledger      a `Ledger` or its path, perhaps shared by several runs; None: one of this run alone with its promise
@@ -44,35 +46,38 @@ class Spending:
         whole: int | None = None,
         leads: bool = True,
     ) -> None:
-        self.promise, self.noise = promise, SecretSource() if noise_seed is None else SeededSource(noise_seed)
-        self.whole, self.leads = whole, leads
-        budget = None
-        if math.isfinite(promise.epsilon):
-            budget = promise.epsilon, promise.delta
-        else:
+        self.promise, self.whole, self.leads = promise, whole, leads
+        self.noise: Source = SecretSource() if noise_seed is None else SeededSource(noise_seed)
+        self.seeded, self.leaks = self.noise.seeded, tuple[str, ...]()
+        if not math.isfinite(promise.epsilon):
             remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
             validate.check(ledger is None, "ledger", ledger, remedy)
-        if ledger is None:
-            ledger = Ledger(budget=budget, adjacency=promise.adjacency)
-        self.ledger: Ledger = opened(ledger, promise.adjacency)
-        self.seeded = self.noise.seeded
-        self.leaks: tuple[str, ...] = ()
-        self._before: list[Stage] = []
-        self._objectives: tuple[Any, ...] = ()
+            ledger = Ledger(adjacency=promise.adjacency)
+        elif ledger is None:
+            ledger = Ledger(budget=(promise.epsilon, promise.delta), adjacency=promise.adjacency)
+        self.ledger: Ledger | Chargeable = opened(ledger, promise.adjacency)
+        """Of one that is none of this library's nothing is asked but to charge."""
+        self._bought: list[Stage] = []
+        self._objectives: tuple[object, ...] = ()
         """Who holds the records: networks say what the promise rests on with them, and what their passes have kept."""
-        counted = getattr(self.ledger, "adjacency", promise.adjacency)
-        remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {counted.value}"
-        validate.check(counted == promise.adjacency, "ledger", self.ledger, remedy)
+        if isinstance(self.ledger, Ledger):
+            counted = self.ledger.adjacency
+            remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {counted.value}"
+            validate.check(counted == promise.adjacency, "ledger", self.ledger, remedy)
 
     def warn(self, *objectives: object) -> None:
         """Warn, before anything is spent, of what the promise does not cover."""
-        n = self.promise.records or self.promise.n
-        _, delta = getattr(self.ledger, "budget", None) or (None, self.promise.delta)
-        for each in dict.fromkeys((self.promise.delta, delta)):
-            warn_of_large_delta(each, n)
-        facts = dict.fromkeys(fact for objective in objectives for fact in getattr(objective, "read_off", ()))
-        self.leaks = tuple(leak(*fact) for fact in facts)
+        deltas = [self.promise.delta]
+        if isinstance(self.ledger, Ledger) and self.ledger.budget is not None:
+            deltas.append(self.ledger.budget[1])
+        for delta in dict.fromkeys(deltas):
+            warn_of_large_delta(delta, self.promise.records or self.promise.n)
         self._objectives = objectives
+        self.leaks = tuple(leak(*read) for read in self._said("read_off"))
+
+    def _said(self, name: str) -> list[Any]:
+        """What the holders of the records say under a name, each thing once."""
+        return list(dict.fromkeys(said for objective in self._objectives for said in getattr(objective, name, ())))
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
@@ -81,7 +86,7 @@ class Spending:
         account = self._account(pipe, rounds)
         for item in pipe.before:
             account.add(item.event(self.promise.adjacency))
-        if self.leads and hasattr(self.ledger, "require"):
+        if self.leads and isinstance(self.ledger, Ledger):
             self.ledger.require(account.event())
         cost, promised = account.epsilon(), self.promise.epsilon
         remedy = f"promise at least {cost:.6g}, which {rounds} rounds cost, or plan the run by its budget"
@@ -89,8 +94,7 @@ class Spending:
 
     def look(self, stage: Stage, holders: Aggregator, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""
-        event = stage.event(self.promise.adjacency)
-        with self._run({stage.name: event}) as run:
+        with self._run({stage.name: stage.event(self.promise.adjacency)}) as run:
             context = RunContext(holders, space, Keys(0, self.noise), ledger=run, whole=self.whole)
             (value,) = look(stage, context, self.promise).values()
         self.recall(stage)
@@ -98,24 +102,48 @@ class Spending:
 
     def recall(self, stage: Stage) -> None:
         """State a look that was taken and charged, now or before an interruption."""
-        self._before.append(stage)
+        self._bought.append(stage)
 
-    def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
+    def open(self, pipe: Pipeline, first: int, rounds: int) -> AbstractContextManager[Chargeable | None]:
         """What charges rounds first..rounds-1, as a context: some are reserved at a time, so few wait for the disk.
 
         At its end those that were never begun are given back.
         """
-        looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
-        events = self._events(pipe)
-        return self._run(events, reserve={name: _reserve(looks[name]) for name in events})
+        private = [stage for stage in pipe.stages if stage.private]
+        reserve = {stage.name: _reserve(stage.looks(rounds) - stage.looks(first)) for stage in private}
+        return self._run({stage.name: stage.event(self.promise.adjacency) for stage in private}, reserve)
+
+    def _run(
+        self, events: dict[str, DpEvent], reserve: int | Mapping[str, int] = 1
+    ) -> AbstractContextManager[Chargeable | None]:
+        """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
+        if not self.leads:
+            return nullcontext(None)
+        if isinstance(self.ledger, Ledger):
+            return self.ledger.run(events, reserve, seeded=self.seeded)
+        return nullcontext(self.ledger)
 
     def terms(self, pipe: Pipeline, planned: int) -> str:
         """What was bought, what a round of each stage costs and how many are planned: a run goes on on these terms."""
-        rounds = {name: event_json.to_json(event) for name, event in self._events(pipe).items()}
-        every = {stage.name: stage.every for stage in pipe.stages}
-        bought = [event_json.to_json(stage.event(self.promise.adjacency)) for stage in self._before]
-        terms = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
-        return event_json.canonical({**terms, "n": self.promise.n})
+
+        def cost(stage: Stage) -> event_json.Json:
+            return event_json.to_json(stage.event(self.promise.adjacency))
+
+        terms = {
+            "rounds": {stage.name: cost(stage) for stage in pipe.stages if stage.private},
+            "every": {stage.name: stage.every for stage in pipe.stages},
+            "planned": planned,
+            "before": [cost(stage) for stage in self._bought],
+            "n": self.promise.n,
+        }
+        return event_json.canonical(terms)
+
+    def go_on(self, pipe: Pipeline, planned: int, resume: State | None) -> Memo:
+        """What the state of the run keeps of these terms, with what an earlier part says of noise and leaks."""
+        earlier = {} if resume is None else resume.parts
+        self.seeded = self.seeded or bool(earlier.get("seeded"))
+        self.leaks = tuple(dict.fromkeys([*earlier.get("leaks", ()), *self.leaks]))
+        return {"terms": self.terms(pipe, planned), "seeded": self.seeded, "leaks": list(self.leaks)}
 
     def check_same(self, group: Group, pipe: Pipeline, planned: int) -> None:
         """Refuse processes that promise something else than the one that pays: each states what it was told."""
@@ -134,15 +162,16 @@ class Spending:
         and then only the plan's epsilon holds (see "Stopping" in docs/privacy.md).  `cut` says whether batches went
         through in physical pieces.
         """
-        account = self._account(pipe, planned)
-        networks = [line for objective in self._objectives for line in getattr(objective, "assumptions", ())]
-        networks += [PIECES] if MIXING in networks and cut else []
+        account, networks, kept = self._account(pipe, planned), self._said("assumptions"), self._said("kept")
+        if MIXING in networks and cut:
+            networks.append(PIECES)
         said = [line for line in networks if line != RANDOM or not self.seeded]
-        account.assumptions = (*self.promise.assumptions, *said, *assumed(pipe, self._before), *stopped(planned, done))
-        kept = dict.fromkeys(name for objective in self._objectives for name in getattr(objective, "kept", ()))
-        account.leaks = (*self.leaks, *([f"{KEPT}: {list(kept)}"] if kept else []))
+        said += [*assumed(pipe, self._bought), *stopped(planned, done)]
         if resumed is not None:
-            account.assumptions = (*account.assumptions, f"{GONE}, {resumed}: its ledger has what that cost")
+            said.append(f"{GONE}, {resumed}: its ledger has what that cost")
+        account.assumptions = (*self.promise.assumptions, *said)
+        if kept:
+            account.leaks = (*self.leaks, f"{KEPT}: {kept}")
         return account.statement()
 
     def epsilon(self, pipe: Pipeline, rounds: int) -> float:
@@ -153,10 +182,8 @@ class Spending:
         """Everything that so many rounds release, after the looks before the loop."""
         promise, noise = self.promise, self.noise.describe()
         account = Account(promise.delta, promise.adjacency, promise.n, self.seeded, leaks=self.leaks)
-        looks = [(stage, 1, "") for stage in self._before]
-        for stage in pipe.stages:
-            if stage.private:
-                looks.append((stage, -(-rounds // stage.every), stage.sampler.describe()))
+        looks = [(stage, 1, "") for stage in self._bought]
+        looks += [(stage, stage.looks(rounds), stage.sampler.describe()) for stage in pipe.stages if stage.private]
         for stage, count, sampler in looks:
             mechanisms = [release.mechanism for release in stage.releases]
             names = [release.name for release in stage.releases]
@@ -164,20 +191,9 @@ class Spending:
             account.add(event, *mechanisms, names=names, count=count, sampler=sampler, noise=noise)
         return account
 
-    def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
-        """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
-        if not self.leads:
-            return nullcontext(None)
-        if not hasattr(self.ledger, "run"):
-            return nullcontext(self.ledger)
-        return self.ledger.run(events, **reserve, seeded=self.seeded)
-
-    def _events(self, pipe: Pipeline) -> dict[str, Any]:
-        return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}
-
 
 def same_terms(old: str | None, new: str | None) -> bool:
-    """Whether a run goes on on the terms it was begun with (see `Spending.terms`).
+    """Whether a run goes on on the terms it was begun with (see `PrivateSide.terms`).
 
     States of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less: where that is all
     that differs they go on.
@@ -199,7 +215,7 @@ def _near(old: object, new: object) -> bool:
     return bool(old == new)
 
 
-def unspent(terms: str, done: int) -> Any:
+def unspent(terms: str, done: int) -> DpEvent:
     """The event of the rounds that a run on these terms has planned and not made after `done` of them."""
     plan = json.loads(terms)
     remaining = {name: -(-plan["planned"] // k) - -(-done // k) for name, k in plan["every"].items()}
