@@ -50,8 +50,8 @@ def spenders(ledger: Ledger) -> list[Spender]:
     by_label: dict[str, list[dict[str, Any]]] = {}
     for record in ledger.records():
         if record["kind"] in ("charge", "refund"):
-            label, slash, _ = record["what"].rpartition("/")
-            by_label.setdefault(label if slash else record["run"], []).append(record)
+            label, _, _ = record["what"].rpartition("/")
+            by_label.setdefault(label or record["run"], []).append(record)
         elif record["kind"] == "torn":
             charges = [{**charge, "kind": "charge", "time": record["time"]} for charge in record["charges"]]
             by_label.setdefault("(cut by a kill)", []).extend(charges)

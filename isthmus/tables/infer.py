@@ -206,14 +206,6 @@ def _is_id(name: str, present: Series) -> bool:
     return not bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
 
 
-@dataclass(frozen=True)
-class Draft:
-    """The text of a schema, and the names of what is still open in it."""
-
-    text: str
-    open: tuple[str, ...]
-
-
 def draft(
     path: str | Path,
     declared: Schema,
@@ -223,8 +215,8 @@ def draft(
     decimal: str | None = None,
     bounds: tuple[float, float] | None = None,
     sample: str | Path | None = None,
-) -> Draft:
-    """The schema of a file's columns: declared ones, then those that public rows of `sample` tell, the rest open.
+) -> tuple[str, list[str]]:
+    """The text of a schema: declared columns, then those that public rows of `sample` tell; and what is still open.
 
     decimal, bounds   the decimal sign and the range of all numbers that have none of their own
     """
@@ -273,8 +265,11 @@ def _with_labels(target: Target | None, public: Table | None) -> Target | None:
     """The target with the labels of public rows, where it is a classification."""
     if target is None or public is None or target.task != "classification" or target.classes:
         return target
-    labels = _distinct_words(public.frame[target.name]) if target.name in public.frame.columns else ()
-    return replace(target, classes=labels) if 2 <= len(labels) <= _MOST_WORDS else target
+    if target.name in public.frame.columns:
+        labels = _distinct_words(public.frame[target.name])
+        if 2 <= len(labels) <= _MOST_WORDS:
+            return replace(target, classes=labels)
+    return target
 
 
 # ---------------------------------------------------------------- the text
@@ -282,7 +277,7 @@ def _with_labels(target: Target | None, public: Table | None) -> Target | None:
 
 def _written(
     path: Path, columns: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
-) -> Draft:
+) -> tuple[str, list[str]]:
     target_lines, missing = _target_lines(target)
     names = [name for name, column in columns.items() if column is None]
     missing += names
@@ -306,7 +301,7 @@ def _written(
             if name in why:
                 lines.append(f"# {why[name]}")
             lines.append(Schema((column,)).to_toml())
-    return Draft("\n".join(lines).rstrip() + "\n", tuple(missing))
+    return "\n".join(lines).rstrip() + "\n", missing
 
 
 def _target_lines(target: Target | None) -> tuple[list[str], list[str]]:
