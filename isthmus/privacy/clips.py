@@ -155,7 +155,7 @@ class GroupClip(Clip):
 
     replaced  every round looks at all records, and neighbours differ by a replaced one: the mean of its group changes
               once, by 2C, which for replace-one is a bound of C a record (`Adjacency` doubles it).  A sample does not
-              allow that: with the record in it or not the sum differs by 2C too.  `check_sound` refuses it elsewhere.
+              allow that: with the record in it or not the sum differs by 2C too.  `_check_sound` refuses it elsewhere.
 
     >>> GroupClip(1.0).total(1.0), GroupClip(1.0, replaced=True).total(1.0)
     (2.0, 1.0)

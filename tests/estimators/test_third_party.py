@@ -288,9 +288,7 @@ def test_a_recipe_that_does_not_keep_the_budget_is_refused(recipe: Any, tmp_path
     X, y = labelled()
     for bounds in ((-2, 2), None):
         model = classifier(algorithm=recipe, bounds=bounds, checkpoint=tmp_path / "state")
-        with pytest.raises(
-            InvalidInput, match=r"pass epsilon and delta on to its Budget: .* not the budget it was given"
-        ):
+        with pytest.raises(InvalidInput, match=r"pass epsilon and delta on to its Budget: .* not the budget it was"):
             model.fit(X, y)
         assert not hasattr(model, "coef_") and not hasattr(model, "result_") and not any(tmp_path.glob("state"))
 
