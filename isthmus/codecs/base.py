@@ -191,7 +191,8 @@ class _ScaledCodec(Codec):
     def value(self, drawn: Scaled, m: int, dtype: type) -> Array:
         """The numbers times the unit."""
         out: Array = np.empty(m, dtype)
-        return np.multiply(drawn[1], out.dtype.type(drawn[0] / self.steps(m)), out=out, casting="same_kind")
+        np.multiply(drawn[1], out.dtype.type(drawn[0] / self.steps(m)), out=out, casting="same_kind")
+        return out
 
 
 def from_json(text: str | Mapping[str, Any]) -> Codec:
