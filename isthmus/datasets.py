@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ FILES = {
 class Dataset:
     """Inputs and targets as they are stored; the test part is None where the source has no split."""
 
-    x_train: Any
+    x_train: np.ndarray | sp.csr_matrix
     y_train: np.ndarray
     x_test: Any = None
     y_test: np.ndarray | None = None
@@ -37,7 +38,7 @@ class Dataset:
 
 def folder(path: str | Path | None = None) -> Path:
     """The data folder: the argument, else `ISTHMUS_DATA`."""
-    place = path if path is not None else os.environ.get("ISTHMUS_DATA")
+    place = path or os.environ.get("ISTHMUS_DATA")
     if place is None:
         validate.refuse("path", None, "set ISTHMUS_DATA to the folder with the .npz files, or give path=")
     return Path(place)
@@ -67,7 +68,7 @@ def load(name: str, path: str | Path | None = None) -> Dataset:
         return _read(name, stored)
 
 
-def _read(name: str, z: Any) -> Dataset:
+def _read(name: str, z: Mapping[str, np.ndarray]) -> Dataset:
     if name in ("mnist", "fashion_mnist"):
         return Dataset(_images(z["x_train"]), _labels(z["y_train"]), _images(z["x_test"]), _labels(z["y_test"]))
     if name in ("imdb", "reuters46", "a9a"):
@@ -89,7 +90,7 @@ def _images(x: np.ndarray) -> np.ndarray:
     return (x.reshape(len(x), -1) / np.float32(255)).astype(np.float32)
 
 
-def _csr(z: Any, prefix: str) -> sp.csr_matrix:
+def _csr(z: Mapping[str, np.ndarray], prefix: str) -> sp.csr_matrix:
     """Presence of each word or feature; counts are dropped."""
     indices = z[prefix + "indices"].astype(np.int32)
     ones = np.ones(len(indices), np.float32)

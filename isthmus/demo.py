@@ -42,7 +42,7 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Row:
+class _Row:
     """One line of the table."""
 
     name: str
@@ -57,12 +57,6 @@ class Row:
     def short(self) -> str:
         """The name without what explains it."""
         return self.name.partition(": ")[0]
-
-    def cells(self) -> str:
-        """All but the name, as it is printed."""
-        noise = "-" if self.noise is None else f"{self.noise:.3g}"
-        numbers = "-" if self.numbers is None else f"{self.numbers:,}"
-        return f"{self.epsilon:>8g}{self.score:>10.3f}{noise:>12}{numbers:>11}{self.seconds:>9.2f}"
 
 
 RUNS: Mapping[str, Callable[[Digits], dict[str, Any]]] = {
@@ -79,7 +73,7 @@ RUNS: Mapping[str, Callable[[Digits], dict[str, Any]]] = {
 """The private runs: the arguments of `PrivateClassifier` beside the budget and the public facts."""
 
 
-def digits(public: int = 50) -> Digits:
+def _digits(public: int = 50) -> Digits:
     """The digits, split without looking at them: 540 are held out, a few are public, the rest is private."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
@@ -90,67 +84,68 @@ def digits(public: int = 50) -> Digits:
 # ------------------------------------------------------------ the table
 
 
-def show(name: str, run: Callable[[], Row]) -> Row:
+def _shown(name: str, run: Callable[[], _Row]) -> _Row:
     """A run and its line, whose name is there while it runs."""
     print(f"{name:<42}", end="", flush=True)
-    row = run()
-    print(row.cells(), flush=True)
+    row, noise, numbers = run(), "-", "-"
+    if row.noise is not None:
+        noise = f"{row.noise:.3g}"
+    if row.numbers is not None:
+        numbers = f"{row.numbers:,}"
+    print(f"{row.epsilon:>8g}{row.score:>10.3f}{noise:>12}{numbers:>11}{row.seconds:>9.2f}", flush=True)
     return row
 
 
-def public_alone(data: Digits) -> Row:
-    """What the public records give by themselves: no private record is used."""
-    name = f"public labels alone ({len(data.public[1])} records)"
-
-    def run() -> Row:
-        began = time.perf_counter()
-        model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
-        return Row(name, 0.0, model.score(data.test[0] / PIXELS[1], data.test[1]), time.perf_counter() - began)
-
-    return show(name, run)
-
-
-def fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> Row:
+def _fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> _Row:
     """A run of `PrivateClassifier`, and its line."""
     promise: dict[str, Any] = {} if epsilon == math.inf else {"bounds": PIXELS, "delta": DELTA}
 
-    def run() -> Row:
+    def run() -> _Row:
         model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **promise, **arguments).fit(*data.private)
         noise_and_dims = model.choice_.noise_multiplier, model.result_.dims
-        return Row(name, epsilon, model.score(*data.test), model.seconds_, *noise_and_dims, model)
+        return _Row(name, epsilon, model.score(*data.test), model.seconds_, *noise_and_dims, model)
 
-    return show(name, run)
+    return _shown(name, run)
 
 
-def compared(data: Digits, epsilons: Sequence[float], names: Sequence[str]) -> tuple[list[Row], float]:
-    """All lines, and the epsilon of all private runs together."""
-    ledger = Ledger(adjacency="add-remove")
+def _compared(data: Digits, epsilons: Sequence[float], names: Sequence[str]) -> tuple[list[_Row], float]:
+    """All lines, and the epsilon of all private runs together; the first line is of the public records alone."""
+    ledger, alone = Ledger(adjacency="add-remove"), f"public labels alone ({len(data.public[1])} records)"
+
+    def without_private_records() -> _Row:
+        began = time.perf_counter()
+        model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
+        return _Row(alone, 0.0, model.score(data.test[0] / PIXELS[1], data.test[1]), time.perf_counter() - began)
+
     print(f"{'':<42}{'':>8}{'test':>10}{'noise':>12}{'numbers':>11}")
     print(f"{'':<42}{'epsilon':>8}{'accuracy':>10}{'multiplier':>12}{'released':>11}{'seconds':>9}")
-    rows = [public_alone(data)]
+    rows = [_shown(alone, without_private_records)]
     for epsilon in epsilons:
-        rows += [fitted(name, data, epsilon, ledger=ledger, **RUNS[name](data)) for name in names]
-    rows.append(fitted("not private: comp_gd", data, math.inf, algorithm="comp_gd"))
+        rows += [_fitted(name, data, epsilon, ledger=ledger, **RUNS[name](data)) for name in names]
+    rows.append(_fitted("not private: comp_gd", data, math.inf, algorithm="comp_gd"))
     return rows, ledger.spent(DELTA)
 
 
 # ------------------------------------------------------------ the report
 
 
-def report(data: Digits, rows: Sequence[Row], own: Row, together: float, out: Path) -> Path:
+def _report(data: Digits, rows: Sequence[_Row], own: _Row, together: float, out: Path) -> Path:
     """Write the record and the report of one run, with the others beside it; `together` is the epsilon of them all."""
     on = f"{len(data.test[1])} held-out records, declared public"
-    private = sum(0 < row.epsilon < math.inf for row in rows)
-    others = []
+    private = [row for row in rows if 0 < row.epsilon < math.inf]
+    others, series = [], []
     for row in rows:
-        what = {"name": row.short, "note": row.name.partition(": ")[2] or None, "metric": "accuracy"}
-        if row.noise is not None:
-            what["name"] = f"{row.short}, epsilon {row.epsilon:g}"
+        name = row.short if row.noise is None else f"{row.short}, epsilon {row.epsilon:g}"
+        what = {"name": name, "note": row.name.partition(": ")[2] or None, "metric": "accuracy"}
         numbers = {"epsilon": row.epsilon, "score": row.score, "dims": row.numbers, "seconds": row.seconds}
         others.append({**what, **numbers})
+    for name in dict.fromkeys(row.short for row in private):
+        line = [row for row in private if row.short == name]
+        series.append({"name": name, "x": [row.epsilon for row in line], "y": [row.score for row in line]})
+    labels = {"x_label": "epsilon", "y_label": "test accuracy", "note": f"Scores of {on}."}
     counted = (
-        f"The promise counts all {private} private runs of the comparison, which were made on the same records and "
-        f"together spend epsilon = {together:.3g}. The comparison also shows a run that promises nothing."
+        f"The promise counts all {len(private)} private runs of the comparison, which were made on the same records "
+        f"and together spend epsilon = {together:.3g}. The comparison also shows a run that promises nothing."
     )
     sizes = {"test_rows": len(data.test[1]), "public_rows": len(data.public[1])}
     record = Record.of(
@@ -159,7 +154,7 @@ def report(data: Digits, rows: Sequence[Row], own: Row, together: float, out: Pa
         data={"name": "the digits of scikit-learn", "target": "digit", **sizes},
         metrics=[{"name": "accuracy", "value": own.score, "on": on}],
         comparison=others,
-        curves=[by_epsilon(rows, on)],
+        curves=[{"title": "Accuracy by epsilon", **labels, "series": series}],
         warnings=[counted],
     )
     out.mkdir(parents=True, exist_ok=True)
@@ -167,21 +162,10 @@ def report(data: Digits, rows: Sequence[Row], own: Row, together: float, out: Pa
     return write(record, out / "report.html")
 
 
-def by_epsilon(rows: Sequence[Row], on: str) -> dict[str, Any]:
-    """Accuracy against epsilon, one line an algorithm."""
-    private = [row for row in rows if 0 < row.epsilon < math.inf]
-    series = []
-    for name in dict.fromkeys(row.name for row in private):
-        own = [row for row in private if row.name == name]
-        series.append({"name": own[0].short, "x": [r.epsilon for r in own], "y": [r.score for r in own]})
-    labels = {"x_label": "epsilon", "y_label": "test accuracy", "note": f"Scores of {on}."}
-    return {"title": "Accuracy by epsilon", **labels, "series": series}
-
-
 # ------------------------------------------------------------ without privacy
 
 
-def compressed(data: Digits, rounds: int = 800) -> None:
+def _compressed(data: Digits, rounds: int = 800) -> None:
     """SGD beside the same SGD that sends a tenth of the numbers, with and without memory of what was lost."""
     (x, y), (x_test, y_test) = data.private, data.test
     with_bias = [np.hstack([part / PIXELS[1], np.ones((len(part), 1))]) for part in (x, x_test)]
@@ -200,7 +184,7 @@ def compressed(data: Digits, rounds: int = 800) -> None:
         print(f"{name:<50}{test.score(result.x):>10.3f}{'':>12}{result.dims:>11,}{result.seconds:>9.2f}", flush=True)
 
 
-def paragraphs(text: str, width: int = 100) -> str:
+def _paragraphs(text: str, width: int = 100) -> str:
     """The text in lines that a terminal shows whole."""
     filled = []
     for line in text.split("\n"):  # the rest of a long one goes on below a list's words, or a table's last column
@@ -213,24 +197,24 @@ def paragraphs(text: str, width: int = 100) -> str:
 def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[str] = tuple(RUNS)) -> None:
     """Train, compare, state, report: the first of `names` (of `RUNS`) at the first epsilon."""
     torch.set_num_threads(1)  # the data is small: threads would wait for each other
-    data = digits()
+    data = _digits()
     private, public, test = (len(part[1]) for part in (data.private, data.public, data.test))
     print(f"The digits of scikit-learn: {private} private records, {public} declared public, {test} held out.")
     print("Accuracies are of the held-out records, which are declared public too.\n")
-    rows, together = compared(data, epsilons, names)
+    rows, together = _compared(data, epsilons, names)
     chosen = [row for row in rows if row.name == names[0]]
     explanation = (
         "The noise is relative to the most that one record can contribute to a round, of all records (dp_gd) or of a "
         f"random batch. Each private line keeps its own epsilon; together they spend {together:.3g}."
     )
-    print("\n" + paragraphs(explanation))
+    print("\n" + _paragraphs(explanation))
     for row in chosen:
         print(f"At epsilon {row.epsilon:g} the planner chose {row.model.choice_.name}.")
     own = chosen[0]
     print(f"\n{own.short} at epsilon {own.epsilon:g}, in words\n")
-    print(textwrap.indent(paragraphs(own.model.privacy_.words()), "  "))
-    compressed(data)
-    print(f"\nreport: {report(data, rows, own, together, out)}")
+    print(textwrap.indent(_paragraphs(own.model.privacy_.words()), "  "))
+    _compressed(data)
+    print(f"\nreport: {_report(data, rows, own, together, out)}")
 
 
 if __name__ == "__main__":

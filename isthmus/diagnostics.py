@@ -51,10 +51,12 @@ def _axes(ax: Axes | None, xlabel: str, ylabel: str) -> Axes:
     return ax
 
 
-def _curve(ax: Axes | None, labels: tuple[str, str], values: Sequence[float], **style: Any) -> Axes:
+def _curve(
+    ax: Axes | None, labels: tuple[str, str], values: Sequence[float], label: str | None, marker: str = ""
+) -> Axes:
     """Values against 1, 2, ... on axes with these labels."""
     ax = _axes(ax, *labels)
-    ax.plot(range(1, len(values) + 1), values, **style)
+    ax.plot(range(1, len(values) + 1), values, label=label, marker=marker)
     return ax
 
 

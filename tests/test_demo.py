@@ -27,7 +27,7 @@ def threads() -> object:
 
 @pytest.fixture(scope="module")
 def digits() -> demo.Digits:
-    return demo.digits()
+    return demo._digits()
 
 
 def test_the_parts_are_disjoint_and_within_the_public_bounds(digits: demo.Digits) -> None:
@@ -41,7 +41,7 @@ def test_the_parts_are_disjoint_and_within_the_public_bounds(digits: demo.Digits
 
 @pytest.mark.parametrize("name", demo.RUNS)
 def test_every_run_keeps_its_epsilon(name: str, digits: demo.Digits, capsys: pytest.CaptureFixture[str]) -> None:
-    row = demo.fitted(name, digits, 4.0, max_iter=3, **demo.RUNS[name](digits))
+    row = demo._fitted(name, digits, 4.0, max_iter=3, **demo.RUNS[name](digits))
     promised = row.model.privacy_
     assert promised.private and 0.9 < promised.epsilon / 4.0 <= 1 and promised.delta == demo.DELTA
     assert row.numbers == row.model.result_.dims > 0 and 0 <= row.score <= 1
@@ -85,8 +85,8 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_long_words_are_broken_into_lines() -> None:
-    table = demo.paragraphs("  a sum      once    noise that is large", 30).split("\n")
+    table = demo._paragraphs("  a sum      once    noise that is large", 30).split("\n")
     assert table == ["  a sum      once    noise", " " * 21 + "that is", " " * 21 + "large"]
-    text = demo.paragraphs("word " * 40 + "\n\n- " + "point " * 40, 60)
+    text = demo._paragraphs("word " * 40 + "\n\n- " + "point " * 40, 60)
     assert max(map(len, text.split("\n"))) <= 60
     assert text.split("\n\n")[1].split("\n")[1].startswith("  point")

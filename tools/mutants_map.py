@@ -66,7 +66,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     },
     "privacy/accounting": {"_interval": "decides how tight a cost is, never whether it is an upper bound"},
     "privacy/noise": {
-        **dict.fromkeys(("_CHUNK", "_PAIRS", "_BLOCK", "CHUNK", "DEVICE_CHUNK"), _PIECES),
+        **dict.fromkeys(("_CHUNK", "_PER_KEY", "CHUNK", "DEVICE_CHUNK"), _PIECES),
         **dict.fromkeys(("_generator_of", "_chacha"), _GPU),
     },
 }
@@ -83,6 +83,7 @@ _ANYWHERE = "only where the search starts, which ends at the same threshold from
 SAME: dict[str, str] = {
     "privacy/noise:_sfc64: * in return *": "more bits of a key, or a larger pool for them, are as good",
     "privacy/noise:FastSource.normal: place.type == *": "both ways draw the same law",
+    "privacy/noise:FastSource.normal: self.add_normal* -> (nothing)": _GPU,
     "privacy/clips:_weights: 51 -> 52 *": "two roundings of 2^-53 are covered by a reserve of 2^-52 too",
     "privacy/clips:_shortened: heavy > RATIO * -> heavy >= *": _ROUNDING,
     "privacy/clips:_weights: near.to(torch.float64) > exact -> * >= *": "a weight one digit smaller is as good",
@@ -118,7 +119,7 @@ SAME: dict[str, str] = {
     "privacy/clips:weighted_sum: * in if weights.is_cuda and *": _MASKED,
     "privacy/clips:weighted_sum: * in rows = rows.masked*": _MASKED,
     "privacy/clips:weighted_sum: weights > 0 -> weights >= 0 in return *": "a finite row of weight 0 adds 0",
-    "privacy/clips:ClippedSum._low: 32 -> 33 *": "there are no types of 33 bits",
+    "privacy/clips:ClippedSum.narrowed: 32 -> 33 *": "there are no types of 33 bits",
     "sets/balls:LpBall._derivative: * in top = *": "a scale that cancels",
     "sets/polytopes:ConvexHull._extreme_scale: * <= tolerance(x) * -> * < tolerance(x) *": _ROUNDING,
     "sets/structured:GroupBall._derivative.totals: False -> True *": "a copy is as good",

@@ -149,8 +149,7 @@ def _chosen(measure: _Measure, left: _Array, right: _Array) -> tuple[float, floa
     count, best, choice = len(left), -np.inf, (1.0, 0.0)
     rarest = min(0.1, _RAREST / count)
     tails = np.concatenate([np.linspace(rarest, 1, _THRESHOLDS // 2), np.geomspace(rarest, 1, _THRESHOLDS // 2)])
-    for sign in (1.0, -1.0):
-        hit, alarm = _sided(left, right, sign)
+    for sign, hit, alarm in ((1.0, np.sort(left), np.sort(right)), (-1.0, np.sort(-right), np.sort(-left))):
         at = np.unique(np.quantile(np.concatenate([hit, alarm]), 1 - tails, method="higher"))
         values = measure(count - np.searchsorted(hit, at), count - np.searchsorted(alarm, at), count)
         if values.max() > best:
@@ -160,15 +159,9 @@ def _chosen(measure: _Measure, left: _Array, right: _Array) -> tuple[float, floa
 
 def _judged(measure: _Measure, left: _Array, right: _Array, sign: float, threshold: float) -> float:
     """`measure(hits, alarms, trials)` at one side and threshold."""
-    hit, alarm = _sided(left, right, sign)
-    return float(measure((hit >= threshold).sum(), (alarm >= threshold).sum(), len(left)))
-
-
-def _sided(left: _Array, right: _Array, sign: float) -> tuple[_Array, _Array]:
-    """Scores to be above a threshold, sorted: of the dataset that is looked for, and of the other one."""
-    if sign < 0:
+    if sign < 0:  # the other dataset is looked for
         left, right = -right, -left
-    return np.sort(left), np.sort(right)
+    return float(measure((left >= threshold).sum(), (right >= threshold).sum(), len(left)))
 
 
 # ---------------------------------------------------------------- one stage

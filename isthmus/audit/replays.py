@@ -16,13 +16,13 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import os
+import pickle
 import random
 import re
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,113 +149,76 @@ def replay(
     output['line 1']: 'the mean is 0.075' against 'the mean is 0.084'
     """
     validate.non_negative_int(seed=seed)
+    place = _place(data, neighbour, at)
     if neighbour is None:
-        place, neighbour = _absent(data, at), data
-    else:
-        place = _place(data, neighbour, at)
-    tape = _Tape(seed, place, takes_part)
-    beginning = _Generators()
-    try:
-        first = _watched(run, data, tape, beginning)
-        again = _watched(run, data, tape.again(present=place.more >= 0), beginning)
-        other = _watched(run, neighbour, tape.again(present=place.more <= 0), beginning)
-    finally:
-        beginning.restore()
-    _check_repeats(again)
+        neighbour = data
+    beginning = [(get(), put) for get, put in _GENERATORS.values()]
+    first = _Tape(seed, place, takes_part, present=place.more >= 0)
+    again, other = first.again(present=place.more >= 0), first.again(present=place.more <= 0)
+    for given, tape in ((data, first), (data, again), (neighbour, other)):
+        try:
+            _watched(run, given, tape)
+        finally:
+            for state, put in beginning:
+                put(state)
+    remedy = (
+        "draw from the global generators of torch, NumPy and Python or from a seed, and make everything anew inside "
+        "run: on the same data it handed other values to its mechanisms"
+    )
+    apart = max((release.ratio for release in again.moved), default=0.0)
+    validate.check(apart <= _REPEATS, "run", f"a run that comes {apart:.3g} bounds apart", remedy)
     remedy = "put the record that differs first or last: the run draws about parts of the records"
-    validate.check(not other.tape.lost, "at", place.at, remedy)
+    validate.check(not other.lost, "at", place.at, remedy)
     remedy = (
         "give a neighbour with a record replaced instead: random numbers were drawn by the place in a batch (dropout, "
         "augmentation), where a record more shifts those of the others; they are secret, so that this harms nobody"
     )
-    validate.check(place.more == 0 or not other.tape.by_place, "neighbour", "one record more or less", remedy)
+    validate.check(place.more == 0 or not other.by_place, "neighbour", "one record more or less", remedy)
     refused = ""
     if first.error is not None:
-        if first.facts["ended"] == other.facts["ended"] and not isinstance(first.error, catch):
+        if first.ended == other.ended and not isinstance(first.error, catch):
             raise first.error
-        refused = str(first.facts["ended"])
+        refused = first.ended
     unlike = _unequal(first.facts, again.facts)
     differing = [path for path in _unequal(again.facts, other.facts) if path not in set(unlike)]
     words = tuple(_told(path, again.facts, other.facts) for path in differing)
-    return Replayed(tuple(other.tape.moved), words, tuple(unlike), refused)
+    return Replayed(tuple(other.moved), words, tuple(unlike), refused)
 
 
 # ---------------------------------------------------------------- one training
 
 
-@dataclass
-class _Watched:
-    facts: Facts
-    error: Exception | None
-    tape: _Tape
+_GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "torch's": (lambda: torch.get_rng_state().numpy(), lambda state: torch.set_rng_state(torch.from_numpy(state))),
+    "NumPy's": (np.random.get_state, np.random.set_state),
+    "Python's": (random.getstate, random.setstate),
+}
+"""The public generators: every training begins with them as they were, and afterwards they are the user's."""
 
 
-class _Generators:
-    """The public generators as they were: every training begins with them, and afterwards they are the user's."""
-
-    def __init__(self) -> None:
-        self._torch, self._numpy, self._python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-    def restore(self) -> None:
-        """Back to that."""
-        torch.set_rng_state(self._torch)
-        np.random.set_state(self._numpy)
-        random.setstate(self._python)
-
-    @staticmethod
-    def facts() -> Facts:
-        """How far they have come."""
-        return {
-            "state of torch's generator": _digest(torch.get_rng_state().numpy().tobytes()),
-            "state of NumPy's generator": _digest(repr(np.random.get_state(legacy=False)).encode()),
-            "state of Python's generator": _digest(repr(random.getstate()).encode()),
-        }
-
-
-def _watched(run: Callable[[Data], object], data: Data, tape: _Tape, beginning: _Generators) -> _Watched:
+def _watched(run: Callable[[Data], object], data: Data, tape: _Tape) -> _Tape:
     """One training, and everything that the world sees of it."""
-    output, errors, result, error, ended = io.StringIO(), io.StringIO(), None, None, "well"
-    beginning.restore()
-    with _folder() as folder, secret.standing_in(tape), warnings.catch_warnings(record=True) as raised:
+    output, errors, result, raised = io.StringIO(), io.StringIO(), None, warnings.catch_warnings(record=True)
+    with tempfile.TemporaryDirectory(prefix="isthmus-replay-") as parent, secret.standing_in(tape), raised as warned:
+        folder = Path(parent) / "work"  # with the same name every time
+        folder.mkdir()
         warnings.simplefilter("always")
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        with contextlib.chdir(folder), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:
                 result = run(data)
             except Exception as problem:
-                error, ended = problem, f"{type(problem).__name__}: {problem}"
-        facts: Facts = {"ended": ended}
-        facts |= tape.facts | {"number of releases": tape.count} | _Generators.facts()
+                tape.error, tape.ended = problem, f"{type(problem).__name__}: {problem}"
+        tape.facts |= {"ended": tape.ended, "number of releases": tape.count}
+        tape.facts |= {
+            f"state of {name} generator": _digest(pickle.dumps(get())) for name, (get, _) in _GENERATORS.items()
+        }
         for name, text in (("output", output), ("errors", errors)):
             lines = _WHILE.sub("(a while)", text.getvalue()).splitlines()
-            facts |= _facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
-        for number, warning in enumerate(raised, 1):
-            facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
-        facts |= _facts_of_folder(folder) | _facts_of(result)
-    return _Watched(facts, error, tape)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """An empty working folder, with the same name every time."""
-    with tempfile.TemporaryDirectory(prefix="isthmus-replay-") as parent:
-        folder = Path(parent) / "work"
-        folder.mkdir()
-        before = os.getcwd()
-        os.chdir(folder)
-        try:
-            yield folder
-        finally:
-            os.chdir(before)
-
-
-def _check_repeats(again: _Watched) -> None:
-    """Refuse a training that is another one on the same data: nothing could be said about one record."""
-    remedy = (
-        "draw from the global generators of torch, NumPy and Python or from a seed, and make everything anew inside "
-        "run: on the same data it handed other values to its mechanisms"
-    )
-    apart = max((release.ratio for release in again.tape.moved), default=0.0)
-    validate.check(apart <= _REPEATS, "run", f"a run that comes {apart:.3g} bounds apart", remedy)
+            tape.facts |= _facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
+        for number, warning in enumerate(warned, 1):
+            tape.facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
+        tape.facts |= _facts_of_folder(folder) | _facts_of(result)
+    return tape
 
 
 # ---------------------------------------------------------------- which record differs
@@ -285,6 +248,11 @@ class _Place:
 
 
 def _place(data: object, neighbour: object, at: int | None) -> _Place:
+    if neighbour is None:
+        n, remedy = _size(data), "give the place of the record that is drawn in one training and not in the other"
+        if at is None or not -n <= at < n:
+            validate.refuse("at", at, remedy)
+        return _Place(at % n, n, 1, both=True)
     sizes = _size(data), _size(neighbour)
     more, n = sizes[0] - sizes[1], max(sizes)
     remedy = f"give one record more, one less or one replaced: the data have {sizes[0]} and this has {sizes[1]}"
@@ -300,13 +268,6 @@ def _place(data: object, neighbour: object, at: int | None) -> _Place:
     if more == 0:
         return _Place(None, n, more)
     return _Place(n - 1, n, more)
-
-
-def _absent(data: object, at: int | None) -> _Place:
-    n, remedy = _size(data), "give the place of the record that is drawn in one training and not in the other"
-    if at is None or not -n <= at < n:
-        validate.refuse("at", at, remedy)
-    return _Place(at % n, n, 1, both=True)
 
 
 def _size(data: object) -> int:
@@ -347,7 +308,7 @@ class _Tape:
     seed: int
     place: _Place
     takes_part: bool
-    present: bool = True
+    present: bool
     """Whether this training has the record."""
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Of every release of the first training what was handed to its mechanism, and what came out."""
@@ -364,10 +325,8 @@ class _Tape:
     _noising: bool = False
     _before: int | None = None
     """How many records of the latest batch are in front of the one that differs."""
-
-    def __post_init__(self) -> None:
-        if self.first:
-            self.present = self.place.more >= 0
+    error: Exception | None = None
+    ended: str = "well"
 
     def again(self, present: bool) -> _Tape:
         """For another training, after the first."""

@@ -107,21 +107,15 @@ class _Reader:
 
 
 class ArrowRows(Streamed):
-    """Numeric columns of a pyarrow dataset as rows of float32 (where all columns are) or float64.
-
-    columns  their names; None takes all but `without`
+    """The columns of a pyarrow dataset but some, as rows of float32 (where all columns are) or float64.
 
     Nulls are refused like NaN.
     """
 
     names: tuple[str, ...]
 
-    def __init__(self, table: ArrowTable, columns: Sequence[str] | None = None, without: Sequence[str] = ()) -> None:
+    def __init__(self, table: ArrowTable, without: Sequence[str] = ()) -> None:
         names = [name for name in table.names if name not in without]
-        if columns is not None:
-            names = list(columns)
-        missing = [name for name in names if name not in table.names]
-        validate.check(not missing, "columns", missing, f"name columns of the table, which are {table.names[:20]}")
         kinds = {name: str(table.dataset.schema.field(name).type) for name in names}
         others = [name for name, kind in kinds.items() if not kind.startswith(_NUMBERS)]
         remedy = "leave them out, or encode them (isthmus train, TableEncoder): they do not hold numbers"

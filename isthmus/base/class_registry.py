@@ -36,8 +36,7 @@ def address(kind: type) -> str:
     >>> address(validate.InvalidInput), address(KeyError)
     ('InvalidInput', 'builtins:KeyError')
     """
-    own = kind.__module__.split(".")[0] == __name__.split(".")[0]
-    if own:
+    if kind.__module__.split(".")[0] == __name__.split(".")[0]:
         return kind.__qualname__
     return f"{kind.__module__}:{kind.__qualname__}"
 

@@ -150,7 +150,7 @@ def is_sparse(x: object) -> TypeIs[Csr]:
     return bool(sp.issparse(x))
 
 
-def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
+def as_matrix(name: str, x: object) -> Matrix:
     """A 2-d tensor or a CSR matrix of finite numbers; other sparse formats are converted to CSR.
 
     Integers become float32 when sparse (counts) and float64 when dense.  Entries stored twice are added up.
@@ -161,20 +161,14 @@ def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
     if isinstance(x, Tensor) and x.layout != torch.strided:
         validate.refuse(f"{name}.layout", x.layout, "give a dense tensor or a SciPy CSR matrix")
     if not is_sparse(x):
-        dense = validate.as_tensor(name, x, ndim=2)
-        return dense.to(dtype or dense.dtype)
+        return validate.as_tensor(name, x, ndim=2)
     validate.check(x.ndim == 2, f"{name}.ndim", x.ndim, "give a 2-d matrix")
     csr = x.tocsr()
     validate.check(csr.dtype.kind in "fiub", f"{name}.dtype", str(csr.dtype), "give real numbers")
-    target: np.dtype[np.generic] = csr.dtype
-    if dtype is not None:
-        target = np.dtype(str(dtype).removeprefix("torch."))
-    if target.kind != "f" or target.itemsize < 4:
-        target = np.dtype(np.float32)
-    elif target.itemsize > 8:
-        target = np.dtype(np.float64)
-    if csr.dtype != target:
-        csr = csr.astype(target)
+    if csr.dtype.kind != "f" or csr.dtype.itemsize < 4:
+        csr = csr.astype(np.float32)
+    elif csr.dtype.itemsize > 8:
+        csr = csr.astype(np.float64)
     if not np.isfinite(csr.data).all():
         bad = int((~np.isfinite(csr.data)).sum())
         raise validate.InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")

@@ -154,7 +154,9 @@ class Replay(Generic[T]):
             if times <= AGAIN:
                 return self._wait(compute)
             del self._seen[whole]
-            self._keep(whole, self._recorded(inputs, compute))
+            self._kept[whole] = self._recorded(inputs, compute)
+            if len(self._kept) > _MAX_RECORDINGS:
+                self._kept.popitem(last=False)
         self._kept.move_to_end(whole)
         recording = self._kept[whole]
         if recording is None:
@@ -175,11 +177,6 @@ class Replay(Generic[T]):
         while len(self._seen) > PATIENCE:
             self._seen.popitem(last=False)
         return compute()
-
-    def _keep(self, key: Key, recording: _Recording[T] | None) -> None:
-        self._kept[key] = recording
-        while len(self._kept) > _MAX_RECORDINGS:
-            self._kept.popitem(last=False)
 
     def _recorded(self, inputs: Sequence[Tensor], compute: Callable[[], T]) -> _Recording[T] | None:
         """The computation as a graph; None where it cannot be one."""

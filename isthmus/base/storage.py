@@ -273,7 +273,11 @@ def pack(kind: str, tree: object) -> bytes:
     """
     tensors: dict[str, Tensor] = {}
     encoded = _encode(tree, "", tensors)
-    arrays = [[name, _name(name, value), list(value.shape)] for name, value in tensors.items()]
+    arrays = []
+    for name, value in tensors.items():
+        dtype = str(value.dtype).removeprefix("torch.")
+        validate.check(dtype in DTYPES, name or "tensor", dtype, f"send one of {sorted(DTYPES)}")
+        arrays.append([name, dtype, list(value.shape)])
     text = json.dumps({"kind": kind, "tree": encoded, "arrays": arrays}, allow_nan=False).encode()
     raw = b"".join(_raw(value) for value in tensors.values())
     return HEAD.pack(MAGIC, VERSION, len(text), len(raw), _digest(text + raw)) + text + raw
@@ -382,12 +386,6 @@ def _raw(value: Tensor) -> bytes:
     if value.numel() == 0:
         return b""
     return value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _name(path: str, value: Tensor) -> str:
-    name = str(value.dtype).removeprefix("torch.")
-    validate.check(name in DTYPES, path or "tensor", name, f"send one of {sorted(DTYPES)}")
-    return name
 
 
 def _check(tree: object, data: bytes, kind: str) -> None:

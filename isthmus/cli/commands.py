@@ -427,10 +427,10 @@ def schema(screen: Out, data: str, sample: str | None, **given: Any) -> None:
     settings, declared = _late("runs.config").load(None, {"data": data, **_options_of(**given)})
     target = _late("runs.config").target_of(settings)
     whole = {"reading": settings.reading, "decimal": settings.decimal, "bounds": settings.bounds}
-    draft = _late("tables.infer").draft(data, declared, target, sample=sample, **whole)
-    screen.result({"schema": draft.text, "open": list(draft.open)}, draft.text.rstrip())
-    if draft.open and not screen.quiet:
-        click.echo(f'fill in what is marked "?": {", ".join(draft.open)}', err=True)
+    text, missing = _late("tables.infer").draft(data, declared, target, sample=sample, **whole)
+    screen.result({"schema": text, "open": missing}, text.rstrip())
+    if missing and not screen.quiet:
+        click.echo(f'fill in what is marked "?": {", ".join(missing)}', err=True)
 
 
 @click.command()

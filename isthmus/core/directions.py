@@ -41,7 +41,7 @@ class _NotYet(Tensor):
     """
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         """Reads zeros; says that what would be written is not."""
         written = args[0] if args else None
         tensors = written if isinstance(written, (list, tuple)) else [written]
@@ -100,7 +100,7 @@ class Awaiting:
             warnings.warn(_EARLY.format(what="assigned"), stacklevel=5)
 
 
-class GradientWriter:
+class _GradientWriter:
     """Hands directions to an optimiser; on a device the steps of a sketch may be recorded ones."""
 
     def __init__(self, layers: Layers, optimizer: torch.optim.Optimizer) -> None:
@@ -144,7 +144,7 @@ class GradientWriter:
         def columns(name: str, lo: int, hi: int) -> Tensor:
             first, *rest = [lifted.columns(self.layers.space, name, lo, hi) for each in rounds for lifted in each]
             total = sum(rest, first)
-            return total if len(rounds) == 1 else total / len(rounds)
+            return total / len(rounds)
 
         self.layers.set_gradients(columns)
 
@@ -201,9 +201,8 @@ class _PlainCopies:
     def __init__(self, layer: nn.Module) -> None:
         self.layer = layer
 
-        def reduce(protocol: int) -> Any:
-            reduced = type(layer).__reduce_ex__(layer, protocol)
-            return reduced if isinstance(reduced, str) else _cleaned(reduced)
+        def reduce(protocol: int) -> object:
+            return _cleaned(type(layer).__reduce_ex__(layer, protocol))
 
         layer.__dict__[_NAME] = reduce
 
@@ -212,19 +211,19 @@ class _PlainCopies:
         self.layer.__dict__.pop(_NAME, None)
 
 
-def plain_copies(module: nn.Module) -> list[_PlainCopies]:
+def _plain_copies(module: nn.Module) -> list[_PlainCopies]:
     """Let every layer of a module be copied and pickled without hooks of this package; returns the handles.
 
     >>> import copy
     >>> module = nn.Linear(2, 2)
-    >>> handles = plain_copies(module)
+    >>> handles = _plain_copies(module)
     >>> sorted(vars(copy.deepcopy(module)).keys() ^ vars(module).keys())
     ['__reduce_ex__']
     """
     return [_PlainCopies(layer) for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
 
 
-def _cleaned(part: object) -> Any:
+def _cleaned(part: object) -> object:
     """What a layer gives away of itself, in its state or among the arguments that it is made anew with."""
     if isinstance(part, tuple):
         return tuple(map(_cleaned, part))
@@ -242,6 +241,8 @@ def _cleaned(part: object) -> Any:
 
 def _ours(value: object) -> bool:
     """Whether a function was defined inside one of this package: those of its users' models are not."""
-    function = value.__func__ if isinstance(value, MethodType) else value
+    function = value
+    if isinstance(value, MethodType):
+        function = value.__func__
     local = isinstance(function, FunctionType) and "<locals>" in function.__qualname__
     return local and str(function.__module__).split(".")[0] == __name__.split(".")[0]

@@ -27,13 +27,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.utils._pytree import tree_map_only
 
 from isthmus.base import storage, validate
 from isthmus.base.randomness import key
 from isthmus.base.recording import Replay, recording_now
-from isthmus.core.directions import Awaiting, GradientWriter, plain_copies
+from isthmus.core.directions import Awaiting, _GradientWriter, _plain_copies
 from isthmus.core.group import ALONE, Group
-from isthmus.core.loop_checks import Losses, MeanLossCorrection, mixed
+from isthmus.core.loop_checks import Losses, _MeanLossCorrection, mixed
 from isthmus.core.parts import Delegate, Last, current
 from isthmus.core.pipeline import (
     Maps,
@@ -41,12 +42,12 @@ from isthmus.core.pipeline import (
     Release,
     Round,
     Stage,
+    _measure_leaf,
+    _measured_leaves,
     advance,
     bind_stage,
     close_stage,
     fragment,
-    measure_leaf,
-    measured_leaves,
     start,
 )
 from isthmus.core.wire import Keys, Message
@@ -149,9 +150,9 @@ class _PendingGradients:
         self._maps: dict[str, list[Tensor]] = {}
         """Memory for the maps of the slots, which stays where it is."""
 
-    def keep(self, *item: Any) -> None:
+    def keep(self, name: str, push: Callable[[Tensor], None], gradient: Tensor, reads: Sequence[Tensor]) -> None:
         """A gradient, inside backward."""
-        self.items.append(item)
+        self.items.append((name, push, gradient, reads))
 
     def message(self, round: Round, key: Hashable, compute: Callable[[], Message]) -> Message:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
@@ -183,7 +184,7 @@ class _PendingGradients:
         return tuple((layer, len(reads)) for layer, _, _, reads in self.items)
 
 
-class BackwardAccumulator:
+class _BackwardAccumulator:
     """What the backward pass of one physical batch tells: the rows of every leaf, until all of a record is known.
 
     A leaf's rows come from every use of its weight.  Where a release clips codes they are encoded at once, and only
@@ -246,7 +247,9 @@ class BackwardAccumulator:
         def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
             if factor != 1.0:
                 rows = rows.scaled(factor)
-            return rows if groups is None else rows.regrouped(groups)
+            if groups is not None:
+                rows = rows.regrouped(groups)
+            return rows
 
         self._watched = names[round.t % len(names)]
         if round.device is not None and recording_now():
@@ -257,7 +260,9 @@ class BackwardAccumulator:
             for name in names:
                 pieces = self.rows[name]
                 plain = len(pieces) == 1 and pieces[0].one_term
-                piece = pieces[0] if plain else self._joined(name, pieces)
+                piece: Rows | None = pieces[0]
+                if not plain:
+                    piece = self._joined(name, pieces)
                 if piece is not None:
                     leaves.append((name, piece))
             rows = whole(Stack(leaves))
@@ -266,7 +271,7 @@ class BackwardAccumulator:
                 for name in self.codes.get(release.name, {}).copy():
                     self._sum_leaf(release, slot, name, factor, rounding)
                 sums = [self.sums[release.name][name] for name in names]
-                ready[release.name] = measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
+                ready[release.name] = _measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
             else:
                 by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
                 found = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
@@ -282,7 +287,7 @@ class BackwardAccumulator:
             rows.hold = True
         if factor != 1.0:
             rows = rows.scaled(factor)
-        summed = measure_leaf(release.clipped, bound, name, rows, rounding)
+        summed = _measure_leaf(release.clipped, bound, name, rows, rounding)
         self.sums.setdefault(release.name, {})[name] = summed
 
     def _smaller(self, rows: Rows) -> Rows:
@@ -290,7 +295,9 @@ class BackwardAccumulator:
         if not self.fast:
             return compact(rows)
         computed = as_computed(rows)
-        return rows if isinstance(computed, Computed) else computed
+        if isinstance(computed, Computed):
+            return rows
+        return computed
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
         """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""
@@ -304,7 +311,9 @@ class BackwardAccumulator:
 
 
 def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
-    return bounds[name] if isinstance(bounds, Mapping) else bounds
+    if isinstance(bounds, Mapping):
+        return bounds[name]
+    return bounds
 
 
 class TorchDriver:
@@ -342,7 +351,7 @@ class TorchDriver:
         _check_drivable(pipe)
         validate.positive_int(n=n)
         validate.one_of(("mean", "sum"), reduction=reduction)
-        self.layers = Layers(module) if layers is None else layers
+        self.layers = layers or Layers(module)
         self.module, self.optimizer, self.stage, self.private = module, optimizer, pipe.stages[0], pipe.private
         self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
         self.keys, self.ledger, self.group = Keys(seed, noise), ledger, group
@@ -360,8 +369,10 @@ class TorchDriver:
         self.state = start(self.pipe, torch.empty(0), seed)
         self._move = optimizer.step
         self._parameters = list(self.layers.parameters())
-        where = self._parameters[0].device
-        self._device = None if where.type == "cpu" else where
+        self._device: torch.device | None = None
+        """Where the parameters are, if that is not the CPU."""
+        if self._parameters[0].device.type != "cpu":
+            self._device = self._parameters[0].device
         self._names = [leaf.name for leaf in self.layers.space.leaves]
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         # the round in progress
@@ -383,16 +394,19 @@ class TorchDriver:
         secret = self.private and noise is not None and not noise.seeded
         self._draws, self._followed = b"", not secret
         """The state of torch's generator when the batch was handed out; whether a loop that draws was told."""
-        mine = frozenset(map(id, module.parameters())) if self.private else None
+        mine = None
+        if self.private:
+            mine = frozenset(map(id, module.parameters()))
         self.losses = Losses(reduction, self.layers.batch_dim, mine)
         self.guard = passes.Guard(module, secret, watched=self._parameters)
-        self._between, self._correction = Between(self.layers), MeanLossCorrection()
+        self._between, self._correction = Between(self.layers), _MeanLossCorrection()
         fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
-        self._accumulator = BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
+        self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
-        self._writer = GradientWriter(self.layers, optimizer)
-        self._awaiting = Awaiting(self._parameters if self.private else ())
+        self._writer = _GradientWriter(self.layers, optimizer)
+        self._awaiting = Awaiting([])
         if self.private:
+            self._awaiting = Awaiting(self._parameters)
             self._check_module()
         self._attach()
 
@@ -410,8 +424,10 @@ class TorchDriver:
             if layer is module and not self._busy:
                 self._before_forward(args, kwargs)
 
-        def after(layer: nn.Module, args: Args, output: object) -> Any:
-            return self._after_forward(output) if layer is module and not self._busy else output
+        def after(layer: nn.Module, args: Args, output: object) -> object:
+            if layer is module and not self._busy:
+                output = self._after_forward(output)
+            return output
 
         watched = [p for p in module.parameters() if self.private and p.requires_grad]
         self.handles: list[Any] = [p.register_post_accumulate_grad_hook(passes.clear_raw) for p in watched]
@@ -420,11 +436,13 @@ class TorchDriver:
         self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self._listener = layers.now.listener = self._accumulator.take
-        layers.now.later = self.pending.keep if self._device is not None and self._accumulator.fast else None
+        if self._device is not None and self._accumulator.fast:
+            layers.now.later = self.pending.keep
         layers.now.arrived = self._arrived
         layers.now.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
-        self.handles += self.guard.attach(self._takes_part, self._between) if self.private else []
-        self.handles += plain_copies(module)
+        if self.private:
+            self.handles += self.guard.attach(self._takes_part, self._between)
+        self.handles += _plain_copies(module)
         _DRIVERS.add(self)
 
     # ------------------------------------------------------------ what a loop calls
@@ -443,7 +461,8 @@ class TorchDriver:
                 warnings.warn(_UNUSED, stacklevel=3)
         self._ticket, self.unmoved, self._handed = ticket, True, batch
         self._cut |= not ticket.last
-        self._draws = b"" if self._followed else passes.public_state()
+        if not self._followed:
+            self._draws = passes.public_state()
         self._new_physical_batch(ticket.size)
 
     def rest(self) -> object:
@@ -491,8 +510,10 @@ class TorchDriver:
             if self.private and (self._settings or not ticket.last):
                 groups = self.optimizer.param_groups  # all that they say but the parameters, in words
                 now = repr([{name: value for name, value in group.items() if name != "params"} for group in groups])
-                before, self._settings = self._settings, "" if ticket.last else now
-                validate.require(before in ("", now), _COUNTED)
+                validate.require(self._settings in ("", now), _COUNTED)
+                self._settings = now
+                if ticket.last:
+                    self._settings = ""
             if self._sum is None and ticket.last and ticket.size:  # before anything is charged
                 raise RuntimeError(_NOTHING)
         except Exception as error:
@@ -514,13 +535,16 @@ class TorchDriver:
 
         `data` is (x, y), ((x, y), loss), or None for the engine's own.
         """
-        pair, loss = data if data is not None and len(data) == 2 and callable(data[1]) else (data, None)
-        pair, loss = self.public if pair is None else pair, loss or self.loss
+        pair, loss = data, self.loss
+        if data is not None and len(data) == 2 and callable(data[1]):
+            pair, loss = data
+        if pair is None:
+            pair = self.public
         validate.check(pair is not None, "public", None, "give this sketch data=(X, y), or the engine public=(X, y)")
         remedy = "give loss= to the sketch or to the driver, which a public subspace needs"
         validate.check(loss is not None, "loss", loss, remedy)
         device = self._parameters[0].device
-        x, y = (part.to(device) if isinstance(part, Tensor) else part for part in pair)
+        x, y = tree_map_only(Tensor, lambda part: part.to(device), tuple(pair))
         self._busy = True  # the hooks look away
         try:
             return captured(self.layers, loss, x, y, self.reduction)
@@ -549,7 +573,9 @@ class TorchDriver:
 
     def _place(self, slot: str, sketch: Sketch) -> Sketch:
         """Memory that stays where it is, unless somebody keeps what was lifted through the map."""
-        return sketch if self._directions or self.observers else self.pending.placed(slot, sketch)
+        if self._directions or self.observers:
+            return sketch
+        return self.pending.placed(slot, sketch)
 
     def _close(self) -> None:
         """Release the logical batch; an empty one still takes its round."""
@@ -607,7 +633,7 @@ class TorchDriver:
             sizes = self._sizes(args, kwargs)
             if self._ticket.size is None:
                 self._finish_backward()
-                self._new_physical_batch(sizes[0] if sizes else None)
+                self._new_physical_batch(next(iter(sizes), None))
             elif sizes and self._ticket.size not in sizes:
                 self._refuse_size(sizes)
             if self.private:
@@ -638,7 +664,8 @@ class TorchDriver:
         self._correction.reset()
         self.layers.uses.clear()
         self.layers.begin(size)
-        self._batch = self._batch if size is None else size
+        if size is not None:
+            self._batch = size
 
     def _look(self, args: Args, kwargs: Kwargs) -> passes.Things:
         """Refuse private batches that no guarantee holds for; what the module holds."""
@@ -653,7 +680,7 @@ class TorchDriver:
             self._ticket.look(args, kwargs)
         return things
 
-    def _after_forward(self, output: object) -> Any:
+    def _after_forward(self, output: object) -> object:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.now.listener = self._listener
         things = self.guard.leave(self.module, output)
@@ -669,7 +696,9 @@ class TorchDriver:
             if self._looks:
                 self.losses.expect(output, self._batch, self.loss_scale)
                 self._looks = False
-        return self._between.leave(output) if self.private else output
+        if self.private:
+            output = self._between.leave(output)
+        return output
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data; refused where the module would be."""
@@ -698,7 +727,9 @@ class TorchDriver:
 
         A mean has divided them by the size of the batch, a scaler has multiplied them.
         """
-        factor = float(self._batch) if self.reduction == "mean" and not self._correction.on else 1.0
+        factor = 1.0
+        if self.reduction == "mean" and not self._correction.on:
+            factor = float(self._batch)
         last = self._ticket.size is not None and self._ticket.last
         share = part_of_error(self._parts + 1, last) / self.group.size
         return factor / self.loss_scale, Rounding(self.stage.sampler.divisor(self.n, self.state.t), share)
@@ -710,11 +741,16 @@ class TorchDriver:
         try:
             self._between.look()
             with torch.no_grad():
-                message = self._summed(self._round) if self._ticket.counts else self._no_records()
+                if self._ticket.counts:
+                    message = self._summed(self._round)
+                else:
+                    message = self._no_records()
         finally:
             self._drop()
         self._parts += 1
-        self._sum = self._sum + message if self._sum else message
+        if self._sum is not None:
+            message = self._sum + message
+        self._sum = message
         self._spend()
 
     def _summed(self, round: Round) -> Message:
@@ -725,7 +761,8 @@ class TorchDriver:
         depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
         message = self.pending.message(round, depends, lambda: self._message(round, None))
         self._left_out = self.pending.idle(self._left_out)
-        self.layers.now.later = self.pending.keep if self.pending.replay.on else None
+        if not self.pending.replay.on:
+            self.layers.now.later = None
         return message
 
     def _message(self, round: Round, groups: Tensor | None) -> Message:
@@ -829,6 +866,12 @@ def _check_drivable(pipe: Pipeline) -> None:
 def _least_bound(pipe: Pipeline) -> float:
     """The least bound that rows of a pipeline may be clipped to."""
     clips = [release.clip for release in pipe.stages[0].releases if release.clip is not None]
-    bounds = [clip.each(clip.init()) for clip in clips]
-    least = [min(bound.values()) if isinstance(bound, Mapping) else bound for bound in bounds]
-    return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)
+    least = math.inf
+    for clip in clips:
+        bounds = clip.each(clip.init())
+        if isinstance(bounds, Mapping):
+            bounds = min(bounds.values())
+        least = min(least, bounds)
+    if any(clip.moves for clip in clips):
+        least /= SPAN
+    return least

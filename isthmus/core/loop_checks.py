@@ -17,7 +17,7 @@ with too many numbers for a second derivative, and targets (or weights of single
 records before the loss got them.  What a loss divides by may also follow a public schedule, so that a divisor which
 changes is only warned of.
 
-**The division of a mean is undone** before anything is rounded to fewer than 32 bits (`MeanLossCorrection`).  A mean
+**The division of a mean is undone** before anything is rounded to fewer than 32 bits (`_MeanLossCorrection`).  A mean
 over n examples divides every example's gradient by n.  In float32 the rows are multiplied by n when all of them are
 known.  In bfloat16 that is too late: what rounding left of g / n is another number for every n, and one record more
 would change every record's share.  So the outputs of the module are handed on in float32 (nothing is lost by that), and
@@ -180,7 +180,7 @@ class _Undone(torch.autograd.Function):
         return torch.mul(g, ctx.n, out=out), None, None, None  # multiplied in float32 and rounded, in one kernel
 
 
-class MeanLossCorrection:
+class _MeanLossCorrection:
     """Undoes the division of a mean loss behind the outputs of one batch."""
 
     def __init__(self) -> None:
@@ -262,7 +262,8 @@ class Losses:
             if x.grad_fn is not None:
                 cut = returned_examples(x, n, self.dim)
                 self._nodes.add(x.grad_fn)
-                self._outputs += [] if cut is None else [(x, cut)]
+                if cut is not None:
+                    self._outputs.append((x, cut))
             return x
 
         mapped(keep, output)
@@ -334,8 +335,11 @@ class _Divisor:
 
     def over(self, size: int, examples: bool, mean: bool) -> _Divisor:
         """A sum or a mean of so many terms, perhaps of all examples."""
-        sizes = self.sizes * size if mean else self.sizes
-        return replace(self, sizes=sizes, summed=self.summed or examples, mean=self.mean or (examples and mean))
+        if not mean:
+            size = 1
+        return replace(
+            self, sizes=self.sizes * size, summed=self.summed or examples, mean=self.mean or (examples and mean)
+        )
 
 
 def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, scale: float = 1.0) -> Iterator[_Divisor]:
@@ -370,8 +374,10 @@ def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, sca
             alpha = _of(node, "_saved_alpha")  # of the second term of a sum
             for child in children:
                 places = [place for place, (other, _) in enumerate(node.next_functions) if other is child]
-                by = 1.0 if alpha is None or places != [1] else float(alpha)
-                todo.append((child, found if by == 1 else replace(found, factor=found.factor * by, touched=True)))
+                if alpha is not None and places == [1] and alpha != 1:
+                    todo.append((child, replace(found, factor=found.factor * float(alpha), touched=True)))
+                else:
+                    todo.append((child, found))
             continue
         if found.summed:
             yield found
@@ -418,13 +424,17 @@ def _number(node: object, divides: bool) -> float | None:
     other, own = _of(node, "_saved_other"), _of(node, "_saved_self")
     if (other is None) == (own is None) or (divides and other is None):
         return None
-    number = own if other is None else other
+    number = other
+    if other is None:
+        number = own
     if isinstance(number, Tensor) and number.numel() != 1:
         return None
     number = float(number)
     if not math.isfinite(number) or number == 0:
         return None
-    return 1 / number if divides else number
+    if divides:
+        return 1 / number
+    return number
 
 
 def _above(roots: Iterable[Node], ends: Container[Node | None]) -> set[Node]:
@@ -435,7 +445,8 @@ def _above(roots: Iterable[Node], ends: Container[Node | None]) -> set[Node]:
         node = todo.pop()
         if node not in passed:
             passed.add(node)
-            todo += [] if node in ends else [child for child, _ in node.next_functions if child is not None]
+            if node not in ends:
+                todo += [child for child, _ in node.next_functions if child is not None]
     return passed
 
 
@@ -447,7 +458,9 @@ def _selects(node: Any, n: int, dim: int) -> bool:
     sizes = sizes or getattr(_of(node, "_saved_self"), "shape", ())
     if places is None:
         return bool(sizes) and math.prod(sizes) % n == 0 and n in (sizes[0], math.prod(sizes))
-    dims = _dimensions(places if isinstance(places, (tuple, list)) else (places,), len(sizes))
+    if not isinstance(places, (tuple, list)):
+        places = (places,)
+    dims = _dimensions(places, len(sizes))
     return any(place in dims and sizes[place] == n for place in {0, dim} if place < len(sizes))
 
 

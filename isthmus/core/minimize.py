@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,12 +19,11 @@ from isthmus.core.clients import Clients
 from isthmus.core.group import Aggregator
 from isthmus.core.parts import Problem, Threshold, Update
 from isthmus.core.pipeline import Local, Pipeline, Release, RunContext, StepSize, bind_stage, run, start
-from isthmus.core.private_side import PrivateSide, same_terms
+from isthmus.core.private_side import Given, PrivateSide, _same_terms
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.clips import Clip
-from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.plan import Charge
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.problems.scaling import RowMaps
@@ -179,7 +177,7 @@ class Purchased:
         return release
 
 
-def take_purchases(
+def _take_purchases(
     pipe: Pipeline, objective: Problem, side: PrivateSide | None, resume: State | None, aggregator: Aggregator
 ) -> tuple[Purchased, Memo, Aggregator]:
     """Take every purchase of the pipeline, or what an interrupted run has bought, and what follows from it.
@@ -228,7 +226,7 @@ def minimize(
     progress: bool | None = None,
     physical_batch_size: int | None = None,
     clients: Sequence[Problem] | Aggregator | None = None,
-    ledger: Ledger | str | os.PathLike[str] | None = None,
+    ledger: Given = None,
     noise_seed: int | None = None,
 ) -> Result:
     """Minimise an objective over a set: `min over w in C of (1/n) sum_i l_i(w) + penalty(w)`.
@@ -301,7 +299,7 @@ def minimize(
             side.check_same(group, pipe, rounds)
             if resume is None:
                 group.on_leader(partial(side.require, pipe, rounds))
-        prepared, parts, aggregator = take_purchases(pipe, objective, side, resume, aggregator)
+        prepared, parts, aggregator = _take_purchases(pipe, objective, side, resume, aggregator)
         pipe, objective = prepared.fill(pipe), prepared.objective
         if side is not None:
             parts |= side.go_on(pipe, rounds, resume)
@@ -367,7 +365,7 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
 
 def _resumed(state: State, parts: Memo, d: int) -> State:
     """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
-    same = same_terms(state.parts.get("terms"), parts.get("terms"))
+    same = _same_terms(state.parts.get("terms"), parts.get("terms"))
     remedy = "continue with the recipe and the number of rounds that the run was begun with"
     validate.check(same, "resume", f"round {state.t}", remedy)
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")

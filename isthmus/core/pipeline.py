@@ -41,7 +41,7 @@ from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
 from isthmus.core.group import ALONE, Aggregator, Group, check_samplers
 from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step, Update, current
-from isthmus.core.sound import check_sound
+from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import kappa
@@ -195,7 +195,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))  # what was checked stays as it was
         object.__setattr__(self, "before", tuple(self.before))
-        check_sound(self)
+        _check_sound(self)
 
     @cached_property
     def private(self) -> bool:
@@ -398,7 +398,7 @@ def measure(
         return ClippedSum(value, clip.ord, total, dtype=whole.dtype)
 
 
-def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
+def _measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
     """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
     extra = rounding.kappa(rows, encoded=False)
     with exact_products(rows.device):
@@ -407,7 +407,7 @@ def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: 
     return ClippedSum(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
 
 
-def measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], rounding: Rounding) -> ClippedSum:
+def _measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], rounding: Rounding) -> ClippedSum:
     """The sums of all leaves, in their order, as one that is bounded as `measure` says.
 
     The dtype is that of the rows: in what dtype they were added up depends on how many there are, and must not tell.

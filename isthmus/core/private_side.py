@@ -25,26 +25,22 @@ from isthmus.privacy.ledger import Chargeable, Ledger, opened
 from isthmus.privacy.noise import SecretSource, SeededSource, Source
 from isthmus.privacy.statement import Account, PrivacyStatement
 
+Given = Ledger | str | os.PathLike[str] | None
+"""A ledger, its path, or none."""
 GONE = "nobody has seen what the interrupted run released after the round it was resumed from"
 
 
 class PrivateSide:
-    """Pays for every release of a run before it happens, and says afterwards what was promised.
+    """_Pays for every release of a run before it happens, and says afterwards what was promised.
 
     ledger      a `Ledger` or its path, perhaps shared by several runs; None: one of this run alone with its promise
     noise_seed  for tests only: the noise can then be subtracted, and the statement says "not private"
-    whole       how many records all holders of data have together; None where this process has them all
+    whole       how many records all holders of data have together; 0 where this process has them all
     leads       whether this process has the ledger: another one charges nothing, and states the same
     """
 
     def __init__(
-        self,
-        promise: Promise,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
-        noise_seed: int | None = None,
-        *,
-        whole: int | None = None,
-        leads: bool = True,
+        self, promise: Promise, ledger: Given = None, noise_seed: int | None = None, whole: int = 0, leads: bool = True
     ) -> None:
         self.promise, self.whole, self.leads = promise, whole, leads
         self.noise: Source = SecretSource() if noise_seed is None else SeededSource(noise_seed)
@@ -95,7 +91,7 @@ class PrivateSide:
     def look(self, stage: Stage, holders: Aggregator, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""
         with self._run({stage.name: stage.event(self.promise.adjacency)}) as run:
-            context = RunContext(holders, space, Keys(0, self.noise), ledger=run, whole=self.whole)
+            context = RunContext(holders, space, Keys(0, self.noise), ledger=run, whole=self.whole or None)
             (value,) = look(stage, context, self.promise).values()
         self.recall(stage)
         return value
@@ -192,7 +188,7 @@ class PrivateSide:
         return account
 
 
-def same_terms(old: str | None, new: str | None) -> bool:
+def _same_terms(old: str | None, new: str | None) -> bool:
     """Whether a run goes on on the terms it was begun with (see `PrivateSide.terms`).
 
     States of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less: where that is all

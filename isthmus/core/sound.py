@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from isthmus.core.pipeline import Pipeline, Release, Stage
 
 
-def check_sound(pipe: Pipeline) -> None:
+def _check_sound(pipe: Pipeline) -> None:
     """Refuse fillings that could break their own guarantee or cannot work."""
     validate.one_of(("last", "average"), output=pipe.output)
     _check_names("stages", "stage", [stage.name for stage in pipe.stages])

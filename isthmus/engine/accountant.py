@@ -40,8 +40,9 @@ class Accountant:
         """Epsilon at delta of everything released so far, its number of rounds taken as fixed beforehand."""
         validate.open_unit(delta=delta)
         warn_of_large_delta(delta, self.n)
-        tight = self.kind != "rdp" or not len(self)
-        return self.ledger.spent(delta) if tight else self.cost(self.ledger.event(), delta)
+        if self.kind != "rdp" or not len(self):
+            return self.ledger.spent(delta)
+        return self.cost(self.ledger.event(), delta)
 
     def cost(self, event: DpEvent, delta: float) -> float:
         """Epsilon at delta of an event."""
@@ -81,12 +82,16 @@ class Accountant:
     @property
     def history(self) -> list[tuple[float, float, int]]:
         """(noise multiplier, sampling rate, steps) for each kind of round that is a sampled Gaussian."""
-        entries = []
-        for record, count in event_json.flatten(event_json.to_json(self.ledger.event()), 1) if len(self) else []:
+        entries: list[tuple[float, float, int]] = []
+        if not len(self):
+            return entries
+        for record, count in event_json.flatten(event_json.to_json(self.ledger.event()), 1):
             event = event_json.from_json(record)
             rate = getattr(event, "sampling_probability", 1.0)
             inner = getattr(event, "event", event)
-            none = 0.0 if isinstance(event, dpa.NonPrivateDpEvent) else float("nan")
+            none = float("nan")
+            if isinstance(event, dpa.NonPrivateDpEvent):
+                none = 0.0
             entries.append((float(getattr(inner, "noise_multiplier", none)), float(rate), int(count)))
         return entries
 

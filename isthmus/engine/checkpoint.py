@@ -14,23 +14,24 @@ from torch.utils._pytree import tree_map_only
 from isthmus.base import storage, validate
 from isthmus.core.driver import TorchDriver
 from isthmus.privacy import event_json
+from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.sampling import Sampler
 
 _RESTORED = "restored:"
 FORMAT = storage.Format("isthmus-checkpoint-2", "save_checkpoint", unsealed=("isthmus-checkpoint-1",))
 
 
-def terms(event: Any, sampler: Any, sketch: Any, **choices: Any) -> dict[str, Any]:
+def terms(event: DpEvent, sampler: Sampler, sketch: object, **choices: object) -> dict[str, object]:
     """What training was begun with: it goes on with the same, or not at all."""
-    return {
-        "event": event_json.to_json(event),
-        "sampler": sampler.describe(),
-        "sketch": words(sketch),
-        **{name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in choices.items()},
-    }
+    for name, value in choices.items():
+        if not isinstance(value, (int, float, str)):
+            choices[name] = repr(value)
+    own = {"event": event_json.to_json(event), "sampler": sampler.describe(), "sketch": words(sketch)}
+    return own | choices
 
 
-def words(part: object) -> Any:
+def words(part: object) -> str:
     """A sketch by its kind and its numbers; data and functions are not compared.
 
     >>> from isthmus.sketches import Kronecker
@@ -40,8 +41,9 @@ def words(part: object) -> Any:
     if isinstance(part, (list, tuple)):
         return f"[{', '.join(words(item) for item in part)}]"
     if not is_dataclass(part):
-        plain = isinstance(part, (bool, int, float, str, slice, dict, type(None)))
-        return repr(part) if plain else type(part).__name__
+        if isinstance(part, (bool, int, float, str, slice, dict, type(None))):
+            return repr(part)
+        return type(part).__name__
     members = [f for f in fields(part) if f.init and f.name not in ("data", "loss")]
     return f"{type(part).__name__}({', '.join(f'{f.name}={words(getattr(part, f.name))}' for f in members)})"
 
@@ -64,7 +66,7 @@ def load(
     path: str | Path,
     driver: TorchDriver,
     ledger: Ledger,
-    agreed: dict[str, Any],
+    agreed: dict[str, object],
     optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, Any]:
     """Restore, and charge again what the ledger does not show: rounds, and that their noise was seeded."""
@@ -93,9 +95,13 @@ def spent_by_run(ledger: Ledger) -> dict[str, dict[str, int]]:
     for record in ledger.records():
         if record.get("kind") in ("charge", "refund"):
             name = str(record["what"])
-            run = name.removeprefix(_RESTORED) if name.startswith(_RESTORED) else record["run"]
-            sign = 1 if record["kind"] == "charge" else -1
-            by_run.setdefault(run, Counter())[event_json.canonical(record["event"])] += sign * record["rounds"]
+            run = name.removeprefix(_RESTORED)
+            if run == name:
+                run = record["run"]
+            rounds = record["rounds"]
+            if record["kind"] == "refund":
+                rounds = -rounds
+            by_run.setdefault(run, Counter())[event_json.canonical(record["event"])] += rounds
     return {run: dict(counts) for run, counts in by_run.items()}
 
 
@@ -109,7 +115,7 @@ def charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
                 ledger.pay(f"{_RESTORED}{run}", json.loads(event), missing)
 
 
-def went_on_unseen(ledger: Ledger) -> bool:
+def _went_on_unseen(ledger: Ledger) -> bool:
     """Whether the ledger learned of rounds from a checkpoint: others may have gone on from it, and it cannot know."""
     return any(_RESTORED in name for name in ledger.rounds())
 

@@ -1,39 +1,76 @@
-"""`PrivacyEngine`: a module, an optimiser and a loader become private; the loop around them stays as it was."""
+"""`PrivacyEngine`: a module, an optimiser and a loader become private; the loop around them stays as it was.
+
+**Several processes in one private training** (`make_private(group=)`).  Every rank has its own copy of the module and
+its own part of the records: record i belongs to rank i mod k.  Each draws the coins of its own records from its own
+secrets; coins of Poisson sampling are independent, so that all ranks' samples together are one Poisson sample of all
+records at the same rate.  Clipped sums meet on rank 0, which charges the only ledger and adds the noise once; epsilon
+is that of one process.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from isthmus import modules
 from isthmus.base import validate
+from isthmus.base.randomness import key
 from isthmus.core.driver import Ticket, TorchDriver
-from isthmus.core.pipeline import Pipeline, Promise, Stage
+from isthmus.core.group import Group
+from isthmus.core.pipeline import Pipeline, Promise, Round, Stage
 from isthmus.core.sound import others_parts, stopped
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint
-from isthmus.engine import optimizer as optimizers
 from isthmus.engine.accountant import FIXED, UNSEEN, Accountant, claims
-from isthmus.engine.filling import Norm, Unnoised, check_loss, check_options, looks_at_public, releases
-from isthmus.engine.group import SHARED, met, ranks_of
-from isthmus.engine.loader import Draws, PrivateLoader, check_draws, check_loader, check_physical, collates
+from isthmus.engine.filling import (
+    GradientEmbedding,
+    Norm,
+    _check_loss,
+    _check_options,
+    _looks_at_public,
+    _Unnoised,
+    releases,
+)
+from isthmus.engine.loader import Draws, PrivateLoader, _check_draws, _check_loader, _check_physical, _collates
+from isthmus.engine.optimizer import (
+    _check_fresh,
+    _check_optimizer,
+    _fix_scale,
+    _leaf_sets,
+    _make_steps_private,
+    _product_of,
+    _restore_steps,
+    _scale_of,
+    unwrapped,
+)
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.passes import KEPT, PIECES
+from isthmus.gradients.rows import Stack
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.accounting import Adjacency
-from isthmus.privacy.event_json import dpa
+from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.ledger import Limit
-from isthmus.privacy.noise import check_scale
+from isthmus.privacy.noise import Source, check_scale
 from isthmus.privacy.statement import Account, PrivacyStatement
+from isthmus.sets import ConvexSet
+from isthmus.sketches import Encoder
 
+_SHARED = (
+    "all ranks read the same dataset in the same order, so that a record belongs to one rank; rank 0's ledger is the "
+    "one that counts"
+)
+_Make = TypeVar("_Make", bound=Callable[..., Any])
+_Ranks = Group | dist.ProcessGroup | bool | None
 _Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
 
@@ -42,8 +79,8 @@ class Training:
     """What was made private: its driver and noise, the terms it goes on with, its sampler, and its planned steps."""
 
     driver: TorchDriver
-    noise: Any
-    terms: dict[str, Any]
+    noise: Source
+    terms: dict[str, object]
     sampler: str
     draws: Draws
     free: Callable[[], None]
@@ -54,6 +91,36 @@ class Training:
     """What all ranks of a group must have alike."""
     bare: bool = False
     """Whether no noise is added (`noise_multiplier=0`): nothing of it is private."""
+
+
+def _met(make: _Make) -> _Make:
+    """`make_private` on all ranks: what is made begins once all have made theirs, and an error on one is one on all."""
+
+    @functools.wraps(make)
+    def together(engine: PrivacyEngine, *, group: _Ranks = None, **options: Any) -> object:
+        ranks, before = Group.of(group), len(engine._trainings)
+        if ranks.size == 1:
+            return make(engine, **options)
+        try:
+            with ranks.joined("make_private"):
+                result = make(engine, group=group, **options)
+            training = engine._trainings[-1]
+            same = key(training.driver.n, training.driver.layers.space, training.agreed)
+            ranks.agree("make_private", [same], names=("make_private",))
+        except Exception:
+            for training in engine._trainings[before:]:
+                engine.take_apart(training)
+            del engine._trainings[before:]
+            raise
+        module = engine._trainings[-1].driver.module
+        state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+        shared = ranks.on_leader(lambda: state)
+        with torch.no_grad():  # every rank begins with the parameters and buffers of rank 0
+            for name, tensor in state.items():
+                tensor.copy_(shared[name].to(tensor.device))
+        return result
+
+    return cast(_Make, together)
 
 
 class PrivacyEngine:
@@ -96,7 +163,9 @@ class PrivacyEngine:
         validate.one_of([member.value for member in Adjacency], adjacency=getattr(adjacency, "value", adjacency))
         self.secure_mode, self.seed, self.adjacency = secure_mode, seed, Adjacency(adjacency)
         self._kind, self._given = accountant, ledger
-        self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
+        self._ledger: Ledger | None = None
+        if isinstance(ledger, Ledger):
+            self._ledger = ledger
         self.driver: TorchDriver | None = None
         self._limit: Limit | None = None
         self._copy = False
@@ -107,13 +176,13 @@ class PrivacyEngine:
 
     # ------------------------------------------------------------ making things private
 
-    @met
+    @_met
     def make_private(
         self,
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        criterion: Any = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
         data_loader: DataLoader,
         noise_multiplier: float,
         max_grad_norm: Norm,
@@ -125,16 +194,16 @@ class PrivacyEngine:
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
         rand_on_empty: bool = False,
-        sketch: Any = None,
-        public: Any = None,
+        sketch: Encoder | GradientEmbedding | None = None,
+        public: object = None,
         normaliser: float | None = None,
-        constraint: Any = None,
+        constraint: ConvexSet | Mapping[str, ConvexSet] | None = None,
         max_physical_batch_size: int | None = None,
         micro_batch_size: int = 1,
-        grad_scaler: Any = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
         precision: str = "network",
-        group: Any = None,
-        **more: Any,
+        group: _Ranks = None,
+        **more: float,
     ) -> _Triple:
         """The private triple (module, optimizer, data_loader): the first two are the user's own objects.
 
@@ -161,39 +230,41 @@ class PrivacyEngine:
         `noise_multiplier=0` adds no noise, to look for mistakes with: the statement says NOT private, and epsilon is
         infinite.  Everything else stays but for `poisson_sampling=False`, which takes the loader's own batches then.
         """
-        choice = {"grad_sample_mode": grad_sample_mode, "rand_on_empty": rand_on_empty, "clipping": clipping}
-        adaptive = check_options(**choice, more=more)  # type: ignore[arg-type]
+        adaptive = _check_options(grad_sample_mode, rand_on_empty, clipping, more)
         validate.non_negative(noise_multiplier=noise_multiplier)
-        wrapped, optimizer, bare = optimizer, optimizers.unwrapped(optimizer), noise_multiplier == 0
-        check_loss(criterion, loss_reduction)
-        scale = optimizers.scale_of(grad_scaler, loss_reduction)
+        wrapped, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
+        _check_loss(criterion, loss_reduction)
+        scale = _scale_of(grad_scaler, loss_reduction)
         validate.one_of(("network", "exact"), precision=precision)
-        n, batch = check_loader(data_loader)
+        n, batch = _check_loader(data_loader)
         if noise_generator is None and not bare:
-            check_draws(data_loader)
-        check_physical(max_physical_batch_size, micro_batch_size)
-        optimizers.check_fresh(module, optimizer)
+            _check_draws(data_loader)
+        _check_physical(max_physical_batch_size, micro_batch_size)
+        _check_fresh(module, optimizer)
         modules.validate(module, strict=True)
         layers = Layers(module, batch_first=batch_first)
-        optimizers.check_optimizer(optimizer, layers)
-        sets = optimizers.leaf_sets(constraint, layers)
+        _check_optimizer(optimizer, layers)
+        sets = _leaf_sets(constraint, layers)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm}
-        whole = optimizers.product_of(sets, layers)
+        whole = _product_of(sets, layers)
         filling = {"sketch": sketch, "micro": micro_batch_size, "constraint": whole, **adaptive}
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = Stage(sampler, releases(noise_multiplier, layers.space, **numbers, **filling))  # type: ignore[arg-type]
         _check_noise(stage, layers)
-        ranks = ranks_of(group, n, poisson_sampling)
+        ranks = Group.of(group)
+        remedy = "leave it out: a subset of a fixed size is one draw from all records, and every rank draws its own"
+        validate.check(poisson_sampling or ranks.size == 1, "poisson_sampling", poisson_sampling, remedy)
+        validate.at_most(n, "the number of records", group=ranks.size)
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, not ranks.rank)
         remedy = "give a number above 0: no budget is enough without noise (leave it out to look for mistakes)"
         validate.check(not bare or ledger.budget is None, "noise_multiplier", noise_multiplier, remedy)
         if ledger.budget is not None and self._limit is None:
             warn_of_large_delta(ledger.budget[1], n)
-        looked = public is not None or looks_at_public(sketch)
-        rests = {"mean": loss_reduction == "mean", "public": looked, "collated": collates(data_loader)}
+        looked = public is not None or _looks_at_public(sketch)
+        rests = {"mean": loss_reduction == "mean", "public": looked, "collated": _collates(data_loader)}
         assumptions = claims(seeded=noise.seeded or bare, **rests)
         if ranks.size > 1:
-            assumptions = (*assumptions, SHARED)
+            assumptions = (*assumptions, _SHARED)
         promise, event = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions), stage.event(ledger.adjacency)
         limit = self._limit
         if ranks.rank:  # a copy of the ledger refuses nothing
@@ -215,7 +286,7 @@ class PrivacyEngine:
         )
         driver.begin(Ticket(0))  # from now on only batches of the private loader go through the module
         driver.rest()
-        driver.loss_scale, free = scale, optimizers.fix_scale(grad_scaler, optimizer)
+        driver.loss_scale, free = scale, _fix_scale(grad_scaler, optimizer)
         numbers["micro_batch_size"] = micro_batch_size
         terms = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
         order, words = None, sampler.describe()
@@ -226,7 +297,7 @@ class PrivacyEngine:
         agreed = f"{batch} {normaliser} {words} {numbers} {noise_multiplier} {noise.seeded} {bare} {terms['sketch']}"
         self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
-        optimizers.make_steps_private(optimizer, driver, sets)
+        _make_steps_private(optimizer, driver, sets)
         loader = PrivateLoader(data_loader, draws, driver)
         if grad_sample_mode == "ghost":  # scripts for it unpack four values, and call the criterion they get back
             return module, wrapped, criterion or nn.CrossEntropyLoss(), loader  # type: ignore[return-value]
@@ -252,7 +323,7 @@ class PrivacyEngine:
         validate.positive(target_epsilon=target_epsilon, epochs=epochs)
         validate.open_unit(target_delta=target_delta)
         validate.check("noise_multiplier" not in rest, "noise_multiplier", rest.get("noise_multiplier"), "leave it out")
-        n, batch = check_loader(data_loader)
+        n, batch = _check_loader(data_loader)
         warn_of_large_delta(target_delta, n)
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
@@ -282,7 +353,7 @@ class PrivacyEngine:
         if training.attached:
             training.driver.forget()  # what was not released yet, or was refused, never is
             training.driver.detach()
-            optimizers.restore_steps(training.driver.optimizer)
+            _restore_steps(training.driver.optimizer)
             training.free()
         training.attached = False
 
@@ -293,12 +364,15 @@ class PrivacyEngine:
         """Everything that was released."""
         if self._ledger is None and self._given is None:  # nothing yet: it is opened with its adjacency and budget
             return Ledger(adjacency=self.adjacency)
-        return self._open_ledger(True) if self._ledger is None else self._ledger
+        return self._ledger or self._open_ledger(True)
 
     @property
     def accountant(self) -> Accountant:
         """The ledger's epsilon, with the names Opacus users know."""
-        return Accountant(self.ledger, self._kind, None if self.driver is None else self.driver.n)
+        n = None
+        if self.driver is not None:
+            n = self.driver.n
+        return Accountant(self.ledger, self._kind, n)
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at delta of everything released so far, its number of steps taken as fixed before training.
@@ -319,48 +393,54 @@ class PrivacyEngine:
         warn_of_large_delta(delta, promise.n)
         event, assumptions = self._planned()
         buffers = dict.fromkeys(name for training in self._trainings for name in training.driver.guard.changed)
-        leaks = [f"{KEPT}: {list(buffers)}"] if buffers else []
+        leaks = []
+        if buffers:
+            leaks.append(f"{KEPT}: {list(buffers)}")
         foreign = others_parts([training.driver.stage for training in self._trainings])
         rests = (*promise.assumptions, *foreign, *assumptions)
-        if self._unseen or (not self._copy and checkpoint.went_on_unseen(self.ledger)):
+        if self._unseen or (not self._copy and checkpoint._went_on_unseen(self.ledger)):
             rests = (*rests, UNSEEN)
         account = Account(delta, promise.adjacency, promise.n, self._seeded, rests, leaks)
         account.samplers = [training.sampler for training in self._trainings]
-        account.sources = [Unnoised.source if run.bare else run.noise.describe() for run in self._trainings]
+        account.sources = [_Unnoised.source if run.bare else run.noise.describe() for run in self._trainings]
         account.add(event)
         return account.statement()
 
-    def _planned(self) -> tuple[Any, list[str]]:
+    def _planned(self) -> tuple[DpEvent, list[str]]:
         """Everything charged and every step that is planned and not made; what is to be said of both."""
         events, assumptions = [self.ledger.event()], []
         for training in self._trainings:
             driver, planned, steps = training.driver, training.planned, training.driver.state.t
-            assumptions += [FIXED] if planned is None else stopped(planned, steps)
-            assumptions += [PIECES] if training.draws.was_cut else []
-            if planned is not None and steps < planned:
-                events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - steps))
+            if planned is None:
+                assumptions.append(FIXED)
+            else:
+                assumptions += stopped(planned, steps)
+                if steps < planned:
+                    events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - steps))
+            if training.draws.was_cut:
+                assumptions.append(PIECES)
         return compose(events), list(dict.fromkeys(assumptions))
 
-    def track(self, tracker: Any = None) -> Any:
+    def track(self, tracker: Tracker | None = None) -> Tracker:
         """A `diagnostics.Tracker` that follows every release: noise-to-signal, norm and, where paid for, clip fraction.
 
         It reads released values only, so it costs nothing.
         """
-        driver, tracker = self._require_driver(), Tracker() if tracker is None else tracker
+        driver, following = self._require_driver(), tracker or Tracker()
 
-        def observe(round: Any) -> None:
+        def observe(round: Round) -> None:
             first, released = driver.stage.releases[0], round.released[driver.stage.name]
             bound = first.clipped.total(round.bounds[f"{driver.stage.name}/{first.name}"])
-            multiplier = getattr(first.mechanism, "multiplier", 0.0)
-            std = multiplier * bound / driver.stage.sampler.divisor(driver.n, round.t)
-            below = released.get(first.clipped.release or "")
-            clipped = None if below is None else min(1.0, max(0.0, 0.5 - float(below.reshape(-1)[0])))
-            tracker.observe(round.t, released[first.name], std, clipped)
+            std = first.mechanism.number * bound / driver.stage.sampler.divisor(driver.n, round.t)
+            clipped = None
+            if first.clipped.release is not None:
+                clipped = min(1.0, max(0.0, 0.5 - float(released[first.clipped.release].reshape(-1)[0])))
+            following.observe(round.t, released[first.name], std, clipped)
 
         driver.observers.append(observe)
-        return tracker
+        return following
 
-    def public_rows(self, public: object = None) -> Any:
+    def public_rows(self, public: object = None) -> Stack:
         """Per-example gradients of public examples at the present weights, for `isthmus.diagnostics`."""
         return self._require_driver().public_rows(public)
 
@@ -399,7 +479,7 @@ class PrivacyEngine:
         own = self._training_of(module)
         with own.driver.group.joined("meet"):
             extra = checkpoint.load(path, own.driver, self.ledger, own.terms, optimizer)
-        self._unseen = own.driver.group.on_leader(lambda: checkpoint.went_on_unseen(self.ledger))
+        self._unseen = own.driver.group.on_leader(lambda: checkpoint._went_on_unseen(self.ledger))
         return extra
 
     # ------------------------------------------------------------ helpers
@@ -408,22 +488,26 @@ class PrivacyEngine:
         if normaliser is not None:
             validate.positive(normaliser=normaliser)
         if poisson:
-            return Poisson(batch / n, float(batch / micro if normaliser is None else normaliser))
+            return Poisson(batch / n, float(normaliser or batch / micro))
         validate.check(normaliser is None, "normaliser", normaliser, "leave it out: fixed batches divide by their size")
         validate.check(micro == 1, "micro_batch_size", micro, "give 1, or poisson_sampling=True, which it needs")
         return FixedSize(batch, n)
 
-    def _noise(self, generator: torch.Generator | None) -> Any:
+    def _noise(self, generator: torch.Generator | None) -> Source:
         if generator is not None:
             remedy = "give a torch.Generator (for tests: not private)"
             validate.check(isinstance(generator, torch.Generator), "noise_generator", generator, remedy)
             validate.check(not self.secure_mode, "noise_generator", generator, "leave it out with secure_mode=True")
             return GeneratorSource(generator)
-        return SecretSource() if self.secure_mode else FastSource()
+        if self.secure_mode:
+            return SecretSource()
+        return FastSource()
 
     def _needed(self, poisson: bool) -> Adjacency:
         """Amplification by batches of a fixed size is known for replace-one only."""
-        return self.adjacency if poisson else Adjacency.REPLACE_ONE
+        if poisson:
+            return self.adjacency
+        return Adjacency.REPLACE_ONE
 
     def _open_ledger(self, poisson: bool, leads: bool = True) -> Ledger:
         """The engine's ledger, opened at its first use for the adjacency of the sampling.
@@ -435,9 +519,10 @@ class PrivacyEngine:
         if not leads and not self._copy:
             self._ledger, self._copy = Ledger(adjacency=needed), True
         if self._ledger is None:
-            path = None if self._given is None else Path(str(self._given))
-            budget = None if self._limit is None else self._limit.budget
-            self._ledger = Ledger(path, budget, adjacency=needed)
+            budget = None
+            if self._limit is not None:
+                budget = self._limit.budget
+            self._ledger = Ledger(cast("str | Path | None", self._given), budget, adjacency=needed)
         remedy = (
             f"give PrivacyEngine(adjacency={needed.value!r}), or a ledger of its own: the ledger counts for "
             f"{self._ledger.adjacency.value}, and this sampling is accounted for {needed.value}"

@@ -45,13 +45,12 @@ REFUSED = {
 }
 
 
-def check_options(
-    *, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: Mapping[str, float]
+def _check_options(
+    grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: Mapping[str, float]
 ) -> dict[str, float]:
     """The options of adaptive clipping; everything else unknown or unsupported is refused by its name.
 
-    >>> check_options(grad_sample_mode="hooks", rand_on_empty=False, clipping="adaptive",
-    ...               more={"target_unclipped_quantile": 0.7})
+    >>> _check_options("hooks", False, "adaptive", {"target_unclipped_quantile": 0.7})
     {'quantile': 0.7}
     """
     validate.check(grad_sample_mode != "ghost_fsdp", "grad_sample_mode", grad_sample_mode, SHARDED)
@@ -66,11 +65,11 @@ def check_options(
     return {_ADAPTIVE[name]: value for name, value in more.items()}
 
 
-def check_loss(criterion: object, reduction: str) -> None:
+def _check_loss(criterion: object, reduction: str) -> None:
     """A mean over the batch that is not one over examples would let one record move the others' shares.
 
     >>> from torch import nn
-    >>> check_loss(nn.CrossEntropyLoss(reduction="sum"), "mean")  # doctest: +ELLIPSIS
+    >>> _check_loss(nn.CrossEntropyLoss(reduction="sum"), "mean")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: loss_reduction='mean' is not allowed: give 'sum', which is the ...
     """
@@ -118,13 +117,13 @@ class GradientEmbedding:
 
 
 @dataclass(frozen=True)
-class Unnoised(Mechanism):
+class _Unnoised(Mechanism):
     """No noise, to look for mistakes with (`noise_multiplier=0`): NOT private, and charged as what has no epsilon.
 
     Everything else of a private round stays, so that what is tried is what will run: tickets, clips, guards, ledger.
 
     >>> import torch
-    >>> Unnoised().release(ClippedSum(torch.ones(2), 2, 1.0), None).tolist(), Unnoised().event()
+    >>> _Unnoised().release(ClippedSum(torch.ones(2), 2, 1.0), None).tolist(), _Unnoised().event()
     ([1.0, 1.0], NonPrivateDpEvent())
     """
 
@@ -147,7 +146,9 @@ class Unnoised(Mechanism):
 
 def _noise_of(z: float) -> Mechanism:
     """Gaussian noise of z times the bound of one record, or none where z is 0."""
-    return Gaussian(z) if z > 0 else Unnoised()
+    if z > 0:
+        return Gaussian(z)
+    return _Unnoised()
 
 
 def releases(
@@ -230,7 +231,8 @@ def _shares(norm: Norm, names: list[str]) -> dict[str, float]:
     return {name: float(bound) for name, bound in norm.items()}
 
 
-def looks_at_public(sketch: Encoder | GradientEmbedding | None) -> bool:
+def _looks_at_public(sketch: Encoder | GradientEmbedding | None) -> bool:
     """Whether a sketch, or a part of it, is learned from public examples."""
-    encoder = sketch.encoder if isinstance(sketch, GradientEmbedding) else sketch
-    return isinstance(encoder, Encoder) and encoder.public
+    if isinstance(sketch, GradientEmbedding):
+        sketch = sketch.encoder
+    return sketch is not None and sketch.public

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,10 @@ from isthmus.core.wire import Keys
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.apart import EXAMPLES, depends, due, examples_of
 from isthmus.gradients.layers.passes import hide
+from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.twin import Dice
+from isthmus.privacy import FixedSize, Poisson
+from isthmus.privacy.noise import Source
 
 _STAND_IN = (0,)
 """What is handed out where no record was drawn: modules and loops need not know what to do with no example at all."""
@@ -54,24 +57,26 @@ class Draws(datasets.Sampler[list[int]]):
 
     def __init__(
         self,
-        sampler: Any,
+        sampler: Poisson | FixedSize,
         n: int,
-        noise: Any,
+        noise: Source,
         physical: int | None,
         micro: int = 1,
-        order: Any = None,
+        order: Iterable[list[int]] | None = None,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         self.shard, self.own = shard, len(range(shard[0], n, shard[1]))
-        self.draw, self.n, self.keys, self.physical, self.micro = sampler, n, Keys(0, noise), physical, micro
-        self.order = order
+        self.noise, self.keys = noise, Keys(0, noise)
+        self.draw, self.n, self.physical, self.micro, self.order = sampler, n, physical, micro, order
         self.was_cut = False
         """Whether logical batches were ever to be cut into physical ones."""
         self.tickets: deque[tuple[Ticket, list[int]]] = deque()
         """Those of the latest epoch that was begun, in the order of its batches, and who is in each."""
 
     def __len__(self) -> int:
-        return self.draw.rounds(self.n) if self.order is None else len(self.order)
+        if self.order is not None:
+            return len(self.order)  # type: ignore[arg-type]
+        return self.draw.rounds(self.n)
 
     def __iter__(self) -> Iterator[list[int]]:
         self.tickets = deque()  # an epoch that is still being read keeps its own
@@ -85,7 +90,7 @@ class Draws(datasets.Sampler[list[int]]):
                 tickets.append((Ticket(len(_STAND_IN), counts=False), list(_STAND_IN)))
                 yield list(_STAND_IN)
                 continue
-            parts = [index] if self.physical is None else list(index.split(self.physical))
+            parts = index.split(self.physical or len(index))
             for number, part in enumerate(parts):
                 tickets.append((Ticket(len(part), number == len(parts) - 1, groups), part.tolist()))
                 yield part.tolist()
@@ -101,8 +106,7 @@ class Draws(datasets.Sampler[list[int]]):
         if self.micro == 1:
             return None
         number = max(1, round(self.draw.rate * self.own / self.micro))
-        assert self.keys.noise is not None
-        return self.keys.noise.integers(number, count)
+        return self.noise.integers(number, count)
 
 
 class PrivateLoader(DataLoader):
@@ -117,20 +121,17 @@ class PrivateLoader(DataLoader):
 
     def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
         self._draws, self._driver = draws, driver
-        self._together = _Collating(loader, driver.layers) if collates(loader) else None
-        options = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn")}
+        self._together: _Collating | None = None
+        if _collates(loader):
+            self._together = _Collating(loader, driver.layers)
+        names = ["num_workers", "pin_memory", "timeout", "worker_init_fn", "collate_fn", "multiprocessing_context"]
         if loader.num_workers > 0:
-            options |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}
-        super().__init__(
-            loader.dataset,
-            batch_sampler=draws,
-            collate_fn=loader.collate_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=None if driver.guard.secret else loader.generator,
-            **options,
-        )
+            names += ["prefetch_factor", "persistent_workers"]
+        if not driver.guard.secret:
+            names.append("generator")
+        super().__init__(loader.dataset, batch_sampler=draws, **{name: getattr(loader, name) for name in names})
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         turn, secret = self._driver.rest(), self._driver.guard.secret
         back = hide(by_place=False, wanted=secret)  # the seeds of workers are drawn here
         try:
@@ -147,7 +148,8 @@ class PrivateLoader(DataLoader):
             if batch is self:
                 return
             ticket, index = tickets.popleft()
-            batch = self._placed(batch)
+            if getattr(self._driver.module, "_is_accelerate_prepared", False):
+                batch = moved(batch, next(self._driver.layers.parameters()).device)
             if self._together is not None and len(index) > 1:
                 ticket = replace(ticket, look=partial(self._together.look, index, batch))
             self._driver.begin(ticket, turn, batch)
@@ -158,23 +160,21 @@ class PrivateLoader(DataLoader):
         """The probability of a record to be in a batch: public, as the size of the batches is."""
         return float(self._draws.draw.rate)
 
-    def _placed(self, batch: object) -> Any:
-        if not getattr(self._driver.module, "_is_accelerate_prepared", False):
-            return batch
-        device = next(self._driver.layers.parameters()).device
-        return moved(batch, device)
 
-
-def moved(batch: object, device: torch.device) -> Any:
+def moved(batch: object, device: torch.device) -> object:
     """A batch with its tensors on a device, its structure as it was.
 
     >>> moved({"x": [torch.ones(1)], "n": 3}, torch.device("cpu"))
     {'x': [tensor([1.])], 'n': 3}
     """
-    return tree_map(lambda item: item.to(device) if hasattr(item, "to") else item, batch)
+
+    def placed(item: Any) -> object:
+        return item.to(device) if hasattr(item, "to") else item
+
+    return tree_map(placed, batch)
 
 
-def collates(loader: DataLoader) -> bool:
+def _collates(loader: DataLoader) -> bool:
     """Whether the user's own code sees a batch's records together: torch's stacks those of one shape, and keeps them
     apart."""
     return loader.collate_fn is not datasets.default_collate or _reads_together(loader.dataset)
@@ -192,7 +192,7 @@ def _reads_together(dataset: object) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
-def check_draws(loader: DataLoader) -> None:
+def _check_draws(loader: DataLoader) -> None:
     """Refuse generators that the dataset or the collate function keeps: whoever knows their seed knows what they draw.
 
     Records are read in the order of the batch, so one record more would shift the draws of all others.
@@ -234,15 +234,15 @@ class _Collating:
 
     def __init__(self, loader: DataLoader, layers: Layers) -> None:
         self.collate, self.dataset, self.layers = loader.collate_fn, loader.dataset, layers
-        self.fetch = getattr(loader.dataset, "__getitems__") if _reads_together(loader.dataset) else None  # noqa: B009
+        self.fetch: Callable[[list[int]], list[Any]] | None = None
+        self.where = "collate_fn"
+        """Where records may meet."""
+        if _reads_together(loader.dataset):
+            self.fetch = loader.dataset.__getitems__  # type: ignore[attr-defined]
+            self.where = "__getitems__ of the dataset (or in collate_fn)"
         self._shapes: set[Hashable] = set()
 
-    @property
-    def where(self) -> str:
-        """Where records may meet."""
-        return "collate_fn" if self.fetch is None else "__getitems__ of the dataset (or in collate_fn)"
-
-    def look(self, index: list[int], batch: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def look(self, index: list[int], batch: object, args: Args, kwargs: Kwargs) -> None:
         """Refuse a batch in whose arguments records meet; nothing else is changed or kept."""
         given = _tensors(batch)
         if not due(self.layers, tuple((place, x.shape[1:]) for place, x in given.items()), self._shapes):
@@ -260,19 +260,24 @@ class _Collating:
                 f"compute nothing in {self.where} from several records"
             )
 
-    def _meet(self, index: list[int], given: dict[str, Tensor], leaves: list[Any], spec: TreeSpec) -> bool:
-        n, records = len(index), [] if self.fetch is not None else [self.dataset[i] for i in index]
+    def _meet(self, index: list[int], given: dict[str, Tensor], leaves: list[object], spec: TreeSpec) -> bool:
+        n, records, fetch = len(index), dict[int, object](), self.fetch
+        if fetch is None:
+            records = {i: self.dataset[i] for i in index}
 
         def made(places: Iterable[int]) -> dict[str, Tensor]:
-            if self.fetch is not None:
-                return _tensors(self.collate(self.fetch([index[i] for i in places])))
-            return _tensors(self.collate([records[i] for i in places]))
+            chosen = [index[place] for place in places]
+            if fetch is not None:
+                return _tensors(self.collate(fetch(chosen)))
+            return _tensors(self.collate([records[i] for i in chosen]))
 
         with Dice(torch.device("cpu")) as dice:
             whole, again = (made(range(n)) for _ in range(2))
             if dice.drew() or not all(torch.equal(x, again[place]) for place, x in whole.items()):
                 return False
-        copies, tried = 3 if n == 2 else 2, 0
+        copies, tried = 2, 0
+        if n == 2:  # as many as the batch has would say nothing
+            copies = 3
         drawn = torch.Generator().manual_seed(secret.randbits(63))
         for place in torch.randperm(n, generator=drawn)[:EXAMPLES].tolist():
             own = made([place] * copies)
@@ -296,7 +301,7 @@ def _tensors(batch: object, place: str = "") -> dict[str, Tensor]:
     """The tensors of a batch, by where they are in it."""
     if isinstance(batch, Tensor):
         return {place: batch}
-    items: Iterable[tuple[Any, Any]] = ()
+    items: Iterable[tuple[object, object]] = ()
     if isinstance(batch, Mapping):
         items = batch.items()
     elif isinstance(batch, (tuple, list)):
@@ -309,15 +314,18 @@ def _same(x: Tensor, own: Tensor, n: int, copies: int, place: int) -> bool:
     if x.ndim != own.ndim:
         return False
     cut = next((i for i in range(x.ndim) if x.shape[i] == n and own.shape[i] == copies), None)
-    return torch.equal(x, own) if cut is None else torch.equal(x.select(cut, place), own.select(cut, 0))
+    if cut is not None:
+        x, own = x.select(cut, place), own.select(cut, 0)
+    return torch.equal(x, own)
 
 
 def _origins(x: Tensor, given: dict[str, Tensor], own: dict[str, Tensor]) -> set[str]:
     """Which tensors of a batch an argument is (on another device, or of another kind); none where several differ."""
     names = [name for name, y in given.items() if y is x]
     names = names or [name for name, y in given.items() if y.shape == x.shape and torch.equal(y.to(x), x)]
-    one = all(torch.equal(own[name].to(x), own[names[0]].to(x)) for name in names)
-    return set(names) if one else set()
+    if any(not torch.equal(own[name].to(x), own[names[0]].to(x)) for name in names):
+        return set()
+    return set(names)
 
 
 def _of_a_batch(x: object, n: int, dim: int) -> bool:
@@ -325,10 +333,14 @@ def _of_a_batch(x: object, n: int, dim: int) -> bool:
     return examples_of(x, n, dim) is not None or (isinstance(x, (int, float)) and not isinstance(x, bool))
 
 
-def _filled(leaves: list[Any], origins: list[set[str]], source: dict[str, Tensor]) -> list[Any]:
+def _filled(leaves: list[object], origins: list[set[str]], source: dict[str, Tensor]) -> list[object]:
     """Arguments of another batch: each from where it came from, all else as it is."""
-    pairs = zip(leaves, origins, strict=True)
-    return [source[min(names)].to(x) if names else x for x, names in pairs]
+    filled = leaves.copy()
+    for place, names in enumerate(origins):
+        x = leaves[place]
+        if names and isinstance(x, Tensor):
+            filled[place] = source[min(names)].to(x)
+    return filled
 
 
 class BatchMemoryManager:
@@ -339,23 +351,23 @@ class BatchMemoryManager:
     isthmus.base.validate.InvalidInput: data_loader=None is not allowed: give the loader that make_private returned
     """
 
-    def __init__(self, *, data_loader: Any, max_physical_batch_size: int, optimizer: Any) -> None:
+    def __init__(self, *, data_loader: PrivateLoader, max_physical_batch_size: int, optimizer: object) -> None:
         private = isinstance(data_loader, PrivateLoader)
         validate.check(private, "data_loader", data_loader, "give the loader that make_private returned")
         validate.positive_int(max_physical_batch_size=max_physical_batch_size)
         self.data_loader, self.size = data_loader, max_physical_batch_size
-        check_physical(self.size, data_loader._draws.micro)
+        _check_physical(self.size, data_loader._draws.micro)
 
     def __enter__(self) -> PrivateLoader:
         draws = self.data_loader._draws
         self._before, draws.physical = draws.physical, self.size
         return self.data_loader
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.data_loader._draws.physical = self._before
 
 
-def check_physical(physical: int | None, micro: int) -> None:
+def _check_physical(physical: int | None, micro: int) -> None:
     """Micro-batches are clipped whole: they are not cut."""
     validate.positive_int(micro_batch_size=micro)
     if physical is not None:
@@ -364,7 +376,7 @@ def check_physical(physical: int | None, micro: int) -> None:
         validate.check(micro == 1, "max_physical_batch_size", physical, remedy)
 
 
-def check_loader(loader: Any) -> tuple[int, int]:
+def _check_loader(loader: DataLoader) -> tuple[int, int]:
     """(n, batch size) of a user's loader."""
     validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
     remedy = "give a loader of your own: this one is private already"
@@ -374,7 +386,7 @@ def check_loader(loader: Any) -> tuple[int, int]:
         n = len(loader.dataset)
     remedy = "give a map-style dataset with at least one record: the sampling of a stream cannot be accounted"
     validate.check(n > 0, "data_loader.dataset", kind, remedy)
-    size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if size is None:
         validate.refuse("data_loader.batch_size", size, "give a loader with a batch_size, which sets the sampling rate")
     validate.positive_int(**{"data_loader.batch_size": size})

@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isthmus.base import validate
@@ -27,39 +28,41 @@ _RAW = "keep them frozen, or call engine.detach() and make private again: they w
 """A gradient that did not come out of the pipeline would move its parameter by unprotected data."""
 
 
+def beside(thing: Any, names: type, **own: object) -> None:
+    """Give an object a class with these names beside its own, which is `_plain`."""
+    kind = type(thing)
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_plain": kind}
+    thing.__class__ = type(kind.__name__, (names, kind), named | own)
+
+
 def _bare(kind: type[T]) -> T:
     """An object of a class that is about to be given its state."""
     return kind.__new__(kind)
 
 
-def _guarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The optimiser's own class, which refuses what would be ignored, and copies of which are plain."""
+class _Private(torch.optim.Optimizer):
+    """Beside the optimiser's own class: refuses what would be ignored, and copies are plain."""
 
-    class Private(kind):  # type: ignore[valid-type,misc]
-        _plain = kind
-        _step_supports_amp_scaling = True  # a GradScaler that nobody has told us of shows itself in `step`
+    _plain: type[torch.optim.Optimizer]
+    _step_supports_amp_scaling = True  # a GradScaler that nobody has told us of shows itself in `step`
 
-        def __setattr__(self, name: str, value: object) -> None:
-            if name in LOCKED:
-                remedy = "give it to make_private: it is fixed with what the ledger charges; call engine.detach() first"
-                validate.refuse(f"optimizer.{name}", value, remedy)
-            super().__setattr__(name, value)
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in LOCKED:
+            remedy = "give it to make_private: it is fixed with what the ledger charges; call engine.detach() first"
+            validate.refuse(f"optimizer.{name}", value, remedy)
+        super().__setattr__(name, value)
 
-        def add_param_group(self, param_group: dict[str, Any]) -> None:
-            remedy = "call engine.detach() and add it before make_private: its parameters would move by raw gradients"
-            validate.refuse("optimizer.add_param_group", sorted(param_group), remedy)
+    def add_param_group(self, param_group: dict[str, object]) -> None:
+        """Refused: nothing of it would be private."""
+        remedy = "call engine.detach() and add it before make_private: its parameters would move by raw gradients"
+        validate.refuse("optimizer.add_param_group", sorted(param_group), remedy)
 
-        def __reduce_ex__(self, protocol: object) -> Any:
-            return _bare, (kind,), self.__getstate__()
-
-    Private.__name__, Private.__qualname__, Private.__module__ = kind.__name__, kind.__qualname__, kind.__module__
-    return Private
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        return _bare, (self._plain,), self.__getstate__()
 
 
-def make_steps_private(
-    optimizer: torch.optim.Optimizer, driver: TorchDriver, sets: Mapping[str, ConvexSet]
-) -> torch.optim.Optimizer:
-    """The same object; its `step()` releases the round, sets `.grad`, moves, and projects layers onto their sets.
+def _make_steps_private(optimizer: torch.optim.Optimizer, driver: TorchDriver, sets: Mapping[str, ConvexSet]) -> None:
+    """Its `step()` releases the round, sets `.grad`, moves, and projects layers onto their sets.
 
     While more physical batches of a logical one are to come, `step()` releases nothing.  A closure is called once, its
     loss returned: forward and backward of the batch, then the release.  Schedulers, state dicts and step
@@ -68,7 +71,7 @@ def make_steps_private(
     before = optimizer.step
     private = {id(parameter) for parameter in driver.layers.parameters()}
 
-    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self: torch.optim.Optimizer, closure: Callable[[], object] | None = None) -> object:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -91,11 +94,10 @@ def make_steps_private(
     step._before = before  # type: ignore[attr-defined]
     _watch_others(driver, private)
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-    optimizer.__class__ = _guarded(type(optimizer))
-    return optimizer
+    beside(optimizer, _Private)
 
 
-def restore_steps(optimizer: torch.optim.Optimizer) -> None:
+def _restore_steps(optimizer: torch.optim.Optimizer) -> None:
     """The optimiser's own `step` again, and no mark of privacy on it."""
     optimizer.__class__ = optimizer._plain  # type: ignore[attr-defined]
     before = optimizer.step._before  # type: ignore[attr-defined]
@@ -106,12 +108,11 @@ def restore_steps(optimizer: torch.optim.Optimizer) -> None:
     del optimizer.noise_multiplier, optimizer.max_grad_norm  # type: ignore[attr-defined]
 
 
-def check_fresh(module: Any, optimizer: Any) -> None:
+def _check_fresh(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """A module or an optimiser that is private already would be charged and noised twice."""
     remedy = "call detach() on its engine first: it is private already"
     check_undriven(module)
-    plain = not hasattr(getattr(optimizer, "step", None), "_before")
-    validate.check(plain, "optimizer", type(optimizer).__name__, remedy)
+    validate.check(not isinstance(optimizer, _Private), "optimizer", type(optimizer).__name__, remedy)
 
 
 def _watch_others(driver: TorchDriver, private: set[int]) -> None:
@@ -147,13 +148,14 @@ def _refuse_scaler(optimizer: torch.optim.Optimizer) -> NoReturn:
     validate.refuse("optimizer", type(optimizer).__name__, remedy)
 
 
-def unwrapped(optimizer: Any) -> Any:
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimiser inside the wrappers of a trainer, such as `accelerate`'s: it is the one that moves."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        remedy = "prepare the optimiser after make_private: it keeps a step of its own for its GradScaler"
-        validate.check(getattr(optimizer, "scaler", None) is None, "optimizer", type(optimizer).__name__, remedy)
-        optimizer = optimizer.optimizer
-    return optimizer
+    inner = getattr(optimizer, "optimizer", None)
+    if not isinstance(inner, torch.optim.Optimizer):
+        return optimizer
+    remedy = "prepare the optimiser after make_private: it keeps a step of its own for its GradScaler"
+    validate.check(getattr(optimizer, "scaler", None) is None, "optimizer", type(optimizer).__name__, remedy)
+    return unwrapped(inner)
 
 
 def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:
@@ -163,12 +165,14 @@ def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:
         binding.write(constraint.project(binding.read().reshape(-1)))
 
 
-def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
+def _leaf_sets(constraint: ConvexSet | Mapping[str, ConvexSet] | None, layers: Layers) -> dict[str, ConvexSet]:
     """The sets of single layers: given by name, or one set for every layer."""
     if constraint is None:
         return {}
     names = [leaf.name for leaf in layers.space.leaves]
-    sets = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(names, constraint)
+    if not isinstance(constraint, Mapping):
+        constraint = dict.fromkeys(names, constraint)
+    sets = dict(constraint)
     for name, given_set in sets.items():
         validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
         size, where = layers.space[name].size, f"constraint[{name!r}]"
@@ -178,14 +182,14 @@ def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
     return sets
 
 
-def product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | None:
+def _product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | None:
     """The product of the layers' sets, the whole space where there is none."""
     if not sets:
         return None
     return Product([(sets.get(leaf.name, Whole()), leaf.size) for leaf in layers.space.leaves])
 
 
-def check_optimizer(optimizer: Any, layers: Layers) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, layers: Layers) -> None:
     """The optimiser moves exactly the parameters that are trained."""
     is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
     validate.check(is_optimizer, "optimizer", type(optimizer).__name__, "give a torch optimiser")
@@ -230,7 +234,7 @@ class _Fixed(torch.amp.GradScaler):
         """Nothing: what a private optimiser is given was divided by the scale before it was clipped."""
         self._check(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """The optimiser's step, always: whether one is taken must not depend on the data."""
         self._check(optimizer)
         return optimizer.step(*args, **kwargs)
@@ -239,7 +243,7 @@ class _Fixed(torch.amp.GradScaler):
         """Nothing: the scale stays."""
         validate.check(new_scale is None, "new_scale", new_scale, KEPT)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Only a state with the same scale."""
         scale = state_dict.get("scale", self.get_scale())
         validate.check(scale == self.get_scale(), "scale", scale, KEPT)
@@ -249,15 +253,15 @@ class _Fixed(torch.amp.GradScaler):
         remedy = "give other optimisers a scaler of their own: this one belongs to private training"
         validate.check(is_private, "optimizer", type(optimizer).__name__, remedy)
 
-    def __reduce_ex__(self, protocol: object) -> Any:
-        state = {name: value for name, value in self.__getstate__().items() if name not in ("_private", "_plain")}
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        state = {name: value for name, value in self.__getstate__().items() if name != "_private"}
         return _bare, (self._plain,), state
 
 
-def scale_of(scaler: Any, reduction: str) -> float:
+def _scale_of(scaler: torch.amp.GradScaler | None, reduction: str) -> float:
     """The scale that a loop multiplies its loss by: 1 without a scaler, or with one that is switched off.
 
-    >>> scale_of(None, "mean"), scale_of(torch.amp.GradScaler("cpu", init_scale=8.0), "mean")
+    >>> _scale_of(None, "mean"), _scale_of(torch.amp.GradScaler("cpu", init_scale=8.0), "mean")
     (1.0, 8.0)
     """
     if scaler is None:
@@ -275,12 +279,12 @@ def scale_of(scaler: Any, reduction: str) -> float:
     return scale
 
 
-def fix_scale(scaler: Any, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+def _fix_scale(scaler: Any, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Let the scale of a user's scaler stay from now on; returns what makes the scaler the user's own again.
 
     >>> weights = [torch.nn.Parameter(torch.zeros(1))]
     >>> scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    >>> free = fix_scale(scaler, torch.optim.SGD(weights, lr=0.1))
+    >>> free = _fix_scale(scaler, torch.optim.SGD(weights, lr=0.1))
     >>> scaler.update(), scaler.get_scale()
     (None, 8.0)
     >>> free()
@@ -290,14 +294,13 @@ def fix_scale(scaler: Any, optimizer: torch.optim.Optimizer) -> Callable[[], Non
     if isinstance(scaler, _Fixed):
         scaler._private.add(id(optimizer))
     else:
-        kind = type(scaler)
-        scaler._private, scaler._plain = {id(optimizer)}, kind
-        scaler.__class__ = type(kind.__name__, (_Fixed, kind), {"__module__": kind.__module__})
+        scaler._private = {id(optimizer)}
+        beside(scaler, _Fixed)
 
     def free() -> None:
         scaler._private.discard(id(optimizer))
         if not scaler._private:
             scaler.__class__ = scaler._plain
-            del scaler._private, scaler._plain
+            del scaler._private
 
     return free

@@ -38,6 +38,7 @@ from isthmus.estimators.inputs import _read
 from isthmus.estimators.problem import _check_bounds, _posed, _Problem
 from isthmus.estimators.stateless_steps import _warn_of_repeated_fits
 from isthmus.objectives.linear import Loss, loss_of
+from isthmus.objectives.targets import CountTargets
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
@@ -73,9 +74,7 @@ class _PrivateEstimator(BaseEstimator):
         return copied.set_params(ledger=ledger)
 
     def _delta(self, n: int) -> float:
-        if self.delta is None:
-            return default_delta(n)
-        return self.delta
+        return self.delta or default_delta(n)
 
     def _repr_html_inner(self) -> str:
         """What a notebook shows where it asks for HTML."""
@@ -464,26 +463,20 @@ class _PrivateLinear(_PrivateEstimator):
             return {name: (ends, np.outer(ends, slopes[:, j]).squeeze()) for j, name in enumerate(names)}
         last = maps[-1]
         weight, offset = RowMaps(maps[:-1]).affine(self.n_features_in_)
-        whole = math.hypot(last.limit, last.bias)
-        curves = {}
+        whole, curves, unit = math.hypot(last.limit, last.bias), {}, self._target_map[1]
+        if issubclass(self._kind.reads, CountTargets):  # curves of a logarithm have no unit
+            unit = 1.0
         for j, name in enumerate(names):
             mine = (last.columns == j).nonzero()[:, 0]
             x = (last.knots * last.reach - offset[j]) / weight[j]
             curve = last.values[mine].T @ self._weights[mine] / whole
-            curves[name] = x.numpy(), self._in_units(curve - curve.mean(0))
+            curves[name] = x.numpy(), unit * (curve - curve.mean(0)).numpy().squeeze()
         return curves
 
     def _names(self) -> tuple[str, ...]:
         """The names of the columns."""
         names = vars(self).get("feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         return tuple(map(str, names))
-
-    def _in_units(self, margins: Tensor) -> np.ndarray:
-        """What is added to a margin, in the units of the prediction: one number each, or one for every class."""
-        values = margins.numpy()
-        if values.shape[1] == 1:
-            return values[:, 0]
-        return values
 
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
         """(round, epsilon of so many rounds fixed beforehand) of the fit; what was bought before them is in all."""

@@ -81,8 +81,7 @@ class Intervals:
         rests_on = [f"- {assumption}" for assumption in self.assumptions]
         return "\n".join([head, *lines, "It rests on these assumptions:", *rests_on])
 
-    def __str__(self) -> str:
-        return self.words()
+    __str__ = words
 
 
 def coefficient_intervals(model: _PrivateLinear, level: float = 0.95, residual_sd: float | None = None) -> Intervals:

@@ -140,9 +140,6 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         else:
             self.coef_, self.intercept_ = width * coefficients[0], float(shift + width * intercepts[0])
 
-    def _in_units(self, margins: torch.Tensor) -> np.ndarray:
-        return super()._in_units(margins) * (1.0 if self._counts else self._target_map[1])
-
     @property
     def _target_map(self) -> tuple[float, float]:
         shift, width = target_map(*self.target_bounds_, self._counts)

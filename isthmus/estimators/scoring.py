@@ -90,8 +90,7 @@ class Scores:
         lines = [f"on {where}" for where in dict.fromkeys(figure.on for figure in self.figures)]
         return "\n".join([*lines, *(replace(figure, on="").words() for figure in self.figures)])
 
-    def __str__(self) -> str:
-        return self.words()
+    __str__ = words
 
 
 def private_score(

@@ -97,8 +97,7 @@ class Summary:
             lines += ["", f"left out because {why}: {', '.join(names)}"]
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        return self.table()
+    __str__ = table
 
 
 def private_summary(
@@ -193,7 +192,7 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
         if unknown:
             bought = _bought({name: entries[name] for name in unknown}, looks, shares[_RANGES])
             columns = [replace(column, bounds=bought.get(column.name, column.bounds)) for column in columns]
-        grids = {column.name: _Grid.of(column, bins) for column in columns}
+        grids = {column.name: _Grid(column, bins) for column in columns}
         width = max(len(grid.labels) for grid in grids.values())
         placed = [grids[column.name].cells(entries[column.name]) for column in columns]
         cells = np.stack([np.zeros_like(placed[0]), *placed], axis=1)  # the first counts the rows
@@ -209,7 +208,8 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
     precision = 1 + (1 / sizes).sum()
     rows = float((counts[0, 0] + sum(part.sum() / len(part) for part in own)) / precision)
     summaries = [
-        grids[c.name].summary(c, part, rows, noise, sums.get(c.name)) for c, part in zip(columns, own, strict=True)
+        grids[column.name].summary(part, rows, noise, sums.get(column.name))
+        for column, part in zip(columns, own, strict=True)
     ]
     return Summary(rows, noise / math.sqrt(precision), tuple(summaries), {}, None)  # type: ignore[arg-type]
 
@@ -226,25 +226,22 @@ def _bought(entries: dict[str, np.ndarray], looks: Looks, share: float) -> dict[
 # ---------------------------------------------------------------- cells, and what follows from their counts
 
 
-@dataclass(frozen=True)
 class _Grid:
     """The cells of one column: below, parts of the range, above (or words), and missing."""
 
-    labels: tuple[str, ...]
-    bins: _Bins | None = None
-
-    @staticmethod
-    def of(column: Column, parts: int) -> _Grid:
-        if column.type == "category":
-            return _Grid((*column.categories, "(other)", "(missing)"))
+    def __init__(self, column: Column, parts: int) -> None:
+        self.column, self.bins = column, None
         if column.type == "bool":
-            return _Grid(("false", "true", "(missing)"))
-        assert column.bounds is not None
-        edges = np.linspace(*column.bounds, parts + 1)
-        edges[-1] = np.nextafter(edges[-1], np.inf)  # the end of the range is part of it
-        labels = [_place(column, edge) for edge in np.linspace(*column.bounds, parts + 1)]
-        between = [f"{a} to {b}" for a, b in zip(labels, labels[1:], strict=False)]
-        return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), _Bins(edges))
+            self.labels: tuple[str, ...] = ("false", "true", "(missing)")
+        elif column.bounds is None:
+            self.labels = (*column.categories, "(other)", "(missing)")
+        else:
+            edges = np.linspace(*column.bounds, parts + 1)
+            places = [_place(column, edge) for edge in edges]
+            between = [f"{a} to {b}" for a, b in zip(places, places[1:], strict=False)]
+            self.labels = (f"below {places[0]}", *between, f"above {places[-1]}", "(missing)")
+            edges[-1] = np.nextafter(edges[-1], np.inf)  # the end of the range is part of it
+            self.bins = _Bins(edges)
 
     def cells(self, entries: np.ndarray) -> np.ndarray:
         """The cell of each entry."""
@@ -263,9 +260,10 @@ class _Grid:
         return np.stack([u, u**2], axis=1)
 
     def summary(
-        self, column: Column, counts: np.ndarray, rows: float, noise: float, sums: tuple[float, float, float] | None
+        self, counts: np.ndarray, rows: float, noise: float, sums: tuple[float, float, float] | None
     ) -> ColumnSummary:
         """What the counts, moved alike so that they sum to the number of rows, tell of the column."""
+        column = self.column
         counts = counts + (rows - counts.sum()) / len(counts)
         cells = tuple((label, float(count)) for label, count in zip(self.labels[:-1], counts, strict=False))
         column_summary = ColumnSummary(column.name, column.type, cells, float(counts[-1]), noise, column.bounds)

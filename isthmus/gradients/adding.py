@@ -71,33 +71,27 @@ def holds(rho: float, dtype: torch.dtype) -> bool:
 
 
 def in_float64(
-    n: int,
-    rho: float,
-    shape: tuple[int, ...],
-    device: torch.device,
-    add: Callable[[int, int], Tensor],
-    most: int,
-    terms: int = 1,
+    n: int, rho: float, shape: tuple[int, ...], device: torch.device, add: Callable[[int, int], Tensor], most: int
 ) -> Tensor:
-    """The sum of n rows of some terms each within rho, from `add(lo, hi)`: float64 sums of rows lo..hi-1.
+    """The sum of n rows within rho, from `add(lo, hi)`: float64 sums of rows lo..hi-1.
 
     At most `most` rows are taken at a time.  Where additions in any order are too many, chunks are as short as they
     must be and their sum is compensated.
     """
-    few = (roundings(rho, torch.float64) - SPARE) // terms
-    total, step = Total(shape, device, exact=n > few), most if n <= few else max(1, min(most, few))
+    few = roundings(rho, torch.float64) - SPARE
+    total, step = Total(shape, device, exact=n > few), max(1, min(most, few))
     for lo in range(0, n, step):
         total.add(add(lo, min(lo + step, n)))
     return total.result()
 
 
-def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
+def _outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
     """out = sum_k b_k a_k', a (K, p) and b (K, q), within rho sum_k |b_k||a_k|' in every entry.
 
     Call it among `exact_products`: in reduced precision the bound means nothing.
 
     >>> out = torch.empty(1, 1)
-    >>> outer_sum(torch.ones(4, 1), torch.full((4, 1), 0.25), 1e-6, out)
+    >>> _outer_sum(torch.ones(4, 1), torch.full((4, 1), 0.25), 1e-6, out)
     >>> float(out)
     1.0
     """
@@ -120,7 +114,7 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
         out.copy_(in_float64(k, rho, (b.shape[1], a.shape[1]), out.device, add, most))
 
 
-def row_sum(b: Tensor, rho: float, out: Tensor) -> None:
+def _row_sum(b: Tensor, rho: float, out: Tensor) -> None:
     """out = sum_k b_k for b (K, q), within rho sum_k |b_k|."""
     if not b.is_cuda and len(b) <= roundings(rho, b.dtype) - SPARE:  # products with 1 are exact
         out[:, None].copy_(b.T @ b.new_ones(len(b), 1))

@@ -63,12 +63,8 @@ def cosamp(sketch: Sketch | Point, y: Point, k: int, iterations: int | None = No
     if iterations is not None:
         validate.positive_int(iterations=iterations)
     matrix = _matrix(sketch, codes)
-    validate.check(
-        codes.shape[-1] == matrix.shape[0],
-        "y.shape",
-        tuple(codes.shape),
-        f"give codes of length {len(matrix)}, which is the number of rows of Phi",
-    )
+    remedy = f"give codes of length {len(matrix)}, which is the number of rows of Phi"
+    validate.check(codes.shape[-1] == len(matrix), "y.shape", tuple(codes.shape), remedy)
     validate.at_most(matrix.shape[1], "the dimension d", k=k)
     z = _decode(matrix, codes.reshape(-1, matrix.shape[0]).to(matrix), k, iterations or 6 * (k + 1))
     z = z.reshape(*codes.shape[:-1], matrix.shape[1]).to(codes.dtype)
@@ -213,9 +209,7 @@ class BasisPursuit(Generic[Point]):
     method: str
 
 
-def basis_pursuit(
-    sketch: Sketch | Point, y: Point, tol: float = 1e-8, max_iter: int | None = None
-) -> BasisPursuit[Point]:
+def basis_pursuit(sketch: Sketch | Point, y: Point, tol: float = 1e-8) -> BasisPursuit[Point]:
     """min ||w||_1 subject to Phi w = y.
 
     The l1-homotopy follows min 1/2 ||Phi w - y||^2 + lam ||w||_1 from lam = ||Phi' y||_inf down.  At every
@@ -228,7 +222,6 @@ def basis_pursuit(
         sketch: a Sketch or an m x d matrix.
         y: the vector of R^m.
         tol: the gap and the residual are at most tol relative to ||w||_1 and ||y||.
-        max_iter: most breakpoints; 10 m by default.
 
     Returns:
         A `BasisPursuit`; float64 inside, `point` of the type of `y`.
@@ -247,7 +240,7 @@ def basis_pursuit(
     else:
         phi = _operator(validate.as_tensor("matrix", sketch, ndim=2).numpy())
     validate.shape((phi.m,), y=torch.from_numpy(right))
-    w, dual, steps, method = _pursue(phi, right / phi.scale, tol, max_iter)
+    w, dual, steps, method = _pursue(phi, right / phi.scale, tol)
     dual = dual / max(1.0, float(np.abs(phi.adjoint(dual)).max())) / phi.scale
     value = float(np.abs(w).sum())
     residual = float(np.linalg.norm(phi.scale * phi.forward(w) - right))
@@ -258,7 +251,7 @@ def basis_pursuit(
     return BasisPursuit(w, value, dual, gap, residual, steps, method)
 
 
-def _pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> tuple[Array, Array, int, str]:
+def _pursue(phi: Operator, y: Array, tol: float) -> tuple[Array, Array, int, str]:
     """(w, dual, iterations, method) for an operator."""
     size = float(np.linalg.norm(y))
     if size == 0:
@@ -268,7 +261,7 @@ def _pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) ->
     if isinstance(phi, _MatrixFree):
         return _matrix_free(phi, y, tol)
     matrix = phi.matrix
-    w, dual, steps = _homotopy(matrix, y / size, max_iter or 10 * phi.m, tol)
+    w, dual, steps = _homotopy(matrix, y / size, 10 * phi.m, tol)
     method = "homotopy"
     if not _proven(matrix, y / size, w, dual, tol):
         w, dual, steps = _linear_program(matrix, y / size)

@@ -305,12 +305,8 @@ class HeavyHitters(Lift):
         self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step, memory: Memory | None
     ) -> tuple[Lifted, Memory]:
         """Lift a code together with what was left before, and what is left now."""
-        validate.check(
-            not isinstance(eta, Tensor) or eta.numel() == 1,
-            "step",
-            "a vector",
-            "give one number as the step of a round",
-        )
+        if isinstance(eta, Tensor) and eta.numel() > 1:
+            validate.refuse("step", "a vector", "give one number as the step of a round")
         old: Memory = {"velocity": torch.zeros_like(y), "error": torch.zeros_like(y)}
         if memory is not None and memory["map"] == sketch.fingerprint:
             old = memory

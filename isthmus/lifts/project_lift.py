@@ -285,12 +285,8 @@ def _read(constraint: ConvexSet, sketch: Sketch, target: object, start: object) 
     v, w0 = validate.as_tensor("target", target), validate.as_tensor("start", start).detach()
     validate.shape((sketch.m,), target=v)
     validate.shape((sketch.d,), start=w0)
-    validate.check(
-        constraint.dim in (None, sketch.d),
-        "sketch.d",
-        sketch.d,
-        f"give a sketch of dimension {constraint.dim}, which is that of the set",
-    )
+    remedy = f"give a sketch of dimension {constraint.dim}, which is that of the set"
+    validate.check(constraint.dim in (None, sketch.d), "sketch.d", sketch.d, remedy)
     return v.detach(), w0
 
 

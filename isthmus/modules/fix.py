@@ -14,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from isthmus.base.validate import InvalidInput, check, positive_int
 from isthmus.gradients.layers.layers import rule_for
-from isthmus.modules.recurrent import GRU, LSTM, RNN, Recurrent
+from isthmus.modules.recurrent import GRU, LSTM, RNN, _Recurrent
 
 _MAX_GROUPS = 32
 """Groups of the norm that takes the place of a batch norm, at most."""
@@ -114,7 +114,9 @@ def _replacement(layer: nn.Module, num_groups: int | None) -> nn.Module | None:
     for kinds, make in _MAKERS:
         if isinstance(layer, kinds) and any(type(layer).forward is kind.forward for kind in kinds):
             fit = make(layer, num_groups)
-            return None if fit is None else fit.train(layer.training)
+            if fit is not None:
+                fit.train(layer.training)
+            return fit
     return None
 
 
@@ -145,8 +147,10 @@ def _instance_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
 
 
 def _recurrent(layer: Any, num_groups: int | None) -> nn.Module:
-    kind: type[Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
-    extra = {"nonlinearity": layer.nonlinearity} if kind is RNN else {}
+    kind: type[_Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
+    extra = {}
+    if kind is RNN:
+        extra["nonlinearity"] = layer.nonlinearity
     fit = kind(
         layer.input_size,
         layer.hidden_size,

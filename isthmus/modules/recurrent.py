@@ -21,7 +21,7 @@ from isthmus.base import validate
 State = tuple[Tensor, ...]
 
 
-class Recurrent(nn.Module):
+class _Recurrent(nn.Module):
     """What the three kinds have in common; a kind supplies `gates`, `states` and `cell`.
 
     Parameters are named as torch names them, in the state dict and as attributes: `weight_ih_l0`, `weight_hh_l0`,
@@ -43,7 +43,7 @@ class Recurrent(nn.Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
-        device: Any = None,
+        device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -54,7 +54,9 @@ class Recurrent(nn.Module):
         self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, float(dropout), bidirectional
         self.proj_size = 0
         for layer in range(num_layers):
-            width = input_size if layer == 0 else hidden_size * (1 + bidirectional)
+            width = input_size
+            if layer > 0:
+                width = hidden_size * (1 + bidirectional)
             for end in self._ends():
                 for part, size in (("ih", width), ("hh", hidden_size)):
                     linear = nn.Linear(size, self.gates * hidden_size, bias, device=device, dtype=dtype)
@@ -76,7 +78,9 @@ class Recurrent(nn.Module):
     @property
     def all_weights(self) -> list[list[nn.Parameter]]:
         """The parameters of every layer and direction, in torch's order."""
-        kinds = ["weight", "bias"] if self.bias else ["weight"]
+        kinds = ["weight"]
+        if self.bias:
+            kinds.append("bias")
         ends = [f"l{layer}{end}" for layer in range(self.num_layers) for end in self._ends()]
         return [[getattr(self, f"{kind}_{part}_{end}") for kind in kinds for part in ("ih", "hh")] for end in ends]
 
@@ -84,24 +88,24 @@ class Recurrent(nn.Module):
         """The next state from the projected input of a step and the state before it."""
         raise NotImplementedError
 
-    def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | State | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor | State]:
         """Output and last state, as torch's layer of the same name returns them."""
-        packed = isinstance(input, PackedSequence)
-        x, mask = _steps_first(input) if packed else (input, None)
-        validate.check(
-            x.dim() == 3,
-            "input.shape",
-            tuple(x.shape),
-            "give a batch of sequences (three dimensions), or a PackedSequence",
-        )
-        x = x.transpose(0, 1) if self.batch_first and not packed else x
-        y, state = self._run(x, self._start(x, hx), mask)
-        last = state[0] if self.states == 1 else state
-        if packed:
+        if isinstance(input, PackedSequence):  # steps first, in the caller's order of examples
+            x, lengths = pad_packed_sequence(input)
+            mask = torch.arange(len(x))[:, None, None] < lengths[:, None]  # where a sequence has an entry
+            y, last = self._run(x, self._start(x, hx), mask.to(x.device, non_blocking=True))
             return _packed_like(y, input), last
-        return y.transpose(0, 1) if self.batch_first else y, last
+        remedy = "give a batch of sequences (three dimensions), or a PackedSequence"
+        validate.check(input.dim() == 3, "input.shape", tuple(input.shape), remedy)
+        if not self.batch_first:
+            return self._run(input, self._start(input, hx), None)
+        x = input.transpose(0, 1)
+        y, last = self._run(x, self._start(x, hx), None)
+        return y.transpose(0, 1), last
 
-    def _run(self, x: Tensor, start: State, mask: Tensor | None) -> tuple[Tensor, State]:
+    def _run(self, x: Tensor, start: State, mask: Tensor | None) -> tuple[Tensor, Tensor | State]:
         """All layers, one after the other, over (steps, examples, features)."""
         last: list[State] = []
         for layer in range(self.num_layers):
@@ -111,19 +115,21 @@ class Recurrent(nn.Module):
                 y, state = self._direction(f"l{layer}{end}", x, state, mask, backwards=bool(end))
                 outputs.append(y)
                 last.append(state)
-            x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+            x = torch.cat(outputs, -1)
             if self.dropout and self.training and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout)
-        return x, tuple(torch.stack(pieces) for pieces in zip(*last, strict=True))
+        state = tuple(torch.stack(pieces) for pieces in zip(*last, strict=True))
+        if self.states == 1:
+            return x, state[0]
+        return x, state
 
     def _direction(
         self, end: str, x: Tensor, state: State, mask: Tensor | None, backwards: bool
     ) -> tuple[Tensor, State]:
         """One layer in one direction; a sequence that has ended (or not begun) keeps its state."""
         projected, recurrent = getattr(self, f"ih_{end}")(x).unbind(0), getattr(self, f"hh_{end}")
-        steps = range(len(projected))
         outputs: list[Tensor] = [x] * len(projected)
-        for t in reversed(steps) if backwards else steps:
+        for t in sorted(range(len(projected)), reverse=backwards):
             new = self.cell(projected[t], recurrent, state)
             if mask is None:
                 state, outputs[t] = new, new[0]
@@ -132,27 +138,29 @@ class Recurrent(nn.Module):
                 outputs[t] = torch.where(mask[t], new[0], 0.0)
         return torch.stack(outputs), state
 
-    def _start(self, x: Tensor, hx: Any) -> State:
+    def _start(self, x: Tensor, hx: Tensor | State | None) -> State:
         shape = (self.num_layers * (1 + self.bidirectional), x.shape[1], self.hidden_size)
         if hx is None:
             return (x.new_zeros(shape),) * self.states
-        state = (hx,) if self.states == 1 else tuple(hx)
+        state = tuple(hx)
+        if isinstance(hx, Tensor):
+            state = (hx,)
         validate.check(len(state) == self.states, "hx", type(hx).__name__, f"give {self.states} tensors")
         for piece in state:
             validate.shape(shape, hx=piece)
         return state
 
     def _ends(self) -> tuple[str, ...]:
-        return ("", "_reverse") if self.bidirectional else ("",)
+        if self.bidirectional:
+            return "", "_reverse"
+        return ("",)
 
     def __getattr__(self, name: str) -> Any:
         kind, _, part = name.partition("_")
         modules = self.__dict__.get("_modules", {})
-        return (
-            getattr(modules[part], kind)
-            if kind in ("weight", "bias") and part in modules
-            else super().__getattr__(name)
-        )
+        if kind in ("weight", "bias") and part in modules:
+            return getattr(modules[part], kind)
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """The sizes."""
@@ -160,7 +168,7 @@ class Recurrent(nn.Module):
         return f"{self.input_size}, {self.hidden_size}{more}"
 
 
-class RNN(Recurrent):
+class RNN(_Recurrent):
     """h_t = tanh(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh), or with relu: a drop-in for `nn.RNN`.
 
     >>> theirs = nn.RNN(3, 4, batch_first=True)
@@ -178,14 +186,14 @@ class RNN(Recurrent):
         validate.one_of(("tanh", "relu"), nonlinearity=nonlinearity)
         super().__init__(*args, **kwargs)
         self.nonlinearity = nonlinearity
-        self._function: Callable[[Tensor], Tensor] = torch.tanh if nonlinearity == "tanh" else torch.relu
+        self._function: Callable[[Tensor], Tensor] = {"tanh": torch.tanh, "relu": torch.relu}[nonlinearity]
 
     def cell(self, projected: Tensor, recurrent: nn.Module, state: State) -> State:
         """One step."""
         return (self._function(projected + recurrent(state[0])),)
 
 
-class LSTM(Recurrent):
+class LSTM(_Recurrent):
     """Gates i, f, g, o; c_t = f c_(t-1) + i g and h_t = o tanh(c_t): a drop-in for `nn.LSTM`.
 
     >>> sorted(LSTM(3, 4).state_dict())
@@ -201,7 +209,7 @@ class LSTM(Recurrent):
         return torch.sigmoid(o) * torch.tanh(c), c
 
 
-class GRU(Recurrent):
+class GRU(_Recurrent):
     """Gates r, z; n_t = tanh(x_n + r h_n) and h_t = (1 - z) n_t + z h_(t-1): a drop-in for `nn.GRU`.
 
     >>> GRU(3, 4, bidirectional=True)(torch.zeros(5, 2, 3))[0].shape
@@ -219,23 +227,17 @@ class GRU(Recurrent):
         return ((1 - z) * n + z * state[0],)
 
 
-def _steps_first(packed: PackedSequence) -> tuple[Tensor, Tensor]:
-    """(steps, examples, features) in the caller's order of examples, and where a sequence has an entry."""
-    x, lengths = pad_packed_sequence(packed)
-    mask = torch.arange(len(x))[:, None, None] < lengths[:, None]
-    return x, mask.to(x.device, non_blocking=True)
-
-
 def _packed_like(output: Tensor, like: PackedSequence) -> PackedSequence:
     """Packed again, in the order and with the lengths of the input."""
     sizes = like.batch_sizes  # examples that still have an entry, step by step; on the CPU
     lengths = (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
-    ordered = output if like.sorted_indices is None else output.index_select(1, like.sorted_indices)
-    data = pack_padded_sequence(ordered, lengths).data
+    if like.sorted_indices is not None:
+        output = output.index_select(1, like.sorted_indices)
+    data = pack_padded_sequence(output, lengths).data
     return PackedSequence(data, sizes, like.sorted_indices, like.unsorted_indices)
 
 
-def _torch_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _torch_names(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
     """`ih_l0.weight` becomes `weight_ih_l0`."""
     for part in module._modules:
         for kind in ("weight", "bias"):
@@ -243,7 +245,7 @@ def _torch_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata
                 state[f"{prefix}{kind}_{part}"] = state.pop(f"{prefix}{part}.{kind}")
 
 
-def _own_names(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _own_names(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """`weight_ih_l0` becomes `ih_l0.weight`."""
     for part in module._modules:
         for kind in ("weight", "bias"):

@@ -51,8 +51,7 @@ class LinearModel(Objective):
     Args:
         X: n x p array, tensor or SciPy sparse matrix (held as CSR, never densified); or a table that outgrows memory:
             a memory-mapped array, a .npy or Parquet file, a folder of Parquet files, a pyarrow dataset.
-        y: n targets, read as `targets` say; by default as the class says in `reads`.  With Parquet also the name of
-            their column.
+        y: n targets, read as the class says in `reads`.  With Parquet also the name of their column.
         classes: the labels of a classifier, in order.
         l1, l2: strengths of the penalty l1 ||w||_1 + (l2 / 2) ||w||^2; or give `penalty`.
         weights: n numbers >= 0 that multiply the losses (the sum is still divided by n).
@@ -99,7 +98,6 @@ class LinearModel(Objective):
         self,
         X: object,
         y: object,
-        targets: Targets | None = None,
         *,
         classes: object = None,
         l2: float = 0.0,
@@ -108,13 +106,13 @@ class LinearModel(Objective):
         weights: object = None,
     ) -> None:
         self.penalty = penalty_of(l1, l2, penalty)
-        if targets is None and self.labelled():
-            targets = self.reads(classes)  # type: ignore[call-arg]
-        else:
+        self.targets: Targets = self.reads()
+        if not self.labelled():
             validate.check(classes is None, "classes", classes, "leave it out: only a classifier has classes")
-        self.targets: Targets = targets or self.reads()
-        if self.targets.labels and self.targets.classes is None:
+        elif classes is None:
             self.read_off = (CLASSES_READ,)
+        else:
+            self.targets = self.reads(classes)  # type: ignore[call-arg]
         self.weights: Tensor | None = None
         self._load(X, y)
         if weights is not None:

@@ -15,7 +15,8 @@ from torch import nn
 from isthmus.base import validate
 from isthmus.core.driver import TorchDriver
 from isthmus.engine import PrivacyEngine
-from isthmus.engine.optimizer import unwrapped
+from isthmus.engine.filling import Norm
+from isthmus.engine.optimizer import beside, unwrapped
 from isthmus.gradients.layers import Layers
 from isthmus.opacus_compat.names import IAccountant, ModuleValidator, method
 
@@ -52,7 +53,7 @@ class OpacusEngine(PrivacyEngine):
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        max_grad_norm: Any,
+        max_grad_norm: Norm,
         wrap_model: bool = True,
         **rest: Any,
     ) -> Any:
@@ -64,7 +65,7 @@ class OpacusEngine(PrivacyEngine):
         """
         ModuleValidator.validate(module, strict=True)
         if rest.get("clipping") == "per_layer" and isinstance(max_grad_norm, Sequence):
-            max_grad_norm = by_layer(module, max_grad_norm, rest.get("batch_first", True))
+            max_grad_norm = _by_layer(module, max_grad_norm, rest.get("batch_first", True))
         made = super().make_private(module=module, optimizer=optimizer, max_grad_norm=max_grad_norm, **rest)
         _answer(unwrapped(optimizer), self._require_driver(), sums=rest["noise_multiplier"] == 0)
         if wrap_model:
@@ -84,7 +85,7 @@ class OpacusEngine(PrivacyEngine):
 
     def get_epsilon(self, delta: float, alphas: Sequence[float] | None = None) -> float:
         """Epsilon at delta of everything released so far; "rdp" takes the orders `alphas`."""
-        return super().get_epsilon(delta) if alphas is None else self.accountant.get_epsilon(delta, alphas)
+        return self.accountant.get_epsilon(delta, alphas)
 
     @classmethod
     def is_compatible(cls, *, module: nn.Module, **rest: object) -> bool:  # type: ignore[override]
@@ -117,10 +118,10 @@ class OpacusEngine(PrivacyEngine):
             return super().load_checkpoint(path=own, module=module, **rest)
 
 
-def by_layer(module: nn.Module, bounds: Sequence[float], batch_first: bool = True) -> dict[str, float]:
+def _by_layer(module: nn.Module, bounds: Sequence[float], batch_first: bool = True) -> dict[str, float]:
     """Bounds of layers from those of parameters, in the module's order: the bound of a whole record is the same.
 
-    >>> by_layer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, bias=False)), [3.0, 4.0, 1.0])
+    >>> _by_layer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, bias=False)), [3.0, 4.0, 1.0])
     {'0': 5.0, '1': 1.0}
     """
     layers = Layers(module, batch_first=batch_first)
@@ -166,15 +167,17 @@ class GradSampleModule:
     def _module(self) -> GradSampleModule:
         return self
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Copies and pickles are of the module's own class."""
         own, plain = type(self), self._plain
         reduced = plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
 
-        def named(part: object) -> Any:
+        def named(part: object) -> object:
             if isinstance(part, tuple):
                 return tuple(map(named, part))
-            return plain if part is own else part
+            if part is own:
+                return plain
+            return part
 
         return tuple(map(named, reduced))
 
@@ -188,7 +191,7 @@ def _put_on(module: nn.Module) -> nn.Module:
     >>> type(_take_off(module)) is nn.Linear
     True
     """
-    module.__class__ = _beside(module, GradSampleModule, _plain=type(module))
+    beside(module, GradSampleModule)
     return module
 
 
@@ -246,18 +249,12 @@ def _answer(optimizer: torch.optim.Optimizer, driver: TorchDriver, sums: bool) -
 
     sums  give every parameter the sum it moves by as `summed_grad`: only where that was released without noise
     """
-    optimizer.__class__ = _beside(optimizer, DPOptimizer, _driver=driver)
+    beside(optimizer, DPOptimizer, _driver=driver, _plain=optimizer._plain)  # type: ignore[attr-defined]
 
-    def show(private: Any, args: Any, kwargs: Any) -> None:
+    def show(private: Any, args: object, kwargs: object) -> None:
         for parameter in private.params:
             if parameter.grad is not None:
                 parameter.summed_grad = parameter.grad * private.expected_batch_size
 
     if sums:
         optimizer.register_step_pre_hook(show)
-
-
-def _beside(thing: object, names: type, **own: object) -> Any:
-    """The class of a module or an optimiser with Opacus' names beside its own."""
-    kind = type(thing)
-    return type(kind.__name__, (names, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **own})

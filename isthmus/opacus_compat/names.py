@@ -93,7 +93,9 @@ class IAccountant(Accountant):
         An engine charges its own releases: a step that is told here is one more.
         """
         validate.non_negative(noise_multiplier=noise_multiplier)
-        event = dpa.GaussianDpEvent(float(noise_multiplier)) if noise_multiplier else dpa.NonPrivateDpEvent()
+        event = dpa.NonPrivateDpEvent()
+        if noise_multiplier:
+            event = dpa.GaussianDpEvent(float(noise_multiplier))
         self.ledger.pay("step", Poisson(sample_rate).event(event), steps)
 
     def get_epsilon(self, delta: float, alphas: Sequence[float] | None = None, **kwargs: object) -> float:
@@ -112,7 +114,7 @@ class IAccountant(Accountant):
         epsilon, order = accountant.compose(self.ledger.event()).get_epsilon_and_optimal_order(delta)
         return float(epsilon), float(order)
 
-    def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, destination: dict[str, object] | None = None) -> dict[str, object]:
         """What was charged, by the run that charged it."""
         own = {"spent": checkpoint.spent_by_run(self.ledger), "seeded": self.ledger.seeded}
         return {**(destination or {}), "history": self.history, "mechanism": self.kind, **own}
@@ -274,10 +276,10 @@ class BatchMemoryManager(loader.BatchMemoryManager):
         return _PhysicalBatches(super().__enter__(), self.size)
 
 
-def wrap_data_loader(*, data_loader: DPDataLoader, max_batch_size: int, optimizer: Any) -> _PhysicalBatches:
+def wrap_data_loader(*, data_loader: DPDataLoader, max_batch_size: int, optimizer: object) -> _PhysicalBatches:
     """The loader's batches in pieces, from now on."""
-    options = {"data_loader": data_loader, "max_physical_batch_size": max_batch_size, "optimizer": optimizer}
-    return BatchMemoryManager(**options).__enter__()
+    manager = BatchMemoryManager(data_loader=data_loader, max_physical_batch_size=max_batch_size, optimizer=optimizer)
+    return manager.__enter__()
 
 
 # ---------------------------------------------------------------- small questions about modules

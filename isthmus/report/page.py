@@ -58,24 +58,18 @@ def render(record: Record) -> str:
     Every figure in it is a figure of the record, or follows from one by a formula that is named beside it.  What is not
     in the record is left out, and the end of the report says that it is.
     """
-    return _template().render(
-        record=record,
-        data=record.data,
-        model=record.model,
-        privacy=record.privacy,
-        verdict=_verdict(record),
-        paragraphs=_statement(record),
-        budget=_budget(record),
-        expectation=expectation(record),
-        warnings=record.warnings,
-        metrics=record.metrics,
-        comparison=_comparison(record),
-        noise=_noise(record),
-        energy=_energy(record),
-        plan=_plan(record),
-        curves=_curves(record),
-        format=FORMAT,
-    )
+    sections = {
+        "verdict": _verdict(record),
+        "paragraphs": _statement(record),
+        "budget": _budget(record),
+        "expectation": expectation(record),
+        "comparison": _comparison(record),
+        "noise": _noise(record),
+        "energy": _energy(record),
+        "plan": _plan(record),
+        "curves": _curves(record),
+    }
+    return _template().render({**vars(record), **sections, "record": record, "format": FORMAT})
 
 
 def write(record: Record, path: str | os.PathLike[str]) -> Path:

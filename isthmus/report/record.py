@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jsonschema import Draft202012Validator, validators
 
@@ -36,12 +36,19 @@ from isthmus.base.validate import present, refuse, unreadable
 
 if TYPE_CHECKING:  # a record is read without torch
     from isthmus.estimators import PrivateClassifier, PrivateRegressor, Scores
-    from isthmus.estimators.figures import Figure, ShownCurve
     from isthmus.planner import Choice, Plan
 
     _Fitted = PrivateClassifier | PrivateRegressor
 
 Fields = Mapping[str, Any]
+
+
+class _Told(Protocol):
+    """A figure or a curve that an estimator's scores hold."""
+
+    def to_dict(self) -> dict[str, object]: ...
+
+
 _Schema = dict[str, Any]
 
 FORMAT = "isthmus-run-1"
@@ -265,10 +272,10 @@ class Record:
         *,
         title: str,
         data: Fields,
-        metrics: Scores | Iterable[Figure | Fields] = (),
+        metrics: Scores | Iterable[_Told | Fields] = (),
         ledger: object = None,
         comparison: Iterable[Fields] = (),
-        curves: Iterable[ShownCurve | Fields] = (),
+        curves: Iterable[_Told | Fields] = (),
         warnings: Iterable[str] = (),
         purpose: str | None = None,
         owner: str | None = None,
@@ -378,7 +385,7 @@ def _place(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _fields(part: Figure | ShownCurve | Fields) -> Fields:
+def _fields(part: _Told | Fields) -> Fields:
     """A figure or a curve by its fields."""
     return part if isinstance(part, Mapping) else part.to_dict()
 

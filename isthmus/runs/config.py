@@ -234,11 +234,10 @@ class Settings:
         For a share of the private rows it is a tenth unless told otherwise (and only needed where the training does not
         cover them, see `measure`); a file of test rows counts as public unless `test_epsilon` says that it is not.
         """
-        if self.test_epsilon is not None or not self.private:
-            return self.test_epsilon
-        if self.test_fraction is None or self.release_test_metrics:
+        held_out = self.test_fraction is not None and not self.release_test_metrics
+        if not self.private or not (self.test_epsilon or held_out):
             return None
-        return self.epsilon / 10
+        return self.test_epsilon or self.epsilon / 10
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; infinity is the text "inf"."""

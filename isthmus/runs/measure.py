@@ -87,15 +87,15 @@ def planned(settings: Settings, delta: float) -> list[DpEvent]:
     return [Gaussian(1 / mu_of(settings.measure_epsilon, delta, Adjacency(settings.adjacency))).event()]
 
 
-def training_epsilon(settings: Settings, delta: float) -> float:
+def _training_epsilon(settings: Settings, delta: float) -> float:
     """What the training may spend: epsilon, less what is kept free for the figures.
 
     Costs add up in mu^2, so that figures for a tenth of epsilon leave .99 of it and more.
 
-    >>> round(training_epsilon(Settings(data="a.csv", epsilon=1.0, test_fraction=0.2), 1e-5), 3)
+    >>> round(_training_epsilon(Settings(data="a.csv", epsilon=1.0, test_fraction=0.2), 1e-5), 3)
     0.992
     """
-    if settings.measure_epsilon is None or not settings.private:
+    if settings.measure_epsilon is None:
         return settings.epsilon
     adjacency = Adjacency(settings.adjacency)
     whole, part = (mu_of(epsilon, delta, adjacency) for epsilon in (settings.epsilon, settings.measure_epsilon))
@@ -110,7 +110,7 @@ def measure(
     settings: Settings, fitted: Model, test: _Rows, delta: float, ledger: Ledger | None, crew: Group, rows: int
 ) -> Measured:
     """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
-    if settings.measure_epsilon is None or not settings.private:
+    if settings.measure_epsilon is None:
         exact, curves = exact_figures(fitted, *test, _where(settings, rows))
         return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
     multiplier, bought = crew.on_leader(lambda: [*_noise(settings, delta, ledger)])  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ from isthmus.runs import folder as files
 from isthmus.runs import measure
 from isthmus.runs.budget import open_shared
 from isthmus.runs.config import Settings, read_constraint
-from isthmus.runs.folder import FolderDamaged, RunFolder, next_folder
+from isthmus.runs.folder import FolderDamaged, RunFolder, _next_folder
 from isthmus.runs.measure import Measured
 from isthmus.runs.prepare import PreparedRows, prepare
 from isthmus.tables.schema import Schema
@@ -85,13 +85,20 @@ def start(
     shared = _shared(settings, crew)
     salt = str(crew.on_leader(lambda: secret.token_hex(16)))
     problem = prepare(settings, declared, salt=salt, crew=crew)
-    work = _Work(_settled(settings, problem), problem, crew, shared)
+    target = problem.target  # with everything that was guessed, so that a resumed run guesses nothing
+    known: dict[str, Any] = {"target": target.name, "task": target.task, "classes": target.classes}
+    for name in ("data", "public", "test", "budget"):
+        if vars(settings)[name] is not None:
+            known[name] = str(Path(vars(settings)[name]).absolute())
+    if problem.features is None:
+        known["features"] = problem.d
+    work = _Work(replace(settings, **known), problem, crew, shared)
     if crew.rank:
         return work.carry(warn, progress)
     for note in problem.notes:
         say(f"note: {note}")
     leaks = [f"{leak}." for leak in problem.leaks if settings.private]
-    path = Path(settings.out or next_folder(problem.name))
+    path = Path(settings.out or _next_folder(problem.name))
     stored = {"seed": secret.randbits(31), "settings": work.settings.to_dict(), "label": path.name, "leaks": leaks}
     if crew.size > 1:
         stored["ranks"] = crew.size
@@ -115,19 +122,27 @@ def start(
 def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: Group = ALONE) -> Outcome | None:
     """Go on with a run that was stopped; one that is done is left as it is."""
     run = RunFolder.open(path) if crew.rank == 0 else None
-    stored: dict[str, Any] = crew.on_leader(lambda: _stored(run, crew))  # type: ignore[arg-type]
-    settings = Settings.from_dict(json.loads(stored["settings"]))
-    if stored["done"]:
+
+    def stored() -> list[str]:
+        """What ranks need of the folder, which rank 0 can read: done or not, settings, schema, salt."""
+        assert run is not None
+        begun, given, salt = run.settings.get("ranks", 1), run.settings["settings"], ""
+        if not run.has(files.RUN):
+            remedy = f"continue with {begun}, by which the run was begun, so that every rank has its own rows again"
+            validate.check(begun == crew.size, "ranks", crew.size, remedy)
+            if given.get("test_fraction") is not None:
+                salt = run.read(files.SECRET).decode()
+        return ["done" * run.has(files.RUN), json.dumps(given), run.read(files.SCHEMA).decode(), salt]
+
+    done, given, rules, salt = crew.on_leader(stored)
+    settings = Settings.from_dict(json.loads(given))
+    if done:
         if run is None:
             return None
         say(f"{run.path} is finished: there is nothing left to do")
-        tidy(run)
-        ledger = None
-        if settings.private:
-            ledger = Ledger(run.path / files.LEDGER)
-        return _outcome_of(run, ledger)
-    schema = Schema.from_toml(stored["schema"], files.SCHEMA)
-    problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
+        _tidy(run)
+        return _outcome_of(run, Ledger(run.path / files.LEDGER) if settings.private else None)
+    problem = prepare(settings, Schema.from_toml(rules, files.SCHEMA), salt=salt, settled=True, crew=crew)
     shared = _shared(settings, crew)
     if run is not None:
         say(f"resuming {run.path}")
@@ -139,18 +154,6 @@ def _shared(settings: Settings, crew: Group = ALONE) -> Ledger | None:
     if settings.budget is None or crew.rank:
         return None
     return open_shared(settings.budget)
-
-
-def _stored(run: RunFolder, crew: Group) -> dict[str, Any]:
-    """What ranks need of a run folder that rank 0 can read."""
-    begun, now, done = run.settings.get("ranks", 1), crew.size, run.has(files.RUN)
-    settings, salt = run.settings["settings"], ""
-    remedy = f"continue with {begun}, by which the run was begun, so that every rank has its own rows again"
-    validate.check(done or begun == now, "ranks", now, remedy)
-    if settings.get("test_fraction") is not None and not done:
-        salt = run.read(files.SECRET).decode()
-    schema = run.read(files.SCHEMA).decode()
-    return {"settings": json.dumps(settings), "done": done, "schema": schema, "salt": salt}
 
 
 def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Plan]:
@@ -175,17 +178,6 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Plan]:
         **{"scale": settings.scale} | facts,
     )
     return problem, planned
-
-
-def _settled(settings: Settings, problem: PreparedRows) -> Settings:
-    """The settings with everything that was guessed, so that a resumed run guesses nothing."""
-    given, target = vars(settings), problem.target
-    paths = {name: given[name] for name in ("data", "public", "test", "budget") if given[name] is not None}
-    known: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in paths.items()}
-    known |= {"target": target.name, "task": target.task, "classes": target.classes}
-    if problem.features is None:
-        known["features"] = problem.d
-    return replace(settings, **known)
 
 
 # ---------------------------------------------------------------- the stages
@@ -222,7 +214,7 @@ class _Work:
             with _heard(heard, warn), _resumable(run):
                 fitted = self.trained(ledger, progress)
                 measured = self.measured(fitted, ledger)
-                write_record(run, settings, fitted, measured, ledger, heard)
+                _write_record(run, settings, fitted, measured, ledger, heard)
             return _outcome_of(run, ledger)
 
     def ledger(self, run: RunFolder) -> Ledger | None:
@@ -243,7 +235,7 @@ class _Work:
             with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
                 path = shared_file(crew, (Path(folder) if run is None else run.path) / files.MODEL)
                 if run is not None:
-                    return files.load_model(run)[0]
+                    return files._load_model(run)[0]
                 return estimators.load(path)  # type: ignore[arg-type]
         own: dict[str, Any] = {"ledger": ledger, "verbose": int(progress)}
         if run is not None:
@@ -267,7 +259,7 @@ class _Work:
         """The estimator that the settings describe, not fitted."""
         settings, target = self.settings, self.problem.target
         options: dict[str, Any] = {name: vars(settings)[name] for name in _AS_GIVEN} | {
-            "epsilon": measure.training_epsilon(settings, self.delta),
+            "epsilon": measure._training_epsilon(settings, self.delta),
             "delta": self.delta,
             "constraint": read_constraint(settings.constraint),
             "features": settings.shape,
@@ -287,25 +279,23 @@ class _Work:
 
     def measured(self, fitted: _Fitted, ledger: Ledger | None) -> Measured:
         """The figures of the test rows; already measured, those in the folder."""
-        run, problem, settings, measured = self.run, self.problem, self.settings, Measured()
+        run, problem, settings = self.run, self.problem, self.settings
         if self.crew.on_leader(lambda: run.has(files.METRICS)):  # type: ignore[union-attr]
-            if run is not None:
-                measured = Measured.from_dict(run.read_sealed(files.METRICS))
-            return measured
-        together = settings.measure_epsilon is not None and settings.private
-        if problem.test is not None and (self.crew.rank == 0 or together):  # rank 0 has the rows of exact figures whole
+            return Measured() if run is None else Measured.from_dict(run.read_sealed(files.METRICS))
+        measured, noisy = Measured(), settings.measure_epsilon is not None
+        if problem.test is not None and (self.crew.rank == 0 or noisy):  # rank 0 has the rows of exact figures whole
             rows = problem.test_rows or 0
             measured = measure.measure(settings, fitted, problem.test, self.delta, ledger, self.crew, rows)
         if run is not None:
             run.write_sealed(files.METRICS, measured.to_dict())
         return measured
 
-    def facts_of(self, estimator: _Fitted) -> dict[str, Any]:
+    def facts_of(self, estimator: _Fitted) -> dict[str, object]:
         """What the record needs of the fitted estimator, for the stages after it."""
         settings, problem = self.settings, self.problem
         treatments = [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns]
-        data: dict[str, Any] = {"name": problem.name, "target": problem.target.name, "test_rows": problem.test_rows}
-        data |= {"features": problem.features, "fields": treatments or None}
+        data: dict[str, object] = {"name": problem.name, "target": problem.target.name, "fields": treatments or None}
+        data |= {"features": problem.features, "test_rows": problem.test_rows}
         if settings.n is None:
             data["n"] = problem.n
         if problem.public is not None:
@@ -326,12 +316,13 @@ def _heard(remembered: list[str], warn: Say) -> Iterator[None]:
     """Pass every warning on once, and remember those about privacy."""
     heard = set(remembered)
 
-    def show(message: Any, category: type[Warning], *rest: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *rest: object) -> None:
         words = str(message)
         if words not in heard:
             heard.add(words)
             warn(words)
-            remembered.extend([words] if issubclass(category, PrivacyBudgetWarning | PrivacyLeakWarning) else [])
+            if issubclass(category, PrivacyBudgetWarning | PrivacyLeakWarning):
+                remembered.append(words)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -343,7 +334,7 @@ def _heard(remembered: list[str], warn: Say) -> Iterator[None]:
 def _resumable(run: RunFolder) -> Iterator[None]:
     """Turn an interrupt (also SIGTERM) into words that say how to go on."""
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     again = f"isthmus train --resume {run.path}"
@@ -375,7 +366,7 @@ class Outcome:
         """What epsilon does not cover."""
         return list((self.record.privacy or {}).get("leaks", ()))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For `--json`."""
         record = self.record
         delta = (record.privacy or {}).get("delta")
@@ -384,7 +375,7 @@ class Outcome:
         return told | {"metrics": [vars(figure) for figure in self.measured.figures], "warnings": list(record.warnings)}
 
 
-def write_record(
+def _write_record(
     run: RunFolder, settings: Settings, fitted: _Fitted, measured: Measured, ledger: Ledger | None, heard: list[str]
 ) -> None:
     """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
@@ -413,10 +404,10 @@ def write_record(
         "curves": list(measured.curves),
     }
     run.write(files.RUN, Record.from_dict(record).to_json().encode())
-    tidy(run)
+    _tidy(run)
 
 
-def tidy(run: RunFolder) -> None:
+def _tidy(run: RunFolder) -> None:
     """Remove what only an unfinished run needs; the secret first."""
     for name in (files.SECRET, files.TRAINED, files.CHECKPOINT):
         for file in (run.path / name, *run.path.glob(f"{name}.*.part")):  # a killed process may leave half a file

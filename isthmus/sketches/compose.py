@@ -282,12 +282,8 @@ class Progressive(base.Encoder):
     def clips_before(self) -> bool:
         """What every part of the schedule asks for."""
         places = {encoder.clips_before for _, encoder in self.schedule}
-        validate.check(
-            len(places) == 1,
-            "sketch",
-            self,
-            "let every part of the schedule clip after its map, or every part before it",
-        )
+        remedy = "let every part of the schedule clip after its map, or every part before it"
+        validate.check(len(places) == 1, "sketch", self, remedy)
         return places.pop()
 
     @property

@@ -366,7 +366,7 @@ def learned(
     >>> learned(Space.flat(2), Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2)["basis"].abs().round().tolist()
     [[0.0], [1.0]]
     """
-    pieces = _named(space, rows)
+    pieces = _leaf_pieces(space, rows)
     held = {name: factors for name, piece in pieces.items() if (factors := _worth_holding(piece, k)) is not None}
     if not held:
         basis, moment, error = _directions(rows, k, dtype, method)
@@ -389,20 +389,6 @@ def learned(
             more, off = _moment(basis)
             moment, error = moment + more, error + off
     return {"weights": weights, "leaves": leaves, "norm": _certified(moment, error, dtype)}
-
-
-def top_directions(rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram") -> Tensor:
-    """d x min(k, rank) orthonormal: the top eigenvectors of sum_i g_i g_i', through the n x n Gram matrix.
-
-    With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
-    pass over the columns of G.  The products are float64, chunk by chunk; `dtype` is that of the result.
-
-    >>> from isthmus.gradients import Dense
-    >>> top_directions(Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2).abs().round()
-    tensor([[0.],
-            [1.]], dtype=torch.float64)
-    """
-    return _directions(rows, k, dtype, method)[0]
 
 
 def _side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -444,7 +430,7 @@ def _leaf_pieces(space: Space, rows: Rows) -> Mapping[str, Rows]:
     if len(leaves) > 1 or rows.d != space.d:
         return dict(leaves)
     if len(space.leaves) == 1:
-        return {space.leaves[0].name: rows}
+        return {space.leaves[0].name: leaves[0][1]}
     whole = rows.dense()
     return {leaf.name: Dense(whole[:, space.slice(leaf.name)]) for leaf in space.leaves}
 
@@ -486,8 +472,19 @@ def _side_top(rows: Rows, shape: tuple[int, int], side: int, rank: int) -> Tenso
     return _top(sum((part.T @ part for part in parts), torch.zeros(())), rank)[1]
 
 
-def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
-    """The basis, orthonormal to rounding, and its `_moment`; in place, so that d x k numbers are kept once."""
+def _directions(
+    rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
+) -> tuple[Tensor, Tensor, float]:
+    """The top min(k, rank) eigenvectors of sum_i g_i g_i' (d x k, orthonormal to rounding), and their `_moment`.
+
+    With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
+    pass over the columns of G.  The products are float64, chunk by chunk; `dtype` is that of the result.
+
+    >>> from isthmus.gradients import Dense
+    >>> _directions(Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2)[0].abs().round()
+    tensor([[0.],
+            [1.]], dtype=torch.float64)
+    """
     pieces = [piece for _, piece in rows.leaves()]
     gram: Tensor | _Products = _Products(pieces)
     if method == "gram" or k >= rows.n - 1 or rows.n <= BUILT:
@@ -496,11 +493,8 @@ def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Te
     basis = _filled(pieces, _weights(squares, gram, k, method), dtype)
     moment, error = _moment(basis)
     close = max(4 * torch.finfo(dtype).eps, 64 * 2.0**-52)
-    for _ in range(2):
-        if float((moment - torch.eye(len(moment)).to(moment)).abs().max()) <= close:
-            break
-        for span in _row_spans(basis):
-            basis[span] = _whitened(basis[span].double(), moment).to(dtype)
+    if float((moment - torch.eye(len(moment)).to(moment)).abs().max()) > close:
+        basis = orthonormal(basis)
         moment, error = _moment(basis)
     return basis, moment, error
 
@@ -597,16 +591,6 @@ def _product_error(factors: Factors, weights: Tensor) -> float:
     return (roundings + 2 * n + 8) * 2.0**-52 * n * spread**2
 
 
-def _named(space: Space, rows: Rows) -> dict[str, Rows]:
-    """The public rows of every leaf of the space, or nothing where they come as one whole for several."""
-    leaves = rows.leaves()
-    if len(leaves) == 1 and len(space.leaves) == 1:
-        return {space.leaves[0].name: leaves[0][1]}
-    if [name for name, _ in leaves] != [leaf.name for leaf in space.leaves]:
-        return {}
-    return dict(leaves)
-
-
 def _worth_holding(rows: Rows, k: int) -> Factors | None:
     """The factors of a leaf, copied, where they are worth it."""
     if rows.d < FACTORED_FROM:
@@ -689,10 +673,6 @@ def _factors(form: Outer, dtype: torch.dtype = torch.float64) -> tuple[matrix.St
 def _energetic(values: Tensor) -> Tensor:
     """Indices (ascending) of the eigenvalues that are not rounding noise; at least one."""
     largest = float(values[-1])
-    validate.check(
-        math.isfinite(largest) and largest > 0,
-        "largest eigenvalue",
-        largest,
-        "give public examples whose gradients are finite and not all zero",
-    )
+    remedy = "give public examples whose gradients are finite and not all zero"
+    validate.check(math.isfinite(largest) and largest > 0, "largest eigenvalue", largest, remedy)
     return (values > NEGLIGIBLE * largest).nonzero().squeeze(1)

@@ -75,10 +75,8 @@ class _HadamardMap(Sketch):
             left, right = max(lo, block.start), min(hi, block.start + block.size)
             if left >= right or not len(block.chosen):
                 continue
-            signs, chosen = (
-                self._signs(block, code)[left - block.start : right - block.start],
-                self._chosen(block, code.device),
-            )
+            chosen = self._chosen(block, code.device)
+            signs = self._signs(block, code)[left - block.start : right - block.start]
             step = max(1, base.CHUNK_BYTES // (32 * block.size))
             for start in range(0, x.shape[0], step):
                 signed = to_dense(x[start : start + step, left - lo : right - lo]) * signs

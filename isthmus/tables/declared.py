@@ -89,10 +89,9 @@ def _read_day(where: str, value: object) -> float:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             from_days(value)
             return float(value)
-        day = value if isinstance(value, date) else date.fromisoformat(str(value)[:10])
+        return float(date.fromisoformat(str(value)[:10]).toordinal() - _EPOCH)  # of a date too
     except (ValueError, OverflowError):
         validate.refuse(where, value, "give dates such as 2024-12-31")
-    return float(day.toordinal() - _EPOCH)
 
 
 def read_bounds(where: str, value: object, end: Callable[[str, object], float] = _read_number) -> tuple[float, float]:

@@ -88,7 +88,7 @@ def _fill(out: np.ndarray, values: Series, column: Column) -> None:
     if column.type in ("number", "bool", "date"):
         numbers = readable(values, column)
         absent = np.isnan(numbers)
-        limits = (0.0, 1.0) if column.type == "bool" else column.bounds or (-np.inf, np.inf)
+        limits = {"bool": (0.0, 1.0)}.get(column.type, column.bounds) or (-np.inf, np.inf)
         out[:, 0] = np.clip(np.where(absent, column.filled, numbers), *limits)
         if column.missing == "indicator":
             out[:, 1] = absent
@@ -131,13 +131,15 @@ def readable(values: Series, column: Column) -> np.ndarray:
     An entry with digits that is not read, such as 1,5 where the decimal sign is a point, is no missing one: as missing
     it would be filled by a constant without a word.
     """
-    dates = column.type == "date"
-    numbers = _as_days(values, column.format, column.absent) if dates else as_numbers(values, column)
+    own: tuple[type, ...] = _NUMBERS  # such an entry is missing only where it was declared to be
+    if column.type == "date":
+        numbers, typed, own = _as_days(values, column.format, column.absent), "M", (date,)
+    else:
+        numbers, typed = as_numbers(values, column), "iufbM"
     absent = np.isnan(numbers)
-    if not absent.any() or values.dtype.kind in ("M" if dates else "iufbM"):
+    if not absent.any() or values.dtype.kind in typed:
         return numbers
     entries, codes = _entries(values)
-    own = (date,) if dates else _NUMBERS  # such an entry is missing only where it was declared to be
     words = [_word(entry) for entry in entries]
     there = np.array([not _is_absent(word, column.absent) for word in words])
     text = np.array([not isinstance(entry, own) for entry in entries])
@@ -321,8 +323,9 @@ def as_labels(words: Iterable[str]) -> set[str]:
 
 def _labels(words: list[str], classes: tuple[str, ...]) -> list[str | None]:
     """The class of each word: the same text, else the same number or truth value (1 and 1.0, True and true)."""
-    exact, same = set(classes), {_plain(label): label for label in reversed(classes)}
-    return [word if word in exact else same.get(_plain(word)) for word in words]
+    same = {_plain(label): label for label in reversed(classes)}
+    exact = dict(zip(classes, classes, strict=True))
+    return [exact.get(word, same.get(_plain(word))) for word in words]
 
 
 def _plain(word: str) -> str:
@@ -419,7 +422,7 @@ def _kind(series: Series) -> str:
     if text.startswith(("category", "Enum")):
         return "words"
     if _is_polars(series):
-        return "number" if series.dtype.is_numeric() else {"Boolean": "bool"}.get(text, "")
+        return {"Boolean": "bool"}.get(text, "number" * series.dtype.is_numeric())
     return {"M": "date", "i": "number", "u": "number", "f": "number", "b": "bool"}.get(series.dtype.kind, "")
 
 

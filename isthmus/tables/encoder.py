@@ -106,7 +106,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     def _declared(self, frame: NamedColumns | None = None) -> dict[str, Column]:
         """The declared columns by their names; those of type "category" with the words of the table's types."""
-        declared = {} if self.columns is None else self.columns
+        declared = self.columns or {}
         validate.check(isinstance(declared, Mapping), "columns", declared, "give a dict from names to declarations")
         columns = {}
         for name, value in declared.items():

@@ -135,7 +135,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
         names, separator = _header(file, reading)
         return Table(name, _read_text(file, reading, names, separator), separator=separator)
     if os.path.isdir(file) or file.stat().st_size >= _LARGE:
-        return Table(name, ParquetFrame(file))
+        return Table(name, _ParquetFrame(file))
     return Table(name, _read_parquet(file))
 
 
@@ -173,7 +173,7 @@ def has_part(path: str | Path, part: str) -> bool:
         return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
 
 
-def types_of(path: str | Path) -> dict[str, str]:
+def _types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
     file, kinds = Path(path), {}
     if _kind(file) == "parquet" and (names := columns_of(file)):
@@ -224,7 +224,7 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
             _import_pandas(path, parquet=True).DataFrame(columns).to_parquet(partial, index=False)
         else:
             with partial.open("w", encoding="utf-8", newline="") as out:
-                writer = csv.writer(out, delimiter="\t" if suffix == ".tsv" else ",")
+                writer = csv.writer(out, delimiter={".tsv": "\t"}.get(suffix, ","))
                 writer.writerow(columns)
                 writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
 
@@ -276,7 +276,7 @@ def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
 
 
 def _codec(reading: Reading) -> str:
-    return "utf-8-sig" if reading.encoding.lower().replace("-", "") == "utf8" else reading.encoding
+    return {"utf8": "utf-8-sig"}.get(reading.encoding.lower().replace("-", ""), reading.encoding)
 
 
 def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
@@ -392,15 +392,15 @@ def _stripped_names(column_names: Iterable[object], file: Path) -> list[str]:
     return names
 
 
-class ParquetFrame:
+class _ParquetFrame:
     """A table whose columns are read one at a time and whose rows are encoded a slice at a time.
 
-    `rows_kept` are the rows that count, all where it is None.
+    `rows_kept` are the rows that count, in rising order.
     """
 
     def __init__(self, path: Path, table: ArrowTable | None = None, rows_kept: np.ndarray | None = None) -> None:
-        self.path, self.rows_kept = path, rows_kept
-        self.table = ArrowTable(parquet_dataset(path, "data")) if table is None else table
+        self.path, self.table = path, table or ArrowTable(parquet_dataset(path, "data"))
+        self.rows_kept = np.arange(self.table.n) if rows_kept is None else rows_kept
         self._names = dict(zip(_stripped_names(self.table.names, path), self.table.names, strict=True))
 
     @property
@@ -409,21 +409,22 @@ class ParquetFrame:
         return list(self._names)
 
     def __len__(self) -> int:
-        return self.table.n if self.rows_kept is None else len(self.rows_kept)
+        return len(self.rows_kept)
 
     def __getitem__(self, chosen: Any) -> Any:
         """A whole column as a pandas Series, or the table with the rows that a mask keeps."""
-        if isinstance(chosen, str):
-            name = self._names[chosen]
-            series = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
-            return series if self.rows_kept is None else series.iloc[self.rows_kept].reset_index(drop=True)
-        rows = np.flatnonzero(chosen) if self.rows_kept is None else self.rows_kept[np.asarray(chosen)]
-        return ParquetFrame(self.path, self.table, rows)
+        if not isinstance(chosen, str):
+            return _ParquetFrame(self.path, self.table, self.rows_kept[np.asarray(chosen)])
+        name = self._names[chosen]
+        series = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
+        return series.iloc[self.rows_kept].reset_index(drop=True)
 
     def encoded(self, schema: Schema) -> Streamed:
         """The rows as numbers, each by itself and by public rules: encoded in slices, kept in a scratch file."""
         on_disk = kept_on_disk(_EncodedRows(self.table, self._names, schema))
-        return on_disk if self.rows_kept is None else ChosenRows(on_disk, torch.from_numpy(self.rows_kept))
+        if len(self) == self.table.n:
+            return on_disk
+        return ChosenRows(on_disk, torch.from_numpy(self.rows_kept))
 
 
 class _EncodedRows(Streamed):
@@ -440,6 +441,6 @@ class _EncodedRows(Streamed):
         return torch.from_numpy(encode(frame, self.schema))
 
 
-def numbers_of(frame: DataFrame | ParquetFrame, schema: Schema) -> np.ndarray | Streamed:
+def numbers_of(frame: DataFrame | _ParquetFrame, schema: Schema) -> np.ndarray | Streamed:
     """The encoded rows of a frame: an array, or a matrix that is read in slices."""
-    return frame.encoded(schema) if isinstance(frame, ParquetFrame) else encode(frame, schema)
+    return frame.encoded(schema) if isinstance(frame, _ParquetFrame) else encode(frame, schema)

@@ -47,7 +47,7 @@ from isthmus.tables.declared import (
     read_sign,
     read_words,
 )
-from isthmus.tables.entries import OTHER, Signs, check_format, from_days
+from isthmus.tables.entries import OTHER, Signs, _check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
@@ -104,7 +104,7 @@ class Column:
     fill: float | None = declarable(None, _read_number)
     thousands: str | None = declarable(None, read_sign)
     decimal: str = declarable(".", read_sign)
-    format: str = declarable("", _unless_empty(check_format, ""))
+    format: str = declarable("", _unless_empty(_check_format, ""))
     source: str = declarable("declared", one_of("declared", "public", "name", "data"))
 
     @property
@@ -123,7 +123,7 @@ class Column:
         """What stands where a number is missing: `fill`, else the middle of the range, else 0."""
         if self.fill is not None:
             return self.fill
-        low, high = (0.0, 1.0) if self.type == "bool" else self.bounds or (0.0, 0.0)
+        low, high = {"bool": (0.0, 1.0)}.get(self.type, self.bounds) or (0.0, 0.0)
         return (low + high) / 2
 
     def settled(self, bounds: tuple[float, float] | None, decimal: str | None) -> Column:
@@ -268,7 +268,7 @@ class Schema:
 
     def to_toml(self, versioned: bool = False) -> str:
         """The schema as a text that `from_toml` reads; with the version of its rules first, for a file."""
-        lines = [f"version = {VERSION}", ""] if versioned else []
+        lines = [f"version = {VERSION}", ""] * versioned
         if self.target is not None:
             lines += ["[target]", *_pairs(self.target), ""]
         for column in self.columns:
@@ -375,5 +375,5 @@ def _is_fraction(name: str) -> bool:
 
 def listed(names: list[str]) -> str:
     """Some names of columns, for a message."""
-    alone = " (if it has more, give its --separator or --encoding)" if len(names) == 1 else ""
-    return ", ".join(map(repr, names[:20])) + (" ..." if len(names) > 20 else "") + alone
+    alone = " (if it has more, give its --separator or --encoding)" * (len(names) == 1)
+    return ", ".join(map(repr, names[:20])) + " ..." * (len(names) > 20) + alone

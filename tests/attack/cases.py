@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attack.data import Rng, mutated
-from attack.probes import Arrays, Membership, Movement, compare, observe
+from attack.probes import Arrays, Movement, movement
+from isthmus.audit.replays import _Place
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,12 @@ class Case:
 
     def moved(self) -> Movement | None:
         """How far the record moves what is released, in units of the stated bound."""
-        here, gone = Membership(self.seed, self.at, self.share), Membership(self.seed, None, self.share)
         if self.other is not None:
             rows = {name: _with(values, self.at, self.other[name]) for name, values in self.arrays.items()}
-            observed = observe(self.train, self.arrays, here)
-            return compare(observed, observe(self.train, rows, here, observed.released), 2.0)
-        observed = observe(self.train, self.arrays, here)
-        rest = {name: np.delete(values, self.at, 0) for name, values in self.arrays.items()}
-        return compare(observed, observe(self.train, rest, gone, observed.released))
+        else:
+            rows = {name: np.delete(values, self.at, 0) for name, values in self.arrays.items()}
+        place = _Place(self.at, self.n, more=int(self.other is None))
+        return movement(self.train, self.arrays, rows, place, self.seed, self.share)
 
     def mutated(self, rng: Rng) -> Case:
         """The same attack with other data or another place."""

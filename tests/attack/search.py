@@ -30,11 +30,8 @@ class Found:
     most: int
     path: tuple[int, ...]
     ratio: float
-    mechanism: str
-    bound: float
-    release: int
+    words: str
     label: str
-    why: str = ""
 
     def command(self) -> str:
         """How to run it again."""
@@ -42,8 +39,7 @@ class Found:
         return f"make attack REPLAY={self.seed}:{self.most}:{self.number}{steps}"
 
     def __str__(self) -> str:
-        words = self.why or f"release {self.release} ({self.mechanism}, bound {self.bound:g})"
-        return f"{self.ratio:.9g} x the bound: {self.label}\n    {words}\n    {self.command()}"
+        return f"{self.ratio:.9g} x the bound: {self.label}\n    {self.words}\n    {self.command()}"
 
 
 @dataclass
@@ -145,5 +141,4 @@ class Search:
 
 def result(case: Case, moved: Movement, seed: int, number: int, most: int, path: tuple[int, ...]) -> Found:
     """A case with its movement."""
-    facts = (moved.ratio, moved.mechanism, moved.bound, moved.release, case.label, moved.why)
-    return Found(case.family, seed, number, most, path, *facts)
+    return Found(case.family, seed, number, most, path, moved.ratio, moved.words, case.label)

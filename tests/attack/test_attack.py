@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from attack.cases import Case, draw, replay
-from attack.probes import Arrays, Membership, Seen, compare, observe
+from attack.probes import Arrays
 from attack.search import LIMIT, Search
-from isthmus.privacy import Gaussian, SeededSource
+from isthmus.base import secret
+from isthmus.base.validate import InvalidInput
+from isthmus.privacy import Exact, SecretSource
 from isthmus.privacy.clips import ClippedSum
 
 SEEDS, CASES = range(2), 150
@@ -31,12 +33,18 @@ def test_no_attack_moves_a_release_beyond_its_bound(seed: int) -> None:
 # ---------------------------------------------------------------- the attack itself can fail
 
 
+def released(value: Any, bound: float = 1.0, ord: float = 2) -> torch.Tensor:
+    """One release of numbers, as a loop makes it."""
+    bounded = ClippedSum(torch.as_tensor(value).reshape(-1), ord, bound)
+    return secret.released("test", bounded, lambda: Exact().release(bounded, None))
+
+
 def single_precision(arrays: Arrays) -> None:
     """A sum in float32 whose rounding nobody accounts for."""
     total = np.float32(0)
     for value in arrays["x"].astype(np.float32):
         total += value
-    Gaussian(1.0).release(ClippedSum(torch.tensor([total]), 2, 1.0), SeededSource(0))
+    released(total)
 
 
 def crossing() -> Case:
@@ -47,71 +55,53 @@ def crossing() -> Case:
 
 
 def test_a_sum_that_rounds_is_found() -> None:
-    moved = crossing().moved()
-    assert moved is not None and moved.ratio > 1.0001 > LIMIT
+    found = crossing().moved()
+    assert found is not None and found.ratio > 1.0001 > LIMIT
 
 
-def test_a_bound_that_is_too_small_is_found() -> None:
-    def train(arrays: Arrays) -> None:
-        value = torch.from_numpy(np.clip(arrays["x"], -1, 1)).sum()[None]
-        Gaussian(1.0).release(ClippedSum(value, 2, 0.5), SeededSource(0))
+def moved(train: Any) -> tuple[float, str]:
+    found = Case("test", "", {"x": np.array([0.25, 1.0, -0.5])}, 1, lambda arrays: train(arrays["x"]), (), 0).moved()
+    assert found is not None
+    return found.ratio, found.words
 
-    moved = Case("test", "", {"x": np.array([0.2, 1.0, -0.4])}, 1, train, (), 0).moved()
-    assert moved is not None and moved.ratio == pytest.approx(2.0)
+
+def test_a_bound_that_is_too_small_is_found_in_its_norm() -> None:
+    assert moved(lambda x: released(x.sum(), 0.5))[0] == 2.0
+    for ord, ratio in ((1.0, 3.5), (2.0, 2.5), (np.inf, 2.0)):
+        assert moved(lambda x, ord=ord: released(x.sum() * np.array([3.0, -4.0]), 2.0, ord))[0] == pytest.approx(ratio)
+
+
+def refuses(x: np.ndarray) -> None:
+    if len(x) == 2:
+        raise InvalidInput("NaN")
+    released(0.0)
 
 
 @pytest.mark.parametrize(
-    "one, two, why",
+    ("train", "why"),
     [
-        (Seen(refused="NaN"), Seen([np.ones(1)], [("Gaussian", 2.0, 1.0)]), "only one"),
-        (Seen([np.ones(1)], [("Gaussian", 2.0, 1.0)]), Seen([np.ones(1)], [("Gaussian", 2.0, 1.1)]), "depends"),
-        (Seen([np.ones(1)], [("Gaussian", 2.0, 1.0)]), Seen([np.ones(1)] * 2, [("Gaussian", 2.0, 1.0)] * 2), "depends"),
-        (Seen([np.array([np.nan])], [("Gaussian", 2.0, 1.0)]), Seen([np.ones(1)], [("Gaussian", 2.0, 1.0)]), ""),
+        (refuses, "only one"),
+        (lambda x: released(0.0, 1.0 + x.sum()), "depends"),
+        (lambda x: [released(0.0) for _ in x], "depends"),
+        (lambda x: released(np.where(len(x) == 3, np.nan, 0.0)), "inf"),
     ],
 )
-def test_what_cannot_be_hidden_by_noise_counts_as_infinite(one: Seen, two: Seen, why: str) -> None:
-    moved = compare(one, two)
-    assert moved is not None and moved.ratio == np.inf and why in moved.why
+def test_what_cannot_be_hidden_by_noise_counts_as_infinite(train: Any, why: str) -> None:
+    ratio, words = moved(train)
+    assert ratio == np.inf and why in words
 
 
-def test_norms_are_those_of_the_mechanism() -> None:
-    def ratio(ord: float) -> float:
-        entries = [("any", ord, 2.0)]
-        moved = compare(Seen([np.array([3.0, -4.0])], entries), Seen([np.zeros(2)], entries))
-        assert moved is not None
-        return moved.ratio
-
-    assert [ratio(ord) for ord in (1.0, 2.0, np.inf)] == pytest.approx([3.5, 2.5, 2.0])
-
-
-def test_the_second_training_is_given_what_the_first_released() -> None:
-    released: list[Any] = []
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_the_share_of_the_others_in_a_batch_is_that_of_the_case(share: float) -> None:
+    drawn: list[torch.Tensor] = []
 
     def train(arrays: Arrays) -> None:
-        value = torch.from_numpy(arrays["x"]).sum()[None]
-        released.append(Gaussian(1.0).release(ClippedSum(value, 2, 1.0), SeededSource(0)))
+        drawn.append(SecretSource().mask(len(arrays["x"]), 1e-3))
+        released(0.0)
 
-    observed = observe(train, {"x": np.ones(3)}, Membership(0, 1))
-    observe(train, {"x": np.ones(2)}, Membership(0, None), observed.released)
-    assert torch.equal(released[0], released[1])
-
-
-def test_the_others_do_not_notice_the_record_in_secret_draws() -> None:
-    drawn: list[Any] = []
-
-    def train(arrays: Arrays) -> None:
-        source = SeededSource(0)
-        mask = source.mask(len(arrays["x"]), 0.5)
-        drawn.append((mask, source.integers(7, int(mask.sum()))))
-        Gaussian(1.0).release(ClippedSum(torch.zeros(1), 2, 1.0), source)
-
-    observe(train, {"x": np.ones(41)}, Membership(3, 5, 0.7))
-    observe(train, {"x": np.ones(40)}, Membership(3, None, 0.7))
-    (mask, groups), (rest, others) = drawn
-    at = int(mask[:5].sum())
-    assert bool(mask[5]) and 0 < int(rest.sum()) < 40
-    assert torch.equal(torch.cat([mask[:5], mask[6:]]), rest)
-    assert torch.equal(torch.cat([groups[:at], groups[at + 1 :]]), others)
+    Case("test", "", {"x": np.ones(400)}, 5, train, (), 3, share).moved()
+    assert torch.equal(torch.cat([drawn[0][:5], drawn[0][6:]]), drawn[1]) and bool(drawn[0][5])
+    assert abs(float(drawn[1].double().mean()) - share) < 0.12
 
 
 def test_a_case_is_what_its_number_and_path_say() -> None:

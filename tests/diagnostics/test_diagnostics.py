@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from isthmus import InvalidInput, diagnostics
 from isthmus.gradients import Dense, Glm, Lazy, Outer, Rows, Stack
 from isthmus.objectives.module import Layers, captured
-from isthmus.sketches.public import top_directions
+from isthmus.sketches.public import _directions
 
 matplotlib.use("Agg")
 
@@ -196,7 +196,7 @@ def test_captured_energy_agrees_with_the_sketch() -> None:
     fit, rest = mlp(9, 0), mlp(12, 1)
     curve = diagnostics.captured_energy(fit, rest, [1, 4, 8])
     for k in (1, 4, 8):
-        inside = rest.dense() @ top_directions(fit, k)
+        inside = rest.dense() @ _directions(fit, k)[0]
         share = float(inside.square().sum() / rest.dense().square().sum())
         assert curve.at(k) == pytest.approx(share, abs=1e-9)
 
@@ -206,11 +206,6 @@ def test_more_than_the_rank_is_the_rank() -> None:
     curve = diagnostics.captured_energy(fit, Dense(normal(5, 20, seed=9)), [3, 4, 20])
     assert curve.rank == 3
     assert curve.shares[0] == curve.shares[1] == curve.shares[2] < 1
-
-
-def test_everything_is_captured_by_everything() -> None:
-    curve = diagnostics.captured_energy(Dense(normal(30, 6)), Dense(normal(5, 6, seed=1)))
-    assert curve.ks[-1] == 6 and curve.shares[-1] == pytest.approx(1)
 
 
 def test_the_fitted_examples_are_no_holdout() -> None:
@@ -247,13 +242,6 @@ def test_small_and_right_angles_are_exact(theta: float) -> None:
     w = torch.tensor([[math.cos(theta)], [math.sin(theta)]], dtype=torch.float64)
     assert diagnostics.principal_angles(v, w).values[0] == pytest.approx(theta, rel=1e-7, abs=1e-15)
     assert diagnostics.subspace_distance(v, w) == pytest.approx(math.sin(theta), rel=1e-7, abs=1e-15)
-
-
-def test_distance_does_not_see_the_basis() -> None:
-    v = torch.linalg.qr(normal(9, 4))[0]
-    turned = v @ torch.linalg.qr(normal(4, 4, seed=2))[0]
-    assert diagnostics.subspace_distance(v, turned) == pytest.approx(0, abs=1e-14)
-    assert diagnostics.subspace_distance(v, v.float()) < 1e-6  # what float32 keeps of v
 
 
 def test_principal_residual_ratio() -> None:

@@ -53,110 +53,73 @@ def refused(match: str, **options: Any) -> None:
     assert engine.ledger.rounds() == {}
 
 
-@pytest.mark.parametrize("value", [value for value in BAD if value != 0.0])  # 0 is a run without noise, and says so
-def test_noise_multipliers(value: Any) -> None:
-    refused("noise_multiplier", noise_multiplier=value)
-
-
-@pytest.mark.parametrize("clipping", ["flat", "adaptive", "per_layer"])
-@pytest.mark.parametrize("value", BAD[:-1])
-def test_clip_bounds(value: Any, clipping: str) -> None:
-    refused("max_grad_norm", max_grad_norm=value, clipping=clipping)
-
-
-@pytest.mark.parametrize(
-    "clipping, norm",
-    [
-        ("flat", [1.0, 1.0]),
-        ("flat", {"0": 1.0, "2": 1.0}),
-        ("adaptive", [1.0]),
-        ("per_layer", [1.0]),
-        ("per_layer", [1.0, math.nan]),
-        ("per_layer", {"0": 1.0}),
-        ("per_layer", {"0": 1.0, "2": 1.0, "3": 1.0}),
-        ("per_layer", {"0": 1.0, "2": -1.0}),
-    ],
-)
-def test_shapes_of_clip_bounds(clipping: str, norm: Any) -> None:
-    refused("max_grad_norm", max_grad_norm=norm, clipping=clipping)
-
-
 TARGET = {"target_epsilon": 1.0, "target_delta": 1e-5, "epochs": 1}
+INTEGER, POSITIVE = "give a whole number of at least 1", "give a finite number above 0"
+PER_LAYER, BALL = {"clipping": "per_layer"}, L2Ball(1.0)
+EMBEDDING = GradientEmbedding(PublicSubspace(2), 0.1)
+MIXED = Progressive([(1, Kronecker(2, 2)), (2, CountSketch(9))])
+BEFORE = Progressive([(1, PublicSubspace(2)), (2, PublicSubspace(2, clip="before"))])
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    *(("noise_multiplier", {"noise_multiplier": value}) for value in BAD if value != 0.0),  # 0 is a run without noise
+    *(("max_grad_norm", {"max_grad_norm": value, "clipping": "flat"}) for value in BAD[:-1]),
+    *(("max_grad_norm", {"max_grad_norm": value, "clipping": "adaptive"}) for value in (0.0, "1", [1.0])),
+    *(("max_grad_norm", {"max_grad_norm": [1.0, value], **PER_LAYER}) for value in (0.0, math.nan, -1.0)),
+    *(("max_grad_norm", {"max_grad_norm": value, **PER_LAYER}) for value in (math.inf, -1.0, [1.0], {"0": 1.0})),
+    ("max_grad_norm", {"max_grad_norm": {"0": 1.0, "2": 1.0, "3": 1.0}, **PER_LAYER}),
+    ("max_grad_norm", {"max_grad_norm": {"0": 1.0, "2": 1.0}}),
+    *((name, {**TARGET, name: value}) for name in TARGET for value in BAD),
+    ("target_delta", {**TARGET, "target_delta": 1.0}),
+    ("grad_sample_mode.*sharded modules", {"grad_sample_mode": "ghost_fsdp"}),
+    ("grad_sample_mode.*choose one of", {"grad_sample_mode": "other"}),
+    ("rand_on_empty.*empty batch", {"rand_on_empty": True}),
+    ("noise_scheduler.*fixed when training is made private", {"noise_scheduler": object()}),
+    ("grad_clip_scheduler.*adaptive", {"grad_clip_scheduler": object()}),
+    ("max_clipbound.*factor", {"max_clipbound": 9.0}),
+    ("min_clipbound.*factor", {"min_clipbound": 0.1}),
+    ("unclipped_num_std.*share of the budget", {"unclipped_num_std": 1.0}),
+    ("n_splits.*pipeline-parallel", {"n_splits": 2}),
+    ("strict.*always validated", {"strict": True}),
+    ("target_unclipped_quantile.*adaptive", {"target_unclipped_quantile": 0.5}),
+    ("clipbound_learning_rate.*adaptive", {"clipbound_learning_rate": 0.5}),
+    ("no_such_thing.*no such option", {"no_such_thing": 1}),
+    ("clipping.*choose one of", {"clipping": "ghost"}),
+    ("loss_reduction.*choose one of", {"loss_reduction": "none"}),
+    (f"micro_batch_size.*{INTEGER}", {"micro_batch_size": 0}),
+    (f"micro_batch_size.*{INTEGER}", {"micro_batch_size": 2.5}),
+    (f"max_physical_batch_size.*{INTEGER}", {"max_physical_batch_size": 0}),
+    (f"normaliser.*{POSITIVE}", {"normaliser": -1.0}),
+    (f"normaliser.*{POSITIVE}", {"normaliser": math.nan}),
+    ("sketch.*a sketch of isthmus", {"sketch": "count"}),
+    ("constraint.*name layers", {"constraint": {"9": BALL}}),
+    ("constraint.*set from isthmus", {"constraint": {"0": "ball"}}),
+    ("constraint.*set from isthmus", {"constraint": 3.0}),
+    ("noise_generator.*torch.Generator", {"noise_generator": 5}),
+    # what excludes each other
+    ("max_physical_batch_size", {"micro_batch_size": 2, "max_physical_batch_size": 5}),
+    ("micro_batch_size", {"micro_batch_size": 2, **PER_LAYER}),
+    ("micro_batch_size", {"micro_batch_size": 2, "clipping": "adaptive"}),
+    ("micro_batch_size", {"micro_batch_size": 2, "poisson_sampling": False}),
+    ("normaliser", {"normaliser": 5.0, "poisson_sampling": False}),
+    ("sketch", {"sketch": CountSketch(9), **PER_LAYER}),
+    ("sketch", {"sketch": MIXED, **PER_LAYER}),
+    ("clipping", {"sketch": EMBEDDING, **PER_LAYER}),
+    ("constraint", {"constraint": BALL, "sketch": EMBEDDING}),
+    ("sketch", {"sketch": GradientEmbedding(PublicSubspace(2, clip="before"), 0.1)}),
+    ("sketch", {"sketch": BEFORE}),
+    ("noise_generator", {"on": PrivacyEngine(secure_mode=True)}),
+]
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("name", ["target_epsilon", "target_delta", "epochs"])
-def test_targets(name: str, value: Any) -> None:
-    refused(name, **{**TARGET, name: value})
+@pytest.mark.parametrize("match, options", REFUSED)
+def test_options_are_refused_by_name(match: str, options: dict[str, Any]) -> None:
+    refused(match, **options)
 
 
-def test_more_targets() -> None:
-    refused("target_delta", **{**TARGET, "target_delta": 1.0})
+def test_a_target_finds_the_noise_itself() -> None:
     module = mlp()
+    given = {"module": module, "optimizer": torch.optim.SGD(module.parameters(), lr=0.1), "data_loader": loader(data())}
     with pytest.raises(InvalidInput, match="noise_multiplier"):
-        PrivacyEngine().make_private_with_epsilon(
-            module=module,
-            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-            data_loader=loader(data()),
-            max_grad_norm=1.0,
-            noise_multiplier=1.0,
-            **TARGET,
-        )
-
-
-@pytest.mark.parametrize(
-    "option, value, reason",
-    [
-        ("grad_sample_mode", "ghost_fsdp", "sharded modules"),
-        ("grad_sample_mode", "other", "choose one of"),
-        ("rand_on_empty", True, "empty batch"),
-        ("noise_scheduler", object(), "fixed when training is made private"),
-        ("grad_clip_scheduler", object(), "adaptive"),
-        ("max_clipbound", 9.0, "factor"),
-        ("min_clipbound", 0.1, "factor"),
-        ("unclipped_num_std", 1.0, "share of the budget"),
-        ("n_splits", 2, "pipeline-parallel"),
-        ("strict", True, "always validated"),
-        ("target_unclipped_quantile", 0.5, "adaptive"),
-        ("clipbound_learning_rate", 0.5, "adaptive"),
-        ("no_such_thing", 1, "no such option"),
-        ("clipping", "ghost", "choose one of"),
-        ("loss_reduction", "none", "choose one of"),
-        ("micro_batch_size", 0, "give a whole number of at least 1"),
-        ("micro_batch_size", 2.5, "give a whole number of at least 1"),
-        ("max_physical_batch_size", 0, "give a whole number of at least 1"),
-        ("normaliser", -1.0, "give a finite number above 0"),
-        ("normaliser", math.nan, "give a finite number above 0"),
-        ("sketch", "count", "a sketch of isthmus"),
-        ("constraint", {"9": L2Ball(1.0)}, "name layers"),
-        ("constraint", {"0": "ball"}, "set from isthmus"),
-        ("constraint", 3.0, "set from isthmus"),
-        ("noise_generator", 5, "torch.Generator"),
-    ],
-)
-def test_options_are_refused_by_name(option: str, value: Any, reason: str) -> None:
-    refused(f"{option}.*{reason}", **{option: value})
-
-
-@pytest.mark.parametrize(
-    "options, name",
-    [
-        ({"micro_batch_size": 2, "max_physical_batch_size": 5}, "max_physical_batch_size"),
-        ({"micro_batch_size": 2, "clipping": "per_layer"}, "micro_batch_size"),
-        ({"micro_batch_size": 2, "clipping": "adaptive"}, "micro_batch_size"),
-        ({"micro_batch_size": 2, "poisson_sampling": False}, "micro_batch_size"),
-        ({"normaliser": 5.0, "poisson_sampling": False}, "normaliser"),
-        ({"clipping": "per_layer", "sketch": CountSketch(9)}, "sketch"),
-        ({"clipping": "per_layer", "sketch": Progressive([(1, Kronecker(2, 2)), (2, CountSketch(9))])}, "sketch"),
-        ({"clipping": "per_layer", "sketch": GradientEmbedding(PublicSubspace(2), 0.1)}, "clipping"),
-        ({"constraint": L2Ball(1.0), "sketch": GradientEmbedding(PublicSubspace(2), 0.1)}, "constraint"),
-        ({"sketch": GradientEmbedding(PublicSubspace(2, clip="before"), 0.1)}, "sketch"),
-        ({"sketch": Progressive([(1, PublicSubspace(2)), (2, PublicSubspace(2, clip="before"))])}, "sketch"),
-        ({"on": PrivacyEngine(secure_mode=True)}, "noise_generator"),
-    ],
-)
-def test_options_that_exclude_each_other(options: dict[str, Any], name: str) -> None:
-    refused(name, **options)
+        PrivacyEngine().make_private_with_epsilon(max_grad_norm=1.0, noise_multiplier=1.0, **given, **TARGET)
 
 
 @pytest.mark.parametrize("clip_rest, share", [(0.0, 0.5), (math.nan, 0.5), (1.0, 0.0), (1.0, 1.0)])

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from isthmus import PrivateClassifier, PrivateRegressor
+from isthmus.estimators.scoring import Looks
 from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap
 
@@ -81,3 +82,12 @@ def shortened(v: np.ndarray, limit: float | None, bias: float) -> tuple[np.ndarr
     length, whole = float(np.linalg.norm(v)), math.hypot(limit or 1.0, bias)
     v = v / (length or 1.0) if limit is None else v * min(1.0, limit / (length or 1.0))
     return (np.append(v, bias) if bias else v) / whole, bias / whole
+
+
+class Seen(Looks):
+    """Looks that keep the longest row of what they were given, and the bound of it."""
+
+    def _look(self, name: str, rows: Any, length: float, share: float) -> tuple[np.ndarray, float]:
+        norms = rows.dense().norm(dim=1) if hasattr(rows, "dense") else rows.norms(2)
+        self.rows = [*getattr(self, "rows", []), (float(norms.max()), length)]
+        return super()._look(name, rows, length, share)

@@ -29,16 +29,15 @@ ADD, REPLACE = privacy.Adjacency.ADD_REMOVE, privacy.Adjacency.REPLACE_ONE
 GRID = {"max_iter": [1, 20]}
 
 
+SHARED = {"algorithm": "dp_gd", "bounds": (-2, 2), "random_state": 0}
+
+
 def classifier(**changes: Any) -> PrivateClassifier:
-    return PrivateClassifier(
-        **{"algorithm": "dp_gd", "classes": [0, 1], "bounds": (-2, 2), "random_state": 0, **changes}
-    )
+    return PrivateClassifier(**{**SHARED, "classes": [0, 1], **changes})
 
 
 def regressor(**changes: Any) -> PrivateRegressor:
-    return PrivateRegressor(
-        **{"algorithm": "dp_gd", "target_bounds": (-5, 15), "bounds": (-2, 2), "random_state": 0, **changes}
-    )
+    return PrivateRegressor(**{**SHARED, "target_bounds": (-5, 15), **changes})
 
 
 # ---------------------------------------------------------------- the choice
@@ -99,9 +98,7 @@ def divergence(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
 
 @pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 @pytest.mark.parametrize("multiplier", [0.5, 2.0, 8.0])
-def test_no_record_tells_more_by_the_choice_than_by_the_gaussian_release(
-    adjacency: privacy.Adjacency, multiplier: float
-) -> None:
+def test_no_record_tells_more_by_the_choice_than_by_the_gaussian_release(adjacency: Any, multiplier: float) -> None:
     """Every way in which one record can move three scores, from several tables, in both directions."""
     temperature = _BestOf(multiplier, adjacency.value).temperature
     moves = product((0.0, 0.5, 1.0), repeat=3) if adjacency is ADD else product((-1.0, 0.0, 1.0), repeat=3)
@@ -168,9 +165,8 @@ def test_selection_and_last_fit_together_cost_epsilon(share: float, adjacency: p
     assert privacy.epsilon_of(both, 1e-6, adjacency) == pytest.approx(0.8, rel=1e-6)
     assert privacy.epsilon_of(split.total, 1e-6, adjacency) <= 0.8 * (1 + 1e-9)
     for epsilon, multiplier in ((split.trial, split.multiplier), (split.rest, split.last)):
-        assert epsilon == pytest.approx(
-            privacy.epsilon_of(privacy.Gaussian(multiplier).event(), 1e-6, adjacency), rel=1e-5
-        )
+        event = privacy.Gaussian(multiplier).event()
+        assert epsilon == pytest.approx(privacy.epsilon_of(event, 1e-6, adjacency), rel=1e-5)
     assert split.trial < split.rest if share < 0.5 else split.trial > split.rest
 
 
@@ -182,10 +178,8 @@ def test_every_trial_is_as_private_as_the_selection_is_charged_for(bounds: Any, 
     search._classes = [0, 1]
     split = _Split(600, 2, 0.2, 0.2, Promise(1.0, 1e-5, privacy.Adjacency(adjacency)))
     for params in search._candidates():
-        for made, multiplier in (
-            (search._trial(params, split, 0), split.multiplier),
-            (search._last(params, split), split.last),
-        ):
+        both = (search._trial(params, split, 0), split.multiplier), (search._last(params, split), split.last)
+        for made, multiplier in both:
             cost = privacy.joint([privacy.event_json.from_json(made.fit(X, y).privacy_.event)])
             assert multiplier * (1 - 1e-9) <= cost.noise_multiplier < 1.001 * multiplier
 
@@ -213,9 +207,8 @@ def test_a_search_beyond_the_budget_is_refused_before_anything_is_charged(tmp_pa
 
 
 def test_the_statement_is_of_everything() -> None:
-    search = PrivateSearch(classifier(), {"max_iter": [1, 5], "l2": [0.0, 0.1]}, epsilon=0.7, delta=1e-6).fit(
-        *labelled(800)
-    )
+    grid = {"max_iter": [1, 5], "l2": [0.0, 0.1]}
+    search = PrivateSearch(classifier(), grid, epsilon=0.7, delta=1e-6).fit(*labelled(800))
     statement = search.privacy_
     assert (statement.epsilon, statement.delta, statement.n) == (0.7, 1e-6, 800)
     assert privacy.epsilon_of(privacy.event_json.from_json(statement.event), 1e-6, ADD) <= 0.7

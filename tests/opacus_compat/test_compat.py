@@ -19,7 +19,7 @@ from isthmus.opacus_compat import GradSampleModule, PrivacyEngine, distributed, 
 from isthmus.opacus_compat.accountants import GaussianAccountant, PRVAccountant, RDPAccountant, create_accountant
 from isthmus.opacus_compat.accountants.utils import get_noise_multiplier
 from isthmus.opacus_compat.data_loader import DPDataLoader
-from isthmus.opacus_compat.engine import by_layer
+from isthmus.opacus_compat.engine import _by_layer
 from isthmus.opacus_compat.optimizers import DPOptimizer
 from isthmus.opacus_compat.utils import module_utils
 from isthmus.opacus_compat.utils.batch_memory_manager import BatchMemoryManager, wrap_data_loader
@@ -162,11 +162,11 @@ def test_without_noise_the_clipped_sum_is_shown() -> None:
 def test_bounds_of_parameters_become_bounds_of_layers_of_the_same_total() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.MultiheadAttention(4, 2))
     bounds = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    found = by_layer(module, bounds)
+    found = _by_layer(module, bounds)
     assert len(found) > 2 and found["0"] == pytest.approx(math.sqrt(5))
     assert math.hypot(*found.values()) == pytest.approx(math.hypot(*bounds))
     with pytest.raises(InvalidInput, match="6 trainable parameters"):
-        by_layer(module, [1.0, 2.0])
+        _by_layer(module, [1.0, 2.0])
 
 
 def test_a_record_moves_no_layer_by_more_than_its_bound() -> None:

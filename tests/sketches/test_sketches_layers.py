@@ -32,10 +32,10 @@ def rows(positions=2, sparse=False):
 class Rounds:
     """A context that counts how often it is asked for public rows."""
 
-    def __init__(self, public=None, space=SPACE):
+    def __init__(self, public=None, space=SPACE, dtype=torch.float64):
         self.public, self.space, self.seed, self.t, self.epoch = public, space, 0, 0, 0
         self.device = None
-        self.w, self.asked, self.bound = torch.zeros(space.d, dtype=torch.float64), [], {}
+        self.w, self.asked, self.bound = torch.zeros(space.d, dtype=dtype), [], {}
 
     def rows(self, data):
         self.asked.append(data)

@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from test_sketches_public_subspace import kinds, normal
 
 from isthmus.base.space import Space
-from isthmus.gradients import Dense, Lazy, Outer, Stack
+from isthmus.gradients import Dense, Stack
 from isthmus.sketches import base
 from isthmus.sketches import dense as module
 from isthmus.sketches.dense import orthonormal, random_rows
-from isthmus.sketches.public import _completed, _leaf_pieces, _side_directions, _top_right, top_directions
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from isthmus.sketches.public import _completed, _directions, _leaf_pieces, _side_directions, _top_right
 
 
 def projector(columns):
@@ -79,20 +76,7 @@ def test_long_drawn_rows_cover_every_coordinate_alike():
     assert 2 / 3 < float(share.var()) / spread < 3 / 2
 
 
-def public(kind, n=9):
-    a, b = normal(n, 3, 5), normal(n, 3, 4, seed=1)
-    return {
-        "one": lambda: Outer(a[:, 0], b[:, 0]),
-        "many": lambda: Outer(a, b),
-        "bias": lambda: Outer(a[..., :4], b, ones=True),
-        "one-bias": lambda: Outer(a[:, 0, :4], b[:, 0], ones=True),
-        "sparse": lambda: Outer(sp.csr_array(a[:, 0].numpy() * (a[:, 0].numpy() > 0)), b[:, 0]),
-        "dense": lambda: Dense(normal(n, 20)),
-        "lazy": lambda: Lazy(lambda lo, hi: normal(n, 20)[lo:hi], n, 20, dtype=torch.float64),
-    }[kind]()
-
-
-KINDS = ["one", "many", "bias", "one-bias", "sparse", "dense", "lazy"]
+KINDS = ["one", "many", "bias", "many-bias", "sparse", "dense", "lazy", "lookup"]
 
 
 @pytest.mark.parametrize("chunk", [1 << 9, 1 << 26])
@@ -101,12 +85,12 @@ KINDS = ["one", "many", "bias", "one-bias", "sparse", "dense", "lazy"]
 def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
     monkeypatch.setattr(module, "SMALL", chunk)
-    rows = Stack([("first", public(kind, n)), ("second", Dense(normal(n, 7, seed=8)))])
-    directions = top_directions(rows, 3)
+    rows = Stack([("first", kinds(n, 0)[kind]), ("second", Dense(normal(n, 7, seed=8)))])
+    directions = _directions(rows, 3)[0]
     top = np.linalg.svd(rows.dense().numpy())[2][:3].T
     signs = torch.from_numpy(np.sign((top * directions.numpy()).sum(0)))
     torch.testing.assert_close(directions * signs, torch.from_numpy(top.copy()), rtol=1e-8, atol=1e-9)
-    assert top_directions(rows, 3, torch.float32).dtype == torch.float32
+    assert _directions(rows, 3, torch.float32)[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("chunk", [1 << 9, 1 << 26])
@@ -114,7 +98,7 @@ def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
 @pytest.mark.parametrize("n", [1, 30])
 def test_sides_are_those_of_both_unfoldings(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
-    rows = public(kind, n)
+    rows = kinds(n, 0)[kind]
     cube = rows.dense().view(n, 4, 5)
     moments = torch.einsum("nij,nkj->ik", cube, cube), torch.einsum("nij,nik->jk", cube, cube)
     for found, moment in zip(_side_directions(rows, (4, 5), (2, 3)), moments, strict=True):
@@ -153,7 +137,7 @@ def test_rows_without_leaves_are_cut():
 
 def test_public_gradients_that_vanish_are_refused():
     with pytest.raises(ValueError, match="all zero"):
-        top_directions(Dense(torch.zeros(3, 4)), 1)
+        _directions(Dense(torch.zeros(3, 4)), 1)[0]
 
 
 @pytest.mark.parametrize("rank, size", [(1, 300), (16, 256), (30, 700)])

@@ -33,18 +33,18 @@ from isthmus.core.group import Aggregator, check_samplers
 from isthmus.core.minimize import Result, minimize
 from isthmus.core.pipeline import Client, Round, RunContext, Stage, contribute, pay
 from isthmus.core.wire import Message, State
-from isthmus.distributed.flower.federation import Elsewhere, Federation, NoisedSum, narrowed, reach_of, shortened
+from isthmus.distributed.flower.federation import Elsewhere, Federation, _narrowed, _NoisedSum, _reach_of, _shortened
 from isthmus.distributed.flower.records import (
     RECORD,
-    answer_in,
+    _answer_in,
+    _config_of,
+    _read_answer,
     ask,
-    config_of,
     flower,
     from_arrays,
-    read_answer,
     to_arrays,
 )
-from isthmus.distributed.order import Order, order_of, stage_of
+from isthmus.distributed.order import Order, _stage_of, order_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Chargeable, Ledger
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("flwr")
 
 _PAUSE = 1.0
+_Between = Callable[[int, "Letter"], "Letter | None"]
 
 
 class NobodyAnswered(RuntimeError):
@@ -71,7 +72,7 @@ class NobodyAnswered(RuntimeError):
 
 
 @dataclass
-class Traffic:
+class _Traffic:
     """What went to clients and came back: for the eyes of whoever runs the server.
 
     In a private run it shows whom a round looked at, which outsiders must not learn (see `FlowerClients`).
@@ -154,7 +155,7 @@ class FlowerClients(Aggregator):
     timeout: float | None = 600.0
     wait: float = 60.0
     patience: int = 3
-    traffic: Traffic = field(default_factory=Traffic, compare=False)
+    traffic: _Traffic = field(default_factory=_Traffic, compare=False)
     problems: Sequence[Elsewhere | None] = (None,)
     clock: Callable[[float], None] = field(default=time.sleep, compare=False, repr=False)
 
@@ -178,7 +179,7 @@ class FlowerClients(Aggregator):
 
     def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of the answers of this stage."""
-        order, there = order_of(round, stage), stage_of(self.plan.at_clients, stage.name)
+        order, there = order_of(round, stage), _stage_of(self.plan.at_clients, stage.name)
         empty = self.nothing(round, there, context)
         if self.plan.dropouts is not None:
             return self._secured(order, _ForStage(round, stage, context.ledger), there, empty)
@@ -205,7 +206,7 @@ class FlowerClients(Aggregator):
         fresh.memory = {}
         message = contribute(fresh, stage, client, context.keys)
         message = replace(message, coded={}, dims=0, bytes=0)
-        return narrowed(message, self.plan, stage.sampler) if stage.private else message
+        return _narrowed(message, self.plan, stage.sampler) if stage.private else message
 
     def asked(self, round: Round, stage: Stage, context: RunContext) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
@@ -251,18 +252,18 @@ class FlowerClients(Aggregator):
             since = holds.get(node) if plan.down == "update" else None
             contents.append((node, ask(order, plan.whole, visit, since, plan.digest)))
             holds[node] = order.w
-        sampler, sent = stage_of(plan.at_clients, order.stage).sampler, config_of(contents[0][1])["order"]
+        sampler, sent = _stage_of(plan.at_clients, order.stage).sampler, _config_of(contents[0][1])["order"]
         divisor = None if plan.private else partial(sampler.divisor, t=order.t)
         replies = self._replies(contents, str(order.t))
         messages: dict[str, Message] = {}
         for reply in replies:
             with self.traffic.reading(reply.metadata.src_node_id):
-                data = answer_in(reply)
+                data = _answer_in(reply)
                 self.traffic.up += len(data)
-                came = read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
+                came = _read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
                 if plan.private:  # a sum that is longer than the public length is shortened here too
-                    own = reach_of(plan, sampler)[0]
-                    came = replace(came, values={name: shortened(b, own) for name, b in came.values.items()})
+                    own = _reach_of(plan, sampler)[0]
+                    came = replace(came, values={name: _shortened(b, own) for name, b in came.values.items()})
                 messages.setdefault(reply.metadata.reply_to_message_id, came)
         for node in {node for node, _ in visits} - {reply.metadata.src_node_id for reply in replies}:
             holds.pop(node, None)
@@ -294,7 +295,7 @@ class FlowerClients(Aggregator):
                     raise NobodyAnswered(f"{words}: {self.traffic.why()}. Start more clients, or {more}") from refused
                 if refused.charged:
                     total = torch.zeros_like(like.value)
-        value = NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
+        value = _NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
@@ -314,7 +315,7 @@ class FlowerClients(Aggregator):
             for reply in self._replies(contents, step):
                 node = reply.metadata.src_node_id
                 with self.traffic.reading(node):
-                    answer = answer_in(reply)
+                    answer = _answer_in(reply)
                     self.traffic.up += len(answer)
                     server.receive(answer, index[node])
 
@@ -329,7 +330,7 @@ class FlowerClients(Aggregator):
 
     def _total(self, stage: Stage, empty: Message, answers: list[Message]) -> Message:
         """The sum; in a private run with the public divisor, and with public counts of numbers and bytes."""
-        plan, source = self.plan, stage_of(self.plan.pipe, stage.name).sampler
+        plan, source = self.plan, _stage_of(self.plan.pipe, stage.name).sampler
         if not stage.private:
             if not answers:
                 return replace(empty, divisor=1.0, fixed=False)
@@ -354,12 +355,7 @@ class LocalGrid:
     """
 
     def __init__(
-        self,
-        app: ClientApp,
-        clients: int,
-        *,
-        config: dict[str, Any] | None = None,
-        between: Callable[[int, Letter], Letter | None] | None = None,
+        self, app: ClientApp, clients: int, *, config: dict[str, Any] | None = None, between: _Between | None = None
     ) -> None:
         validate.positive_int(clients=clients)
         flower().serverapp.Grid.register(type(self))

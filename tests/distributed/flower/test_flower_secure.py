@@ -10,11 +10,11 @@ import torch
 from isthmus import CountSketch, InvalidInput, L1Ball, Logistic, Pipeline, Release, Stage, Whole, minimize
 from isthmus.core.pipeline import Promise
 from isthmus.distributed.flower import Federation, FlowerClients, LocalGrid, NobodyAnswered, SketchStrategy, client_app
-from isthmus.distributed.flower.client import cost, secure_step
-from isthmus.distributed.flower.federation import AtClients
+from isthmus.distributed.flower.client import _secure_step, cost
+from isthmus.distributed.flower.federation import _AtClients
 from isthmus.distributed.flower.records import RECORD, flower
-from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan, SecureServer
-from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
+from isthmus.distributed.secagg import BadMessage, SecurePlan, SecureServer
+from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson, SecretSource
 from isthmus.privacy.event_json import SkellamDpEvent
 from isthmus.privacy.sampling import FullBatch
 
@@ -213,7 +213,7 @@ def test_the_statement_says_that_other_runs_are_not_in_it() -> None:
 
 def test_noise_of_clients_is_released_by_secure_aggregation_only(draws: torch.Generator) -> None:
     plan, part = plan_of(), data(draws)[0]
-    assert isinstance(plan.pipe.stages[0].releases[0].mechanism, AtClients)
+    assert isinstance(plan.pipe.stages[0].releases[0].mechanism, _AtClients)
     with pytest.raises(InvalidInput, match="secure aggregation only"):
         minimize(part, plan.pipe, L1Ball(1.0), steps=1, record=None)
 
@@ -225,40 +225,11 @@ def test_plans_that_secure_aggregation_cannot_hold_are_refused() -> None:
         plan_of(unit="record", n=60)
 
 
-def test_a_secure_client_goes_on_in_another_process(draws: torch.Generator) -> None:
-    plan = SecurePlan(clients=3, m=8, bound=1.0, noise_multiplier=1e-3)
-    server, clients = SecureServer(plan, Ledger()), {k: SecureClient(plan, k) for k in range(3)}
-    vectors = torch.randn(3, 8, generator=draws, dtype=torch.float64)
-    vectors /= 2 * vectors.norm(dim=1, keepdim=True)
-
-    def moved() -> None:
-        for k, client in clients.items():
-            clients[k] = SecureClient.from_bytes(plan, client.to_bytes())
-
-    invitation = server.invitation()
-    for client in clients.values():
-        server.receive(client.keys(invitation))
-    moved()
-    roster = server.roster()
-    for client in clients.values():
-        server.receive(client.shares(roster))
-    moved()
-    for k, inbox in server.inboxes().items():
-        server.receive(clients[k].masked(inbox, vectors[k]))
-    moved()
-    with pytest.raises(BadMessage, match="answered once"):
-        SecureClient.from_bytes(plan, clients[0].to_bytes()).shares(roster)
-    survivors = server.survivors()
-    for client in clients.values():
-        server.receive(client.reveal(survivors))
-    assert torch.allclose(torch.from_numpy(server.value()), vectors.sum(0), atol=0.05)
-
-
 # ---------------------------------------------------------------- a hostile server
 
 
 class Site:
-    """Three clients behind `secure_step`, each with a state that lasts from message to message."""
+    """Three clients behind `_secure_step`, each with a state that lasts from message to message."""
 
     def __init__(self, rounds: int) -> None:
         self.plan, self.rounds = SecurePlan(clients=3, m=8, bound=1.0, noise_multiplier=1.0), rounds
@@ -272,7 +243,7 @@ class Site:
     def ask(self, place: int, step: str, data: bytes, index: int | None = None) -> bytes:
         config = {"step": step, "data": data, "index": place if index is None else index}
         vector = lambda: self.vector(place)  # noqa: E731
-        return secure_step(config, self.states[place], self.plan, self.rounds, vector, None)
+        return _secure_step(config, self.states[place], self.plan, self.rounds, vector, SecretSource())
 
     def invited(self) -> tuple[SecureServer, bytes]:
         server = SecureServer(self.plan, Ledger())
