@@ -191,9 +191,7 @@ class _ScaledCodec(Codec):
     def value(self, drawn: Scaled, m: int, dtype: type) -> Array:
         """The numbers times the unit."""
         out: Array = np.empty(m, dtype)
-        unit = out.dtype.type(drawn[0] / self.steps(m))
-        for lo in range(0, m, BLOCK):
-            np.multiply(drawn[1][lo : lo + BLOCK], unit, out=out[lo : lo + BLOCK], casting="same_kind")
+        np.multiply(drawn[1], out.dtype.type(drawn[0] / self.steps(m)), out=out, casting="same_kind")
         return out
 
 

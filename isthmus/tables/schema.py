@@ -47,7 +47,7 @@ from isthmus.tables.declared import (
     read_sign,
     read_words,
 )
-from isthmus.tables.entries import OTHER, Signs, check_format, from_days
+from isthmus.tables.entries import OTHER, Signs, _check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
@@ -104,7 +104,7 @@ class Column:
     fill: float | None = declarable(None, _read_number)
     thousands: str | None = declarable(None, read_sign)
     decimal: str = declarable(".", read_sign)
-    format: str = declarable("", _unless_empty(check_format, ""))
+    format: str = declarable("", _unless_empty(_check_format, ""))
     source: str = declarable("declared", one_of("declared", "public", "name", "data"))
 
     @property

@@ -280,7 +280,7 @@ def test_outer_sum_leaves_what_stands_beside_its_rows(dtype: torch.dtype, k: int
     g = torch.Generator().manual_seed(k + q)
     y, x = (torch.randn(*size, generator=g, dtype=dtype) for size in ((k, q), (k, p)))
     whole = torch.full((q, p + beside), 7.0, dtype=dtype)
-    adding.outer_sum(x, y, 1.0, whole[:, :p])
+    adding._outer_sum(x, y, 1.0, whole[:, :p])
     assert (whole[:, p:] == 7).all()
     slow = (y.double()[:, :, None] * x.double()[:, None, :]).sum(0) if q * p < 1e6 else y.double().T @ x.double()
     off, mass = (whole[:, :p].double() - slow).abs(), y.double().abs().T @ x.double().abs()
@@ -293,12 +293,12 @@ def test_sums_of_rows_are_within_their_error(few: bool) -> None:
     v = worst(10, True, F32)[:, None] * torch.tensor([1.0, 0.5])
     rho = (len(v) + 8) * 2.0**-24 if few else 2.0**-22
     column = torch.full((2, 3), 7.0)
-    adding.row_sum(v, rho, column[:, 1])
+    adding._row_sum(v, rho, column[:, 1])
     exact = [sum(Fraction(float(x)) for x in v[:, j]) for j in range(2)]
     for j in range(2):
         mass = sum(Fraction(abs(float(x))) for x in v[:, j])
         assert abs(Fraction(float(column[j, 1])) - exact[j]) <= Fraction(rho) * mass
     assert (column[:, [0, 2]] == 7).all()
     wide = torch.empty(2, dtype=F64)
-    adding.row_sum(v, rho, wide)
+    adding._row_sum(v, rho, wide)
     torch.testing.assert_close(wide, v.double().sum(0), rtol=0, atol=rho * float(v.abs().sum()))
