@@ -512,10 +512,11 @@ def _ranked(facts: Facts, choices: Sequence[Choice]) -> tuple[Choice, ...]:
         return place, behind, round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
 
     for rule in PRIVATE_RULES if facts.private else FREE_RULES:
-        preferences = rule.prefers(facts)
-        order = {name: preferences.index(name) for name in preferences}
-        if rule.when(facts) and any(map(named, choices)):
-            break
+        if rule.when(facts):
+            preferences = rule.prefers(facts)
+            order = {name: preferences.index(name) for name in preferences}
+            if any(map(named, choices)):
+                break
     ranked = sorted(choices, key=rank)
     for at, choice in enumerate(ranked):
         why = "it was not measured"
