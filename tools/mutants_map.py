@@ -119,7 +119,7 @@ SAME: dict[str, str] = {
     "privacy/clips:weighted_sum: * in if weights.is_cuda and *": _MASKED,
     "privacy/clips:weighted_sum: * in rows = rows.masked*": _MASKED,
     "privacy/clips:weighted_sum: weights > 0 -> weights >= 0 in return *": "a finite row of weight 0 adds 0",
-    "privacy/clips:ClippedSum._low: 32 -> 33 *": "there are no types of 33 bits",
+    "privacy/clips:ClippedSum.narrowed: 32 -> 33 *": "there are no types of 33 bits",
     "sets/balls:LpBall._derivative: * in top = *": "a scale that cancels",
     "sets/polytopes:ConvexHull._extreme_scale: * <= tolerance(x) * -> * < tolerance(x) *": _ROUNDING,
     "sets/structured:GroupBall._derivative.totals: False -> True *": "a copy is as good",
