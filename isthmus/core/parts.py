@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 
 Full = FullBatch
 """Every record, every round: the one sampler that private and other runs share."""
+_UNSAID: dict[str, Any] = {
+    # problems: whether they draw and keep nothing, which ranges of records they look at together, their full gradient
+    **{"linear": False, "spans": None, "gradient": None, "penalty": None, "dtype": torch.float64, "elsewhere": False},
+    # what was read off their data, what a promise rests on with them, what their passes keep; how that is forgotten
+    **{"read_off": (), "assumptions": (), "kept": (), "forget": lambda: None},
+    # sources, samplers, encoders and lifts; line searches and certified stops hold a loss; sets
+    **{"own_records": False, "whole": False, "expected": None, "data": None, "reads_w": True, "remember": None},
+    **{"loss": None, "project": None, "dim": None},
+}
+"""What is taken where a part, which anybody may have written, does not say it of itself."""
+
+
+def said(part: object, name: str) -> Any:
+    """What a problem or another part says of itself under a name."""
+    return getattr(part, name, _UNSAID[name])
 
 
 # ---------------------------------------------------------------- samplers
