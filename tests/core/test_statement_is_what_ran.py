@@ -452,7 +452,7 @@ def test_half_the_noise_is_found(recorder: Recorder) -> None:
         Gaussian.release = honest  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="as large as is said"):
         found.check_noise()
-    assert known_bad.Halved(Gaussian(1.0)).event() == Gaussian(1.0).event()  # what such a wrapper would state
+    assert known_bad._Halved(Gaussian(1.0)).event() == Gaussian(1.0).event()  # what such a wrapper would state
 
 
 def test_a_release_without_noise_is_found(recorder: Recorder) -> None:
