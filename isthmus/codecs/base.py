@@ -128,9 +128,8 @@ class Codec(ABC):
         tensor = torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
         if like.dtype.itemsize < 4 and not tensor.isfinite().all():
             top = f"{float(np.abs(array).max()):.4g}"
-            raise CodecError(
-                f"The payload holds a number of size {top}, too large for {like.dtype}: decode it like a float32 tensor"
-            )
+            remedy = "decode it like a float32 tensor"
+            raise CodecError(f"The payload holds a number of size {top}, too large for {like.dtype}: {remedy}")
         return tensor
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.group import Aggregator, Group
+from isthmus.core.parts import said
 from isthmus.core.pipeline import Pipeline, Promise, RunContext, Stage, look
 from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys, Memo, State
@@ -45,12 +46,11 @@ class PrivateSide:
         self.promise, self.whole, self.leads = promise, whole, leads
         self.noise: Source = SecretSource() if noise_seed is None else SeededSource(noise_seed)
         self.seeded, self.leaks = self.noise.seeded, tuple[str, ...]()
-        if not math.isfinite(promise.epsilon):
-            remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
-            validate.check(ledger is None, "ledger", ledger, remedy)
-            ledger = Ledger(adjacency=promise.adjacency)
-        elif ledger is None:
-            ledger = Ledger(budget=(promise.epsilon, promise.delta), adjacency=promise.adjacency)
+        budget = (promise.epsilon, promise.delta) if math.isfinite(promise.epsilon) else None
+        remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
+        validate.check(budget is not None or ledger is None, "ledger", ledger, remedy)
+        if ledger is None:
+            ledger = Ledger(budget=budget, adjacency=promise.adjacency)
         self.ledger: Ledger | Chargeable = opened(ledger, promise.adjacency)
         """Of one that is none of this library's nothing is asked but to charge."""
         self._bought: list[Stage] = []
@@ -73,7 +73,7 @@ class PrivateSide:
 
     def _said(self, name: str) -> list[Any]:
         """What the holders of the records say under a name, each thing once."""
-        return list(dict.fromkeys(said for objective in self._objectives for said in getattr(objective, name, ())))
+        return list(dict.fromkeys(each for objective in self._objectives for each in said(objective, name)))
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
@@ -161,11 +161,11 @@ class PrivateSide:
         account, networks, kept = self._account(pipe, planned), self._said("assumptions"), self._said("kept")
         if MIXING in networks and cut:
             networks.append(PIECES)
-        said = [line for line in networks if line != RANDOM or not self.seeded]
-        said += [*assumed(pipe, self._bought), *stopped(planned, done)]
+        lines = [line for line in networks if line != RANDOM or not self.seeded]
+        lines += [*assumed(pipe, self._bought), *stopped(planned, done)]
         if resumed is not None:
-            said.append(f"{GONE}, {resumed}: its ledger has what that cost")
-        account.assumptions = (*self.promise.assumptions, *said)
+            lines.append(f"{GONE}, {resumed}: its ledger has what that cost")
+        account.assumptions = (*self.promise.assumptions, *lines)
         if kept:
             account.leaks = (*self.leaks, f"{KEPT}: {kept}")
         return account.statement()

@@ -365,6 +365,4 @@ def _closed_form(phi: _BucketOperator, y: Array) -> tuple[Array, Array]:
 
 
 def _out_of_range() -> NoReturn:
-    raise validate.InvalidInput(
-        "y is not in the range of Phi, so that no w has Phi w = y: project y onto the range first"
-    )
+    raise validate.InvalidInput("y is not in the range of Phi, no w has Phi w = y: project y onto the range first")

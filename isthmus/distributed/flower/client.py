@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.core.parts import Records
+from isthmus.core.parts import Records, said
 from isthmus.core.pipeline import Client
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower import records
@@ -127,9 +127,7 @@ class _Site:
     @cached_property
     def plan(self) -> Federation:
         """What it shares with the server."""
-        if isinstance(self.shared, Federation):
-            return self.shared
-        return self.shared(self.context)
+        return self.shared if isinstance(self.shared, Federation) else self.shared(self.context)
 
     @cached_property
     def name(self) -> str:
@@ -174,10 +172,10 @@ class _Site:
         site = DataSite(pipe, plan.whole, keys, physical=self.physical, memory=memory)
         problem = self.terms(plan, order, self.name)
         if plan.private and plan.unit == "record":
-            read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
+            read_off = [str(leak[0]) for leak in said(problem, "read_off")]
             remedy = "give it to the objective as a public number: it was read from private records, unpaid for"
             validate.check(not read_off, "data", read_off, remedy)
-            fits = not plan.linear or getattr(problem, "linear", False)  # others round more than the bound holds
+            fits = not plan.linear or said(problem, "linear")  # others round more than the bound holds
             kind = type(problem).__name__
             validate.check(fits, "linear", plan.linear, f"give linear=False: {kind} is not a linear model")
         message = site.answer(order, Client(self.name, problem, visit, plan.terms, 1 / plan.clients))
