@@ -34,14 +34,8 @@ class Browser:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]  # none of them is 3 or 4
-        start = [
-            "bash",
-            "-c",
-            f'exec "$@" 3<&{ends[0]} 4>&{ends[1]}',
-            "bash",
-            program,
-            *_FLAGS,
-        ]  # reads 3, answers on 4
+        # commands are read from 3 and answered on 4
+        start = ["bash", "-c", f'exec "$@" 3<&{ends[0]} 4>&{ends[1]}', "bash", program, *_FLAGS]
         with open(os.path.join(self._folder, "log"), "wb") as log:
             command = [*start, f"--user-data-dir={self._folder}/profile"]
             self._process = subprocess.Popen(command, stderr=log, pass_fds=ends, start_new_session=True)

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,14 @@ import scipy.sparse as sp
 from isthmus.base.arrow import opened
 from isthmus.base.validate import InvalidInput
 from isthmus.tables.files import Reading, _ParquetFrame, _types_of, columns_of, read, write
+
+
+def refused(path: Path, words: str, **options: Any) -> str:
+    """The words with which a file is refused."""
+    with pytest.raises(InvalidInput, match=words) as error:
+        read(path, **options)
+    return str(error.value)
+
 
 TEXT = 'name,age,salary\nAnna,31,"1,200"\nBjörn,,900\n'
 
@@ -60,8 +69,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
 def test_other_encodings_are_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("Größe,y\n1,2\n".encode("latin-1"))
-    with pytest.raises(InvalidInput, match="it is not utf-8 text; give its encoding, such as --encoding latin-1"):
-        read(path)
+    refused(path, "it is not utf-8 text; give its encoding, such as --encoding latin-1")
     assert columns_of(path, Reading(encoding="latin-1")) == ["Größe", "y"]
     wide = tmp_path / "wide.csv"  # as spreadsheets write "Unicode text"; a letter may hold the byte of a line's end
     wide.write_bytes("Ċ,y\r\n1,ਊ\r\n".encode("utf-16"))
@@ -73,8 +81,7 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
         assert read(wide, reading=Reading(encoding=coded)).frame["y"].tolist() == ["ਊ"]
     path.write_bytes(b"a,y\n1,2\n" + "ö,3\n".encode("latin-1"))
     assert columns_of(path) == ["a", "y"]  # the header says nothing of the rows
-    with pytest.raises(InvalidInput, match="it is not utf-8 text"):
-        read(path)
+    refused(path, "it is not utf-8 text")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +100,7 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
 def test_broken_csv_files_are_refused(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(content)
-    with pytest.raises(InvalidInput, match=words):
-        read(path)
+    refused(path, words)
 
 
 def test_names_that_differ_by_blanks_alone(tmp_path: Path) -> None:
@@ -125,8 +131,7 @@ def test_parquet(tmp_path: Path) -> None:
     pandas.DataFrame({"a": [1, 2], "when": pandas.to_datetime(["2020-01-01", None])}).to_parquet(path)
     assert columns_of(path) == ["a", "when"] and list(read(path).frame["a"]) == [1, 2]
     path.write_bytes(b"PAR1 nonsense")
-    with pytest.raises(InvalidInput, match="Cannot read .*: give a folder of Parquet files"):
-        read(path)
+    refused(path, "Cannot read .*: give a folder of Parquet files")
 
 
 def test_row_labels_of_pandas_are_columns_or_left_out(tmp_path: Path) -> None:
@@ -166,20 +171,15 @@ def test_npz_sparse_pieces(tmp_path: Path) -> None:
 def test_npz_files_with_pickles_or_without_a_matrix_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.npz"
     np.savez(path, X=np.array([{"a": 1}], dtype=object), y=[1])
-    with pytest.raises(InvalidInput, match="needs pickle"):
-        read(path)
+    refused(path, "needs pickle")
     np.savez(path, weights=np.ones(3))
-    with pytest.raises(InvalidInput, match=r"it holds the arrays \['weights'\]; give arrays X and y"):
-        read(path)
+    refused(path, r"it holds the arrays \['weights'\]; give arrays X and y")
     np.savez(path, X=np.ones((3, 2)), y=[1, 2])
-    with pytest.raises(InvalidInput, match="3 rows and 2 targets"):
-        read(path)
+    refused(path, "3 rows and 2 targets")
     np.savez(path, indptr=np.array([0, 1]), indices=np.array([0]), shape=np.array([], np.int64))
-    with pytest.raises(InvalidInput, match="no CSR matrix"):
-        read(path)
+    refused(path, "no CSR matrix")
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(InvalidInput, match="no npz file, or needs pickle"):
-        read(path)
+    refused(path, "no npz file, or needs pickle")
 
 
 def test_libsvm_says_when_its_width_comes_from_the_data(tmp_path: Path) -> None:
@@ -190,13 +190,10 @@ def test_libsvm_says_when_its_width_comes_from_the_data(tmp_path: Path) -> None:
     contents = read(path, reading=Reading(features=6))
     assert contents.x.shape == (2, 6) and contents.notes == () and np.asarray(contents.y).tolist() == [1, -1]
     path.write_text("1 0:1\n")
-    with pytest.raises(InvalidInput, match="--zero-based"):
-        read(path)
+    refused(path, "--zero-based")
     assert read(path, reading=Reading(zero_based=True, features=2)).x[0, 0] == 1
     path.write_text("1 1:1\nsecret 1:1\n")
-    with pytest.raises(InvalidInput, match="a line is not of the form `label index:value") as error:
-        read(path)
-    assert "secret" not in str(error.value)
+    assert "secret" not in refused(path, "a line is not of the form `label index:value")
 
 
 @pytest.mark.parametrize("name", ["t.xlsx", "t", "t.json"])
