@@ -53,11 +53,6 @@ class View(ABC):
         self._upper = None
 
     @property
-    def sparse(self) -> bool:
-        """Whether the matrix that is seen is CSR."""
-        return False
-
-    @property
     def roundings(self) -> int:
         """How many roundings an entry has of its own, at most."""
         return 0

@@ -19,9 +19,9 @@ from isthmus.base import validate
 from isthmus.estimators import rank_group
 from isthmus.estimators.base import GroupLike, _PrivateLinear
 from isthmus.estimators.problem import Objective
-from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import _storable
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
+from isthmus.privacy.leaks import leak
 from isthmus.problems.scaling import Scaled
 
 

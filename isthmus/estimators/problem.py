@@ -21,10 +21,10 @@ from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import ALONE, Group
 from isthmus.estimators import rank_group
-from isthmus.estimators.stateless_steps import _learned_before, leak
+from isthmus.estimators.stateless_steps import _learned_before
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives.linear import LinearModel
-from isthmus.privacy.leaks import Leak
+from isthmus.privacy.leaks import Leak, leak
 from isthmus.privacy.plan import mu_of
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 

@@ -17,11 +17,11 @@ from isthmus.core.minimize import Result
 from isthmus.estimators import rank_group
 from isthmus.estimators.base import GroupLike, _PrivateLinear
 from isthmus.estimators.problem import Objective, _Problem
-from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import _storable
 from isthmus.objectives import Huber
 from isthmus.objectives.linear import Loss, loss_of
 from isthmus.objectives.targets import CountTargets
+from isthmus.privacy.leaks import leak
 from isthmus.problems.scaling import Scaled
 
 

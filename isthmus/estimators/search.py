@@ -42,12 +42,12 @@ from isthmus.core.wire import Keys
 from isthmus.estimators.base import GroupLike, LedgerLike, _PrivateEstimator, _PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.inputs import _checked
-from isthmus.estimators.stateless_steps import leak
 from isthmus.gradients import Dense
 from isthmus.lifts import discard
 from isthmus.objectives.linear import CLASSES_READ
 from isthmus.privacy import event_json
 from isthmus.privacy.event_json import dpa
+from isthmus.privacy.leaks import leak
 from isthmus.privacy.ledger import opened
 from isthmus.privacy.plan import mu_of, split
 from isthmus.privacy.statement import Account
