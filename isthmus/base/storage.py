@@ -155,16 +155,12 @@ def _encode(value: object, path: str, tensors: Tensors) -> object:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return {"@float": repr(value)}
+        return value if math.isfinite(value) else {"@float": repr(value)}
     if isinstance(value, (Tensor, np.ndarray)):
         return _encode_array(value, path, tensors)
     if isinstance(value, (list, tuple)):
         items = [_encode(item, f"{path}/{k}", tensors) for k, item in enumerate(value)]
-        if isinstance(value, list):
-            return items
-        return {"@tuple": items}
+        return items if isinstance(value, list) else {"@tuple": items}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("@") for key in value):
             return {key: _encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
@@ -174,9 +170,7 @@ def _encode(value: object, path: str, tensors: Tensors) -> object:
         if isinstance(value, kind) and is_dataclass(value):
             name, inner = take(value)
             tree = {key: _encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
-            if name is None:
-                return {tag: tree}
-            return {tag: name, "fields": tree}
+            return {tag: tree} if name is None else {tag: name, "fields": tree}
     remedy = (
         "give numbers, strings, arrays, lists, dicts, or sets that are dataclasses of them: nothing else can be stored"
     )

@@ -392,13 +392,9 @@ class _PrivateLinear(_PrivateEstimator):
     # ------------------------------------------------------------ what is stored, and new rows
 
     def _store(self, problem: _Problem, result: Result) -> None:
-        later: Sequence[Map] = ()
-        if result.transform is not None:
-            later = result.transform.maps
+        later: Sequence[Map] = result.transform.maps if result.transform is not None else ()
         self._maps = RowMaps([*problem.maps.maps, *later])
-        point = result.x
-        if point is None:
-            point = result.average
+        point = result.average if point is None else result.x
         self._weights = point.detach().double().view(self._outputs, -1).T.contiguous()
         p = self.n_features_in_
         weight, offset = self._maps.affine(p)
@@ -566,9 +562,7 @@ class _PrivateLinear(_PrivateEstimator):
         validate.check(not forced, "as_published", True, remedy)
 
     def _opened_ledger(self) -> Ledger | None:
-        if self._group.rank:
-            return None
-        return opened_ledger(self.ledger, self._adjacency)
+        return None if self._group.rank else opened_ledger(self.ledger, self._adjacency)
 
     def _checked_weights(self, weight: ArrayLike | None, n: int) -> np.ndarray | None:
         if weight is None:

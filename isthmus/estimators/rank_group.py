@@ -83,9 +83,7 @@ def _shared_state(group: Group, load: Callable[[], State | None]) -> State | Non
     """The checkpoint that rank 0 has, on every rank."""
     if group.size == 1:
         return load()
-    state = None
-    if group.rank == 0:
-        state = load()
+    state = load() if group.rank == 0 else None
     remedy = "leave the checkpoint out: every rank remembers what it left out, and it has the memory of rank 0 only"
     validate.check(state is None or not state.memory, "checkpoint", "with error feedback", remedy)
     with tempfile.TemporaryDirectory() as folder:

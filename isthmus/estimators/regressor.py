@@ -85,9 +85,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
 
     def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
         remarks: tuple[str, ...] = ()
-        own: dict = {}
-        if issubclass(self._kind, Huber):
-            own = {"delta": self.huber_delta}
+        own: dict = {"delta": self.huber_delta} if issubclass(self._kind, Huber) else {}
         y, weights = np.asarray(y, dtype=np.float64), self._checked_weights(weight, X.shape[0])
         model = self._kind(X, y, weights=weights, l1=self.l1, l2=self.l2, **own)
         bounds = self.target_bounds

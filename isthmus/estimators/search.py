@@ -303,8 +303,7 @@ class _Split:
         delta, adjacency = promise.delta, promise.adjacency
         self.records, self.checks = round(n * (1 - validation) / candidates), round(n * validation)
         remedy = f"try fewer: they leave {self.records} records for each and {self.checks} to choose by"
-        enough = min(self.records, self.checks) >= _SMALLEST
-        validate.check(enough, "param_grid", f"{candidates} candidates", remedy)
+        validate.check(min(self.records, self.checks) >= _SMALLEST, "param_grid", f"{candidates} candidates", remedy)
         whole = 1 / mu_of(promise.epsilon, delta, adjacency)
         self.total = privacy.Gaussian(whole).event()
         self.multiplier, self.last = split(whole, share, 1 - share)
