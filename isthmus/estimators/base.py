@@ -394,7 +394,7 @@ class _PrivateLinear(_PrivateEstimator):
     def _store(self, problem: _Problem, result: Result) -> None:
         later: Sequence[Map] = result.transform.maps if result.transform is not None else ()
         self._maps = RowMaps([*problem.maps.maps, *later])
-        point = result.average if point is None else result.x
+        point = result.average if result.x is None else result.x
         self._weights = point.detach().double().view(self._outputs, -1).T.contiguous()
         p = self.n_features_in_
         weight, offset = self._maps.affine(p)
