@@ -488,7 +488,7 @@ class _PrivateLinear(_PrivateEstimator):
 
     def coefficient_intervals(self, level: float = 0.95, *, residual_sd: float | None = None) -> intervals.Intervals:
         """Confidence intervals of the coefficients, noise and sampling counted (see `isthmus.estimators.intervals`)."""
-        return intervals.coefficient_intervals(self, level, residual_sd)
+        return intervals._coefficient_intervals(self, level, residual_sd)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""

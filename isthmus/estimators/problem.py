@@ -283,6 +283,7 @@ def _ranges_of(X: Matrix, group: Group = ALONE) -> tuple[Tensor, Tensor]:
     high = -low
     for part in dense_parts(X):
         low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
-    low, high = rank_group._extremes(group, low, high)
+    lows, highs = zip(*group.all([low, high]), strict=True)
+    low, high = torch.stack(lows).amin(0), torch.stack(highs).amax(0)
     same = (low == high).double()
     return low - same, high + same

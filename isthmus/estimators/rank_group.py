@@ -52,12 +52,6 @@ def _moments(group: Group, X: Matrix) -> tuple[Tensor, Tensor]:
     return mean, ((counts * (variances + (means - mean) ** 2)).sum(0) / counts.sum()).sqrt()
 
 
-def _extremes(group: Group, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest of everybody's lows and the largest of their highs."""
-    lows, highs = zip(*group.all([low, high]), strict=True)
-    return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
-
-
 def _labels(group: Group, y: np.ndarray) -> np.ndarray:
     """The labels that occur on any rank."""
     own = np.unique(y)
