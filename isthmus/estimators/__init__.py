@@ -8,16 +8,5 @@ from isthmus.estimators.stored import load, save
 from isthmus.estimators.summary import Summary, private_summary
 from isthmus.privacy.leaks import PrivacyBudgetWarning, PrivacyLeakWarning
 
-__all__ = [
-    "PrivacyBudgetWarning",
-    "PrivacyLeakWarning",
-    "PrivateClassifier",
-    "PrivateRegressor",
-    "PrivateSearch",
-    "Scores",
-    "Summary",
-    "load",
-    "private_score",
-    "private_summary",
-    "save",
-]
+__all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "PrivateSearch"]
+__all__ += ["Scores", "Summary", "load", "private_score", "private_summary", "save"]

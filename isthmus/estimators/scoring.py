@@ -353,11 +353,9 @@ def _derived(
             if k == 2:
                 loss = figures._log_loss_figure(scores, groups.margin, noise)
             else:
-                value, spread = (
-                    float(counts[2] @ _LOSSES.middles) / n,
-                    noise * figures._centred_norm(_LOSSES.middles) / n,
-                )
-                loss = figures._log_loss(max(value, 0.0), spread, counts[0].reshape(k, k).sum(1))
+                value = max(float(counts[2] @ _LOSSES.middles) / n, 0.0)
+                spread = noise * figures._centred_norm(_LOSSES.middles) / n
+                loss = figures._log_loss(value, spread, counts[0].reshape(k, k).sum(1))
             derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
             curves.append(figures._calibration_curve(scores, groups.predicted, noise, classes))
     readable = [figures._readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
