@@ -20,32 +20,24 @@ A recipe of your own is a function that returns a `Recipe`; a private one takes 
 Declared by `@algorithm`, planner and estimators fill and run it like these.
 """
 
-from typing import Any
-
+from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.compressive import compressive_dp_sgd
 from isthmus.algorithms.coordinate import dp_cd, dp_skgd
+from isthmus.algorithms.descent import WidthRule
 from isthmus.algorithms.filling import Algorithm, algorithm
-from isthmus.algorithms.first_order import WidthRule, comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
+from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
 from isthmus.algorithms.frank_wolfe import comp_fw, dp_fw
-from isthmus.algorithms.private import (
-    Budget,
-    dp_comp_gd,
-    dp_comp_minibatch,
-    dp_gd,
-    dp_mirror_descent,
-    dp_sgd,
-    dp_svrg,
-    mirror_descent,
-    priv_sgd,
-    rounds_of,
-)
+from isthmus.algorithms.mirror import dp_mirror_descent, mirror_descent
+from isthmus.algorithms.prepared import dp_gd
+from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_sgd, priv_sgd
 from isthmus.algorithms.subspace import dp_subspace_gd, pdp_sgd, rpdp_sgd
+from isthmus.algorithms.svrg import dp_svrg
 
 _PLAIN = (dp_gd, dp_sgd, dp_svrg)
 _NARROW = (priv_sgd, dp_comp_gd, dp_comp_minibatch, pdp_sgd, rpdp_sgd, compressive_dp_sgd, dp_skgd, dp_cd, dp_fw)
 _ASKED = (dp_mirror_descent, mirror_descent, dp_subspace_gd)
 _FREE = (gd, sgd, comp_sgd, comp_gd, comp_minibatch, comp_fw, comp_dist_sgd)
-KNOWN: dict[str, Algorithm[Any]] = {entry.name: entry for entry in (*_PLAIN, *_NARROW, *_FREE, *_ASKED)}
+KNOWN: dict[str, Algorithm[...]] = {entry.name: entry for entry in (*_PLAIN, *_NARROW, *_FREE, *_ASKED)}
 """The recipes by their names, for planner, estimators and reports; of two that rank alike the first is preferred."""
 
 __all__ = ["Algorithm", "Budget", "WidthRule", "algorithm", "rounds_of"]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
-from isthmus.algorithms import filling
-from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm
-from isthmus.algorithms.first_order import Descent, StepRule, step_rule
-from isthmus.algorithms.private import Budget, BudgetOptions, diameter_of, published_budget, rounds_of
+from isthmus.algorithms.budget import Budget, _BudgetOptions, _diameter_of, _published_budget, rounds_of
+from isthmus.algorithms.descent import StepRule, _Descent, _step_rule
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _full_rounds, _stepped, algorithm, full_run
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
@@ -23,11 +23,8 @@ from isthmus.lifts import CoSaMP, discard, pinv
 from isthmus.privacy import Charge, Clip, Laplace, PrivacyPlan
 from isthmus.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
 from isthmus.sketches.selection import SelectionMap
-from isthmus.theory import Rule, Schedule
+from isthmus.theory import Rule, Schedule, compressive_scale, dense_scale, laplace_noise
 from isthmus.theory.printed import Inside, LargestEntries, Printed
-from isthmus.theory.schedules import compressive_scale, dense_scale, laplace_noise
-
-VARIANTS = ("gaussian", "laplace", "selection", "dense")
 
 
 @algorithm(words="each round adds noise to a short code, from which a sparse step is decoded")
@@ -42,7 +39,7 @@ def compressive_dp_sgd(
     output: str = "last",
     schedule: Schedule | None = None,
     as_published: bool = False,
-    **terms: Unpack[BudgetOptions],
+    **terms: Unpack[_BudgetOptions],
 ) -> Build:
     """Compressive DP-SGD (002): a private gradient with at most kappa non-zeros a round.
 
@@ -64,26 +61,23 @@ def compressive_dp_sgd(
     >>> compressive_dp_sgd(epsilon=1.0, p=20, kappa=5, clip=1.0, step=0.1, n="exact").arguments["variant"]
     'gaussian'
     """
-    validate.one_of(VARIANTS, variant=variant)
-    needed = {"kappa": kappa} if variant != "dense" else {}
-    if as_published or variant in ("gaussian", "laplace"):
-        needed = {**needed, "p": p} if variant != "dense" else {}
-    for name, value in needed.items():
-        validate.check(value is not None, name, value, f"give a number, which variant={variant!r} needs")
-        validate.positive_int(**{name: value or 0})
+    validate.one_of(("gaussian", "laplace", "selection", "dense"), variant=variant)
+    for name, value in {"kappa": kappa, "p": p}.items():
+        if variant != "dense" and (name == "kappa" or as_published or variant != "selection"):
+            validate.check(value is not None, name, value, f"give a number, which variant={variant!r} needs")
+            validate.positive_int(**{name: value or 0})
     validate.check(p is None or p >= 3, "p", p, "give a whole number of at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
     validate.check(not sampled, "batch_size", batch_size, "leave it out: selection gains nothing from sampling")
-    budget = published_budget(**terms) if as_published else Budget(**terms)
-    descent, kept, codes = Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
+    budget = _published_budget(**terms) if as_published else Budget(**terms)
+    descent, kept, codes = _Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
     Clip(clip)
 
     def build(binding: Binding) -> Pipeline:
-        given = {name: value for name, value in {"p": p, "kappa": kappa}.items() if value}
-        validate.at_most(binding.d, "the dimension d", **given)
+        validate.at_most(binding.d, "the dimension d", p=codes, kappa=kept)
         records = budget.records(binding)
         sampler = budget.sampler(binding, batch_size)
-        rounds = rounds_of(binding, sampler, records, None if schedule is None else schedule.rounds)
+        rounds = rounds_of(binding, sampler, records, descent.scheduled)
         gradient = Charge("gradient", "gaussian", rounds, sampler=sampler)
         if as_published or variant in ("laplace", "dense"):
             gradient = replace(gradient, mechanism="laplace")
@@ -96,18 +90,17 @@ def compressive_dp_sgd(
             release, length = _printed(binding, variant == "dense", budget.epsilon, rounds, clip, codes, kept)
         else:
             release = _sound(variant, plan, clip, codes, kept)
-            length = _length(
-                release, {"selection": kept, "dense": binding.d}.get(variant, codes), sampler.divisor(records)
-            )
+            numbers = {"selection": kept, "dense": binding.d}.get(variant, codes)
+            length = _length(release, numbers, sampler.divisor(records))
         stages = [Stage(sampler, [release])]
         if len(items) > 1:
             mechanism = plan.mechanism("choose")
             choosing = Release("choose", clip=Clip(clip, ord=math.inf), mechanism=mechanism, lift=discard)
             stages = [Stage(sampler, [choosing], "choose"), *stages]
         if step is None and schedule is None:  # Theorem 1, with the noise that this run has in G
-            rule: StepSize = Rule(diameter_of(binding) / (math.sqrt(2) * length), power=0.5)
+            rule: StepSize = Rule(_diameter_of(binding) / (math.sqrt(2) * length), power=0.5)
         else:
-            rule = step_rule(step, schedule)
+            rule = _step_rule(step, schedule)
         return descent.pipeline(binding, stages, rule, rounds=rounds, promise=budget.promise(plan, binding))
 
     return build
@@ -120,8 +113,8 @@ def _sound(variant: str, plan: PrivacyPlan, clip: float, p: int, kappa: int) -> 
         return Release(clip=Clip(clip, ord=1), mechanism=mechanism)
     if variant == "selection":  # kappa entries of at most `clip` each have this l2 norm
         values = Clip(clip * math.sqrt(kappa))
-        return Release(encode=Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
-    bound = Clip(clip, ord=1 if variant == "laplace" else 2)
+        return Release(encode=_Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
+    bound = Clip(clip, ord={"gaussian": 2, "laplace": 1}[variant])
     return Release(encode=GaussianSketch(p, scaling="jl"), clip=bound, mechanism=mechanism, lift=CoSaMP(kappa))
 
 
@@ -129,8 +122,10 @@ def _length(release: Release, dims: int, divisor: float) -> float:
     """G of the sound variants: the bound of a record, and the noise on the mean."""
     bound = release.clipped.init()
     scale = release.mechanism.number * bound / divisor
-    laplace = isinstance(release.mechanism, Laplace)
-    return math.hypot(bound, math.sqrt(laplace_noise(dims, scale) if laplace else dims * scale**2))
+    squares = dims * scale**2
+    if isinstance(release.mechanism, Laplace):
+        squares = laplace_noise(dims, scale)
+    return math.hypot(bound, math.sqrt(squares))
 
 
 def _printed(
@@ -153,7 +148,7 @@ def _printed(
 
 
 @dataclass(frozen=True)
-class Chosen(Encoder):
+class _Chosen(Encoder):
     """The coordinates that an earlier stage of the round released as a 0/1 vector: v -> v[chosen].
 
     What it selects was paid for, so the map is public.
@@ -162,7 +157,7 @@ class Chosen(Encoder):
     stage: str
     release: str
 
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+    def bind(self, context: Context, state: object) -> tuple[Sketch, None]:
         """The map of the coordinates chosen in this round."""
         chosen: Tensor = context.released[self.stage][self.release]  # type: ignore[attr-defined]
         index = chosen.nonzero().reshape(-1)
@@ -183,15 +178,15 @@ def _fill_gaussian(facts: Facts) -> Choice:
     d = facts.parameters
     if d < 3:
         raise Refusal("fewer than 3 parameters: nothing to compress")
-    p = min(d, CONSTANTS.codes[int(facts.sparse)])
-    p = p if facts.max_dims is None else max(3, min(p, facts.max_dims))
-    kappa = max(1, min(CONSTANTS.kappa, p // 5))
-    rounds = CONSTANTS.full_rounds[0] if d <= CONSTANTS.small else CONSTANTS.decodings
-    run = filling.full_run(facts, facts.the_clip, p, rounds)
+    p = max(3, min(d, CONSTANTS.codes[int(facts.sparse)], facts.max_dims or d))
+    kappa, rounds = max(1, min(CONSTANTS.kappa, p // 5)), CONSTANTS.full_rounds[0]
+    if d > CONSTANTS.small:
+        rounds = CONSTANTS.decodings
+    run = full_run(facts, facts.the_clip, p, rounds)
     norm = run.sigma * math.sqrt(kappa)  # what the decoder keeps of the noise
     flops = run.rounds * p * (60 * d + facts.n * facts.filled)
     arguments, gain = {"p": p, "kappa": kappa}, math.sqrt(kappa / d)
-    return filling.stepped(run, arguments, gain, noise_norm=norm, held=p * d, flops=flops)
+    return _stepped(run, arguments, gain, noise_norm=norm, held=p * d, flops=flops)
 
 
 @compressive_dp_sgd.filling(
@@ -203,10 +198,12 @@ def _fill_selection(facts: Facts) -> Choice:
     """kappa coordinates chosen by the exponential mechanism, then their values."""
     if facts.parameters < 3:
         raise Refusal("fewer than 3 parameters: nothing to compress")
-    rounds = filling.full_rounds(facts, CONSTANTS.selections if facts.sparsity else CONSTANTS.full_rounds[0])
-    kappa = min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
+    wanted, kappa = CONSTANTS.full_rounds[0], min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
+    if facts.sparsity:
+        wanted = CONSTANTS.selections
+    rounds = _full_rounds(facts, wanted)
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     arguments, gain = {"kappa": kappa, "clip": entry, "variant": "selection"}, math.sqrt(kappa / facts.parameters)
-    return filling.stepped(run, arguments, gain, noise_norm=run.sigma * math.sqrt(kappa))
+    return _stepped(run, arguments, gain, noise_norm=run.sigma * math.sqrt(kappa))

@@ -10,46 +10,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms import filling
-from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm
-from isthmus.algorithms.private import Budget, BudgetOptions, rounds_of
+from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import AVERAGED, Build, Choice, Run, _sampled_run, algorithm, full_run
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
+from isthmus.core.parts import Restart
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import unbiased
-from isthmus.parts import Restart
-from isthmus.privacy import Charge, Clip, Gaussian
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Charge, Clip, Gaussian
 from isthmus.sketches import Blocks, Encoder, Nice
 from isthmus.theory import schedules
 from isthmus.theory.printed import Printed, skgd_sigma
-from isthmus.theory.schedules import Loops
-
-_SAMPLINGS = ("full", "single", "block", "nice")
 
 
 @algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
 def dp_skgd(
     *,
-    smoothness: Any,
-    clip: Any,
+    smoothness: object,
+    clip: object,
     sampling: str = "block",
-    blocks: int | Sequence[Any] = 10,
+    blocks: int | Sequence[Sequence[int]] = 10,
     probabilities: str | Sequence[float] = "uniform",
     tau: int = 1,
     inner: int | None = None,
     step: float = 1.0,
     batch_size: int | None = None,
-    schedule: Loops | None = None,
+    schedule: schedules.Loops | None = None,
     as_published: bool = False,
-    **terms: Unpack[BudgetOptions],
+    **terms: Unpack[_BudgetOptions],
 ) -> Build:
     """DP-SkGD (003): noisy steps on random blocks of coordinates, each with its own step 1 / M_j.
 
@@ -80,7 +76,7 @@ def dp_skgd(
         budget = replace(budget, adjacency=Adjacency.REPLACE_ONE)
     sampled = as_published and batch_size is not None
     validate.check(not sampled, "batch_size", batch_size, "leave it out: the paper looks at all records in every round")
-    validate.one_of(_SAMPLINGS, sampling=sampling)
+    validate.one_of(schedules.SAMPLINGS, sampling=sampling)
     validate.positive(step=step)
     validate.positive_int(tau=tau)
     if inner is not None:
@@ -94,12 +90,15 @@ def dp_skgd(
     elif not bool((smooth > 0).all()):
         validate.refuse("smoothness", smoothness, "give finite numbers above 0")
     validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
-    law = _Law(sampling, blocks, probabilities, tau)
 
     def build(binding: Binding) -> Pipeline:
-        encode, drawn, m = law.draw(binding, bounds, smooth)
+        parts = _parts(binding.d, sampling, blocks)
+        encode, drawn, m = _law(binding, bounds, smooth, parts, probabilities, tau if sampling == "nice" else None)
         sampler, records = budget.sampler(binding, batch_size), budget.records(binding)
-        rounds = rounds_of(binding, sampler, records, None if schedule is None else schedule.steps)
+        loop, scheduled = inner, None
+        if schedule is not None:
+            loop, scheduled = schedule.inner, schedule.steps
+        rounds = rounds_of(binding, sampler, records, scheduled)
         plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
         mechanism = plan.mechanism("gradient")
         if as_published:
@@ -109,10 +108,9 @@ def dp_skgd(
             )
             validate.check(claim.epsilon <= budget.epsilon, "epsilon", budget.epsilon, remedy)
             mechanism = Printed(Gaussian(claim.sigma * records), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
-        release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
-        gamma, loop = step * drawn / m, inner if schedule is None else schedule.inner
-        slots = {"average": Restart(loop or rounds), "output": "average"}
-        return budget.pipeline(binding, plan, rounds, [Stage(sampler, [release])], lambda t: gamma, **slots)
+        stages = [Stage(sampler, [Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)])]
+        gamma, average = step * drawn / m, Restart(loop or rounds)
+        return budget.pipeline(binding, plan, rounds, stages, lambda t: gamma, average=average, output="average")
 
     return build
 
@@ -123,60 +121,66 @@ def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any)
     return dp_skgd(sampling="single", probabilities=probabilities, **arguments).build
 
 
-@dataclass(frozen=True)
-class _Law:
-    """Which coordinates a round draws."""
+def _law(
+    binding: Binding,
+    clip: Tensor,
+    smoothness: Tensor,
+    parts: list[Tensor],
+    probabilities: str | Sequence[float],
+    tau: int | None,
+) -> tuple[Encoder, Tensor, Tensor]:
+    """The sketch x -> x[S] / C_S; the probability of each coordinate, and its M_j, or the v_j of a matrix M.
 
-    sampling: str
-    blocks: int | Sequence[Any]
-    probabilities: str | Sequence[float]
-    tau: int
-
-    def draw(self, binding: Binding, clip: Tensor, smoothness: Tensor) -> tuple[Encoder, Tensor, Tensor]:
-        """The sketch x -> x[S] / C_S; the probability of each coordinate, and its M_j, or the v_j of a matrix M."""
-        d, matrix = binding.d, smoothness.ndim == 2
-        c, parts = _spread("clip", clip, d), self._parts(d)
-        smooth = smoothness.diagonal() if matrix else _spread("smoothness", smoothness, d)
-        nice = self.sampling == "nice"
-        # random subsets can cut between any two coordinates
-        alone = list(torch.arange(d).split(1)) if nice and self.tau < d else parts
-        separate = all(binding.penalty.separates(part, d) for part in alone)
-        remedy = "its proximal map mixes coordinates of different blocks: give blocks that keep it whole, or use dp_gd"
-        validate.check(separate, "penalty", type(binding.penalty).__name__, remedy)
+    parts, tau  the blocks that are drawn; or the size of a random subset
+    """
+    d, matrix = binding.d, smoothness.ndim == 2
+    c, alone = _spread("clip", clip, d), parts
+    if tau is not None and tau < d:  # random subsets can cut between any two coordinates
+        alone = list(torch.arange(d).split(1))
+    separate = all(binding.penalty.separates(part, d) for part in alone)
+    remedy = "its proximal map mixes coordinates of different blocks: give blocks that keep it whole, or use dp_gd"
+    validate.check(separate, "penalty", type(binding.penalty).__name__, remedy)
+    if matrix:
+        validate.shape((d, d), smoothness=smoothness)
+        v = smoothness.diagonal()
+    else:
+        v = _spread("smoothness", smoothness, d)
+    if tau is not None:
+        validate.at_most(d, "the dimension d", tau=tau)
         if matrix:
-            validate.shape((d, d), smoothness=smoothness)
-        if nice:
-            validate.at_most(d, "the dimension d", tau=self.tau)
-            v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), tau=self.tau)) if matrix else smooth
-            return Nice(self.tau, bounds=c.tolist()), torch.full((d,), self.tau / d, dtype=torch.float64), v
-        lists = [part.tolist() for part in parts]
-        if self.probabilities == "uniform":
-            law = [1 / len(lists)] * len(lists)
-        elif self.probabilities == "importance":  # of a matrix its diagonal: what one coordinate needs
-            law = schedules.importance_probabilities(smooth.numpy(), lists).tolist()
-        else:
-            law = [float(value) for value in self.probabilities]
-        drawn = torch.from_numpy(schedules.sampling_probabilities("block", d, blocks=lists, chances=law))
-        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), lists, law)) if matrix else smooth
-        return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
+            v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), tau=tau))
+        return Nice(tau, bounds=c.tolist()), torch.full((d,), tau / d, dtype=torch.float64), v
+    lists = [part.tolist() for part in parts]
+    if probabilities == "uniform":
+        law = [1 / len(lists)] * len(lists)
+    elif probabilities == "importance":  # of a matrix its diagonal: what one coordinate needs
+        law = schedules.importance_probabilities(v.numpy(), lists).tolist()
+    else:
+        law = [float(value) for value in probabilities]
+    if matrix:
+        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), lists, law))
+    drawn = torch.from_numpy(schedules.sampling_probabilities("block", d, blocks=lists, chances=law))
+    return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
 
-    def _parts(self, d: int) -> list[Tensor]:
-        if self.sampling in ("full", "nice"):
-            return [torch.arange(d)]
-        if self.sampling == "single":
-            return list(torch.arange(d).split(1))
-        if isinstance(self.blocks, int):
-            validate.positive_int(blocks=self.blocks)
-            validate.at_most(d, "the dimension d", blocks=self.blocks)
-            return list(torch.tensor_split(torch.arange(d), self.blocks))
-        subsets = [[int(j) for j in block] for block in self.blocks]
-        return [torch.tensor(subset) for subset in schedules.cover(subsets, d)]
+
+def _parts(d: int, sampling: str, blocks: int | Sequence[Sequence[int]]) -> list[Tensor]:
+    """The blocks, one of all coordinates, or each alone."""
+    if sampling in ("full", "nice"):
+        return [torch.arange(d)]
+    if sampling == "single":
+        return list(torch.arange(d).split(1))
+    if isinstance(blocks, int):
+        validate.positive_int(blocks=blocks)
+        validate.at_most(d, "the dimension d", blocks=blocks)
+        return list(torch.tensor_split(torch.arange(d), blocks))
+    return [torch.tensor(part) for part in schedules.cover([[int(j) for j in block] for block in blocks], d)]
 
 
 def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
     """One number for each coordinate, from as many or from one for all."""
     numbers = numbers.reshape(-1)
-    numbers = numbers.expand(d) if numbers.numel() == 1 else numbers
+    if numbers.numel() == 1:
+        numbers = numbers.expand(d)
     validate.shape((d,), **{name: numbers})
     return numbers
 
@@ -191,29 +195,29 @@ def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
 )
 def _fill_blocks(facts: Facts) -> Choice:
     """Ten blocks (more where fewer numbers may leave), of like columns where their smoothness is public."""
-    shape, d = facts.component_smoothness, facts.parameters
-    blocks = min(d, CONSTANTS.blocks if facts.max_dims is None else max(CONSTANTS.blocks, -(-d // facts.max_dims)))
+    shape, d, name, shortfall = facts.component_smoothness, facts.parameters, "equal blocks", None
+    blocks = min(d, max(CONSTANTS.blocks, -(-d // (facts.max_dims or d))))
     size = -(-d // blocks)
-    run = filling.sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
+    run = _sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
     base = facts.smooth / 2  # steps of 2 / L
     arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
     arguments |= {"inner": min(CONSTANTS.inner, run.rounds), "smoothness": base, "blocks": blocks}
-    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * filling.AVERAGED["average"]
+    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
     if shape is not None:
         wide = base * np.maximum(shape / shape.max(), CONSTANTS.block_floor)
-        order = np.argsort(-wide, kind="stable")
+        parts = np.array_split(np.argsort(-wide, kind="stable"), blocks)
         arguments |= {"smoothness": wide.tolist(), "probabilities": "importance"}
         if not (np.diff(wide) <= 0).all():
-            arguments["blocks"] = [part.tolist() for part in np.array_split(order, blocks)]
-        wide = wide[order]
-        unit = _margin(run, wide, _law_of(wide, blocks), np.full(d, run.sigma))
-    arguments["step"], shaped = _step(facts, unit), shape is not None
-    return run.choice(
-        arguments,
-        "M by public smoothness, importance" if shaped else "equal blocks",
-        margin_noise=arguments["step"] * unit,
-        shortfall=0.015 if shaped and facts.wide else None,  # word ranks were measured too
-    )
+            arguments["blocks"] = [part.tolist() for part in parts]
+        wide = wide[np.concatenate(parts)]
+        inner = [part.tolist() for part in np.array_split(np.arange(d), blocks)]
+        chances = schedules.importance_probabilities(wide, inner)
+        law = schedules.sampling_probabilities("block", d, blocks=inner, chances=chances)
+        unit, name = _margin(run, wide, law, np.full(d, run.sigma)), "M by public smoothness, importance"
+        if facts.wide:
+            shortfall = 0.015  # word ranks were measured too
+    arguments["step"] = facts.step or min(1.0, facts.tau / unit)
+    return run.choice(arguments, name, margin_noise=arguments["step"] * unit, shortfall=shortfall)
 
 
 @dp_cd.filling(
@@ -222,47 +226,28 @@ def _fill_blocks(facts: Facts) -> Choice:
 )
 def _fill_single(facts: Facts) -> Choice:
     """One coordinate a round, on all records."""
-    shape, d, clip = facts.component_smoothness, facts.parameters, facts.the_clip
-    # one number stands for all coordinates where nothing tells them apart
-    wide = np.array([facts.smooth * facts.entry**2]) if shape is None else shape
-    bounds = clip * np.sqrt(wide / facts.smooth)
+    wide, d = facts.component_smoothness, facts.parameters
+    if wide is None:  # one number stands for all coordinates where nothing tells them apart
+        wide = np.array([facts.smooth * facts.entry**2])
+    bounds = facts.the_clip * np.sqrt(wide / facts.smooth)
     low, high = CONSTANTS.coordinate_rounds
-    run = filling.full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
-    arguments: dict[str, Any] = {"smoothness": _few(wide), "clip": _few(bounds)}
-    arguments["inner"] = max(1, run.rounds // CONSTANTS.loops)
+    run = full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
     sigma = run.sigma * bounds
     unit = _margin(run, wide, np.full(len(wide), 1 / d), sigma)
-    arguments["step"] = _step(facts, unit)
+    step = facts.step or min(1.0, facts.tau / unit)
     return run.choice(
-        arguments,
+        {"smoothness": _few(wide), "clip": _few(bounds), "inner": max(1, run.rounds // CONSTANTS.loops), "step": step},
         noise_norm=float(np.sqrt((sigma**2).mean())),
-        margin_noise=arguments["step"] * unit,
+        margin_noise=step * unit,
         seconds=facts.seconds(run.rounds, None, 1),
     )
-
-
-def _step(facts: Facts, unit: float) -> float:
-    """1 times the steps 1 / M_j, less where the noise would exceed tau."""
-    if facts.step is not None:
-        return facts.step
-    return min(1.0, facts.tau / unit)
 
 
 def _margin(run: Run, wide: np.ndarray, law: np.ndarray, sigma: np.ndarray) -> float:
     """Noise in the margin of a unit row whose squares are spread as M is; inner loops return their means."""
     visits = run.rounds * law
     walked = np.sqrt((wide / wide.sum() * visits * (sigma / wide) ** 2).sum())
-    return float(walked) * filling.AVERAGED["average"]
-
-
-def _law_of(wide: np.ndarray, blocks: int) -> np.ndarray:
-    """The probability of each coordinate by importance, in the order of the blocks."""
-    parts = np.array_split(np.arange(len(wide)), blocks)
-    largest = np.array([wide[part].max() for part in parts])
-    law = np.empty(len(wide))
-    for part, probability in zip(parts, largest / largest.sum(), strict=True):
-        law[part] = probability
-    return law
+    return float(walked) * AVERAGED["average"]
 
 
 def _few(values: np.ndarray) -> float | list[float]:

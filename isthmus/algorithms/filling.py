@@ -15,524 +15,31 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, lru_cache, update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, Required, get_args, get_origin, get_type_hints, overload
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, update_wrapper
+from typing import Any, Generic, ParamSpec, Required, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
 
+from isthmus.algorithms.facts import CONSTANTS, FLOPS, NUMBER, Facts
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline
-from isthmus.objectives.linear import Loss, known_losses, loss_of, name_of
-from isthmus.privacy import Charge, Poisson, PrivacyPlan
-from isthmus.privacy.accounting import Adjacency
-from isthmus.privacy.plan import default_delta, mu_of
-from isthmus.sets import Subspace
-
-
-@dataclass(frozen=True)
-class Constants:
-    """The table.  b is n mu: records times the Gaussian-DP parameter of the budget."""
-
-    small: int = 300
-    """Up to this many columns X'X is bought, and CSR columns are centred."""
-    # ------------------------------------------------------------ tau: accumulated noise that a margin may get
-    tau_labels: float = 10.0
-    tau_numbers: float = 3.0
-    """Over sqrt(d), within the bounds below."""
-    tau_labels_within: tuple[tuple[float, float], tuple[float, float]] = ((1.0, 3.0), (0.3, 3.0))
-    tau_numbers_within: tuple[tuple[float, float], tuple[float, float]] = ((0.3, 1.0), (0.1, 1.0))
-    """(dense, CSR)."""
-    clip_b: float = 100.0
-    """From b of so many times the parameters on the clip grows in proportion, up to where nothing is clipped."""
-    # ------------------------------------------------------------ the prepared DP-GD
-    statistics_b: float = 0.5
-    """X'X is bought where b is at least this times d^2,"""
-    several_b: float = 13.0
-    """Columns of CSR rows with several outputs where b is at least this times sqrt(d),"""
-    moments_b: float = 6.0
-    """and column moments of dense rows where b is at least this times d."""
-    shapes_b: tuple[float, float] = (8e3, 1e5)
-    """Histograms of the columns where b^2 / (d + 1) is at least this (one output, several),"""
-    shapes_levels: tuple[float, ...] = (4.6e4, 7e4, 1.1e5, 1.8e5)
-    """on a finer grid from each of these on,"""
-    shapes_statistics_b: tuple[float, float] = (0.5, 0.25)
-    """X'X of smooth features where b is at least these times the squares of the numbers of columns and of features,"""
-    copied: int = 2 << 30
-    """Bytes that features, which are a copy of the rows, may take where nobody asked for them."""
-    functions: int = 6
-    features_b: float = 0.05
-    """with at most so many functions of a column, and so many features in all over b."""
-    statistics_rounds: int = 50
-    shapes_rounds: int = 100
-    scaled_rounds: int = 200
-    unscaled_rounds: int = 400
-    text_rounds: tuple[int, int] = (100, 400)
-    text_unit: float = 100.0
-    """On long CSR rows T = tau b / (100 C), within `text_rounds`."""
-    # ------------------------------------------------------------ plain runs
-    longest: float = 1.8
-    """Steps over 1 / L: just stable."""
-    full_rounds: tuple[int, int] = (100, 400)
-    batches: int = 100
-    sampled_rounds: int = 1000
-    # ------------------------------------------------------------ few passes
-    few_passes: int = 10
-    few_passes_unscaled: int = 50
-    lanczos_passes: int = 60
-    """Passes that lambda_max takes where the Gram matrix is too large."""
-    # ------------------------------------------------------------ narrow spaces
-    narrow: tuple[int, int] = (50, 500)
-    narrowing: int = 20
-    """m is a twentieth of the parameters, within `narrow`."""
-    small_records: int = 10_000
-    """Up to this many records looking at all of them in 1000 rounds is cheap."""
-    captured: float = 0.8
-    """Share of hold-out energy, beyond that of random directions, from which public directions are preferred."""
-    # ------------------------------------------------------------ blocks of coordinates
-    blocks: int = 10
-    inner: int = 250
-    block_floor: float = 0.1
-    moment_floor: float = 0.01
-    uneven: float = 100.0
-    """Component smoothness that differs by this factor asks for steps of its own."""
-    block_b: float = 8.0
-    block_dims: int = 500
-    """Blocks by public frequencies are preferred from this b over d (dense, many records), so many numbers (CSR) on."""
-    coordinate_passes: int = 20
-    coordinate_rounds: tuple[int, int] = (500, 2000)
-    loops: int = 4
-    # ------------------------------------------------------------ sparse gradients and vertices
-    kappa: int = 10
-    codes: tuple[int, int] = (50, 100)
-    decodings: int = 20
-    selections: int = 20
-    sparse_b: tuple[float, float] = (2.0, 10.0)
-    sparse_share: int = 20
-    """Few coefficients are selected below this b over d: the second where at most a twentieth of them matter."""
-    vertices: tuple[int, int] = (10, 100)
-    tight: float = 5.0
-    """A polytope is small where radius times |x_ij| is at most this."""
-    # ------------------------------------------------------------ what to expect
-    nothing_b: tuple[float, float] = (50.0, 100.0)
-    """Below the first of these b, or d, nothing is learned; below the second, or 3 d, little."""
-    sparse_columns: int = 100
-    """Directions that rows of CSR are taken to have."""
-    # ------------------------------------------------------------ variance reduction
-    svrg_inner: int = 20
-    svrg_step: float = 1.0
-    # ------------------------------------------------------------ without a budget
-    free_batch: int = 256
-    free_epochs: int = 20
-    free_rounds: int = 300
-    free_step: float = 1.0
-    feedback_step: float = 0.25
-    momentum: float = 0.9
-
-
-CONSTANTS = Constants()
-
-
-def usual_tau(d: int, labels: bool, sparse: bool) -> float:
-    """The accumulated noise that a margin may get: few columns stand more of it each, labels more than numbers."""
-    scale, within = CONSTANTS.tau_numbers, CONSTANTS.tau_numbers_within
-    if labels:
-        scale, within = CONSTANTS.tau_labels, CONSTANTS.tau_labels_within
-    low, high = within[int(sparse)]
-    return min(max(scale / math.sqrt(d), low), high)
-
-
-_SCALES = ("auto", "none", "columns", "moments", "shapes")
-
-_FEATURES = ("auto", "linear", "smooth")
-
-NUMBER = 8
-"""Bytes of a number (float64)."""
-
-_ENTRIES = 4e8
-"""Dense entries a second that one core reads in a product."""
-
-_SPARSE_ENTRIES = 1.5e8
-"""CSR entries a second."""
-
-_NORMALS = 1.5e6
-"""Secret normals a second."""
-
-FLOPS = 4e9
-"""Multiplications a second in dense products."""
-
-_ROUND = 4e-4
-"""Seconds that a round costs whatever its size."""
-
-LOOKS = 3
-"""How often a round reads its rows: margins, norms, weighted sum."""
-
-
-class Curve(Protocol):
-    """What is asked of a `diagnostics.EnergyCurve`."""
-
-    @property
-    def ks(self) -> Sequence[int]: ...
-    @property
-    def shares(self) -> Sequence[float]: ...
-    @property
-    def n_fit(self) -> int: ...
-    @property
-    def n_holdout(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class PublicFacts:
-    """Rows that were declared public: their number, whether they have labels, what their subspaces capture.
-
-    curve  share of the energy of one half's gradients (at w = 0) in the top-k subspace of the other half; None for
-           too few rows, or for several outputs without labels
-    moments  mean x_j^2 of every column
-    """
-
-    rows: int
-    columns: int
-    labelled: bool
-    curve: Curve | None = None
-    moments: tuple[float, ...] | None = None
-
-    def share(self, k: int) -> float:
-        """Captured energy at k; 0 without a curve."""
-        if self.curve is None:
-            return 0.0
-        return self.curve.shares[min(k, len(self.curve.shares)) - 1]
-
-    def beyond(self, k: int, parameters: int) -> float:
-        """Captured energy beyond that of k random directions: 1 is a subspace that holds everything."""
-        return max(0.0, (self.share(k) - k / parameters) / (1 - k / parameters)) if k < parameters else 1.0
-
-    def directions(self, limit: int, parameters: int) -> int:
-        """The k <= limit that captures most beyond what k random directions would: argmax of share - k / d."""
-        if self.curve is None:
-            return min(limit, self.rows)
-        gains = np.array(self.curve.shares[:limit]) - np.arange(1, min(limit, len(self.curve.shares)) + 1) / parameters
-        return int(gains.argmax()) + 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, the curve as two columns."""
-        curve = None if self.curve is None else {"k": list(self.curve.ks), "captured": list(self.curve.shares)}
-        return {"rows": self.rows, "columns": self.columns, "labelled": self.labelled, "energy": curve}
-
-
-_RANGES: dict[Callable[..., None], tuple[str, ...]] = {
-    validate.positive: ("max_passes", "bound", "clip", "step"),
-    validate.positive_int: ("max_dims", "rounds", "batch_size", "sparsity"),
-    validate.probability: ("density",),
-}
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The public facts of a problem.  Rows are taken to have norm at most 1, targets to lie in [-1, 1].
-
-    n, d         records, columns of x; `parameters` is d times the outputs (softmax has one for each class)
-    loss         the name of a loss, or its class
-    epsilon      the budget; math.inf plans a run that is not private
-    constraint   the set that w must lie in, or None
-    public       what public rows say (see `PublicFacts`), or None
-    sparse       whether x is CSR; `density` is the public share of entries that are not 0
-    max_passes   at most so many passes over the data
-    max_dims     at most so many numbers of a gradient leave the data in a round
-    scale        "auto" lets the planner buy column scales, "none" forbids it, others ask for one
-    features     "linear" columns, "smooth" functions of them where a scale is bought that gives them, or "auto"
-    ranged       whether columns are scaled by ranges of their own: else they are told apart on a fine grid only
-    penalty      whether a penalty of w is part of the objective: then columns keep their scale
-    smoothness   public component smoothness M_j: a number for each column
-    bound        a public bound of |x_ij|
-    sparsity     a public belief that so many coefficients matter and no more
-    before       the share of the budget that something else is bought with first (ranges of columns, say)
-    clip, step, rounds, batch_size   what the caller has fixed beforehand
-    exact        False ranks by noise multipliers of the central limit theorem: some per cent off, and at once
-
-    >>> Facts(n=30000, d=100, epsilon=1.0).delta
-    1e-05
-    """
-
-    n: int
-    d: int
-    epsilon: float
-    delta: float | None = None
-    loss: str | Loss = "logistic"
-    classes: int = 2
-    constraint: Any = None
-    public: PublicFacts | None = None
-    sparse: bool = False
-    density: float | None = None
-    adjacency: str = "add-remove"
-    max_passes: float | None = None
-    max_dims: int | None = None
-    scale: str = "auto"
-    features: str = "auto"
-    ranged: bool = True
-    penalty: bool = False
-    smoothness: tuple[float, ...] | None = None
-    bound: float | None = None
-    sparsity: int | None = None
-    before: float = 0.0
-    clip: float | None = None
-    step: float | None = None
-    rounds: int | None = None
-    batch_size: int | None = None
-    exact: bool = True
-
-    def __post_init__(self) -> None:
-        validate.positive_int(n=self.n, d=self.d)
-        if self.epsilon != math.inf:
-            validate.positive(epsilon=self.epsilon)
-        delta = default_delta(self.n) if self.delta is None else self.delta
-        validate.open_unit(delta=delta)
-        object.__setattr__(self, "delta", delta)
-        if known_losses().get(self.loss_name) is self.of_loss:
-            object.__setattr__(self, "loss", self.loss_name)
-        two = isinstance(self.classes, (int, np.integer)) and self.classes >= 2
-        validate.check(two, "classes", self.classes, "give the number of classes, at least 2")
-        fits = self.classes == 2 or self.of_loss.outputs(2) > 1 or not self.of_loss.labelled()
-        remedy = f'give 2, which is what {self.loss_name} has, or loss="softmax" for more'
-        validate.check(fits, "classes", self.classes, remedy)
-        validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
-        validate.one_of(_SCALES, scale=self.scale)
-        validate.one_of(_FEATURES, features=self.features)
-        validate.non_negative(before=self.before)
-        validate.check(self.before < 1, "before", self.before, "give a share of the budget, at least 0 and below 1")
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        for check, names in _RANGES.items():
-            check(**{name: given[name] for name in names if name in given})
-        for name in ("sparse", "ranged", "penalty", "exact"):
-            validate.check(isinstance(given[name], (bool, np.bool_)), name, given[name], "give True or False")
-        if self.batch_size is not None:
-            validate.at_most(self.n, "n", batch_size=self.batch_size)
-        able = self.constraint is None or hasattr(self.constraint, "project")
-        validate.check(able, "constraint", self.constraint, "give a set from isthmus.sets, or None")
-        if self.smoothness is not None:
-            numbers = validate.as_tensor("smoothness", self.smoothness, ndim=1).double()
-            validate.check(bool((numbers > 0).all()), "smoothness", self.smoothness, "give finite numbers above 0")
-            right = len(numbers) in (self.d, self.parameters)
-            validate.check(right, "len(smoothness)", len(numbers), f"give one number for each of {self.d} columns")
-            object.__setattr__(self, "smoothness", tuple(numbers.tolist()))
-        matches = self.public is None or self.public.columns == self.d
-        validate.check(matches, "public", self.public, f"give public rows with d = {self.d} columns")
-
-    # ------------------------------------------------------------ what follows from them
-
-    @cached_property
-    def private(self) -> bool:
-        """Whether there is a budget."""
-        return self.epsilon != math.inf
-
-    @cached_property
-    def of_loss(self) -> Loss:
-        """The class of the loss, which has its clip and its curvature."""
-        return loss_of(self.loss)
-
-    @property
-    def loss_name(self) -> str:
-        """What the loss is called."""
-        return name_of(self.loss)
-
-    @cached_property
-    def outputs(self) -> int:
-        """Margins a record has."""
-        return self.of_loss.outputs(self.classes)
-
-    @cached_property
-    def parameters(self) -> int:
-        """The dimension of a gradient."""
-        return self.d * self.outputs
-
-    @property
-    def free(self) -> bool:
-        """Whether columns may be scaled: a set or a penalty is about the coefficients as they are."""
-        return self.constraint is None and not self.penalty
-
-    @cached_property
-    def the_clip(self) -> float:
-        """C, fixed by the caller or by the loss; what clipping cuts off matters more the less noise there is."""
-        usual = self.clip or self.of_loss.clip_for(self.classes)
-        if self.clip is not None or not self.private or self.outputs > 1:
-            return usual
-        most = 2.0 if self.of_loss.equivariant else self.of_loss.slope_bound or usual
-        return max(usual, min(most, usual * self.b / (CONSTANTS.clip_b * self.parameters)))
-
-    @cached_property
-    def smooth(self) -> float:
-        """L for rows of norm 1: the curvature of the loss, or 1."""
-        return self.of_loss.curvature or 1.0
-
-    @property
-    def narrow(self) -> bool:
-        """Whether fewer numbers may leave in a round than a gradient has."""
-        return self.max_dims is not None and self.max_dims < self.parameters
-
-    @property
-    def wide(self) -> bool:
-        """Whether rows are long and CSR (text), the second regime in which algorithms were measured."""
-        return self.sparse and self.d > CONSTANTS.small
-
-    @cached_property
-    def narrow_size(self) -> int:
-        """m: what is allowed to leave in a round, else a twentieth of the parameters, between 50 and 500."""
-        low, high = CONSTANTS.narrow
-        size = min(max(self.parameters // CONSTANTS.narrowing, low), high)
-        return min(self.parameters, size if self.max_dims is None else self.max_dims)
-
-    @property
-    def public_size(self) -> int:
-        """k from the public energy curve: the directions that capture most beyond what as many random ones would."""
-        assert self.public is not None
-        return self.public.directions(min(self.parameters, self.max_dims or self.parameters), self.parameters)
-
-    @property
-    def component_smoothness(self) -> np.ndarray | None:
-        """Public component smoothness of every parameter: the caller's, or curvature times public second moments."""
-        if self.smoothness is not None:
-            smoothness = np.array(self.smoothness)
-        elif self.public is not None and self.public.moments is not None:
-            moments = np.array(self.public.moments)
-            smoothness = self.smooth * np.maximum(moments, CONSTANTS.moment_floor * max(moments.max(), 1e-12))
-        else:
-            return None
-        return smoothness if len(smoothness) == self.parameters else np.tile(smoothness, self.outputs)
-
-    @property
-    def entry(self) -> float:
-        """A bound of |x_ij|: the caller's, or 1 / sqrt(entries of a row that are not 0) for rows of norm 1."""
-        return self.bound if self.bound is not None else 1 / math.sqrt(max(1.0, self.filled))
-
-    @cached_property
-    def filled(self) -> float:
-        """Entries of a row that are not 0."""
-        default = min(1.0, 100 / self.d) if self.sparse else 1.0
-        return self.d * (self.density if self.density is not None else default)
-
-    @cached_property
-    def mu(self) -> float:
-        """The Gaussian-DP parameter of the budget: full-batch noise is sqrt(T) / mu."""
-        assert self.delta is not None
-        return mu_of(self.epsilon, self.delta, Adjacency(self.adjacency))
-
-    @cached_property
-    def b(self) -> float:
-        """n mu: how many records stand above the noise."""
-        return self.n * self.mu
-
-    @cached_property
-    def tau(self) -> float:
-        """The accumulated noise that a margin may get: few columns stand more of it each, labels more than numbers."""
-        return usual_tau(self.d, self.of_loss.labelled(), self.sparse)
-
-    @cached_property
-    def shapes(self) -> float:
-        """b^2 / (d + 1): how far histograms of all columns stand above their noise."""
-        return self.b**2 / (self.d + 1)
-
-    @property
-    def shapes_level(self) -> int:
-        """The finest grid whose histograms stand out of their noise."""
-        return 2 + sum(self.shapes >= enough for enough in CONSTANTS.shapes_levels)
-
-    @cached_property
-    def smooth_features(self) -> int:
-        """How many features the budget carries: one a column at least, and no more than X'X of them allows."""
-        if self.features == "linear":
-            return self.d
-        count = CONSTANTS.features_b * self.b / math.sqrt(self.outputs)
-        count = count if self.outputs > 1 else min(count, math.sqrt(self.b / CONSTANTS.shapes_statistics_b[1]))
-        return max(self.d, min(int(count), CONSTANTS.functions * self.d))
-
-    @property
-    def smooth_statistics(self) -> float:
-        """The least b for which X'X of the features stands out of its noise: words have little of it each."""
-        columns, features = CONSTANTS.shapes_statistics_b
-        return max(columns * self.d**2, features * self.smooth_features**2)
-
-    # ------------------------------------------------------------ noise, time and memory; the last two are estimates
-
-    def poisson_multiplier(self, rate: float, rounds: int) -> float:
-        """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
-        if not self.exact and rate < 1:
-            return _sampled(rate * self.full_multiplier(rounds))
-        return self.split(Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
-
-    def full_multiplier(self, rounds: int, share: float = 1.0) -> float:
-        """sqrt(T / share) / mu: exact for Gaussian releases of all records."""
-        return math.sqrt(rounds / (share * (1 - self.before))) / self.mu
-
-    def split(self, *items: Charge) -> dict[str, float]:
-        """The numbers of a plan with several items, beside what is bought before."""
-        bought = (Charge("before", share=self.before),) if self.before else ()
-        items = bought + tuple(replace(item, share=item.share * (1 - self.before)) for item in items)
-        if not self.exact:
-            return {item.name: _first_order(item, self.mu) for item in items}
-        return _split(self.epsilon, self.delta or 0.0, self.adjacency, items)
-
-    def seconds(self, rounds: int, batch_size: int | None, noised: int, extra: float = 0.0) -> float:
-        """Rounds times (fixed cost + reading the batch + drawing noise), plus what a method adds of its own."""
-        speed = _SPARSE_ENTRIES if self.sparse else _ENTRIES
-        reading = LOOKS * (batch_size or self.n) * self.filled * self.outputs / speed
-        return rounds * (_ROUND + reading + self.private * noised / _NORMALS) + extra
-
-    @property
-    def gram_seconds(self) -> float:
-        """X'X, or X X', whichever is smaller, and its eigenvalues."""
-        least, most = sorted((self.n, self.d))
-        return self.filled / self.d * least**2 * most / FLOPS + least**3 / FLOPS
-
-    def memory(self, batch_size: int | None, extra: int = 0) -> int:
-        """A few vectors of parameters, slopes of a batch, copied rows of a sampled batch."""
-        copied = math.ceil((batch_size or 0) * self.filled) * (12 if self.sparse else NUMBER)
-        return NUMBER * (6 * self.parameters + 4 * (batch_size or self.n) * self.outputs) + copied + extra
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; the set by its words, long vectors by their range."""
-        values = asdict(replace(self, constraint=None, public=None, smoothness=None)) | {"loss": self.loss_name}
-        if not self.private:
-            values["epsilon"] = None
-        if self.constraint is not None:
-            values["constraint"] = repr(self.constraint)
-        if self.public is not None:
-            values["public"] = self.public.to_dict()
-        if self.smoothness is not None:
-            values["smoothness"] = [min(self.smoothness), max(self.smoothness)]
-        return {**values, "parameters": self.parameters}
-
-
-def _first_order(item: Charge, mu: float) -> float:
-    """The multiplier by the central limit theorem: a round at rate q spends q^2 (exp(1/z^2) - 1) of mu^2."""
-    number = item.number_at(1 / mu)
-    if item.template.selects or item.sampler.rate == 1:
-        return number
-    return _sampled(number)
-
-
-def _sampled(number: float) -> float:
-    """The multiplier of a sampled round that costs to first order what q times this multiplier would."""
-    return 1 / math.sqrt(math.log1p(number**-2))
-
-
-@lru_cache(maxsize=256)
-def _split(epsilon: float, delta: float, adjacency: str, items: tuple[Charge, ...]) -> dict[str, float]:
-    plan = PrivacyPlan(epsilon, delta, Adjacency(adjacency), items=items)
-    return {item.name: plan.multiplier(item.name) for item in items}
+from isthmus.sets import ConvexSet, Subspace
 
 
 class Refusal(Exception):
     """Why an algorithm cannot run, or has nothing to offer, on these facts: a filling raises it, or returns it."""
 
-    @property
-    def reason(self) -> str:
-        """In words."""
-        return str(self)
+
+def _full_name(algorithm: str, variant: str) -> str:
+    """Algorithm and variant."""
+    return f"{algorithm} ({variant})" if variant else algorithm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """One algorithm with everything its recipe takes, what it costs, and what speaks for it.
 
@@ -554,16 +61,16 @@ class Choice:
     variant: str
     arguments: Mapping[str, Any]
     rounds: int
-    noise_multiplier: float | None
-    noise_norm: float | None
-    margin_noise: float | None
+    noise_multiplier: float | None = None
+    noise_norm: float | None = None
+    margin_noise: float | None = None
     dims: int
     bytes: int
     memory: int
     seconds: float
     batch_size: int | None
     passes: float
-    evidence: str
+    evidence: str = ""
     why: str = ""
     research: bool = False
     shortfall: float | None = None
@@ -575,7 +82,7 @@ class Choice:
     @property
     def name(self) -> str:
         """Algorithm and variant."""
-        return f"{self.algorithm} ({self.variant})" if self.variant else self.algorithm
+        return _full_name(self.algorithm, self.variant)
 
     @property
     def private(self) -> bool:
@@ -587,7 +94,9 @@ class Choice:
         """Whether it takes gradients as they are (see `Algorithm`)."""
         return self.of is not None and self.of.direct
 
-    def recipe(self, *, n: int | str = "exact", public: Any = None, constraint: Any = None, **overrides: Any) -> Recipe:
+    def recipe(
+        self, *, n: int | str = "exact", public: object = None, constraint: ConvexSet | None = None, **overrides: Any
+    ) -> Recipe:
         """The recipe, ready for `minimize(objective, recipe, constraint, steps=choice.rounds)`.
 
         n           "exact", or a public estimate of the number of records
@@ -598,38 +107,37 @@ class Choice:
         assert self.of is not None
         arguments = dict(self.arguments) | {key: value for key, value in overrides.items() if value is not None}
         if "data" in self.of.parameters:
-            arguments["data"] = _examples(public)
+            remedy = "give the public rows, X or (X, y): directions come from them"
+            validate.check(public is not None, "public", None, remedy)
+            if not isinstance(public, tuple):  # with one output any label gives the same directions
+                X = as_matrix("public", public)
+                public = X, np.ones(X.shape[0])
+            arguments["data"] = public
         for operation in self.of.needs:
-            able = constraint is None or (hasattr(constraint, operation) and constraint.can(operation))
+            able = constraint is None or constraint.can(operation)
             validate.check(able, "constraint", constraint, f"give a set with an {operation}: {self.algorithm} needs it")
         if self.private:
             budget = {"epsilon": self.epsilon, "delta": self.delta, "n": n, "adjacency": self.adjacency}
             arguments |= {name: value for name, value in budget.items() if self.of.takes(name)}
         return self.of(**arguments)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values."""
-        values = {member.name: getattr(self, member.name) for member in fields(self) if member.name != "of"}
-        values |= {"name": self.name, "arguments": _listed(dict(self.arguments))}
-        return {**values, "epsilon": self.epsilon if self.private else None}
+        values = {name: value for name, value in vars(self).items() if name != "of"}
+        if not self.private:
+            values["epsilon"] = None
+        return {**values, "name": self.name, "arguments": _listed(dict(self.arguments))}
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> object:
     """Tuples and arrays as lists."""
     if isinstance(value, dict):
         return {key: _listed(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return value.tolist()
-    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _examples(public: Any) -> tuple[Any, Any]:
-    """Public rows with labels; with one output any label gives the same directions."""
-    validate.check(public is not None, "public", None, "give the public rows, X or (X, y): directions come from them")
-    if isinstance(public, tuple):
-        return public
-    X = as_matrix("public", public)
-    return X, np.ones(X.shape[0])
+    if isinstance(value, (list, tuple)):
+        return [_listed(item) for item in value]
+    return value
 
 
 AVERAGED = {"last": 1.0, "tail": math.sqrt(2 / 3), "average": math.sqrt(1 / 3)}
@@ -651,12 +159,12 @@ class Run:
     @property
     def divisor(self) -> int:
         """What the noisy sum is divided by."""
-        return self.facts.n if self.batch_size is None else self.batch_size
+        return self.batch_size or self.facts.n
 
     @property
     def sigma(self) -> float:
         """Noise s.d. in one number of the released mean."""
-        return 0.0 if self.multiplier is None else self.multiplier * self.clip / self.divisor
+        return (self.multiplier or 0.0) * self.clip / self.divisor
 
     @property
     def passes(self) -> float:
@@ -664,17 +172,14 @@ class Run:
         return self.rounds * self.divisor / self.facts.n + self.looks
 
     def choice(
-        self, arguments: Mapping[str, Any], variant: str = "", held: int = 0, flops: float = 0.0, **more: Any
+        self, arguments: Mapping[str, object], variant: str = "", held: int = 0, flops: float = 0.0, **more: Any
     ) -> Choice:
         """The choice, which `Variant` puts its name to; `more` overrides what the skeleton says.
 
         held, flops  numbers that are held and multiplications that are done beside those of every run
         """
-        facts, private = self.facts, self.multiplier is not None
-        values = {
-            "noise_multiplier": self.multiplier,
-            "noise_norm": self.sigma * math.sqrt(self.dims) if private else None,
-            "margin_noise": None,
+        facts = self.facts
+        values: dict[str, Any] = {
             "dims": self.dims,
             "bytes": NUMBER * self.dims * self.rounds,
             "memory": facts.memory(self.batch_size, extra=NUMBER * held),
@@ -682,58 +187,57 @@ class Run:
             "batch_size": self.batch_size,
             "passes": self.passes,
             "epsilon": facts.epsilon,
-            "delta": facts.delta if private else None,
             "adjacency": facts.adjacency,
-            "evidence": "",
         }
-        return Choice("", variant, dict(arguments), self.rounds, **{**values, **more})
+        if self.multiplier is not None:
+            norm = self.sigma * math.sqrt(self.dims)
+            values |= {"noise_multiplier": self.multiplier, "noise_norm": norm, "delta": facts.delta}
+        values |= more
+        return Choice(algorithm="", variant=variant, arguments=dict(arguments), rounds=self.rounds, **values)
 
 
-def full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
+def _full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
     """Rounds on all records: the caller's, or as wanted, within the allowed passes."""
-    most = math.inf if facts.max_passes is None else int(facts.max_passes) - looks
+    most = facts.passes - looks
     if most < 1 and facts.rounds is None:
         raise Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
     return facts.rounds or int(min(wanted, most))
 
 
-def batch_of(facts: Facts) -> int:
+def _batch_of(facts: Facts) -> int:
     """The expected size of a Poisson batch: the caller's, else a hundredth of the records."""
     return facts.batch_size or max(1, facts.n // CONSTANTS.batches)
 
 
-def sampled_rounds(facts: Facts, batch_size: int, passes: float | None = None) -> int:
+def _sampled_rounds(facts: Facts, batch_size: int, passes: float) -> int:
     """Rounds on batches: the caller's, or as wanted, within the allowed passes."""
-    most = math.inf if passes is None else max(1, int(passes * facts.n / batch_size))
-    return facts.rounds or int(min(CONSTANTS.sampled_rounds, most))
+    return facts.rounds or int(min(CONSTANTS.sampled_rounds, max(1, passes * facts.n / batch_size)))
 
 
-def sampled_run(facts: Facts, clip: float, dims: int) -> Run:
+def _sampled_run(facts: Facts, clip: float, dims: int) -> Run:
     """Poisson batches with the shared calibration."""
-    batch = batch_of(facts)
-    rounds = sampled_rounds(facts, batch, facts.max_passes)
+    batch = _batch_of(facts)
+    rounds = _sampled_rounds(facts, batch, facts.passes)
     return Run(facts, rounds, batch, clip, facts.poisson_multiplier(batch / facts.n, rounds), dims)
 
 
 def full_run(facts: Facts, clip: float, dims: int, wanted: int, share: float = 1.0, looks: int = 0) -> Run:
     """All records every round; the step's share of the budget where something else is bought, in so many looks."""
-    rounds = full_rounds(facts, wanted, looks)
+    rounds = _full_rounds(facts, wanted, looks)
     return Run(facts, rounds, None, clip, facts.full_multiplier(rounds, share), dims, looks)
 
 
-def free_run(facts: Facts, dims: int, sampled: bool) -> Run:
+def _free_run(facts: Facts, dims: int, sampled: bool) -> Run:
     """Without a budget: all records, or shuffled batches for some epochs."""
-    if not sampled:
-        most = CONSTANTS.free_rounds if facts.max_passes is None else min(CONSTANTS.free_rounds, int(facts.max_passes))
-        return Run(facts, facts.rounds or max(1, most), None, 0.0, None, dims)
-    batch = facts.batch_size or min(facts.n, CONSTANTS.free_batch)
-    rounds = CONSTANTS.free_epochs * -(-facts.n // batch)
-    if facts.max_passes is not None:  # the last batch of an epoch may be small: count whole ones
-        rounds = max(1, min(rounds, int(facts.max_passes * facts.n / batch)))
-    return Run(facts, facts.rounds or rounds, batch, 0.0, None, dims)
+    batch, rounds, most = None, CONSTANTS.free_rounds, facts.passes
+    if sampled:
+        batch = facts.batch_size or min(facts.n, CONSTANTS.free_batch)
+        rounds = CONSTANTS.free_epochs * -(-facts.n // batch)
+        most *= facts.n / batch  # the last batch of an epoch may be small: count whole ones
+    return Run(facts, facts.rounds or max(1, int(min(rounds, most))), batch, 0.0, None, dims)
 
 
-def plain_run(facts: Facts, dims: int) -> Run:
+def _plain_run(facts: Facts, dims: int) -> Run:
     """All records, one public step: step * T is what noise depends on, as long as the allowed noise lets it be."""
     low, high = CONSTANTS.full_rounds
     rounds = math.ceil(facts.tau * facts.b / (facts.the_clip * (CONSTANTS.longest / facts.smooth)))
@@ -753,7 +257,7 @@ def allowed_step(run: Run, gain: float = 1.0) -> float:
     return min(CONSTANTS.longest / facts.smooth, facts.tau / (math.sqrt(run.rounds) * run.sigma * gain))
 
 
-def stepped(run: Run, arguments: Mapping[str, Any], gain: float = 1.0, **estimates: Any) -> Choice:
+def _stepped(run: Run, arguments: Mapping[str, object], gain: float = 1.0, **estimates: Any) -> Choice:
     """Steps as long as allowed, with the noise that they leave in a margin; what a lift keeps of both is the gain."""
     step = allowed_step(run, gain)
     arguments = {"clip": run.facts.the_clip, "step": step, **arguments}
@@ -762,12 +266,16 @@ def stepped(run: Run, arguments: Mapping[str, Any], gain: float = 1.0, **estimat
     return run.choice(arguments, margin_noise=walk(run, step, gain=gain), **estimates)
 
 
-def sketched(run: Run, arguments: Mapping[str, Any], **estimates: Any) -> Choice:
-    """A tight random sketch: the pseudo-inverse shrinks signal and noise alike by m / d; a known subspace is kept."""
-    facts = run.facts
-    share = 1.0 if isinstance(facts.constraint, Subspace) else run.dims / facts.parameters
+def _sketched(run: Run, name: str, **estimates: Any) -> Choice:
+    """A tight random sketch: the pseudo-inverse shrinks signal and noise alike by m / d; a known subspace is kept.
+
+    name  what the recipe calls m
+    """
+    facts, share = run.facts, 1.0
+    if not isinstance(facts.constraint, Subspace):
+        share = run.dims / facts.parameters
     norm = run.sigma * math.sqrt(facts.parameters) * share
-    return stepped(run, {"output": "last", **arguments}, share, noise_norm=norm, **estimates)
+    return _stepped(run, {"output": "last", name: run.dims}, share, noise_norm=norm, **estimates)
 
 
 P = ParamSpec("P")
@@ -789,7 +297,7 @@ class Variant:
     research   it was picked and best in no cell of the table of regret
     """
 
-    of: Algorithm[Any]
+    of: Algorithm[...]
     make: _Fill
     variant: str = ""
     evidence: str = "not measured"
@@ -799,21 +307,23 @@ class Variant:
     @property
     def name(self) -> str:
         """Algorithm and variant."""
-        return f"{self.of.name} ({self.variant})" if self.variant else self.of.name
+        return _full_name(self.of.name, self.variant)
 
     def __call__(self, facts: Facts) -> Choice:
         """The choice under its name; a `Refusal` says why there is none."""
         choice = self.make(facts)
         if isinstance(choice, Refusal):
             raise choice
-        measured = None if self.shortfall is None else self.shortfall[int(facts.wide)]
+        shortfall = choice.shortfall
+        if shortfall is None and self.shortfall is not None:
+            shortfall = self.shortfall[int(facts.wide)]
         return replace(
             choice,
             of=self.of,
             algorithm=self.of.name,
             variant=choice.variant or self.variant,
             evidence=choice.evidence or self.evidence,
-            shortfall=measured if choice.shortfall is None else choice.shortfall,
+            shortfall=shortfall,
             research=self.research,
         )
 
@@ -831,16 +341,18 @@ class Algorithm(Generic[P]):
     """
 
     function: Callable[P, Recipe | Build]
-    private: bool
+    private: bool | None = None
     direct: bool = False
     needs: tuple[str, ...] = ()
     words: str = ""
     left_out: str = ""
-    like: Algorithm[Any] | None = None
+    like: Algorithm[...] | None = None
     own: list[Variant] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         update_wrapper(self, self.function)
+        if self.private is None:
+            self.private = "epsilon" in self.parameters
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Recipe:
         """The recipe for these arguments."""
@@ -868,8 +380,10 @@ class Algorithm(Generic[P]):
         if own and "Unpack[" in str(own[-1].annotation):
             (options,) = get_args(get_type_hints(self.function)[own.pop().name])
             for name, hint in get_type_hints(options, include_extras=True).items():
-                default = inspect.Parameter.empty if get_origin(hint) is Required else ...
-                shared.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+                taken = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=hint)
+                if get_origin(hint) is Required:
+                    taken = taken.replace(default=inspect.Parameter.empty)
+                shared.append(taken)
         return signature.replace(parameters=[*shared, *own])
 
     @property
@@ -888,7 +402,9 @@ class Algorithm(Generic[P]):
         """The ways to fill it; without one of its own it is filled as DP-SGD is, by the names of its arguments."""
         if self.like is not None:
             return tuple(replace(filling, of=self) for filling in self.like.fillings)
-        return tuple(self.own) if self.own or self.left_out else (Variant(self, self._by_signature),)
+        if self.own or self.left_out:
+            return tuple(self.own)
+        return (Variant(self, self._by_signature),)
 
     def filling(self, variant: str = "", **said: Any) -> Callable[[_Fill], _Fill]:
         """Declare a function of the facts as a way to fill this algorithm; `said` is the rest of a `Variant`."""
@@ -901,17 +417,19 @@ class Algorithm(Generic[P]):
 
     def _by_signature(self, facts: Facts) -> Choice:
         """clip, step, batch_size, m or k, and output, as far as the recipe takes them; the rest has its defaults."""
-        sampled = "batch_size" in self.parameters
-        dims = facts.narrow_size if {"m", "k"} & set(self.parameters) else facts.parameters
-        if not facts.private:
-            run = free_run(facts, dims, sampled)
-            step = facts.step or 1 / facts.smooth
-        else:
-            run = sampled_run(facts, facts.the_clip, dims) if sampled else plain_run(facts, dims)
+        sampled, dims, noise = "batch_size" in self.parameters, facts.parameters, None
+        if {"m", "k"} & set(self.parameters):
+            dims = facts.narrow_size
+        if facts.private:
+            run = _sampled_run(facts, facts.the_clip, dims) if sampled else _plain_run(facts, dims)
             step = allowed_step(run)
+        else:
+            run = _free_run(facts, dims, sampled)
+            step = facts.step or 1 / facts.smooth
         values = {"clip": run.clip, "step": step, "batch_size": run.batch_size, "m": dims, "k": dims, "output": "last"}
         arguments = {name: value for name, value in values.items() if name in self.parameters}
-        noise = walk(run, step) if facts.private and "step" in arguments else None
+        if facts.private and "step" in arguments:
+            noise = walk(run, step)
         return run.choice(arguments, margin_noise=noise, evidence="not measured: filled as DP-SGD is")
 
     # ------------------------------------------------------------ where it is known
@@ -921,36 +439,33 @@ class Algorithm(Generic[P]):
         """Where it was declared, as "module:name"."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         """By its name in its module; one that was made from a bare function, by that function."""
-        registered = find(self.address)
-        return self.function.__qualname__ if registered is self else (algorithm_of, (self.function,))
+        if find(self.address) is self:
+            return self.function.__qualname__
+        return algorithm_of, (self.function,)
 
-    def __deepcopy__(self, memo: Any) -> Algorithm[P]:
+    def __deepcopy__(self, memo: object) -> Algorithm[P]:
         return self
 
 
 @overload
 def algorithm(function: Callable[P, Recipe | Build], /) -> Algorithm[P]: ...
 @overload
-def algorithm(
-    *, fill: _Fill | None = None, private: bool | None = None, **said: Any
-) -> Callable[[Callable[P, Recipe | Build]], Algorithm[P]]: ...
-def algorithm(function: Any = None, /, *, fill: _Fill | None = None, private: bool | None = None, **said: Any) -> Any:
+def algorithm(**said: Any) -> Callable[[Callable[P, Recipe | Build]], Algorithm[P]]: ...
+def algorithm(function: Any = None, /, **said: Any) -> Any:
     """Declare a recipe function as an algorithm, which planner and estimators then take like their own.
 
     It returns a `Recipe`, or the function that builds one's pipeline: name and arguments are then its own.
 
-    fill     how public facts fill it (see `Algorithm.filling`); by default by the names of its arguments
-    private  whether it runs under a budget; by default, whether it takes an `epsilon`
-    said     the rest of an `Algorithm`
+    said  the fields of an `Algorithm`; how public facts fill it is declared beside it (`Algorithm.filling`)
 
     A whole recipe, noisy gradient descent, which the planner then ranks among its own:
 
     >>> from isthmus import plan
     >>> from isthmus.algorithms import Budget, algorithm, rounds_of
     >>> from isthmus.privacy import Charge, Clip
-    >>> from isthmus.parts import Step
+    >>> from isthmus.core.parts import Step
     >>> from isthmus.core.pipeline import Pipeline, Release, Stage
     >>> @algorithm
     ... def my_gd(*, epsilon, delta=None, clip, step, n=None, adjacency="add-remove"):
@@ -969,30 +484,27 @@ def algorithm(function: Any = None, /, *, fill: _Fill | None = None, private: bo
     (['dp_sgd', 'my_gd'], 0.5)
     """
 
-    def declared(recipe: Any) -> Algorithm[Any]:
-        result = Algorithm(recipe, bool(private), **said)
-        if private is None:
-            result.private = "epsilon" in result.parameters
-        if fill is not None:
-            result.filling()(fill)
-        return result
-
-    return declared if function is None else declared(function)
+    if function is None:
+        return partial(algorithm, **said)
+    return Algorithm(function, **said)
 
 
-def algorithm_of(recipe: Any) -> Algorithm[Any]:
+def algorithm_of(recipe: object) -> Algorithm[...]:
     """A declared algorithm as it is; a bare recipe function as one."""
     if isinstance(recipe, Algorithm):
         return recipe
     remedy = "give a name of isthmus.algorithms, or a function that returns a Recipe"
-    validate.check(inspect.isfunction(recipe), "algorithm", recipe, remedy)
-    return algorithm(recipe)
+    if not inspect.isfunction(recipe):
+        validate.refuse("algorithm", recipe, remedy)
+    return Algorithm(recipe)
 
 
-def find(address: str) -> Algorithm[Any] | None:
+def find(address: str) -> Algorithm[...] | None:
     """The algorithm at "module:name" in a module that was imported already; None where there is none."""
     module, _, path = address.partition(":")
-    source: Any = sys.modules.get(module)
+    source: object = sys.modules.get(module)
     for part in path.split("."):
         source = getattr(source, "__dict__", {}).get(part)  # as it is: a module's own __getattr__ may import something
-    return source if isinstance(source, Algorithm) else None
+    if isinstance(source, Algorithm):
+        return source
+    return None

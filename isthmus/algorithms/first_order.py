@@ -1,89 +1,25 @@
-"""Projected (stochastic) gradient descent, and its compressed forms (papers 001 and 000).
-
-    theta_t = Pi_{Phi C}(Phi w_t - eta_t Phi g),   w_{t+1} in C with Phi w_{t+1} = theta_t
-
-The two lines are one solve, `min over w in C of ||Phi w - (Phi w_t - eta_t Phi g)||^2`, started at w_t.  The narrow
-dimension m_t may follow a `WidthRule`.
-"""
+"""Projected (stochastic) gradient descent, and its compressed forms (papers 001 and 000; see `_Descent`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Run, algorithm, free_run
+from isthmus.algorithms.descent import Family, StepRule, Stop, WidthRule, _Descent, _step_rule
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Build, Choice, Run, _free_run, algorithm
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.core.minimize import Binding
-from isthmus.core.parts import average_of
-from isthmus.core.pipeline import Pipeline, Release, Round, Stage, StepSize
-from isthmus.core.wire import State, Wire
-from isthmus.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unbiased
-from isthmus.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
+from isthmus.core.parts import Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
+from isthmus.core.pipeline import Pipeline, Release, Stage
+from isthmus.core.wire import Wire
+from isthmus.lifts import HeavyHitters, Lift, pinv, unbiased
 from isthmus.privacy.sampling import Sampler
-from isthmus.sets import ConvexSet, Whole
-from isthmus.sketches import CountSketch, Encoder, Identity, SparseJL
-from isthmus.sketches.base import Random, Size, resolve
-from isthmus.theory import Rule, Schedule, narrow_dimension
-
-__all__ = ["comp_dist_sgd", "comp_gd", "comp_minibatch", "comp_sgd", "gd", "sgd", "step_rule"]
-
-
-@dataclass(frozen=True)
-class WidthRule:
-    """m_t = min(d, c w^2 / beta_t^2), the theorems' rule; w is the Gaussian width of the constraint, taken to radius 1.
-
-    Gordon's theorem speaks of directions, which have no length: what counts is w(C) / (||C|| / 2), the same for a ball
-    of any radius, where the papers' sets have diameter 2.
-
-    constant  c
-    beta      the distortion of round t (from 0); by default 1/(t + 1)
-    per       what t counts: every "step", or every "epoch" as in the experiments of paper 001
-    width     w, where the constraint's own is not the right one (the cone at a sparse point is far narrower)
-
-    >>> from isthmus.sets import L1Ball
-    >>> WidthRule(width=2.0).rule(L1Ball(), d=1000, per_epoch=10)(2)
-    36
-    >>> [WidthRule().rule(L1Ball(radius), d=10_000, per_epoch=1)(1) for radius in (1.0, 150.0)]
-    [65, 65]
-    """
-
-    constant: float = 1.0
-    beta: Callable[[int], float] = field(default_factory=lambda: Rule(1.0, power=1.0))
-    per: str = "step"
-    width: float | None = None
-
-    def __post_init__(self) -> None:
-        validate.positive(constant=self.constant)
-        validate.one_of(("step", "epoch"), per=self.per)
-        if self.width is not None:
-            validate.positive(width=self.width)
-
-    def rule(self, constraint: ConvexSet, d: int, per_epoch: int) -> Callable[[int], int]:
-        """t -> m_t for a set in R^d."""
-        width = self.width or _relative_width(constraint, d)
-        every = 1 if self.per == "step" else per_epoch
-        return lambda t: narrow_dimension(d, width, self.beta(t // every), self.constant)
-
-
-def _relative_width(constraint: ConvexSet, d: int) -> float:
-    """w(C) over half the diameter of C: the width of a set of that shape and radius 1.
-
-    >>> from isthmus.sets import L2Ball
-    >>> abs(_relative_width(L2Ball(7.0), 400) - 20) < 0.02
-    True
-    """
-    size = constraint.diameter(d)
-    validate.check(size > 0, "constraint", constraint, "give a set of more than one point, which a width rule needs")
-    return 2 * float(constraint.gaussian_width(d)) / size
-
-
-StepRule = float | Callable[[int], float]
-
-Family = Callable[[Size], Encoder]
-Stop = Callable[[Round, State, State], bool]
+from isthmus.sketches import CountSketch, Random, Size, SparseJL, resolve
+from isthmus.theory import Schedule
 
 
 @algorithm(direct=True)
@@ -121,7 +57,7 @@ def gd(
     return _FreeDescent(step=step, momentum=momentum, schedule=schedule, output=output).build
 
 
-class NarrowOptions(TypedDict, total=False):
+class _NarrowOptions(TypedDict, total=False):
     """What compressed descents share; see `comp_sgd`."""
 
     m: Size | WidthRule | None
@@ -142,7 +78,7 @@ def comp_sgd(
     momentum: float = 0.0,
     draw: str = "shuffle",
     stop: Stop | None = None,
-    **options: Unpack[NarrowOptions],
+    **options: Unpack[_NarrowOptions],
 ) -> Build:
     """CompSGD (001, 000): SGD that sees m numbers of each gradient.
 
@@ -170,7 +106,7 @@ def comp_sgd(
 
 @algorithm
 def comp_gd(
-    *, shifts: bool = False, momentum: float = 0.0, stop: Stop | None = None, **options: Unpack[NarrowOptions]
+    *, shifts: bool = False, momentum: float = 0.0, stop: Stop | None = None, **options: Unpack[_NarrowOptions]
 ) -> Build:
     """CompGD (000): the full-batch form of `comp_sgd`.
 
@@ -186,7 +122,7 @@ def comp_minibatch(
     batch_size: int | Callable[[int], int] | None = None,
     draw: str | None = None,
     stop: Stop | None = None,
-    **options: Unpack[NarrowOptions],
+    **options: Unpack[_NarrowOptions],
 ) -> Build:
     """CompMinibatch (000, 001): a fresh batch each round, whose size may be a rule, or the schedule's.
 
@@ -195,11 +131,12 @@ def comp_minibatch(
 
     Other arguments as for `comp_sgd`.
     """
-    schedule = options.get("schedule")
-    if batch_size is None and schedule is None:
-        validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
-    size, usual = (batch_size, "subset") if schedule is None or batch_size else (schedule.batch_size, "independent")
-    sampler = _sampler(draw or usual, size or 1, ("subset", "independent"))
+    schedule, usual = options.get("schedule"), "subset"
+    if batch_size is None:
+        if schedule is None:
+            validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
+        batch_size, usual = schedule.batch_size, "independent"
+    sampler = _sampler(draw or usual, batch_size, ("subset", "independent"))
     return _NarrowDescent(sampler=sampler, stop=stop, **options).build
 
 
@@ -212,7 +149,7 @@ def comp_dist_sgd(
     shifts: bool = False,
     heavy: int | None = None,
     momentum: float = 0.0,
-    **options: Unpack[NarrowOptions],
+    **options: Unpack[_NarrowOptions],
 ) -> Build:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
 
@@ -236,6 +173,7 @@ def comp_dist_sgd(
     """
     if clients_per_round is not None and not callable(clients_per_round):
         validate.positive_int(clients_per_round=clients_per_round)
+    hitters, sampler = None, Full() if batch_size is None else Shuffle(batch_size)
     if heavy is None:
         validate.check(momentum == 0, "momentum", momentum, "leave it out, or give heavy=: only codes have a momentum")
     else:
@@ -244,16 +182,12 @@ def comp_dist_sgd(
         validate.check(not memory, "error_feedback, shifts", True, "leave it out with heavy=: one memory is enough")
         validate.check(refresh > 1, "refresh", refresh, "give 2 or more: a memory of codes lasts as long as its map")
         options["sketch"] = options.get("sketch") or partial(SparseJL, s=5)
+        hitters = HeavyHitters(heavy, momentum)
     schedule = options.get("schedule")
     if clients_per_round is None and schedule is not None:
         clients_per_round = schedule.batch_size
-    return _NarrowDescent(
-        sampler=Full() if batch_size is None else Shuffle(batch_size),
-        wire=Wire(named(codec), False, clients_per_round),
-        shifts=shifts,
-        heavy=None if heavy is None else HeavyHitters(heavy, momentum),
-        **options,
-    ).build
+    wire = Wire(named(codec), False, clients_per_round)
+    return _NarrowDescent(sampler=sampler, wire=wire, shifts=shifts, heavy=hitters, **options).build
 
 
 _SAMPLERS: dict[str, Callable[[int | Callable[[int], int]], Sampler]] = {
@@ -270,83 +204,8 @@ def _sampler(
     return _SAMPLERS[draw](size)
 
 
-def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
-    """A rule `t -> eta` from a number, a rule or a schedule."""
-    rule = schedule.step if step is None and schedule is not None else step
-    if rule is None:
-        validate.refuse("step", step, "give a step, or a schedule that has one")
-    if callable(rule):
-        return rule
-    validate.positive(step=rule)
-    eta = float(rule)
-    return lambda t: eta
-
-
-def narrowed(m: Size | WidthRule | None, schedule: Schedule | None) -> bool:
-    """Whether a narrow dimension was given, or a schedule that has a distortion."""
-    return m is not None or (schedule is not None and schedule.beta is not None)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Descent:
-    """What projected descents share: a step on C by gradients as they are, or through maps of a narrow dimension m."""
-
-    step: StepRule | None = None
-    schedule: Schedule | None = None
-    output: str = "last"
-    momentum: float = 0.0
-    stop: Stop | None = None
-    m: Size | WidthRule | None = None
-    sketch: Family | None = None
-    tol: float = 1e-2
-    pick: str = "nearest"
-
-    def __post_init__(self) -> None:
-        validate.positive(tol=self.tol)
-        validate.one_of(("nearest", "min_gauge"), pick=self.pick)
-        average_of(self.output)
-        if self.step is not None:
-            step_rule(self.step, None)
-        sized = self.sketch is None or narrowed(self.m, self.schedule)
-        validate.check(sized, "m", self.m, "give the narrow dimension, or a schedule that has one")
-
-    def size(self, binding: Binding, per_epoch: int) -> Size | None:
-        """m, or its rule of rounds, as given or as a schedule's distortion has it; None where nothing is compressed."""
-        m = self.m
-        if m is None and self.sketch is not None and self.schedule is not None and self.schedule.beta is not None:
-            m = WidthRule(beta=self.schedule.beta)
-        return m.rule(binding.constraint, binding.d, per_epoch) if isinstance(m, WidthRule) else m
-
-    def encode(self, binding: Binding, per_epoch: int) -> Encoder:
-        """The map."""
-        size = self.size(binding, per_epoch)
-        if self.sketch is None or size is None:
-            return Identity()
-        return self.sketch(size)
-
-    def lift(self, binding: Binding) -> Lift:
-        """Onto the set, where there is a set and a map: else the nearest point is the pseudo-inverse's."""
-        if self.sketch is None or isinstance(binding.constraint, Whole):
-            return pinv
-        return ProjectAndLift(binding.constraint, self.pick, self.tol)
-
-    def pipeline(self, binding: Binding, stages: Sequence[Stage], step: StepSize, **more: Any) -> Pipeline:
-        """The stages in their loop; `more` has other slots of the pipeline."""
-        stop, schedule = self.stop, self.schedule
-        if stop is None and schedule is not None and schedule.threshold is not None:
-            stop = FirstOrderStationary(schedule.threshold, binding.constraint)
-        slots = {
-            "stop": stop,
-            "update": Step(binding.constraint, binding.penalty, self.momentum),
-            "average": average_of(self.output),
-            "output": "last" if self.output == "last" else "average",
-            "rounds": None if schedule is None else schedule.rounds,
-        }
-        return Pipeline(stages, step, **{**slots, **more})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _FreeDescent(Descent):
+class _FreeDescent(_Descent):
     """Descent without a budget; what a map loses may be kept by senders, or codes be lifted otherwise."""
 
     sampler: Sampler = Full()
@@ -358,7 +217,7 @@ class _FreeDescent(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        step_rule(self.step, self.schedule)
+        _step_rule(self.step, self.schedule)
         validate.positive_int(refresh=self.refresh)
         nearest = self.pick == "nearest" or not (self.error_feedback or self.shifts)
         remedy = "leave it out: error feedback and shifts lift by the pseudo-inverse"
@@ -371,28 +230,23 @@ class _FreeDescent(Descent):
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a number of records."""
         per_epoch = self.sampler.rounds(binding.n)
-        release = Release(encode=self.encode(binding, per_epoch), lift=self.lift(binding))
-        more: dict[str, object] = {"wire": self.wire}
-        size = self.size(binding, per_epoch)
+        size, encode, lift = self.size(binding, per_epoch), self.encode(binding, per_epoch), self.lift(binding)
+        if isinstance(encode, Random) and self.refresh > 1:
+            encode = replace(encode, refresh=self.refresh)
+        if self.error_feedback:
+            lift = pinv
+        if self.shifts:
+            lift = unbiased
+        release, more = Release(encode=encode, lift=self.heavy or lift), dict[str, object](wire=self.wire)
         if self.shifts and size is not None:
             # an unbiased code of m numbers has E ||Q v||^2 = (1 + chi) d/m ||v||^2; rules grow: the first is narrowest
             m = resolve(size, binding.d)
-            chi = 0.0 if self.wire.codec is None else self.wire.codec.chi(m)
-            rate = m / (binding.d * (1 + chi))
+            rate = m / binding.d
+            if self.wire.codec is not None:
+                rate = m / (binding.d * (1 + self.wire.codec.chi(m)))
             update = Shifted(Step(binding.constraint, binding.penalty, self.momentum), rate)
             more = {"wire": replace(self.wire, shift=rate), "update": update}
-        return self.pipeline(binding, [Stage(self.sampler, [release])], step_rule(self.step, self.schedule), **more)
-
-    def encode(self, binding: Binding, per_epoch: int) -> Encoder:
-        """The map, which serves `refresh` rounds where the family can."""
-        encode = super().encode(binding, per_epoch)
-        return replace(encode, refresh=self.refresh) if isinstance(encode, Random) and self.refresh > 1 else encode
-
-    def lift(self, binding: Binding) -> Lift:
-        """Of heavy hitters; with a memory of what was lost, the nearest or an unbiased one."""
-        if self.shifts:
-            return unbiased
-        return self.heavy or (pinv if self.error_feedback else super().lift(binding))
+        return self.pipeline(binding, [Stage(self.sampler, [release])], _step_rule(self.step, self.schedule), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,7 +262,7 @@ class _NarrowDescent(_FreeDescent):
 @sgd.filling(evidence="measured (001-figure-1d): IMDB .874 over an l1 ball, 12 passes", shortfall=(0.001, 0.0))
 def _fill_sgd(facts: Facts) -> Choice:
     """Shuffled batches; averages where the loss has corners."""
-    run = free_run(facts, facts.parameters, sampled=True)
+    run = _free_run(facts, facts.parameters, sampled=True)
     step = facts.step or CONSTANTS.free_step / facts.smooth
     return run.choice({"step": step, "batch_size": run.batch_size, "output": _output_of(facts)})
 
@@ -416,7 +270,7 @@ def _fill_sgd(facts: Facts) -> Choice:
 @gd.filling(evidence="the reference: O(1/T) for smooth convex losses", shortfall=(0.0, 0.0))
 def _fill_gd(facts: Facts) -> Choice:
     """All records."""
-    run = free_run(facts, facts.parameters, sampled=False)
+    run = _free_run(facts, facts.parameters, sampled=False)
     step = facts.step or CONSTANTS.free_step / facts.smooth
     return run.choice({"step": step, "momentum": CONSTANTS.momentum, "output": "last"})
 
@@ -428,7 +282,7 @@ def _fill_gd(facts: Facts) -> Choice:
 )
 def _fill_comp_sgd(facts: Facts) -> Choice:
     """m numbers of each gradient; the sender keeps what the sketch lost."""
-    run = free_run(facts, _narrow(facts), sampled=True)
+    run = _free_run(facts, _narrow(facts), sampled=True)
     return _with_feedback(run, {"batch_size": run.batch_size, "output": _output_of(facts)})
 
 
@@ -437,7 +291,7 @@ def _fill_comp_sgd(facts: Facts) -> Choice:
 )
 def _fill_comp_gd(facts: Facts) -> Choice:
     """The same on all records."""
-    return _with_feedback(free_run(facts, _narrow(facts), sampled=False), {})
+    return _with_feedback(_free_run(facts, _narrow(facts), sampled=False), {})
 
 
 def _with_feedback(run: Run, more: dict[str, Any]) -> Choice:
@@ -447,9 +301,8 @@ def _with_feedback(run: Run, more: dict[str, Any]) -> Choice:
 
 
 def _narrow(facts: Facts) -> int:
-    tenth = max(1, facts.parameters // 10)
-    return min(facts.parameters, tenth if facts.max_dims is None else facts.max_dims)
+    return min(facts.parameters, facts.max_dims or max(1, facts.parameters // 10))
 
 
 def _output_of(facts: Facts) -> str:
-    return "last" if facts.of_loss.curvature is not None else "average"
+    return "average" if facts.of_loss.curvature is None else "last"

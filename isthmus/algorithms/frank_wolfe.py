@@ -9,30 +9,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.filling import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm, free_run, full_rounds
-from isthmus.algorithms.first_order import Descent, WidthRule, narrowed
-from isthmus.algorithms.private import Budget, BudgetOptions, rounds_of
+from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
+from isthmus.algorithms.descent import WidthRule, _Descent
+from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _free_run, _full_rounds, algorithm
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
-from isthmus.core.parts import Last
+from isthmus.core.parts import FrankWolfe, Full, GapBelow, Last, Uniform, WithoutReplacement
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.lifts import Lifted, adjoint
-from isthmus.parts import FrankWolfe, Full, GapBelow, Uniform, WithoutReplacement
 from isthmus.privacy import Charge, Clip, NoisyMax
 from isthmus.privacy.sampling import Sampler
 from isthmus.sets import ConvexSet, VertexForm
-from isthmus.sketches import Context, CountSketch, Encoder, Sketch
-from isthmus.sketches.base import Size
+from isthmus.sketches import Context, CountSketch, Encoder, Size, Sketch
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory import Rule, Schedule
+
+_OPEN = Rule(2.0, power=1.0, offset=2)
+"""The open step 2 / (t + 2)."""
 
 
 @algorithm(needs=("lmo",))
@@ -72,33 +74,37 @@ def comp_fw(
     if alpha is not None:
         validate.positive(alpha=alpha)
     validate.non_negative(lmo_error=lmo_error)
-    how = draw or ("independent" if batch_size is None else "subset")
-    validate.one_of(("subset", "independent"), draw=how)
-    rule = step or (schedule.step if schedule is not None else Rule(2.0, power=1.0, offset=2))
-    batch = batch_size if batch_size is not None or schedule is None else schedule.batch_size
-
-    sampler: Sampler = Full() if batch is None else Uniform(batch)
-    descent = Descent(m=m, schedule=schedule, sketch=sketch if narrowed(m, schedule) else None)
+    if draw is not None:
+        validate.one_of(("subset", "independent"), draw=draw)
+    rule, batch, usual = step or _OPEN, batch_size, "subset"
+    if schedule is not None:
+        rule = step or schedule.step
+        if batch is None:
+            batch, usual = schedule.batch_size, "independent"
+    descent = _Descent(m=m, schedule=schedule)
+    if descent.narrowed:
+        descent = replace(descent, sketch=sketch)
 
     def build(binding: Binding) -> Pipeline:
-        drawn, stop = sampler, None
-        if batch is not None and how == "subset":
-            drawn = WithoutReplacement(_capped(batch, binding.n))
+        sampler: Sampler = Full()
+        if batch is not None and (draw or usual) == "independent":
+            sampler = Uniform(batch)
+        elif callable(batch):  # a growing batch stops growing at all the records
+            sampler = WithoutReplacement(lambda t: min(batch(t), binding.n))
+        elif batch is not None:
+            sampler = WithoutReplacement(batch)
+        stop, loss = None, None
         if alpha is not None:  # checked on the full gradient; a schedule's as its theorem reads it
             stop = GapBelow(alpha, binding.constraint, binding.gradient)
         elif schedule is not None and schedule.gap is not None:
             stop = GapBelow(schedule.gap, binding.constraint)
-        loss = binding.loss if line_search == "line" else None
+        if line_search == "line":
+            loss = binding.loss
         update = FrankWolfe(binding.constraint, line_search, smoothness, loss, away, lmo_error)
-        release = Release(encode=descent.encode(binding, drawn.rounds(binding.n)), lift=adjoint)
-        return descent.pipeline(binding, [Stage(drawn, [release])], rule, update=update, average=Last(), stop=stop)
+        release = Release(encode=descent.encode(binding, sampler.rounds(binding.n)), lift=adjoint)
+        return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=update, average=Last(), stop=stop)
 
     return build
-
-
-def _capped(batch: int | Callable[[int], int], n: int) -> int | Callable[[int], int]:
-    """A growing batch stops growing at all the records."""
-    return (lambda t: min(batch(t), n)) if callable(batch) else batch
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -115,11 +121,13 @@ def _fill_free(facts: Facts) -> Choice:
         raise Refusal("it needs a bounded set with a linear minimiser as constraint")
     if facts.step is not None:
         raise Refusal("its steps are searched for: leave step out")
-    m = facts.max_dims if facts.narrow else None
-    run = free_run(facts, m or facts.parameters, sampled=False)
-    arguments = {"m": m, "away": m is None, "line_search": "line" if m is None else "open"}
-    seconds = facts.seconds(run.rounds, None, 0) * (5 if m is None else 1)
-    return run.choice(arguments, "" if m else "away steps", seconds=seconds)
+    if facts.narrow:
+        run = _free_run(facts, facts.max_dims or 1, sampled=False)
+        arguments = {"m": run.dims, "away": False, "line_search": "open"}
+        return run.choice(arguments, seconds=facts.seconds(run.rounds, None, 0))
+    run = _free_run(facts, facts.parameters, sampled=False)
+    arguments = {"m": None, "away": True, "line_search": "line"}
+    return run.choice(arguments, "away steps", seconds=5 * facts.seconds(run.rounds, None, 0))
 
 
 @algorithm(
@@ -127,12 +135,7 @@ def _fill_free(facts: Facts) -> Choice:
     needs=("lmo",),
     words="each round picks one corner of the allowed set by a noisy choice and moves towards it",
 )
-def dp_fw(
-    *,
-    clip: float,
-    step: Callable[[int], float] | None = None,
-    **terms: Unpack[BudgetOptions],
-) -> Build:
+def dp_fw(*, clip: float, step: Callable[[int], float] | None = None, **terms: Unpack[_BudgetOptions]) -> Build:
     """DP-FW over a polytope (l1 ball, simplex, convex hull): w+ = w + gamma (s - w), s a privately chosen vertex.
 
     clip  a bound of a record's score at every vertex: of every entry of its gradient (l1 ball and simplex, at
@@ -145,34 +148,32 @@ def dp_fw(
     'dp_fw'
     """
     budget, bound = Budget(**terms), Clip(clip, ord=float("inf"))
-    rule = step or Rule(2.0, power=1.0, offset=2)
 
     def build(binding: Binding) -> Pipeline:
         sampler = budget.sampler(binding, None)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
-        form = form_of(binding.constraint)
-        remedy = (
-            "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
-            "Frank-Wolfe needs"
-        )
-        validate.check(form is not None, "constraint", binding.constraint, remedy)
-        assert form is not None
+        form = _form_of(binding.constraint)
+        if form is None:
+            remedy = "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
+            validate.refuse("constraint", binding.constraint, remedy + "Frank-Wolfe needs")
         mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
-        encode, lift = VertexScores(form), Vertex(form)
+        encode, lift = _VertexScores(form), _Vertex(form)
         stage = Stage(sampler, [Release("vertex", encode, bound, mechanism=mechanism, lift=lift)])
-        return budget.pipeline(binding, plan, rounds, [stage], rule, update=FrankWolfe(binding.constraint))
+        return budget.pipeline(binding, plan, rounds, [stage], step or _OPEN, update=FrankWolfe(binding.constraint))
 
     return build
 
 
-def form_of(constraint: ConvexSet | None) -> VertexForm | None:
+def _form_of(constraint: ConvexSet | None) -> VertexForm | None:
     """The vertices of a set that brings them; None of others."""
-    return constraint.vertex_form() if constraint is not None and constraint.can("vertex_form") else None
+    if constraint is None or not constraint.can("vertex_form"):
+        return None
+    return constraint.vertex_form()
 
 
 @dataclass(frozen=True)
-class Vertex:
+class _Vertex:
     """The vertex of a chosen score: where both signs are candidates, the one against the largest product."""
 
     form: VertexForm
@@ -180,19 +181,22 @@ class Vertex:
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: float | Tensor) -> Lifted:
         """The vertex itself; a choice has no length, so the divisor does not matter."""
-        vertex = self.form.vertex(-y.sign() if self.form.signed else y.sign())
+        choice = y.sign()
+        if self.form.signed:
+            choice = -choice
+        vertex = self.form.vertex(choice)
         return Lifted(-vertex / self.form.radius, vertex)
 
 
 @dataclass(frozen=True, eq=False)
-class VertexScores(Encoder):
+class _VertexScores(Encoder):
     """g -> <v, g> of every vertex at radius 1, with the sign that makes the best one the largest."""
 
     form: VertexForm
 
     def bind(self, context: Context, state: object) -> tuple[Sketch, None]:
         """The map, the same every round."""
-        sign = 1.0 if self.form.signed else -1.0  # of both signs one is tried anyway
+        sign = 2.0 * self.form.signed - 1.0  # where both signs are tried this one is left as it is
         if self.form.rows is None:
             return _AxisScores(context.space, sign), None
         return _RowScores(context.space, sign * self.form.rows), None
@@ -215,7 +219,9 @@ class _AxisScores(IdentityMap):
 
     def encode(self, rows: Any) -> Any:
         """sign times the rows."""
-        return rows if self.sign == 1 else rows.scaled(self.sign)
+        if self.sign == 1:
+            return rows
+        return rows.scaled(self.sign)
 
 
 class _RowScores(Sketch):
@@ -247,11 +253,12 @@ _GUMBEL = math.pi / math.sqrt(6)
 
 def reach(facts: Facts) -> float | None:
     """The largest margin of a row at a vertex: radius times |x_ij| on the axes; None without a polytope."""
-    form = form_of(facts.constraint)
+    form = _form_of(facts.constraint)
     if form is None:
         return None
-    longest = facts.entry if form.rows is None else float(form.rows.double().norm(dim=1).max())
-    return form.radius * longest
+    if form.rows is None:
+        return form.radius * facts.entry
+    return form.radius * float(form.rows.double().norm(dim=1).max())
 
 
 def vertex_bound(facts: Facts, rounds: int) -> float:
@@ -262,6 +269,7 @@ def vertex_bound(facts: Facts, rounds: int) -> float:
 
 def ball_bound(facts: Facts) -> float:
     """Excess loss of DP-GD over the same set, C ||C||_2 / 2 sqrt(d) / (n mu)."""
+    assert facts.constraint is not None
     radius = facts.constraint.diameter(facts.parameters) / 2
     return facts.the_clip * radius * math.sqrt(facts.parameters) / facts.b
 
@@ -270,17 +278,17 @@ def ball_bound(facts: Facts) -> float:
 def _fill_private(facts: Facts) -> Choice:
     """A vertex chosen by the exponential mechanism; nothing else is released."""
     r = reach(facts)
-    form = form_of(facts.constraint)
+    form = _form_of(facts.constraint)
     if r is None or form is None:
         raise Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
     if facts.step is not None:
         raise Refusal("its steps are 2 / (t + 2): leave step out")
-    low, high = CONSTANTS.vertices
-    best = min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds))
-    rounds = full_rounds(facts, best)
+    dims, (low, high) = facts.parameters, CONSTANTS.vertices
+    if form.rows is not None:
+        dims = len(form.rows)
+    rounds = _full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1
     spent = facts.split(Charge("vertex", "noisy-max", rounds))["vertex"]
-    dims = facts.parameters if form.rows is None else len(form.rows)
     run = Run(facts, rounds, None, clip, spent, dims)
     return run.choice(
         {"clip": clip},

@@ -1,7 +1,7 @@
 """A start that is fitted to labelled public rows, and private steps from there that are as long as they pay.
 
 After everything is bought the public rows are seen through the same maps, and the same loss is fitted to them (see
-`fit_public`).  Private steps start there.  How far they may go follows from public figures: along a direction
+`_fit_public`).  Private steps start there.  How far they may go follows from public figures: along a direction
 of curvature h, the start is off by about s_0 (its own sampling error), T steps of length f eta leave the share
 exp(-2 f h eta T) of it and add noise, and f minimises
 
@@ -24,7 +24,7 @@ import torch
 from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
-from isthmus.algorithms.purchases import ShrunkStatistics, linear_model, scaled_targets
+from isthmus.algorithms.purchases import _ShrunkStatistics, linear_model, scaled_targets
 from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
@@ -59,7 +59,7 @@ _MAX_VARIANCE = 50.0
 
 
 @dataclass(frozen=True, eq=False)
-class PublicFit:
+class _PublicFit:
     """The fit, and the public figures that tell how far it may be from the answer.
 
     w          the point, flat: one block of columns an output
@@ -89,11 +89,14 @@ class PublicFit:
         h = max(self.curvature, _NEVER)
         unit = self.slopes / h
         believed = min(self.strength, unit / max(self.least, _NEVER))
-        believed = max(believed, unit / max(self.most, _NEVER)) if sober else believed / _LARGER
+        if sober:
+            believed = max(believed, unit / max(self.most, _NEVER))
+        else:
+            believed /= _LARGER
         return unit / (rows * h * energies + believed)
 
 
-def fit_public(objective: LinearModel, weights: Tensor | None = None, towards: Tensor | None = None) -> PublicFit:
+def _fit_public(objective: LinearModel, weights: Tensor | None = None, towards: Tensor | None = None) -> _PublicFit:
     """The ridge fit of an objective that is public, all of it.
 
     weights  what the losses of its rows are multiplied by
@@ -101,14 +104,14 @@ def fit_public(objective: LinearModel, weights: Tensor | None = None, towards: T
 
     >>> from isthmus.objectives import LeastSquares
     >>> X = torch.eye(4, dtype=torch.float64).repeat(10, 1)
-    >>> fit = fit_public(LeastSquares(X, X @ torch.tensor([1.0, -1.0, 0.5, 0.0]).double()))
+    >>> fit = _fit_public(LeastSquares(X, X @ torch.tensor([1.0, -1.0, 0.5, 0.0]).double()))
     >>> [round(v, 2) + 0.0 for v in fit.w.tolist()]
     [1.0, -1.0, 0.5, 0.0]
     """
     rows = _Reduced(objective, weights, towards)
     strength, margins = _path(rows)
     labels, bound = int(objective.labelled()), float(objective.curvature or 1.0)
-    return PublicFit(
+    return _PublicFit(
         w=rows.lifted(rows.fit(strength)),
         strength=strength,
         slopes=max(float(rows.slopes(margins).square().mean()), UNSEEN[labels] / 100),
@@ -119,13 +122,25 @@ def fit_public(objective: LinearModel, weights: Tensor | None = None, towards: T
     )
 
 
+_Some = slice | np.ndarray
+"""Which rows are meant."""
+
+
 class _Reduced:
     """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b."""
 
     def __init__(self, objective: LinearModel, weights: Tensor | None, towards: Tensor | None) -> None:
-        Z = _stored(objective.X)
+        view = Scaled.of(objective.X)
+        Z: Any = view.dense() if not view.sparse or bool(view.B[:, : len(view.weight)].any()) else view.plain()
         n, d = Z.shape
-        root = _shrunk(Z) if towards is None else torch.ones(d, dtype=torch.float64)
+        root, self.first = torch.ones(d, dtype=torch.float64), torch.zeros(objective.space.d, dtype=torch.float64)
+        self.weights = torch.ones(n, dtype=torch.float64)
+        if towards is None:
+            root = _shrunk(Z)
+        else:
+            self.first = towards.double()
+        if weights is not None:
+            self.weights = weights.double()
         scaled = Z @ sp.diags((1 / root).numpy()) if is_sparse(Z) else Z / root
         values, vectors = torch.linalg.eigh(_product(scaled))
         spanned = values > _NEVER * max(float(values.max()), _NEVER)
@@ -134,29 +149,16 @@ class _Reduced:
         # w = D^-1/2 V b, with V = (Z D^-1/2)'U / S
         self.lift = rmatmul(scaled, left / lengths) / root[:, None]
         self.energies = torch.linalg.eigvalsh(_product(Z)).flip(0)[: min(n, d)].clamp(min=0) / n
-        self.weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
-        self.first = torch.zeros(objective.space.d, dtype=torch.float64) if towards is None else towards.double()
+        self.n, self.outputs = n, int(objective.space.d // d)
+        self.energy = max(float(self.energies.sum()), _NEVER)  # the mean squared length of a row
         self.offset = matmul(Z, self.first.view(-1, d).T.contiguous())
 
-    @property
-    def n(self) -> int:
-        return len(self.R)
-
-    @property
-    def outputs(self) -> int:
-        return int(self.objective.space.d // len(self.lift))
-
-    @property
-    def energy(self) -> float:
-        """The mean squared length of a row."""
-        return max(float(self.energies.sum()), _NEVER)
-
-    def losses(self, z: Tensor, index: Any = slice(None)) -> Tensor:
+    def losses(self, z: Tensor, index: _Some = slice(None)) -> Tensor:
         """Of the rows whose margins are z beyond those of the first point."""
         values: Tensor = self.objective.losses(*self._paired(z, index))
         return values * self.weights[index]
 
-    def slopes(self, z: Tensor, index: Any = slice(None)) -> Tensor:
+    def slopes(self, z: Tensor, index: _Some = slice(None)) -> Tensor:
         """dl/dz, one column an output."""
         values: Tensor = self.objective.slopes(*self._paired(z, index))
         return values.reshape(z.shape) * self.weights[index][:, None]
@@ -173,7 +175,7 @@ class _Reduced:
         return float(self.slopes(zero).var(0, correction=0).mean()) / max(self.curvature(zero), _NEVER) ** 2
 
     def fit(
-        self, strength: float, index: Any = slice(None), start: Tensor | None = None, precise: float = 1e-9
+        self, strength: float, index: _Some = slice(None), start: Tensor | None = None, precise: float = 1e-9
     ) -> Tensor:
         """argmin sum l + (strength / 2) |b|^2 over some of the rows."""
         R = self.R[index]
@@ -185,19 +187,22 @@ class _Reduced:
             gradient = R.T @ self.slopes(z, index) + strength * b
             return float(self.losses(z, index).sum() + strength / 2 * b.square().sum()), gradient.numpy().reshape(-1)
 
-        first = np.zeros(shape[0] * shape[1]) if start is None else start.numpy().reshape(-1)
+        if start is None:
+            start = torch.zeros(shape, dtype=torch.float64)
         options = {"maxiter": _EARLY if R.shape[1] >= len(R) else _ITERATIONS, "ftol": precise}
-        minimum = scipy_minimize(value, first, jac=True, method="L-BFGS-B", options=options)
+        minimum = scipy_minimize(value, start.numpy().reshape(-1), jac=True, method="L-BFGS-B", options=options)
         return torch.from_numpy(minimum.x).view(shape)
 
     def lifted(self, point: Tensor) -> Tensor:
         """The point of R^d, flat: one block of columns an output."""
         return self.first + (self.lift @ point).T.reshape(-1)
 
-    def _paired(self, z: Tensor, index: Any) -> tuple[Tensor, Tensor]:
+    def _paired(self, z: Tensor, index: _Some) -> tuple[Tensor, Tensor]:
         """Margins and targets as the loss takes them: numbers of classes go with one margin for each."""
         y, z = self.objective.y[index], z + self.offset[index]
-        return (z[:, 0], y.double()) if y.is_floating_point() else (z, y)
+        if y.is_floating_point():
+            return z[:, 0], y.double()
+        return z, y
 
 
 def _path(rows: _Reduced) -> tuple[float, Tensor]:
@@ -222,22 +227,18 @@ def _path(rows: _Reduced) -> tuple[float, Tensor]:
     return best
 
 
-def _stored(X: Any) -> Any:
-    """The rows as a dense tensor, or CSR where they are as sparse as what was given."""
-    view = Scaled.of(X)
-    sparse = view.sparse and not bool(view.B[:, : len(view.weight)].any())
-    return view.plain() if sparse else view.dense()
-
-
 def _product(Z: Any) -> Tensor:
     """Z Z'."""
-    return torch.from_numpy((Z @ Z.T).toarray()) if is_sparse(Z) else Z @ Z.T
+    product = Z @ Z.T
+    return torch.from_numpy(product.toarray()) if is_sparse(Z) else product
 
 
 def _shrunk(Z: Any) -> Tensor:
     """sqrt D: 1, and near 0 for columns whose mean is far larger than what they vary by."""
-    parts = (Z, Z.multiply(Z)) if is_sparse(Z) else (Z.numpy(), Z.square().numpy())
-    mean, second = (torch.from_numpy(np.asarray(part.mean(0), dtype=float).reshape(-1)) for part in parts)
+    if isinstance(Z, Tensor):
+        Z = Z.numpy()
+    squares = Z.multiply(Z) if is_sparse(Z) else np.square(Z)
+    mean, second = (torch.from_numpy(np.asarray(part.mean(0), dtype=float).reshape(-1)) for part in (Z, squares))
     share = (1 - mean.square() / second.clamp(min=_NEVER)).clamp(0, 1) / _VARIES
     return torch.where(second > _NEVER, share.clamp(_CONSTANT, 1), 1.0).sqrt()
 
@@ -255,7 +256,7 @@ _SLOWER = 0.2
 
 
 @dataclass(frozen=True)
-class Walk:
+class _Walk:
     """The public numbers of a run: rounds, clip, noise s.d. in a number of the mean gradient over the clip, steps."""
 
     rounds: int
@@ -265,20 +266,20 @@ class Walk:
 
 
 @dataclass(frozen=True, eq=False)
-class PublicStart(Purchase):
+class _PublicStart(Purchase):
     """Labelled public rows, in the columns of the problem before anything is bought: a `Purchase` without a look.
 
     >>> from isthmus import LeastSquares
     >>> X, y = torch.eye(2, dtype=torch.float64).repeat(20, 1), torch.tensor([1.0, -1.0]).double().repeat(20)
-    >>> loud = Walk(rounds=10, clip=1.0, noise=1e9, step=lambda t: 1.0)
-    >>> begun = PublicStart(X, y, loud).apply(Purchased(LeastSquares(X, y)), None)
+    >>> loud = _Walk(rounds=10, clip=1.0, noise=1e9, step=lambda t: 1.0)
+    >>> begun = _PublicStart(X, y, loud).apply(Purchased(LeastSquares(X, y)), None)
     >>> [round(v, 2) for v in begun.start.tolist()], begun.step(0) < 1e-4
     ([1.0, -1.0], True)
     """
 
-    rows: Any
-    targets: Any
-    walk: Walk
+    rows: object
+    targets: object
+    walk: _Walk
     constraint: ConvexSet | None = None
     weights: Tensor | None = None
     name: str = "public start"
@@ -289,34 +290,34 @@ class PublicStart(Purchase):
 
     def apply(self, prepared: Purchased, bought: Tensor | None) -> Purchased:
         """The start, and steps that are as long as they pay."""
-        public = self._public_view(prepared)
-        fit = fit_public(public, self.weights, _prior(prepared))
-        first = fit.w if self.constraint is None else self.constraint.project(fit.w)
-        noise = self.walk.noise * (self.walk.clip if prepared.clip is None else prepared.clip)
-        if isinstance(prepared.update, Preconditioned):
-            return _preconditioned(prepared, public, fit, first, noise * math.sqrt(2 / self.walk.rounds))
-        step = self.walk.step if prepared.step is None else prepared.step
-        factor = min(1.0, _factor(fit, public, step, self.walk.rounds, noise))
-        if public.labelled():  # directions count, not lengths: a shorter start is as good as steps longer than allowed
-            longer = max(1.0, _factor(fit, public, step, self.walk.rounds, noise, sober=True))
-            prior = _prior(prepared)
-            first = first / longer if prior is None else prior + (first - prior) / longer
-        start = first.to(prepared.objective.dtype)
-        return replace(prepared, start=start, step=lambda t: factor * step(t))
-
-    def _public_view(self, prepared: Purchased) -> Any:
-        """The public rows as the private ones are seen now."""
-        rows = self.rows if prepared.transform is None else prepared.transform(self.rows)
-        public = prepared.objective.on((rows, self.targets))
+        rows = self.rows
+        if prepared.transform is not None:
+            rows = prepared.transform(rows)
+        public: LinearModel = prepared.objective.on((rows, self.targets))
         if prepared.target is not None:
             public = scaled_targets(public, *prepared.target)
         if prepared.centre is not None:
             shift, width = prepared.centre
             public = public.with_targets(((public.y.double() - shift) / width).clamp(-1, 1))
-        return public
+        fit = _fit_public(public, self.weights, _prior(prepared))
+        first, step, prior = fit.w, prepared.step or self.walk.step, _prior(prepared)
+        if self.constraint is not None:
+            first = self.constraint.project(first)
+        noise = self.walk.noise * (prepared.clip or self.walk.clip)
+        if isinstance(prepared.update, Preconditioned):
+            return _preconditioned(prepared, public, fit, first, noise * math.sqrt(2 / self.walk.rounds))
+        factor = min(1.0, _factor(fit, public, step, self.walk.rounds, noise))
+        if public.labelled():  # directions count, not lengths: a shorter start is as good as steps longer than allowed
+            longer = max(1.0, _factor(fit, public, step, self.walk.rounds, noise, sober=True))
+            if prior is None:
+                first = first / longer
+            else:
+                first = prior + (first - prior) / longer
+        start = first.to(prepared.objective.dtype)
+        return replace(prepared, start=start, step=lambda t: factor * step(t))
 
 
-def starting(recipe: Recipe, rows: Any, targets: Any, weights: Tensor | None = None) -> Recipe:
+def starting(recipe: Recipe, rows: object, targets: object, weights: Tensor | None = None) -> Recipe:
     """A private recipe that starts at the fit of labelled public rows.
 
     rows, targets   in the columns and units of the problem that the recipe is bound to
@@ -329,29 +330,37 @@ def starting(recipe: Recipe, rows: Any, targets: Any, weights: Tensor | None = N
 
     def build(binding: Binding) -> Pipeline:
         pipe = recipe.bind(binding)
-        walk = _walk(pipe, binding)
-        return replace(pipe, before=[*pipe.before, PublicStart(rows, targets, walk, binding.constraint, weights)])
+        stage, n = pipe.stages[-1], binding.n
+        release = stage.releases[0]
+        if pipe.promise is not None:
+            n = pipe.promise.records
+        noise = float(getattr(release.mechanism, "multiplier", 0.0)) / stage.sampler.divisor(n)
+        walk = _Walk(pipe.rounds or 1, float(release.clipped.total(release.clipped.init())), noise, pipe.step)
+        return replace(pipe, before=[*pipe.before, _PublicStart(rows, targets, walk, binding.constraint, weights)])
 
     return Recipe(recipe.name, build, recipe.arguments)
 
 
-def _walk(pipe: Pipeline, binding: Binding) -> Walk:
-    """The public numbers of a pipeline that takes gradients as they are."""
-    stage = pipe.stages[-1]
-    release = stage.releases[0]
-    multiplier = float(getattr(release.mechanism, "multiplier", 0.0))
-    n = binding.n if pipe.promise is None else pipe.promise.records
-    bound = float(release.clipped.total(release.clipped.init()))
-    return Walk(pipe.rounds or 1, bound, multiplier / stage.sampler.divisor(n), pipe.step)
-
-
 def _factor(
-    fit: PublicFit, public: LinearModel, step: StepSize, rounds: int, sigma: float, sober: bool = False
+    fit: _PublicFit, public: LinearModel, step: StepSize, rounds: int, sigma: float, sober: bool = False
 ) -> float:
-    """f: what the steps would best be multiplied by."""
+    """f: what the steps would best be multiplied by.
+
+    Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
+    do not see is taken from them and spread over all that they do not see, and `_ALIKE` rows are added that have as
+    much of every direction.
+    """
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
-    observed, energies, counts = _spectrum(fit, public)
+    columns, rows, observed = public.X.shape[1], public.n, fit.energies
+    unseen, counts = columns - len(observed), torch.ones_like(observed)
+    whole = max(float(observed.sum()), _SHORTEST) / columns
+    energies = (rows * observed * (len(observed) / columns) + _ALIKE * whole) / (rows + _ALIKE)
+    if unseen > 0:
+        observed, energies, counts = (
+            torch.nn.functional.pad(known, (0, 1), value=rest)
+            for known, rest in ((observed, 0.0), (energies, whole), (counts, float(unseen)))
+        )
     h, f = fit.curvature * energies, _WANTED[:, None]
     passed = (2 * f * _SLOWER * h * total).clamp(min=1e-12)
     remaining = torch.exp(-passed)
@@ -360,36 +369,21 @@ def _factor(
     return float(_WANTED[int(risk.argmin())])
 
 
-def _spectrum(fit: PublicFit, public: LinearModel) -> tuple[Tensor, Tensor, Tensor]:
-    """Energies of directions in the public rows, those that private rows are thought to have, how many there are.
-
-    Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
-    do not see is taken from them and spread over all that they do not see, and `_ALIKE` rows are added that have as
-    much of every direction.
-    """
-    columns, rows = public.X.shape[1], public.n
-    observed = fit.energies
-    unseen = columns - len(observed)
-    whole = max(float(observed.sum()), _SHORTEST) / columns
-    thought = (rows * observed * (len(observed) / columns) + _ALIKE * whole) / (rows + _ALIKE)
-    counts = torch.ones_like(observed)
-    if unseen > 0:
-        last = torch.tensor([whole], dtype=observed.dtype)
-        observed, thought = torch.cat([observed, 0 * last]), torch.cat([thought, last])
-        counts = torch.cat([counts, torch.tensor([float(unseen)], dtype=observed.dtype)])
-    return observed, thought, counts
-
-
 def _prior(prepared: Purchased) -> Tensor | None:
     """The point that is known without any row: logits of bought class shares, 0 for centred targets; None: none is."""
-    update = prepared.update
-    first = update.towards if isinstance(update, Preconditioned) else prepared.start
+    first = prepared.start
     if prepared.centre is not None:
         return torch.zeros(prepared.objective.space.d, dtype=torch.float64)
-    return first if first is not None and bool(first.any()) else None
+    if isinstance(prepared.update, Preconditioned):
+        first = prepared.update.towards
+    if first is None or not bool(first.any()):
+        return None
+    return first
 
 
-def _preconditioned(prepared: Purchased, public: LinearModel, fit: PublicFit, first: Tensor, noise: float) -> Purchased:
+def _preconditioned(
+    prepared: Purchased, public: LinearModel, fit: _PublicFit, first: Tensor, noise: float
+) -> Purchased:
     """Bought matrices that go back to the public fit where noise outweighs what it is off by.
 
     Along an eigenvector of curvature v steps are v / (v^2 + p) long and go back to the public fit by p / (v^2 + p), p
@@ -401,7 +395,7 @@ def _preconditioned(prepared: Purchased, public: LinearModel, fit: PublicFit, fi
     assert isinstance(update, Preconditioned) and prepared.start is not None
     lengths, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
     energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
-    usual = ShrunkStatistics().usual(prepared)
+    usual = _ShrunkStatistics().usual(prepared)
     off = (_OFF * fit.variance(energies, public.n)).clamp(min=1e-12 * usual, max=usual)
     if update.pull is None:
         curvatures, squares = 1 / lengths.clamp(min=1e-300), torch.full_like(lengths, noise**2)
@@ -410,7 +404,9 @@ def _preconditioned(prepared: Purchased, public: LinearModel, fit: PublicFit, fi
         back = (vectors * (update.pull @ vectors)).sum(0).clamp(1e-12, 1 - 1e-12)
         curvatures = torch.where(lengths > 1e-300, (1 - back) / lengths, 0.0)
         squares = back / (1 - back) * curvatures.square() * usual
-        prior = torch.zeros_like(first) if update.towards is None else update.towards
+        prior = update.towards
+        if prior is None:
+            prior = torch.zeros_like(first)
         alone = vectors.T @ (prior - first) + (vectors.T @ (prepared.start - prior)) / (1 - back)
     pull = (squares / off).clamp(min=1e-300)
     share = curvatures.square() / (curvatures.square() + pull)

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.filling import usual_tau
+from isthmus.algorithms.facts import _usual_tau
 from isthmus.base import validate
 from isthmus.base.matrix import View, is_sparse
 from isthmus.base.space import Space
@@ -39,8 +39,7 @@ from isthmus.gradients.adding import KAPPA
 from isthmus.lifts import discard
 from isthmus.objectives.linear import LinearModel
 from isthmus.objectives.targets import CountTargets
-from isthmus.privacy import Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Charge, Clip, FullBatch, Mechanism, PerLeafClip, PrivacyPlan
 from isthmus.privacy.event_json import DpEvent
 from isthmus.problems.features import Distribution, SmoothMap, bins_of, distribution, grid, smooth_map
 from isthmus.problems.queries import Products, Query, Squares, TopEigenvalue
@@ -65,10 +64,6 @@ _CAPACITY = 1 << 27
 """Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
 
-Binned = tuple[Callable[[int, int], Tensor], int, int]
-"""The bins of the records lo .. hi - 1, one of each column; how many columns, and bins of a column."""
-
-
 @dataclass(frozen=True)
 class Terms:
     """Public numbers that follow-ups of a purchase use: records, rounds, clip, and mu of the whole budget."""
@@ -86,8 +81,8 @@ class SumPurchase(ABC):
     """Under which it is charged."""
     share: float
     """Of the budget."""
-    exact: ClassVar[bool] = False
-    """Whether its sums have no rounding."""
+    rounded: ClassVar[float] = 1 + KAPPA
+    """Room for the rounding of its sums (see `isthmus.gradients.adding`)."""
     adds_up: ClassVar[bool] = True
     """Whether it is a sum over records: else it looks at all of them together."""
 
@@ -104,37 +99,31 @@ class SumPurchase(ABC):
         """The bound of a record's vector: a public thing."""
 
     def bound(self, objective: LinearModel) -> float:
-        """What one record can move what is released by: that of the clip, with room for rounding where there is any
-        (see `isthmus.gradients.adding`); a public number."""
+        """What one record can move what is released by: that of the clip, with room for rounding; a public number."""
         clip = self.clip(objective)
-        return float(clip.total(clip.init())) * (1.0 if self.exact else 1 + KAPPA)
+        return float(clip.total(clip.init())) * self.rounded
 
     @abstractmethod
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """What follows; `noise` is the standard deviation of each bought number."""
 
 
-class Histogram(SumPurchase):
+class _Histogram(SumPurchase):
     """How many records have each of some columns in each bin: a record is in one bin of each."""
 
-    exact = True
+    rounded = 1.0
 
     @abstractmethod
-    def bins(self, objective: LinearModel) -> Binned:
-        """The bins of the records lo .. hi - 1, one of each column; how many columns, and bins of a column."""
-
     def rows(self, objective: LinearModel) -> Counts:
         """A one for each column, in its bin."""
-        found, columns, width = self.bins(objective)
-        return Counts(found, objective.n, columns, width)
 
     def clip(self, objective: LinearModel) -> Clip:
         """sqrt of the columns."""
-        return Clip(math.sqrt(self.bins(objective)[1]) * ROOT)
+        return Clip(math.sqrt(self.rows(objective).blocks) * ROOT)
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges(Histogram):
+class Ranges(_Histogram):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
@@ -159,21 +148,23 @@ class Ranges(Histogram):
         dense = not Scaled.of(objective.X).sparse
         validate.check(dense, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The octaves of the columns whose range is to be bought."""
         X, columns = Scaled.of(objective.X).X, self._unknown(objective)
         assert not is_sparse(X)  # CSR was refused by `check`
-        return lambda lo, hi: octaves(X[lo:hi][:, columns]), len(columns), BINS
+        return Counts(lambda lo, hi: octaves(X[lo:hi][:, columns]), objective.n, len(columns), BINS)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
         X, columns = Scaled.of(prepared.objective.X).X, self._unknown(prepared.objective)
-        d = X.shape[1]
-        empty = torch.full((d,), math.nan, dtype=torch.float64)
-        low, high = (empty.clone() if ends is None else ends.double().clone() for ends in (self.low, self.high))
+        d, limit = X.shape[1], None
+        if self.whole:
+            limit = math.sqrt(d)
+        low, high = torch.zeros(2, d, dtype=torch.float64)
+        if self.low is not None and self.high is not None:
+            low, high = self.low.double().clone(), self.high.double().clone()
         second = torch.full((d,), _USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
-        limit = math.sqrt(d) if self.whole else None
         range_map = ranged(low, high, self.bias, float(second.sum()), limit=limit, origin=self.origin)
         objective = prepared.objective.with_inputs(range_map(X))  # of the columns as they were given
         return replace(prepared, objective=objective, transform=RowMaps((range_map,)))
@@ -185,15 +176,15 @@ class Ranges(Histogram):
 
 
 @dataclass(frozen=True)
-class TargetRange(Histogram):
+class TargetRange(_Histogram):
     """The octaves of y, and y mapped to [-1, 1] (counts: to [0, 1])."""
 
     share: float = 0.02
     name: str = "targets"
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The octave of y."""
-        return lambda lo, hi: octaves(objective.y[lo:hi, None]), 1, BINS
+        return Counts(lambda lo, hi: octaves(objective.y[lo:hi, None]), objective.n, 1, BINS)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The mapped targets."""
@@ -203,23 +194,24 @@ class TargetRange(Histogram):
 
 
 @dataclass(frozen=True)
-class ClassCounts(Histogram):
+class ClassCounts(_Histogram):
     """How many records each class has: weights n / (K n_k), the largest of them 1."""
 
     share: float = 0.02
     name: str = "classes"
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The record's class."""
         index = _classes_of(objective)
-        return lambda lo, hi: index[lo:hi, None], 1, len(objective.classes or ())
+        return Counts(lambda lo, hi: index[lo:hi, None], objective.n, 1, len(objective.classes or ()))
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
         objective = prepared.objective
         rare = bought.clamp(min=max(2 * noise, 1.0))
         weights = (rare.min() / rare)[_classes_of(objective)]
-        weights = weights if objective.weights is None else weights * objective.weights
+        if objective.weights is not None:
+            weights *= objective.weights
         return replace(prepared, objective=objective.with_weights(weights))
 
 
@@ -243,7 +235,7 @@ class Columns(SumPurchase):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Weighted columns, rows renormalised."""
-        prepared, weight, bias = unit(prepared), bought.clamp(min=3 * noise).rsqrt(), 0.0
+        prepared, weight, bias = _with_unit_rows(prepared), bought.clamp(min=3 * noise).rsqrt(), 0.0
         if Scaled.of(prepared.objective.X).bias:  # it gets the size that it would have in a row of usual length
             usual = float((bought[:-1].clamp(min=0) * weight[:-1] ** 2).sum())
             bias = max(usual, 1.0) ** -0.5
@@ -278,7 +270,7 @@ class Moments(SumPurchase):
         d = len(bought) // 2
         mean, second = bought[:d] / terms.n, bought[d:] / terms.n
         variance = (second - mean**2).clamp(min=noise / terms.n)
-        return _seen_through(unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
+        return _seen_through(_with_unit_rows(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
 
 
 @dataclass(frozen=True)
@@ -288,7 +280,7 @@ class Lambda(SumPurchase):
     share: float = 0.02
     tau: float | None = None
     name: str = "lambda"
-    exact: ClassVar[bool] = True
+    rounded: ClassVar[float] = 1.0
     adds_up: ClassVar[bool] = False
 
     def clip(self, objective: LinearModel) -> Clip:
@@ -301,10 +293,10 @@ class Lambda(SumPurchase):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
-        prepared = unit(prepared)
+        prepared = _with_unit_rows(prepared)
         X, labels = prepared.objective.X, prepared.objective.classes is not None
         cap = 1.8 / ((prepared.objective.curvature or 1.0) * max(float(bought), 1.0) / terms.n)
-        tau = self.tau or usual_tau(X.shape[1], labels, Scaled.of(X).sparse)
+        tau = self.tau or _usual_tau(X.shape[1], labels, Scaled.of(X).sparse)
         eta = min(cap, tau * terms.n * terms.mu / ((prepared.clip or terms.clip) * terms.rounds))
         return replace(prepared, step=lambda t: eta)
 
@@ -335,7 +327,7 @@ class Statistics(SumPurchase):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The start and the preconditioner."""
-        prepared = unit(prepared)
+        prepared = _with_unit_rows(prepared)
         loss, (gram, products) = prepared.objective, _statistics(bought)
         ridge = noise * math.sqrt(len(gram))
         values, vectors = torch.linalg.eigh(gram + ridge * torch.eye(len(gram), dtype=gram.dtype))
@@ -368,8 +360,8 @@ def linear_model(objective: object) -> LinearModel:
 
 def _classes_of(objective: LinearModel) -> Tensor:
     """The class of every record, as a number from 0 on."""
-    index: Tensor = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
-    return index
+    y: Tensor = objective.y
+    return (y > 0).long() if y.is_floating_point() else y
 
 
 def octaves(x: Tensor) -> Tensor:
@@ -397,16 +389,16 @@ def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor
     high = torch.where(filled, above, -math.inf).amax(1)
     nonempty = (low < high) & filled.any(1)
     low, high = torch.where(nonempty, low, -1.0), torch.where(nonempty, high, 1.0)
-    shift, half = centre(low, high)
+    shift, half = _centre(low, high)
     middle = ((below + above) / 2 - shift[:, None]) / half[:, None]
     second = torch.where(filled, counts * middle.clamp(-1, 1).square(), 0.0).sum(1) / n
     return low, high, second
 
 
-def centre(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _centre(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Shift and half-width that map [low, high] into [-1, 1]; 0 stays 0 where the range holds it.
 
-    >>> centre(torch.tensor([0.0, 30.0]), torch.tensor([1.0, 40.0]))
+    >>> _centre(torch.tensor([0.0, 30.0]), torch.tensor([1.0, 40.0]))
     (tensor([ 0., 35.]), tensor([1., 5.]))
     """
     holds = (low <= 0) & (high >= 0)
@@ -424,10 +416,12 @@ def ranged(
     origin: bool = False,
 ) -> RowMap:
     """The map of rows with these ranges: entries in [-1, 1], lengths up to `limit` (1.5 times the usual one)."""
-    low, high = (low.clamp(max=0), high.clamp(min=0)) if origin else (low, high)
-    shift, half = centre(low, high)
-    usual = math.sqrt(max(_USUAL * len(low) if second is None else second, 0.01))
-    return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else limit, bias)
+    if origin:
+        low, high = low.clamp(max=0), high.clamp(min=0)
+    if second is None:
+        second = _USUAL * len(low)
+    shift, half = _centre(low, high)
+    return RowMap(low, high, shift, 1 / half, limit or 1.5 * math.sqrt(max(second, 0.01)), bias)
 
 
 def target_map(low: float, high: float, counts: bool) -> tuple[float, float]:
@@ -443,18 +437,18 @@ def scaled_targets(objective: LinearModel, low: float, high: float) -> LinearMod
     return objective.with_targets((objective.y.double().clamp(low, high) - shift) / width)
 
 
-def unit(prepared: Purchased) -> Purchased:
+def _with_unit_rows(prepared: Purchased) -> Purchased:
     """The problem with rows of norm at most 1, and the map that made them so."""
     if Scaled.of(prepared.objective.X).unit:
-        return prepared if prepared.transform is not None else replace(prepared, transform=RowMaps(()))
+        return replace(prepared, transform=prepared.transform or RowMaps(()))
     return _seen_through(prepared, RowMap())
 
 
 def _seen_through(prepared: Purchased, row_map: RowMap | SmoothMap) -> Purchased:
     """The problem seen through one more map."""
-    before = () if prepared.transform is None else tuple(prepared.transform.maps)
+    before = prepared.transform or RowMaps(())
     objective = prepared.objective.with_inputs(row_map(prepared.objective.X))
-    return replace(prepared, objective=objective, transform=RowMaps((*before, row_map)))
+    return replace(prepared, objective=objective, transform=RowMaps((*before.maps, row_map)))
 
 
 UNSEEN = 0.01
@@ -465,7 +459,7 @@ _TARGET_LEVEL = 6
 
 
 @dataclass(frozen=True)
-class Shapes(Histogram):
+class Shapes(_Histogram):
     """Histograms of all columns: each becomes its linear function and smooth ones beside it, as many as are affordable.
 
     features   how many in all, at most; at least one a column (0: no more than that)
@@ -485,10 +479,10 @@ class Shapes(Histogram):
         dense = not Scaled.of(objective.X).sparse
         validate.check(dense, "scale", "shapes", 'use "columns" for CSR rows: their zeros would be filled')
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The bins of the columns, without the constant."""
         view, edges = Scaled.of(objective.X).without_constant(), grid(self.level)
-        return lambda lo, hi: bins_of(edges, view[lo:hi].dense() / view.reach), view.shape[1], len(edges) - 1
+        return Counts(lambda lo, hi: bins_of(edges, view[lo:hi].dense() / view.reach), *view.shape, len(edges) - 1)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The features, their rows shortened to about their usual length: longer where records allow it."""
@@ -499,14 +493,15 @@ class Shapes(Histogram):
             reach=view.reach,
             features=self.features,
             functions=self.functions,
-            longer=longest(terms.n * terms.mu / max(self.features, d)),
+            # rows that are shortened bend what is learned, long ones bring noise: the more records, the longer
+            longer=max(1.0, math.sqrt(terms.n * terms.mu / max(self.features, d) / 100)),
             floor=max(noise, UNSEEN) / terms.n,
         )
         return _seen_through(prepared, features)
 
 
 @dataclass(frozen=True)
-class TargetShape(Histogram):
+class TargetShape(_Histogram):
     """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares.
 
     clips  whether gradients may be clipped at more than was planned, as far as records allow
@@ -516,12 +511,12 @@ class TargetShape(Histogram):
     clips: bool = True
     name: str = "target shape"
 
-    def bins(self, objective: LinearModel) -> Binned:
+    def rows(self, objective: LinearModel) -> Counts:
         """The bin of y, or its class."""
         if objective.classes is not None:
-            return ClassCounts().bins(objective)
-        edges = grid(_TARGET_LEVEL)
-        return lambda lo, hi: bins_of(edges, objective.y[lo:hi, None].double()), 1, len(edges) - 1
+            return ClassCounts().rows(objective)
+        y, edges = objective.y[:, None], grid(_TARGET_LEVEL)
+        return Counts(lambda lo, hi: bins_of(edges, y[lo:hi].double()), objective.n, 1, len(edges) - 1)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """What follows for the targets, the clip and the start."""
@@ -535,7 +530,7 @@ class TargetShape(Histogram):
 
 
 @dataclass(frozen=True)
-class ShrunkStatistics(Statistics):
+class _ShrunkStatistics(Statistics):
     """(X'X, X'y) of centred targets or known class shares: a start, and steps that go only where they outweigh noise.
 
     With H the curvature of the loss times X'X, s^2 the variance that noise will have added to a coordinate of the sum
@@ -545,24 +540,28 @@ class ShrunkStatistics(Statistics):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The start and the preconditioner: directions in which noise would outweigh a usual w go back to the first."""
-        prepared = unit(prepared)
+        prepared = _with_unit_rows(prepared)
         loss, view = prepared.objective, Scaled.of(prepared.objective.X)
         d, (gram, products) = view.shape[1], _statistics(bought)
-        first = torch.zeros(d, dtype=torch.float64) if prepared.start is None else prepared.start
+        first = ones = torch.zeros(d, dtype=torch.float64)
+        if prepared.start is not None:
+            first = prepared.start
         z = first[-1] * view.bias
         curvature = self._curvature(loss, z)
         values, vectors = torch.linalg.eigh(curvature * gram)
-        values = values.clamp(min=0)
-        pull = self._noise(prepared, curvature * noise, terms) / self.usual(prepared)
+        values, usual = values.clamp(min=0), self.usual(prepared)
+        # the square of what noise adds to a coordinate of the sum of gradients in the end: the rounds', the matrix'
+        rounds = 1.3 * (prepared.clip or terms.clip) / (terms.mu * math.sqrt(0.5))
+        pull = (rounds**2 + 0.03 * (curvature * noise) ** 2 * usual * d) / usual
         inverse = (vectors * (values / (values.square() + pull))) @ vectors.T
         # the gradient where all margins are z, of what was bought: slopes are level + slope y there
         slopes = loss.slopes(z.expand(2), torch.tensor([-1.0, 1.0], dtype=torch.float64))
         level, slope = slopes.mean(), (slopes[1] - slopes[0]) / 2
-        ones = gram[:, -1] / view.bias if view.bias else torch.zeros(d, dtype=torch.float64)
+        if view.bias:
+            ones = gram[:, -1] / view.bias
         start = first - inverse @ (level * ones + slope * products)
         update = Preconditioned(inverse * terms.n, torch.eye(d).double() - inverse @ (curvature * gram), first)
-        step = Averaging(terms.rounds // 2 if loss.labelled() else 0)
-        return replace(prepared, start=start, update=update, step=step)
+        return replace(prepared, start=start, update=update, step=_Averaging(terms.rounds // 2 * loss.labelled()))
 
     def _curvature(self, loss: LinearModel, z: Tensor) -> float:
         """The second derivative at margins that a fitted model has, where the first point has margins z."""
@@ -571,25 +570,20 @@ class ShrunkStatistics(Statistics):
         ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
         return 0.8 * max(float(ends[1] - ends[0]), 0.05)
 
-    def _noise(self, prepared: Purchased, matrix: float, terms: Terms) -> float:
-        """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
-        that of the matrix."""
-        rounds = 1.3 * (prepared.clip or terms.clip) / (terms.mu * math.sqrt(0.5))
-        return rounds**2 + 0.03 * matrix**2 * self.usual(prepared) * int(prepared.objective.X.shape[1])
-
     def usual(self, prepared: Purchased) -> float:
         """The square of a usual coordinate of w, generously: margins of the size that targets have."""
-        view = Scaled.of(prepared.objective.X)
-        spread = prepared.spread or (0.3 if prepared.objective.classes is None else 1.0)
+        view, spread = Scaled.of(prepared.objective.X), 0.3
+        if prepared.objective.classes is not None:
+            spread = 1.0
         whole = 1 / view.bias if view.bias else math.sqrt(view.shape[1])
-        return 10 * (spread * whole) ** 2 / view.shape[1]
+        return 10 * ((prepared.spread or spread) * whole) ** 2 / view.shape[1]
 
 
 @dataclass(frozen=True)
-class Averaging:
+class _Averaging:
     """Steps 2 / (t - hold + 3) after `hold` of 2 / 3: what preconditioned steps find is averaged, late ones more.
 
-    >>> [round(Averaging(1)(t), 3) for t in range(4)]
+    >>> [round(_Averaging(1)(t), 3) for t in range(4)]
     [0.667, 0.667, 0.5, 0.4]
     """
 
@@ -600,17 +594,6 @@ class Averaging:
 
 
 # ---------------------------------------------------------------- what follows
-
-
-def longest(records: float) -> float:
-    """How much longer than usual a row of features may be, with so many records in units of the noise for each.
-
-    Rows that are shortened bend what is learned; long rows bring noise: the more records there are, the longer.
-
-    >>> [round(longest(b), 2) for b in (5, 50, 500, 50000)]
-    [1.0, 1.0, 2.24, 22.36]
-    """
-    return max(1.0, math.sqrt(records / 100))
 
 
 def _labels(prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
@@ -626,8 +609,9 @@ def _labels(prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> 
     counts = bought.clamp(min=max(noise, 1.0))
     logs = (counts / counts.sum()).log()
     start = torch.zeros(loss.space.d, dtype=torch.float64)
-    outputs = loss.space.d // d
-    start.view(outputs, d)[:, -1] = (logs[1:] - logs[:1] if outputs == 1 else logs) / view.bias
+    if loss.space.d == d:
+        logs = logs[1:] - logs[:1]
+    start.view(-1, d)[:, -1] = logs / view.bias
     return replace(prepared, start=start)
 
 
@@ -662,7 +646,7 @@ def _residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:
 
 
 @dataclass(frozen=True)
-class Paid(Purchase):
+class _Paid(Purchase):
     """A purchase with the mechanism that its share of the budget pays for; it is the source of its stage's rows."""
 
     item: SumPurchase
@@ -706,9 +690,11 @@ class Paid(Purchase):
         """Whether it is no sum over records (see `isthmus.problems.queries`), or not known to be one."""
         return not self.own_records or not self.item.adds_up
 
-    def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: Any) -> Rows | Query:
+    def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: object) -> Rows | Query:
         """The vectors that are added up: of all records, or of some."""
-        return self.item.rows(problem if index is None else problem.part(index))
+        if index is not None:
+            problem = problem.part(index)
+        return self.item.rows(problem)
 
 
 @dataclass(frozen=True)
@@ -725,14 +711,14 @@ class _Copied(Purchase):
         return replace(prepared, objective=prepared.objective.with_inputs(X.plain()))
 
 
-def charges_of(items: Sequence[SumPurchase]) -> list[Charge]:
+def _charges_of(items: Sequence[SumPurchase]) -> list[Charge]:
     """What the items take of a budget."""
     return [Charge(item.name, share=item.share) for item in items]
 
 
-def paid(plan: PrivacyPlan, items: Sequence[SumPurchase], terms: Terms) -> list[Purchase]:
+def _paid(plan: PrivacyPlan, items: Sequence[SumPurchase], terms: Terms) -> list[Purchase]:
     """The items with the mechanisms of a plan."""
-    return [Paid(item, plan.mechanism(item.name), terms) for item in items]
+    return [_Paid(item, plan.mechanism(item.name), terms) for item in items]
 
 
 def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> Recipe:
@@ -746,18 +732,24 @@ def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> 
     'dp_sgd'
     """
 
+    if not items:
+        return recipe
+
     def build(binding: Binding) -> Pipeline:
-        pipe = recipe.bind(replace(binding, before=(*charges_of(items), *binding.before)))
-        plan = None if pipe.promise is None else pipe.promise.plan
-        planned = set() if plan is None else {charge.name for charge in plan.items}
+        pipe = recipe.bind(replace(binding, before=(*_charges_of(items), *binding.before)))
+        planned = set()
+        if pipe.promise is not None and pipe.promise.plan is not None:
+            planned = {charge.name for charge in pipe.promise.plan.items}
         remedy = (
             "declare what would be bought: only a private recipe that splits its budget by `algorithms.Budget.plan` "
             "can buy something first"
         )
         validate.check({item.name for item in items} <= planned, "recipe", recipe.name, remedy)
-        assert pipe.promise is not None and plan is not None
-        terms = Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)
-        before = [*paid(plan, items, terms), *pipe.before]
-        return replace(pipe, before=[*before, _Copied()] if copy else before)
+        assert pipe.promise is not None and pipe.promise.plan is not None
+        plan = pipe.promise.plan
+        before = [*_paid(plan, items, Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)), *pipe.before]
+        if copy:
+            before.append(_Copied())
+        return replace(pipe, before=before)
 
-    return Recipe(recipe.name, build if items else recipe.build, recipe.arguments)
+    return Recipe(recipe.name, build, recipe.arguments)

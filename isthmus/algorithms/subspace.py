@@ -20,11 +20,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from isthmus.algorithms import filling
-from isthmus.algorithms.filling import Build, Choice, Facts, Refusal, algorithm
-from isthmus.algorithms.first_order import StepRule
-from isthmus.algorithms.private import BudgetOptions, PrivateDescent, PrivateOptions
-from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, unit
+from isthmus.algorithms.budget import _BudgetOptions
+from isthmus.algorithms.descent import StepRule
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.filling import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm
+from isthmus.algorithms.private import _PrivateDescent, _PrivateOptions
+from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, _with_unit_rows
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.core.minimize import Purchased
@@ -35,8 +36,6 @@ from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progressive, PublicSubspace, Sketch
 from isthmus.sketches.dense import random_rows
 from isthmus.sketches.public import SubspaceMap
-
-__all__ = ["Directions", "dp_subspace_gd"]
 
 _PUBLISHED = (
     "as claimed, by this accountant: gradients are clipped before the projection, which public directions allow "
@@ -55,7 +54,7 @@ def pdp_sgd(
     start_epoch: int = 0,
     method: str = "gram",
     as_published: bool = False,
-    **options: Unpack[PrivateOptions],
+    **options: Unpack[_PrivateOptions],
 ) -> Build:
     """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
 
@@ -71,9 +70,11 @@ def pdp_sgd(
     >>> pdp_sgd(epsilon=1.0, k=10, data=([[1.0]], [1]), clip=1.0, step=0.1, n="exact").arguments["k"]
     10
     """
-    where, guarantee = ("before", _PUBLISHED) if as_published else ("after", "")
+    where, guarantee = "after", ""
+    if as_published:
+        where, guarantee = "before", _PUBLISHED
     encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
-    return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, guarantee=guarantee, **options).build
+    return _PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, guarantee=guarantee, **options).build
 
 
 @algorithm(words="noise is added in a few random directions, and the step stays in them")
@@ -84,7 +85,7 @@ def rpdp_sgd(
     refresh: int = 10,
     start_epoch: int = 0,
     clipped: str = "after",
-    **options: Unpack[PrivateOptions],
+    **options: Unpack[_PrivateOptions],
 ) -> Build:
     """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
 
@@ -100,7 +101,7 @@ def rpdp_sgd(
     encoder: Encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
     if start_epoch > 0:
         encoder = Progressive([(start_epoch, Identity()), (math.inf, encoder)])
-    return PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, clipped=clipped, **options).build
+    return _PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, clipped=clipped, **options).build
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -118,9 +119,9 @@ REFRESH = 10
 def _fill_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
-    run = filling.sampled_run(facts, facts.the_clip, k)
+    run = _sampled_run(facts, facts.the_clip, k)
     flops = run.rounds * k * (k * facts.parameters / REFRESH + (run.batch_size or 0) * facts.filled)
-    return filling.sketched(run, {"k": k}, held=k * facts.parameters, flops=flops)
+    return _sketched(run, "k", held=k * facts.parameters, flops=flops)
 
 
 @pdp_sgd.filling(shortfall=(0.014, 0.11))
@@ -130,16 +131,15 @@ def _fill_public(facts: Facts) -> Choice:
         raise Refusal("no public rows: give public=X or (X, y)")
     if facts.outputs > 1 and not facts.public.labelled:
         raise Refusal("several outputs: the public rows need labels")
-    k = facts.public_size
+    k, gain, captured = facts.public_size, 1.0, "no energy curve"
     share = facts.public.share(k)
-    run = filling.sampled_run(facts, facts.the_clip, k)
-    gain = math.sqrt(share) if share else 1.0  # a row lies in the subspace up to what the subspace misses
-    captured = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
+    if share:  # a row lies in the subspace up to what the subspace misses
+        gain, captured = math.sqrt(share), f"{share:.0%} of the public hold-out energy in k = {k} directions"
+    run = _sampled_run(facts, facts.the_clip, k)
     rows, parameters = facts.public.rows, facts.parameters
     flops = run.rounds / REFRESH * (2 * rows**2 * parameters + rows**3)
-    evidence = f"{captured}; Theorem 6 (004)"
-    arguments = {"k": k, "refresh": REFRESH}
-    return filling.stepped(run, arguments, gain, held=k * parameters, flops=flops, evidence=evidence)
+    evidence, arguments = f"{captured}; Theorem 6 (004)", {"k": k, "refresh": REFRESH}
+    return _stepped(run, arguments, gain, held=k * parameters, flops=flops, evidence=evidence)
 
 
 _MORE = 10
@@ -157,7 +157,7 @@ def dp_subspace_gd(
     step: StepRule | str = "auto",
     share: float = 0.3,
     output: str = "last",
-    **terms: Unpack[BudgetOptions],
+    **terms: Unpack[_BudgetOptions],
 ) -> Build:
     """PDP-SGD on all records, in a subspace that is bought first: for linear models whose rows have norm at most 1.
 
@@ -173,21 +173,20 @@ def dp_subspace_gd(
     """
     validate.positive_int(k=k)
     validate.open_unit(share=share)
-    if isinstance(step, str):
-        validate.one_of(("auto",), step=step)
     fixed = not isinstance(clip, AdaptiveClip)
     validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
-    buys: tuple[SumPurchase, ...] = (Directions(k, share=share),)
+    buys: tuple[SumPurchase, ...] = (_Directions(k, share=share),)
     rule: StepRule | None = None
     if isinstance(step, str):
+        validate.one_of(("auto",), step=step)
         buys = (*buys, Lambda())
     else:
         rule = step
-    return PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
+    return _PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
 
 
 @dataclass(frozen=True)
-class Basis(Encoder):
+class _Basis(Encoder):
     """g -> V' g for a basis that was paid for."""
 
     basis: Tensor
@@ -204,7 +203,7 @@ class _FoundMap(SubspaceMap):
 
 
 @dataclass(frozen=True)
-class Directions(SumPurchase):
+class _Directions(SumPurchase):
     """X'X Omega for k + 10 random orthonormal columns, and the top directions of what was released."""
 
     k: int
@@ -214,12 +213,9 @@ class Directions(SumPurchase):
     def check(self, objective: LinearModel) -> None:
         """One output, and at most as many directions as columns."""
         super().check(objective)
-        d = objective.space.d
-        single = d == objective.X.shape[1]
-        validate.check(
-            single, "objective", objective, "give one with a single output: directions are not learned for several"
-        )
-        validate.at_most(d, "the number of columns", k=self.k)
+        remedy = "give one with a single output: directions are not learned for several"
+        validate.check(objective.space.d == objective.X.shape[1], "objective", objective, remedy)
+        validate.at_most(objective.space.d, "the number of columns", k=self.k)
 
     def clip(self, objective: LinearModel) -> Clip:
         """1: |x| |Omega' x| for rows of norm at most 1."""
@@ -228,22 +224,19 @@ class Directions(SumPurchase):
     def rows(self, objective: LinearModel) -> Outer:
         """x (Omega' x)'."""
         X = unit_rows(objective.X).plain()
-        return Outer(X, matmul(X, self._omega(X.shape[1]).T))
+        omega = random_rows(self._tried(X.shape[1]), X.shape[1], key=self.k)  # orthonormal, from a public key
+        return Outer(X, matmul(X, omega.T))
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The top directions that stand out of the noise."""
-        prepared = unit(prepared)
+        prepared = _with_unit_rows(prepared)
         d = int(prepared.objective.X.shape[1])
         tried = self._tried(d)
         _, sizes, directions = torch.linalg.svd(bought.double().view(tried, d), full_matrices=False)
         # a matrix of noise has no singular value above this, but for a chance that falls like exp(-x^2 / 2)
         clear = int((sizes[: self.k] > noise * (math.sqrt(d) + math.sqrt(tried))).sum())
         basis = directions[: max(1, clear)].T.contiguous()
-        return replace(prepared, encode=Basis(basis))
+        return replace(prepared, encode=_Basis(basis))
 
     def _tried(self, d: int) -> int:
         return min(d, self.k + _MORE)
-
-    def _omega(self, d: int) -> Tensor:
-        """Orthonormal rows from a public key."""
-        return random_rows(self._tried(d), d, key=self.k)

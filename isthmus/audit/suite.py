@@ -137,12 +137,7 @@ def main(draws: int = 200_000, confidence: float = 0.999, as_json: bool = False)
 
 def _print(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """A table, numbers to four digits."""
-    print(f"\n{title}", flush=True)
-    names = list(next(iter(rows.values())))
-    lines = [["", *names], *([name, *(row[key] for key in names)] for name, row in rows.items())]
-    cells = [[format(cell, ".4g") if isinstance(cell, float) else str(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        words = [cell.ljust(width) for cell, width in zip(line[:2], widths, strict=False)]
-        numbers = [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
-        print("  " + "  ".join(words + numbers), flush=True)
+    print(f"\n{title}\n{'':36}" + "".join(f"{heading:>16}" for heading in next(iter(rows.values()))))
+    for name, row in rows.items():
+        cells = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()]
+        print(f"  {name:34}" + "".join(f"{cell:>16}" for cell in cells), flush=True)

@@ -128,9 +128,8 @@ class Codec(ABC):
         tensor = torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
         if like.dtype.itemsize < 4 and not tensor.isfinite().all():
             top = f"{float(np.abs(array).max()):.4g}"
-            raise CodecError(
-                f"The payload holds a number of size {top}, too large for {like.dtype}: decode it like a float32 tensor"
-            )
+            remedy = "decode it like a float32 tensor"
+            raise CodecError(f"The payload holds a number of size {top}, too large for {like.dtype}: {remedy}")
         return tensor
 
 
@@ -191,9 +190,7 @@ class _ScaledCodec(Codec):
     def value(self, drawn: Scaled, m: int, dtype: type) -> Array:
         """The numbers times the unit."""
         out: Array = np.empty(m, dtype)
-        unit = out.dtype.type(drawn[0] / self.steps(m))
-        for lo in range(0, m, BLOCK):
-            np.multiply(drawn[1][lo : lo + BLOCK], unit, out=out[lo : lo + BLOCK], casting="same_kind")
+        np.multiply(drawn[1], out.dtype.type(drawn[0] / self.steps(m)), out=out, casting="same_kind")
         return out
 
 

@@ -47,10 +47,8 @@ class _CutFloat(Codec):
     def draw(self, v: Array, seed: int) -> Array:
         """The bits that are left."""
         largest(v)
-        coins, out = Dither(seed), np.array(v, np.float32).view(np.uint32)
-        for lo in range(0, len(out), BLOCK):
-            part = out[lo : lo + BLOCK]
-            part += coins.words(len(part)) >> np.uint32(32 - self.cut)
+        out = np.array(v, np.float32).view(np.uint32)
+        out += Dither(seed).words(len(out)) >> np.uint32(32 - self.cut)
         return (out >> np.uint32(self.cut)).astype("<u2")
 
     def value(self, drawn: Array, m: int, dtype: type) -> Array:

@@ -83,8 +83,9 @@ def drawn_clients(per_round: PerRound, round: Round, clients: int) -> list[tuple
 def counted(message: Message, records: int | None, per_round: PerRound, clients: int) -> Message:
     """A client's message as it counts among `clients`, who have so many records together; None: all count the same."""
     if records is None:
-        return message.normalised()
-    message = message.by_records()
+        return message.over(message.divisor, 1.0)
+    if not message.fixed and message.records not in (0, message.divisor):  # the sum of a batch as one of all records
+        message = message.over(message.divisor / message.records, float(message.records))
     if per_round is None or message.fixed:
         return message
     return replace(message, divisor=records / clients)

@@ -42,12 +42,12 @@ from isthmus.core.pipeline import (
     Release,
     Round,
     Stage,
+    _measure_leaf,
+    _measured_leaves,
     advance,
     bind_stage,
     close_stage,
     fragment,
-    measure_leaf,
-    measured_leaves,
     start,
 )
 from isthmus.core.wire import Keys, Message
@@ -271,7 +271,7 @@ class _BackwardAccumulator:
                 for name in self.codes.get(release.name, {}).copy():
                     self._sum_leaf(release, slot, name, factor, rounding)
                 sums = [self.sums[release.name][name] for name in names]
-                ready[release.name] = measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
+                ready[release.name] = _measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
             else:
                 by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
                 found = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
@@ -287,7 +287,7 @@ class _BackwardAccumulator:
             rows.hold = True
         if factor != 1.0:
             rows = rows.scaled(factor)
-        summed = measure_leaf(release.clipped, bound, name, rows, rounding)
+        summed = _measure_leaf(release.clipped, bound, name, rows, rounding)
         self.sums.setdefault(release.name, {})[name] = summed
 
     def _smaller(self, rows: Rows) -> Rows:

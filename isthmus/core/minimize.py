@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,14 +17,13 @@ from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.core.clients import Clients
 from isthmus.core.group import Aggregator
-from isthmus.core.parts import Problem, Threshold, Update
+from isthmus.core.parts import Problem, Threshold, Update, said
 from isthmus.core.pipeline import Local, Pipeline, Release, RunContext, StepSize, bind_stage, run, start
-from isthmus.core.private_side import PrivateSide, same_terms
+from isthmus.core.private_side import Given, PrivateSide, _same_terms
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.clips import Clip
-from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.plan import Charge
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.problems.scaling import RowMaps
@@ -179,7 +177,7 @@ class Purchased:
         return release
 
 
-def take_purchases(
+def _take_purchases(
     pipe: Pipeline, objective: Problem, side: PrivateSide | None, resume: State | None, aggregator: Aggregator
 ) -> tuple[Purchased, Memo, Aggregator]:
     """Take every purchase of the pipeline, or what an interrupted run has bought, and what follows from it.
@@ -228,7 +226,7 @@ def minimize(
     progress: bool | None = None,
     physical_batch_size: int | None = None,
     clients: Sequence[Problem] | Aggregator | None = None,
-    ledger: Ledger | str | os.PathLike[str] | None = None,
+    ledger: Given = None,
     noise_seed: int | None = None,
 ) -> Result:
     """Minimise an objective over a set: `min over w in C of (1/n) sum_i l_i(w) + penalty(w)`.
@@ -269,14 +267,15 @@ def minimize(
                 validate.positive_int(**{name: number})
         if epochs is not None:
             validate.positive(epochs=epochs)
-        validate.check(isinstance(constraint, ConvexSet), "constraint", constraint, "give a set from isthmus.sets")
-        remedy = f"give a set of dimension {d}, which is that of the objective: this one has {constraint.dim}"
-        validate.check(constraint.dim in (None, d), "constraint", constraint, remedy)
+        projects, dim = said(constraint, "project") is not None, said(constraint, "dim")
+        validate.check(projects, "constraint", constraint, "give a set from isthmus.sets")
+        remedy = f"give a set of dimension {d}, which is that of the objective: this one has {dim}"
+        validate.check(dim in (None, d), "constraint", constraint, remedy)
         for problem in (objective, *aggregator.problems):
-            getattr(problem, "forget", int)()  # rows may have been written to since the last run
+            said(problem, "forget")()  # rows may have been written to since the last run
         n = sum(header[0] for header in group.agree("records", [objective.n]))
         validate.check(n > 0, "objective.n", n, "give at least one record")
-        view, penalty = _View(objective, aggregator), getattr(objective, "penalty", None) or NoPenalty()
+        view, penalty = _View(objective, aggregator), said(objective, "penalty") or NoPenalty()
         remedy = "give a recipe, isthmus.algorithms.<name>(...), or a Pipeline"
         validate.check(isinstance(recipe, (Recipe, Pipeline)), "recipe", recipe, remedy)
         pipe, name = recipe, "Pipeline"
@@ -301,7 +300,7 @@ def minimize(
             side.check_same(group, pipe, rounds)
             if resume is None:
                 group.on_leader(partial(side.require, pipe, rounds))
-        prepared, parts, aggregator = take_purchases(pipe, objective, side, resume, aggregator)
+        prepared, parts, aggregator = _take_purchases(pipe, objective, side, resume, aggregator)
         pipe, objective = prepared.fill(pipe), prepared.objective
         if side is not None:
             parts |= side.go_on(pipe, rounds, resume)
@@ -367,7 +366,7 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
 
 def _resumed(state: State, parts: Memo, d: int) -> State:
     """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
-    same = same_terms(state.parts.get("terms"), parts.get("terms"))
+    same = _same_terms(state.parts.get("terms"), parts.get("terms"))
     remedy = "continue with the recipe and the number of rounds that the run was begun with"
     validate.check(same, "resume", f"round {state.t}", remedy)
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")
@@ -378,7 +377,7 @@ def _resumed(state: State, parts: Memo, d: int) -> State:
 def _start_point(objective: Problem, constraint: ConvexSet, x0: object) -> Tensor:
     d = objective.space.d
     if x0 is None:
-        return constraint.project(torch.zeros(d, dtype=getattr(objective, "dtype", torch.float64)))
+        return constraint.project(torch.zeros(d, dtype=said(objective, "dtype")))
     w = validate.as_tensor("x0", x0, ndim=1)
     validate.shape((d,), x0=w)
     remedy = f"start inside {constraint}, at `constraint.project(x0)` for instance"
@@ -400,7 +399,7 @@ class _View:
 
     def __init__(self, objective: Problem, aggregator: Aggregator) -> None:
         self.objective, self.group, self.used, self.closed = objective, aggregator.group, False, False
-        self.elsewhere = bool(getattr(objective, "elsewhere", False))
+        self.elsewhere = bool(said(objective, "elsewhere"))
 
     def loss(self, w: Tensor) -> float:
         """What a line search and a record ask: the mean of all holders, weighted by their records."""
@@ -410,7 +409,7 @@ class _View:
     def gradient(self, w: Tensor) -> Tensor:
         """What a stop rule asks; from the rows of an objective that has no method of its own."""
         self._open()
-        own: Callable[[Tensor], Tensor] | None = getattr(self.objective, "gradient", None)
+        own: Callable[[Tensor], Tensor] | None = said(self.objective, "gradient")
         if own is not None:
             return self.group.mean(own(w), self.objective.n)
         return self.group.mean(self.objective.rows(w).sum() / self.objective.n, self.objective.n)

@@ -40,8 +40,8 @@ from isthmus.base.randomness import key
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
 from isthmus.core.group import ALONE, Aggregator, Group, check_samplers
-from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step, Update, current
-from isthmus.core.sound import check_sound
+from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step, Update, current, said
+from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import kappa
@@ -195,7 +195,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))  # what was checked stays as it was
         object.__setattr__(self, "before", tuple(self.before))
-        check_sound(self)
+        _check_sound(self)
 
     @cached_property
     def private(self) -> bool:
@@ -398,7 +398,7 @@ def measure(
         return ClippedSum(value, clip.ord, total, dtype=whole.dtype)
 
 
-def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
+def _measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
     """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
     extra = rounding.kappa(rows, encoded=False)
     with exact_products(rows.device):
@@ -407,7 +407,7 @@ def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: 
     return ClippedSum(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
 
 
-def measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], rounding: Rounding) -> ClippedSum:
+def _measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], rounding: Rounding) -> ClippedSum:
     """The sums of all leaves, in their order, as one that is bounded as `measure` says.
 
     The dtype is that of the rows: in what dtype they were added up depends on how many there are, and must not tell.
@@ -441,7 +441,7 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
     The rows of a physical batch are, of what is no sum over records, the query; of micro-batches, their means.
     """
     problem, sampler, role = client.problem, stage.sampler, client.role
-    n, linear = problem.n, bool(getattr(problem, "linear", False))  # a linear model draws nothing and keeps nothing
+    n, linear = problem.n, bool(said(problem, "linear"))  # a linear model draws nothing and keeps nothing
     index, times = sampler.draw(n, round.t, keys, role), None
     if index is not None and len(index) > n and all(release.clip is None for release in stage.releases):
         # more draws than records: how often each was drawn.  Copies that are clipped one by one stay apart
@@ -471,7 +471,7 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
     with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(parts) > 1):
         several = in_order if apart and len(parts) > 1 else map  # batches that do not touch each other, at a time
         total = reduce(add, several(measured, range(len(parts))))
-    fixed = getattr(sampler, "expected", None) is not None
+    fixed = said(sampler, "expected") is not None
     total = replace(total, divisor=divisor, fixed=fixed, records=0 if stage.private else n)
     return _sent(round, stage, total, client.name, role)
 
@@ -496,8 +496,8 @@ def _batches(
 
     Says besides whether batches of the problem can be measured at the same time.
     """
-    spans_of, spans = getattr(problem, "spans", None), None
-    by_itself = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
+    spans_of, spans = said(problem, "spans"), None
+    by_itself = said(stage.source, "own_records") and not said(stage.source, "whole")
     if spans_of is not None and by_itself and stage.groups is None:  # a micro-batch is clipped whole
         spans = spans_of()
     apart, count = spans_of is not None, problem.n if index is None else len(index)
@@ -602,9 +602,9 @@ def close_stage(
         released = {name: value.to(message.values[name].value.device) for name, value in released.items()}
     lifted: list[Lifted] = []
     for release, slot in stage.slots:
-        w = round.w if getattr(release.lift, "reads_w", True) else None  # lifts may be plain functions
+        w = round.w if said(release.lift, "reads_w") else None  # lifts may be plain functions
         inputs = round.sketches[slot], released[release.name], w, round.eta
-        remember = getattr(release.lift, "remember", None)
+        remember = said(release.lift, "remember")
         if remember is None:
             result = release.lift(*inputs)
         else:  # a lift with a memory of codes: post-processing of what was released, kept with the state

@@ -14,6 +14,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.group import Aggregator, Group
+from isthmus.core.parts import said
 from isthmus.core.pipeline import Pipeline, Promise, RunContext, Stage, look
 from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys, Memo, State
@@ -25,36 +26,31 @@ from isthmus.privacy.ledger import Chargeable, Ledger, opened
 from isthmus.privacy.noise import SecretSource, SeededSource, Source
 from isthmus.privacy.statement import Account, PrivacyStatement
 
+Given = Ledger | str | os.PathLike[str] | None
+"""A ledger, its path, or none."""
 GONE = "nobody has seen what the interrupted run released after the round it was resumed from"
 
 
 class PrivateSide:
-    """Pays for every release of a run before it happens, and says afterwards what was promised.
+    """_Pays for every release of a run before it happens, and says afterwards what was promised.
 
     ledger      a `Ledger` or its path, perhaps shared by several runs; None: one of this run alone with its promise
     noise_seed  for tests only: the noise can then be subtracted, and the statement says "not private"
-    whole       how many records all holders of data have together; None where this process has them all
+    whole       how many records all holders of data have together; 0 where this process has them all
     leads       whether this process has the ledger: another one charges nothing, and states the same
     """
 
     def __init__(
-        self,
-        promise: Promise,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
-        noise_seed: int | None = None,
-        *,
-        whole: int | None = None,
-        leads: bool = True,
+        self, promise: Promise, ledger: Given = None, noise_seed: int | None = None, whole: int = 0, leads: bool = True
     ) -> None:
         self.promise, self.whole, self.leads = promise, whole, leads
         self.noise: Source = SecretSource() if noise_seed is None else SeededSource(noise_seed)
         self.seeded, self.leaks = self.noise.seeded, tuple[str, ...]()
-        if not math.isfinite(promise.epsilon):
-            remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
-            validate.check(ledger is None, "ledger", ledger, remedy)
-            ledger = Ledger(adjacency=promise.adjacency)
-        elif ledger is None:
-            ledger = Ledger(budget=(promise.epsilon, promise.delta), adjacency=promise.adjacency)
+        budget = (promise.epsilon, promise.delta) if math.isfinite(promise.epsilon) else None
+        remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
+        validate.check(budget is not None or ledger is None, "ledger", ledger, remedy)
+        if ledger is None:
+            ledger = Ledger(budget=budget, adjacency=promise.adjacency)
         self.ledger: Ledger | Chargeable = opened(ledger, promise.adjacency)
         """Of one that is none of this library's nothing is asked but to charge."""
         self._bought: list[Stage] = []
@@ -77,7 +73,7 @@ class PrivateSide:
 
     def _said(self, name: str) -> list[Any]:
         """What the holders of the records say under a name, each thing once."""
-        return list(dict.fromkeys(said for objective in self._objectives for said in getattr(objective, name, ())))
+        return list(dict.fromkeys(each for objective in self._objectives for each in said(objective, name)))
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
@@ -95,7 +91,7 @@ class PrivateSide:
     def look(self, stage: Stage, holders: Aggregator, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""
         with self._run({stage.name: stage.event(self.promise.adjacency)}) as run:
-            context = RunContext(holders, space, Keys(0, self.noise), ledger=run, whole=self.whole)
+            context = RunContext(holders, space, Keys(0, self.noise), ledger=run, whole=self.whole or None)
             (value,) = look(stage, context, self.promise).values()
         self.recall(stage)
         return value
@@ -165,11 +161,11 @@ class PrivateSide:
         account, networks, kept = self._account(pipe, planned), self._said("assumptions"), self._said("kept")
         if MIXING in networks and cut:
             networks.append(PIECES)
-        said = [line for line in networks if line != RANDOM or not self.seeded]
-        said += [*assumed(pipe, self._bought), *stopped(planned, done)]
+        lines = [line for line in networks if line != RANDOM or not self.seeded]
+        lines += [*assumed(pipe, self._bought), *stopped(planned, done)]
         if resumed is not None:
-            said.append(f"{GONE}, {resumed}: its ledger has what that cost")
-        account.assumptions = (*self.promise.assumptions, *said)
+            lines.append(f"{GONE}, {resumed}: its ledger has what that cost")
+        account.assumptions = (*self.promise.assumptions, *lines)
         if kept:
             account.leaks = (*self.leaks, f"{KEPT}: {kept}")
         return account.statement()
@@ -192,7 +188,7 @@ class PrivateSide:
         return account
 
 
-def same_terms(old: str | None, new: str | None) -> bool:
+def _same_terms(old: str | None, new: str | None) -> bool:
     """Whether a run goes on on the terms it was begun with (see `PrivateSide.terms`).
 
     States of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less: where that is all

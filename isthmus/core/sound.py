@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from isthmus.base import validate
-from isthmus.core.parts import FrankWolfe, GapBelow
+from isthmus.core.parts import FrankWolfe, GapBelow, said
 from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import GroupClip
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from isthmus.core.pipeline import Pipeline, Release, Stage
 
 
-def check_sound(pipe: Pipeline) -> None:
+def _check_sound(pipe: Pipeline) -> None:
     """Refuse fillings that could break their own guarantee or cannot work."""
     validate.one_of(("last", "average"), output=pipe.output)
     _check_names("stages", "stage", [stage.name for stage in pipe.stages])
@@ -92,7 +92,7 @@ def _check_claim(pipe: Pipeline) -> None:
         accounting.check(event, promise.adjacency)
     for slot, part in {"update": pipe.update, "average": pipe.average, "stop": pipe.stop, "step": pipe.step}.items():
         for name in ("loss", "gradient"):  # as line searches and certified stops hold them
-            held, remedy = getattr(part, name, None), f"leave it out of a private run: in {type(part).__name__}"
+            held, remedy = said(part, name), f"leave it out of a private run: in {type(part).__name__}"
             validate.check(held is None, f"{slot}.{name}", held, f"{remedy} it is a look at the data without noise")
 
 
@@ -124,7 +124,7 @@ def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
     """What a private pipeline rests on that no check can see: parts of somebody else's, and public examples."""
     others = others_parts((*before, *pipe.stages))
     others += _foreign({"update": pipe.update, "average": pipe.average, "stop": pipe.stop})
-    if any(getattr(release.encode, "data", None) is not None for stage in pipe.stages for release in stage.releases):
+    if any(said(release.encode, "data") is not None for stage in pipe.stages for release in stage.releases):
         others.append("the examples that a sketch learns from are public, and no private records")
     return others
 
@@ -136,7 +136,7 @@ def others_parts(stages: Sequence[Stage]) -> list[str]:
         names += _foreign({"sampler": stage.sampler})
         for release in stage.releases:
             names += _foreign({"encode": release.encode, "clip": release.clip, "mechanism": release.mechanism})
-        if not getattr(stage.source, "own_records", False):
+        if not said(stage.source, "own_records"):
             names.append(f"the source of stage {stage.name!r} {OTHERS['source']}")
     return list(dict.fromkeys(names))
 

@@ -73,17 +73,8 @@ class Message:
         dims, size, records = self.dims + other.dims, self.bytes + other.bytes, self.records + other.records
         return Message(values, divisor, dims, size, fixed=self.fixed, records=records)
 
-    def normalised(self) -> Message:
-        """Means instead of sums: every sender counts the same."""
-        return self._over(self.divisor, 1.0)
-
-    def by_records(self) -> Message:
-        """The sum of a batch as one of all the sender's records: every record of every sender counts the same."""
-        if self.fixed or self.records in (0, self.divisor):
-            return self
-        return self._over(self.divisor / self.records, float(self.records))
-
-    def _over(self, scale: float, divisor: float) -> Message:
+    def over(self, scale: float, divisor: float) -> Message:
+        """Sums that are divided, with another divisor."""
         values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
         return replace(self, values=values, divisor=divisor, fixed=False)
 

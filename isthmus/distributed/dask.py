@@ -11,18 +11,31 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.distributed.parts import SECONDS, RankFit, free_address, only
+from isthmus.distributed.parts import SECONDS, E, RankFit, _free_address, only
+
+if TYPE_CHECKING:
+    from dask.array import Array
+    from dask.dataframe import DataFrame
+    from distributed import Client, Future
+
+    Collection = Array | DataFrame
 
 
 def fit(
-    estimator: Any, X: Any, y: Any, *, client: Any = None, sample_weight: Any = None, seconds: float = SECONDS
-) -> Any:
+    estimator: E,
+    X: Collection,
+    y: Collection,
+    *,
+    client: Client | None = None,
+    sample_weight: Collection | None = None,
+    seconds: float = SECONDS,
+) -> E:
     """The estimator, fitted to all rows of a Dask array or DataFrame: private as if one process had them.
 
     X, y, sample_weight   collections with the same partitions along the rows
@@ -41,20 +54,20 @@ def fit(
         pieces_of[worker].append(piece)
     places = list(pieces_of)
 
-    def on(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def on(place: str, function: Callable[..., object], *arguments: object) -> Future:
         return client.submit(function, *arguments, workers=[place], pure=False, allow_other_workers=False)
 
     processes = client.gather([on(place, _process) for place in places])
     remedy = "give a cluster of processes: LocalCluster(processes=True)"
     validate.check(len(set(processes)) == len(places), "client", "workers that are threads", remedy)
     with distributed.MultiLock(names=places, client=client):  # all ranks must run at once
-        address = on(places[0], free_address, urlparse(places[0]).hostname).result()
+        address = on(places[0], _free_address, urlparse(places[0]).hostname).result()
         meeting = [(address, rank, len(places)) for rank in range(len(places))]
         tasks = [on(at, _rank, ranks, pieces_of[at], *who) for at, who in zip(places, meeting, strict=True)]
         return only(client.gather(tasks))
 
 
-def _pieces(client: Any, collections: list[Any]) -> list[tuple[list[Any], str]]:
+def _pieces(client: Client, collections: list[Collection]) -> list[tuple[list[Future], str]]:
     """Blocks of rows as futures, and the worker that has each; those of one block are brought together."""
     import dask.array
     import distributed
@@ -76,12 +89,12 @@ def _process() -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
-def _rank(ranks: RankFit, pieces: list[list[Any]], address: str, rank: int, size: int) -> bytes | None:
+def _rank(ranks: RankFit, pieces: list[list[object]], address: str, rank: int, size: int) -> bytes | None:
     """The fit of one worker, with the blocks of rows that it has."""
     return ranks.on_rows(lambda: tuple(map(_joined, zip(*pieces, strict=True))), address, rank, size)
 
 
-def _joined(blocks: Sequence[Any]) -> Any:
+def _joined(blocks: Sequence[object]) -> object:
     """Blocks of rows one after the other, in the kind that they are."""
     if hasattr(blocks[0], "iloc"):
         import pandas

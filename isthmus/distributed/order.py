@@ -33,7 +33,7 @@ class Order:
     eta       the step size
     bounds    the clip bounds of the stage's releases, by slot
     w         the iterate; None where its holders have it already, and compare `digest`
-    digest    of the iterate (`digest_of`)
+    digest    of the iterate (`_digest_of`)
     parts     what learned maps remember, by slot
     anchors   where stages that do not run every round last looked
     released  what earlier stages of this round released
@@ -59,11 +59,11 @@ class Order:
 
     def short(self) -> Order:
         """The same order without the iterate, for holders that have it."""
-        return replace(self, w=None, digest=self.digest or digest_of(self.w))
+        return replace(self, w=None, digest=self.digest or _digest_of(self.w))
 
     def to_bytes(self) -> bytes:
         """The order as bytes, without pickle (`isthmus.base.storage`)."""
-        return storage.pack("order", {**storage.fields_of(self), "digest": self.digest or digest_of(self.w)})
+        return storage.pack("order", {**storage.fields_of(self), "digest": self.digest or _digest_of(self.w)})
 
     @staticmethod
     def from_bytes(data: bytes) -> Order:
@@ -85,7 +85,7 @@ class Order:
             flat = self.w.ndim == 1 and self.w.is_floating_point()
             validate.check(flat, "w", type(self.w).__name__, "give a vector of real numbers")
             remedy = "send the digest of the iterate that is sent: this is another one's"
-            validate.check(self.digest == digest_of(self.w), "digest", self.digest, remedy)
+            validate.check(self.digest == _digest_of(self.w), "digest", self.digest, remedy)
         tables = [self.anchors, *self.released.values()]  # what is no table fails here
         valid = all(isinstance(table, dict) for table in (self.parts, self.released, *tables))
         validate.check(valid, "order", type(self.parts).__name__, "give tables by name")
@@ -93,11 +93,11 @@ class Order:
         validate.check(valid, "order", "tensors", "give tensors")
 
 
-def digest_of(w: Tensor | None) -> str:
+def _digest_of(w: Tensor | None) -> str:
     """A number that tells two vectors apart, the same in every order of additions: of their bits, in 64 bits.
 
     >>> import torch
-    >>> digest_of(torch.tensor([1.0, 2.0])) == digest_of(torch.tensor([2.0, 1.0]))
+    >>> _digest_of(torch.tensor([1.0, 2.0])) == _digest_of(torch.tensor([2.0, 1.0]))
     False
     """
     if w is None:
@@ -122,7 +122,7 @@ def order_of(round: Round, stage: Stage) -> Order:
     )
 
 
-def stage_of(pipe: Pipeline, name: str) -> Stage:
+def _stage_of(pipe: Pipeline, name: str) -> Stage:
     """The stage of a name."""
     for stage in pipe.stages:
         if stage.name == name:
@@ -152,13 +152,13 @@ class DataSite:
 
     def answer(self, order: Order, client: Client) -> Message:
         """Bind this round's maps, draw the sample, measure it, send."""
-        stage, w = stage_of(self.pipe, order.stage), order.w
+        stage, w = _stage_of(self.pipe, order.stage), order.w
         if w is None:
             if self.read is None:
                 validate.refuse("order.w", None, "send the iterate with the order: there is none here")
             w = self.read()
             remedy = "send the iterate with the order: the iterate here is another one"
-            validate.check(digest_of(w) == order.digest, "order.digest", order.digest, remedy)
+            validate.check(_digest_of(w) == order.digest, "order.digest", order.digest, remedy)
         validate.shape((self.space.d,), w=w)
         parts = {**order.parts, **{f"{slot}/clip": bound for slot, bound in order.bounds.items()}}
         held = {name: StageOutput(anchor, ()) for name, anchor in order.anchors.items()}

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
@@ -33,7 +33,9 @@ from isthmus.core.group import Group
 if TYPE_CHECKING:
     import pandas
 
-Part = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
+E = TypeVar("E")
+"""An estimator: a `PrivateClassifier`, a `PrivateRegressor`, or a scikit-learn `Pipeline` that ends in one."""
+Part = tuple[object, ...] | Callable[[], tuple[object, ...]]
 
 SECONDS = 600.0
 """How long a rank waits for the others."""
@@ -64,7 +66,7 @@ def joined(address: str, rank: int, size: int, *, seconds: float = SECONDS, back
         dist.destroy_process_group()
 
 
-def fit_part(estimator: Any, part: Part, *, group: Group | dist.ProcessGroup | bool | None = True) -> Any:
+def fit_part(estimator: E, part: Part, *, group: Group | dist.ProcessGroup | bool | None = True) -> E:
     """Fit one estimator to the rows of all ranks: every rank calls this with its own rows.
 
     estimator   a `PrivateClassifier` or `PrivateRegressor` with the same parameters on every rank (a `ledger` and a
@@ -86,12 +88,13 @@ def fit_part(estimator: Any, part: Part, *, group: Group | dist.ProcessGroup | b
         X, y, *weights = part
         prefix = ""
         if "steps" in vars(estimator):  # those of a pipeline: the arguments are for its last one
-            prefix = f"{estimator.steps[-1][0]}__"
+            prefix = f"{vars(estimator)['steps'][-1][0]}__"
         options = {f"{prefix}sample_weight": weight for weight in weights if weight is not None}
-        return estimator.fit(X, y, **{f"{prefix}group": group}, **options)
+        fitted: E = estimator.fit(X, y, **{f"{prefix}group": group}, **options)  # type: ignore[attr-defined]
+        return fitted
 
 
-def _check_estimator(estimator: Any) -> None:
+def _check_estimator(estimator: object) -> None:
     """Refuse what cannot be fitted on ranks, before an engine does anything."""
     fits = hasattr(estimator, "fit") and hasattr(estimator, "get_params")
     validate.check(fits, "estimator", estimator, "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one")
@@ -108,7 +111,7 @@ class RankFit:
     target, weight   columns of a table, where the engine has one
     """
 
-    estimator: Any
+    estimator: object
     seconds: float = SECONDS
     target: str = ""
     weight: str | None = None
@@ -123,7 +126,7 @@ class RankFit:
             validate.check(is_column, argument, name, f"name a column of the table, which has {list(names)[:20]}")
         return self
 
-    def on_rows(self, rows: Callable[[], tuple[Any, ...]], address: str, rank: int, size: int) -> bytes | None:
+    def on_rows(self, rows: Callable[[], tuple[object, ...]], address: str, rank: int, size: int) -> bytes | None:
         """Meet the others, fit together; rank 0 has the model, as pickled bytes for its engine.
 
         `rows` reads this rank's own: (X, y) or (X, y, sample_weight).
@@ -141,10 +144,10 @@ class RankFit:
         return self.on_rows(lambda: (frame.drop(columns=named), *columns), address, rank, size)
 
 
-def free_address(host: str) -> str:
+def _free_address(host: str) -> str:
     """A free port of this machine, where the ranks can meet: "tcp://host:port".
 
-    >>> free_address("127.0.0.1").startswith("tcp://127.0.0.1:")
+    >>> _free_address("127.0.0.1").startswith("tcp://127.0.0.1:")
     True
     """
     with socket.socket() as probe:

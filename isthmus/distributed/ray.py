@@ -7,22 +7,25 @@ Ray splits the dataset where its blocks are and starts one actor a rank.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isthmus.base import validate
-from isthmus.distributed.parts import SECONDS, RankFit, free_address, only
+from isthmus.distributed.parts import SECONDS, E, RankFit, _free_address, only
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
 
 
 def fit(
-    estimator: Any,
-    dataset: Any,
+    estimator: E,
+    dataset: Dataset,
     *,
     target: str,
     weight: str | None = None,
     workers: int = 2,
-    resources: dict[str, Any] | None = None,
+    resources: dict[str, object] | None = None,
     seconds: float = SECONDS,
-) -> Any:
+) -> E:
     """The estimator, fitted to all rows of a `ray.data.Dataset`: private as if one process had them.
 
     target     the column to predict; weight: a column of sample weights; the others are the features
@@ -55,8 +58,8 @@ class _Rank:
         """Where rank 0 can be met."""
         import ray
 
-        return free_address(ray.util.get_node_ip_address())
+        return _free_address(ray.util.get_node_ip_address())
 
-    def fit(self, fit: RankFit, shard: Any, address: str, rank: int, size: int) -> bytes | None:
+    def fit(self, fit: RankFit, shard: Dataset, address: str, rank: int, size: int) -> bytes | None:
         """The model on rank 0, nothing on the others."""
         return fit.on_frame(shard.to_pandas(), address, rank, size)

@@ -9,21 +9,25 @@ among themselves.  A job per round would cost a second a round and more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from isthmus.base import validate
-from isthmus.distributed.parts import SECONDS, RankFit, free_address, only
+from isthmus.distributed.parts import SECONDS, E, RankFit, _free_address, only
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame
 
 
 def fit(
-    estimator: Any,
-    df: Any,
+    estimator: E,
+    df: DataFrame,
     *,
     target: str,
     weight: str | None = None,
     workers: int | None = None,
     seconds: float = SECONDS,
-) -> Any:
+) -> E:
     """The estimator, fitted to all rows of a DataFrame: private as if one process had them.
 
     target    the column to predict; weight: a column of sample weights; the others are the features
@@ -42,14 +46,14 @@ def fit(
             df = df.repartition(workers)
     size, schema = df.rdd.getNumPartitions(), to_arrow_schema(df.schema)
 
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
+    def task(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         import pyarrow
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
         rank = context.partitionId()
         host = context.getTaskInfos()[rank].address.rsplit(":", 1)[0]
-        address = context.allGather(free_address(host))[0]
+        address = context.allGather(_free_address(host))[0]
         there, table = list(batches), schema.empty_table()
         if there:
             table = pyarrow.Table.from_batches(there)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from isthmus.algorithms.filling import CONSTANTS
+from isthmus.algorithms.facts import CONSTANTS
 from isthmus.algorithms.purchases import SMALL, Ranges, SumPurchase, ranged
 from isthmus.base import validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take

@@ -26,7 +26,7 @@ LOOSE = 1.25
 """A ghost norm known less well than within this factor is computed directly."""
 
 
-def cheaper_ghost(t: int, p: int, q: int) -> bool:
+def _cheaper_ghost(t: int, p: int, q: int) -> bool:
     """Whether T^2 (p + q) multiplications are fewer than T p q."""
     return t * (p + q) < p * q
 
@@ -45,11 +45,11 @@ def upper(a: Tensor, b: Tensor, ord: float, ones: bool = False) -> Tensor:
         return torch.zeros_like(high)
     work = rounding.working(b.dtype)
     with exact_products(a.device):
-        if ord == 2 and cheaper_ghost(t, p + ones, q):
+        if ord == 2 and _cheaper_ghost(t, p + ones, q):
             sure = torch.zeros(n, dtype=torch.bool, device=a.device)
             for rows in again.split(max(1, CHUNK_BYTES // (2 * work.itemsize * t * (2 * t + p + q)))):
-                left, right = grams(a[rows].to(work), b[rows].to(work), ones)
-                high[rows], mass, off = from_grams(left, right, p + q + 9)
+                left, right = _grams(a[rows].to(work), b[rows].to(work), ones)
+                high[rows], mass, off = _from_grams(left, right, p + q + 9)
                 sure[rows] = (off <= 1 - 2 / (LOOSE**2 + 1)) & (mass < 2.0**60)  # NaN is not
             again = (~sure).nonzero()[:, 0]
         for rows in again.split(max(1, CHUNK_BYTES // (16 * (p + ones) * q + 16 * t * (p + q)))):
@@ -57,13 +57,13 @@ def upper(a: Tensor, b: Tensor, ord: float, ones: bool = False) -> Tensor:
     return high
 
 
-def grams(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor]:
+def _grams(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor]:
     """The T x T inner products of the a_t, with a column of ones or not, and of the b_t."""
     left = torch.bmm(a, a.mT)
     return left.add_(1.0) if ones else left, torch.bmm(b, b.mT)
 
 
-def from_grams(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def _from_grams(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The ghost norms of products of at most k roundings: `(upper, M, error / ||g||^2)`; overwrites `left`."""
     t, dtype = left.shape[1], left.dtype
     inputs, outputs = (x.diagonal(dim1=1, dim2=2).double() for x in (left, right))
@@ -77,7 +77,7 @@ def from_grams(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor, Ten
 def _direct(a: Tensor, b: Tensor, ord: float, ones: bool) -> Tensor:
     """From the products themselves, in float64; factors of float64 are divided by powers of two, so that none leaves
     the range."""
-    scale_a, scale_b = (rounding.power_of_two(x, 900 * (x.dtype == torch.float64)) for x in (a, b))
+    scale_a, scale_b = (rounding._power_of_two(x, 900 * (x.dtype == torch.float64)) for x in (a, b))
     live = a.flatten(1).any(1) & b.flatten(1).any(1)
     a, b = a.double() / scale_a[:, None, None], b.double() / scale_b[:, None, None]
     if ones:
@@ -88,4 +88,4 @@ def _direct(a: Tensor, b: Tensor, ord: float, ones: bool) -> Tensor:
     norms = rounding.upper_norms(torch.bmm(b.mT, a).flatten(1), ord)
     high = norms + 2 * gamma(a.shape[1] + a.shape[2] + b.shape[2] + 8, torch.float64) * mass
     high += torch.where(live, 16.0 * a.shape[1] * a.shape[2] * b.shape[2] * torch.finfo(torch.float64).tiny, 0.0)
-    return rounding.product_upper(rounding.product_upper(high, scale_a), scale_b)
+    return rounding._product_upper(rounding._product_upper(high, scale_a), scale_b)

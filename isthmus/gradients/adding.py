@@ -85,13 +85,13 @@ def in_float64(
     return total.result()
 
 
-def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
+def _outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
     """out = sum_k b_k a_k', a (K, p) and b (K, q), within rho sum_k |b_k||a_k|' in every entry.
 
     Call it among `exact_products`: in reduced precision the bound means nothing.
 
     >>> out = torch.empty(1, 1)
-    >>> outer_sum(torch.ones(4, 1), torch.full((4, 1), 0.25), 1e-6, out)
+    >>> _outer_sum(torch.ones(4, 1), torch.full((4, 1), 0.25), 1e-6, out)
     >>> float(out)
     1.0
     """
@@ -114,7 +114,7 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
         out.copy_(in_float64(k, rho, (b.shape[1], a.shape[1]), out.device, add, most))
 
 
-def row_sum(b: Tensor, rho: float, out: Tensor) -> None:
+def _row_sum(b: Tensor, rho: float, out: Tensor) -> None:
     """out = sum_k b_k for b (K, q), within rho sum_k |b_k|."""
     if not b.is_cuda and len(b) <= roundings(rho, b.dtype) - SPARE:  # products with 1 are exact
         out[:, None].copy_(b.T @ b.new_ones(len(b), 1))

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from isthmus.base.matrix import precision, with_precision
 from isthmus.gradients import adding, fused, grids, rounding
-from isthmus.gradients._products import cheaper_ghost, from_grams, grams
+from isthmus.gradients._products import _cheaper_ghost, _from_grams, _grams
 from isthmus.gradients.rounding import CHUNK_BYTES
-from isthmus.gradients.rows import Dense, LinearMap, Lookup, Outer, Rows, Sum, total
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, _LinearMap, total
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -133,7 +133,7 @@ class Computed(Rows):
         On a device products are cheap and what they write is not: there the matrices are measured themselves.
         """
         (first, *rest), exact = self.pieces, self._precision[0] == "highest" and self.dtype != torch.float64
-        short = isinstance(first, Outer) and cheaper_ghost(2 * first.positions, first.p, first.q)
+        short = isinstance(first, Outer) and _cheaper_ghost(2 * first.positions, first.p, first.q)
         return short and not rest and exact and self.device.type == "cpu" and self._out is None
 
     def _gram_upper(self) -> Tensor:
@@ -147,8 +147,8 @@ class Computed(Rows):
         uppers, doubts = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.bool)]
         for lo in range(0, self.n, step):
             a, b = (x[lo : lo + step].to(self.dtype) for x in (outer.a, outer.b))
-            left, right = grams(a, b, self.ones)
-            upper, mass, off = from_grams(left, right, outer.p + outer.q + 8)
+            left, right = _grams(a, b, self.ones)
+            upper, mass, off = _from_grams(left, right, outer.p + outer.q + 8)
             uppers.append((upper + rounding.gamma(t + 2, self.dtype) * mass) * (1 + 2.0**-20))
             doubts.append(~((off <= 0.02) & (mass < 2.0**60)))  # NaN is not
         faint = FAINT * abs(self.factor) * self.d**0.5
@@ -180,12 +180,12 @@ class Computed(Rows):
     def _add_up(self, g: Tensor, c: Tensor, rho: float, place: Tensor, quick: bool) -> None:
         """place = sum_i c_i g_i, times the factor; a `quick` sum does not read rows of weight 0."""
         if quick:
-            fused.weighted_sum_of(g, c, place, self.factor)
+            fused._weighted_sum_of(g, c, place, self.factor)
             return
         if self.factor != 1.0:
             c = rounding.times(c, self.factor)
         flat = place.view(1, -1) if place.is_contiguous() else place.new_empty(1, place.numel())
-        adding.outer_sum(g.flatten(1), c[:, None], rho, flat)
+        adding._outer_sum(g.flatten(1), c[:, None], rho, flat)
         if not place.is_contiguous():
             place.copy_(flat.view(place.shape))
 
@@ -234,7 +234,7 @@ class Computed(Rows):
     def mixed(self, index: Tensor, shares: Tensor) -> Rows:
         return self.plain().mixed(index, shares)
 
-    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
+    def through(self, sketch: _LinearMap, lo: int = 0) -> Rows:
         return self.plain().through(sketch, lo)
 
 

@@ -34,7 +34,7 @@ SQUARES = 512
 SUMS = 4
 """Sums of squares that one program makes."""
 FEW = 64
-"""Rows of a matrix that `weighted_sum_of` adds up."""
+"""Rows of a matrix that `_weighted_sum_of` adds up."""
 WIDEST = 8192
 """Channels of a norm layer that one program holds."""
 PLACES = 16
@@ -185,7 +185,7 @@ def can_sum(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def few(values: Tensor) -> bool:
-    """Whether the rows of a matrix are so few that `weighted_sum_of` adds them up, and reads none of weight 0.
+    """Whether the rows of a matrix are so few that `_weighted_sum_of` adds them up, and reads none of weight 0.
 
     >>> few(torch.zeros(3, 2))
     False
@@ -193,7 +193,7 @@ def few(values: Tensor) -> bool:
     return len(values) <= FEW and can_sum(values.device, values.dtype)
 
 
-def weighted_sum_of(g: Tensor, c: Tensor, out: Tensor, factor: float = 1.0) -> None:
+def _weighted_sum_of(g: Tensor, c: Tensor, out: Tensor, factor: float = 1.0) -> None:
     """out = sum_i factor c_i g_i over the i with c_i != 0, for float32 g (n, q, p), c (n,), out (q, p) of whole rows.
 
     n products are added in float32, `TALL` of them before they meet the others: none takes part in more than n

@@ -37,11 +37,11 @@ def applies(n: int, rho: float, dtype: torch.dtype) -> bool:
     return few < n <= MAX_RECORDS and few >= ROUNDINGS
 
 
-def integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> None:
+def _integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> None:
     """out = sum_i c_i b_i a_i' on the grid, for a (n, p), b (n, q) with c_i |a_i||b_i| <= bound.
 
     >>> out = torch.empty(1, 2)
-    >>> integer_sum(torch.tensor([[3.0, 4.0]] * 2), torch.tensor([[1.0], [-0.5]]), torch.ones(2), 5.0, out)
+    >>> _integer_sum(torch.tensor([[3.0, 4.0]] * 2), torch.tensor([[1.0], [-0.5]]), torch.ones(2), 5.0, out)
     >>> [round(value, 3) for value in out[0].tolist()]
     [1.5, 2.0]
     """

@@ -78,7 +78,7 @@ def times(weights: Tensor, factor: float) -> Tensor:
     return torch.where(scaled.abs() >= torch.finfo(scaled.dtype).tiny, scaled, 0.0)
 
 
-def check_ord(ord: float) -> None:
+def _check_ord(ord: float) -> None:
     """Refuse norms that rows do not have."""
     if ord not in ORDS:
         validate.one_of(ORDS, ord=ord)
@@ -91,7 +91,7 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
     [5.0, 0.0]
     """
     if ord not in ORDS:
-        check_ord(ord)
+        _check_ord(ord)
     if isinstance(x, View):
         return _seen_upper(x, ord)
     k = x.shape[1]
@@ -132,7 +132,7 @@ def _wide_upper(x: Tensor, ord: float, slack: float) -> Tensor:
         return norms * slack + math.sqrt(x.shape[1]) * 2.0**-500
     usual = (norms > math.sqrt(x.shape[1]) * 2.0**-480) & (norms < 2.0**500)
     for rows in (~usual).nonzero()[:, 0].split(max(1, CHUNK_BYTES // (8 * x.shape[1]))):
-        scale = power_of_two(x[rows], 1000)
+        scale = _power_of_two(x[rows], 1000)
         norms[rows] = scale * torch.linalg.vector_norm(x[rows] / scale[:, None], ord, dim=1)
     return _above(norms * slack, norms)
 
@@ -147,26 +147,26 @@ def _seen_upper(x: View, ord: float) -> Tensor:
     return high * (1 + 1e-9)  # each entry of a chunk has a few roundings of its own
 
 
-def product_upper(a: Tensor, b: Tensor) -> Tensor:
+def _product_upper(a: Tensor, b: Tensor) -> Tensor:
     """An upper bound of the product of two non-negative bounds; zero only if one is zero and the other finite."""
     high = a * b * (1 + 2.0**-50)
     return torch.where((a == 0) | (b == 0), high, high + torch.finfo(torch.float64).tiny)
 
 
-def with_one(upper: Tensor, ord: float) -> Tensor:
+def _with_one(upper: Tensor, ord: float) -> Tensor:
     """Upper bounds of norms when one more entry is 1: that of a bias.
 
-    >>> with_one(torch.tensor([3**0.5], dtype=torch.float64), 2).round(decimals=3)
+    >>> _with_one(torch.tensor([3**0.5], dtype=torch.float64), 2).round(decimals=3)
     tensor([2.], dtype=torch.float64)
     """
     whole: Tensor = torch.linalg.vector_norm(torch.stack([upper, torch.ones_like(upper)]), ord, dim=0)
     return whole * (1 + 2.0**-50)
 
 
-def power_of_two(x: Tensor, limit: int) -> Tensor:
+def _power_of_two(x: Tensor, limit: int) -> Tensor:
     """2^e with the largest |entry| of x[i] in [2^e, 2^(e+1)), |e| <= `limit`; float64.
 
-    >>> power_of_two(torch.tensor([[3.0, -5.0]]), 100)
+    >>> _power_of_two(torch.tensor([[3.0, -5.0]]), 100)
     tensor([4.], dtype=torch.float64)
     """
     if not x[0:1].numel():

@@ -41,11 +41,11 @@ from isthmus.base.matrix import (
 )
 from isthmus.base.space import Space
 from isthmus.gradients import _products, adding, fused, rounding
-from isthmus.gradients.grids import applies, integer_sum
+from isthmus.gradients.grids import _integer_sum, applies
 from isthmus.gradients.rounding import CHUNK_BYTES
 
 
-class LinearMap(Protocol):
+class _LinearMap(Protocol):
     """What rows ask of a sketch (see `isthmus.sketches.base.Sketch`)."""
 
     d: int
@@ -184,7 +184,7 @@ class Rows(ABC):
         """The named pieces these rows are made of, side by side."""
         return [("w", self)]
 
-    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
+    def through(self, sketch: _LinearMap, lo: int = 0) -> Rows:
         """The codes Phi[:, lo:lo+d] g_i."""
         codes = [sketch.rows(self.part(*span).dense(), lo) for span in self._spans()]
         return Dense(torch.cat([self._zeros(0, sketch.m), *codes]))
@@ -259,11 +259,11 @@ class Dense(Rows):
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, c, values = self._room(rho, out), self._cast(weights), self.values
         if self.skips and room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
-            fused.weighted_sum_of(values[:, None], c, room.view(1, -1))
+            fused._weighted_sum_of(values[:, None], c, room.view(1, -1))
             return room
         if self.skips:
             values = _kept(values, c != 0)
-        adding.outer_sum(values, c[:, None], rho, room.view(1, -1))
+        adding._outer_sum(values, c[:, None], rho, room.view(1, -1))
         return room
 
     def part(self, lo: int, hi: int) -> Dense:
@@ -272,7 +272,7 @@ class Dense(Rows):
     def dense(self) -> Tensor:
         return self.values.to(self.dtype)
 
-    def through(self, sketch: LinearMap, lo: int = 0) -> Dense:
+    def through(self, sketch: _LinearMap, lo: int = 0) -> Dense:
         return Dense(sketch.rows(self.dense(), lo))
 
     def masked(self, keep: Tensor) -> Dense:
@@ -322,14 +322,14 @@ class Lazy(Rows):
         self._last: tuple[tuple[int, int], Tensor] | None = None
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        rounding.check_ord(ord)
+        rounding._check_ord(ord)
         return _joined([rounding.upper_norms(self._rows(*span), ord) for span in self._spans()], self.device)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         c, exact = self._cast(weights), self.n > adding.roundings(rho, torch.float64) - adding.SPARE
         total, piece = Total((1, self.d), self.device, exact), self._zeros(1, self.d).double()
         for lo, hi in self._spans():
-            adding.outer_sum(self._rows(lo, hi), c[lo:hi, None], rho, piece)
+            adding._outer_sum(self._rows(lo, hi), c[lo:hi, None], rho, piece)
             total.add(piece)
         return self._room(rho, out).copy_(total.result()[0])
 
@@ -392,7 +392,7 @@ class Counts(Rows):
         self.d = blocks * width
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        rounding.check_ord(ord)
+        rounding._check_ord(ord)
         return torch.full((self.n,), float(self.blocks) ** (1 / ord) * (1 + 2.0**-50), dtype=torch.float64)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
@@ -445,9 +445,9 @@ class Stack(Rows):
         uppers = torch.stack(by_leaf)
         scale = uppers.new_ones(self.n)
         if self.dtype == torch.float64 and self.device.type != "cuda":  # whose squares may leave the range
-            scale = rounding.power_of_two(uppers.T, 1000)
+            scale = rounding._power_of_two(uppers.T, 1000)
         norms = torch.linalg.vector_norm(uppers / scale, ord, dim=0) * (1 + 2 * (len(uppers) + 2) * 2.0**-52)
-        return rounding.product_upper(norms, scale * abs(self.factor))
+        return rounding._product_upper(norms, scale * abs(self.factor))
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, scaled, lo = self._room(rho, out), weights, 0
@@ -501,7 +501,7 @@ class Stack(Rows):
             return list(self.items)
         return [(name, piece.scaled(self.factor)) for name, piece in self.items]
 
-    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
+    def through(self, sketch: _LinearMap, lo: int = 0) -> Rows:
         codes = []
         for _, piece in self.leaves():
             codes.append(piece.through(sketch, lo))
@@ -579,8 +579,8 @@ class Outer(Rows):
     def norm_upper(self, ord: float = 2) -> Tensor:
         if self.positions == 1:
             b = self.b if self.b.ndim == 2 else _flat(self.b)
-            return rounding.product_upper(self._sizes(ord), rounding.upper_norms(b, ord))
-        rounding.check_ord(ord)
+            return rounding._product_upper(self._sizes(ord), rounding.upper_norms(b, ord))
+        rounding._check_ord(ord)
         assert isinstance(self.a, Tensor)
         return _products.upper(self.a, self.b, ord, self.ones)
 
@@ -611,11 +611,11 @@ class Outer(Rows):
         c, matrix = weights.to(dtype=self.dtype, device=self.device), room.view(self.q, self.p)
         if self.grid is not None and applies(self.n, rho, self.dtype):
             a, b = self.a.flatten(1).to(self.dtype), self.b.flatten(1).to(self.dtype)
-            integer_sum(a, b, c, self.grid, matrix[:, : a.shape[1]])
+            _integer_sum(a, b, c, self.grid, matrix[:, : a.shape[1]])
             if self.ones and self.skips:
                 matrix[:, -1] = fused.column_sums(b, c)
             elif self.ones:
-                adding.row_sum(b * c[:, None], rho, matrix[:, -1])
+                adding._row_sum(b * c[:, None], rho, matrix[:, -1])
             return room
         if self.skips:
             return self.masked(c != 0).sum_to(c, rho, room)
@@ -624,9 +624,9 @@ class Outer(Rows):
             b = b * c.view(-1, 1)
         else:
             a, b = _flat(a), _flat(b * c.view(-1, 1, 1))
-        adding.outer_sum(a, b, rho, matrix[:, : a.shape[1]])
+        adding._outer_sum(a, b, rho, matrix[:, : a.shape[1]])
         if self.ones:
-            adding.row_sum(b, rho, matrix[:, -1])
+            adding._row_sum(b, rho, matrix[:, -1])
         return room
 
     def _seen_sum(self, weights: Tensor, rho: float) -> Tensor:
@@ -688,7 +688,7 @@ class Outer(Rows):
             return Outer(self.a, self._wide(self.b) - other.b, self.ones, self._given)
         return super().minus(other)
 
-    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
+    def through(self, sketch: _LinearMap, lo: int = 0) -> Rows:
         if isinstance(self.a, View):
             return super().through(sketch, lo)
         a = self.a if is_sparse(self.a) else self._shown(self.a.to(rounding.working(self.a.dtype)))
@@ -726,7 +726,7 @@ class Outer(Rows):
             else:
                 upper = rounding.upper_norms(self.a, ord)
             if self.ones:
-                upper = rounding.with_one(upper, ord)
+                upper = rounding._with_one(upper, ord)
             self._known[ord] = upper.to(self.device)
         return self._known[ord]
 
@@ -902,13 +902,13 @@ class Sum(Rows):
         self.positions = sum(piece.positions for piece in pieces)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        rounding.check_ord(ord)
+        rounding._check_ord(ord)
         spans, norms = row_spans(self.n, 16 * self.d), Sum._direct
         pair = self._tied()
         if ord == 2 and pair is not None:
             outer, _ = pair
             numbers = 3 * self.positions**2 + outer.positions * outer.q + self.positions * outer.p
-            if _products.cheaper_ghost(self.positions, outer.p, outer.q):
+            if _products._cheaper_ghost(self.positions, outer.p, outer.q):
                 spans, norms = row_spans(self.n, 8 * numbers), Sum._ghost
         return _joined([norms(self.part(lo, hi), ord) for lo, hi in spans], self.device)
 
@@ -943,7 +943,7 @@ class Sum(Rows):
     def scaled(self, factor: float) -> Sum:
         return Sum([piece.scaled(factor) for piece in self.pieces])
 
-    def through(self, sketch: LinearMap, lo: int = 0) -> Rows:
+    def through(self, sketch: _LinearMap, lo: int = 0) -> Rows:
         return total([piece.through(sketch, lo) for piece in self.pieces])
 
     def _tied(self) -> tuple[Outer, Lookup] | None:
@@ -962,7 +962,7 @@ class Sum(Rows):
         assert isinstance(outer.a, Tensor)
         (n, s, p, q), index = (self.n, outer.positions, outer.p, outer.q), lookup.index
         most = 500 * (self.dtype == torch.float64)  # products of other numbers stay in the range
-        scale_a, scale_b = (rounding.power_of_two(x, most) for x in (outer.a, outer.b))
+        scale_a, scale_b = (rounding._power_of_two(x, most) for x in (outer.a, outer.b))
         a = outer.a.double().reshape(n, s, p) / scale_a[:, None, None]
         b = outer.b.double().reshape(n, s, q) / scale_b[:, None, None]
         inner = torch.cat([a, lookup.values.double() / (scale_a * scale_b)[:, None, None]], 1)
@@ -970,11 +970,11 @@ class Sum(Rows):
         equal = (index[:, :, None] == index[:, None, :]).double()
         with exact_products(self.device):
             right = torch.cat([torch.cat([b @ b.mT, cross], 2), torch.cat([cross.mT, equal], 2)], 1)
-            upper, mass, _ = _products.from_grams(inner @ inner.mT, right, p + q + 8)
+            upper, mass, _ = _products._from_grams(inner @ inner.mT, right, p + q + 8)
         upper += rounding.gamma(self.positions + 4, self.dtype) * mass  # of the sum, which is not float64
         live = (a.any(2) & b.any(2)).any(1) | lookup.values.flatten(1).any(1) | upper.isnan()
         upper = torch.where(live, upper, 0.0)
-        return rounding.product_upper(rounding.product_upper(upper, scale_a), scale_b)
+        return rounding._product_upper(rounding._product_upper(upper, scale_a), scale_b)
 
     def _direct(self, ord: float) -> Tensor:
         """Norms of the sum itself, built in float64; its error is that of the sum in its own dtype."""
@@ -1013,7 +1013,7 @@ class ResidualRows(Rows):
     (tensor([4.0000], dtype=torch.float64), tensor([0., 4.], dtype=torch.float64))
     """
 
-    def __init__(self, rows: Rows, codes: Rows, sketch: LinearMap) -> None:
+    def __init__(self, rows: Rows, codes: Rows, sketch: _LinearMap) -> None:
         validate.check(sketch.tight, "sketch", sketch, "give a tight sketch: other ones have no cheap pseudo-inverse")
         expected = (rows.n, sketch.m)
         shape = (codes.n, codes.d)
@@ -1023,7 +1023,7 @@ class ResidualRows(Rows):
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         if ord != 2:
-            rounding.check_ord(ord)
+            rounding._check_ord(ord)
             return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense()).norm_upper(ord)
         rows, eps = self.rows.norm_upper(), max(torch.finfo(piece.dtype).eps for piece in (self.rows, self.codes))
         codes = torch.linalg.vector_norm(self.codes.dense().double(), dim=1).to(rows.device)

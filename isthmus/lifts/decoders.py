@@ -209,9 +209,7 @@ class BasisPursuit(Generic[Point]):
     method: str
 
 
-def basis_pursuit(
-    sketch: Sketch | Point, y: Point, tol: float = 1e-8, max_iter: int | None = None
-) -> BasisPursuit[Point]:
+def basis_pursuit(sketch: Sketch | Point, y: Point, tol: float = 1e-8) -> BasisPursuit[Point]:
     """min ||w||_1 subject to Phi w = y.
 
     The l1-homotopy follows min 1/2 ||Phi w - y||^2 + lam ||w||_1 from lam = ||Phi' y||_inf down.  At every
@@ -224,7 +222,6 @@ def basis_pursuit(
         sketch: a Sketch or an m x d matrix.
         y: the vector of R^m.
         tol: the gap and the residual are at most tol relative to ||w||_1 and ||y||.
-        max_iter: most breakpoints; 10 m by default.
 
     Returns:
         A `BasisPursuit`; float64 inside, `point` of the type of `y`.
@@ -243,7 +240,7 @@ def basis_pursuit(
     else:
         phi = _operator(validate.as_tensor("matrix", sketch, ndim=2).numpy())
     validate.shape((phi.m,), y=torch.from_numpy(right))
-    w, dual, steps, method = _pursue(phi, right / phi.scale, tol, max_iter)
+    w, dual, steps, method = _pursue(phi, right / phi.scale, tol)
     dual = dual / max(1.0, float(np.abs(phi.adjoint(dual)).max())) / phi.scale
     value = float(np.abs(w).sum())
     residual = float(np.linalg.norm(phi.scale * phi.forward(w) - right))
@@ -254,7 +251,7 @@ def basis_pursuit(
     return BasisPursuit(w, value, dual, gap, residual, steps, method)
 
 
-def _pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> tuple[Array, Array, int, str]:
+def _pursue(phi: Operator, y: Array, tol: float) -> tuple[Array, Array, int, str]:
     """(w, dual, iterations, method) for an operator."""
     size = float(np.linalg.norm(y))
     if size == 0:
@@ -264,7 +261,7 @@ def _pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) ->
     if isinstance(phi, _MatrixFree):
         return _matrix_free(phi, y, tol)
     matrix = phi.matrix
-    w, dual, steps = _homotopy(matrix, y / size, max_iter or 10 * phi.m, tol)
+    w, dual, steps = _homotopy(matrix, y / size, 10 * phi.m, tol)
     method = "homotopy"
     if not _proven(matrix, y / size, w, dual, tol):
         w, dual, steps = _linear_program(matrix, y / size)
@@ -368,6 +365,4 @@ def _closed_form(phi: _BucketOperator, y: Array) -> tuple[Array, Array]:
 
 
 def _out_of_range() -> NoReturn:
-    raise validate.InvalidInput(
-        "y is not in the range of Phi, so that no w has Phi w = y: project y onto the range first"
-    )
+    raise validate.InvalidInput("y is not in the range of Phi, no w has Phi w = y: project y onto the range first")

@@ -273,11 +273,8 @@ def _check(constraint: ConvexSet, pick: str, tol: float, max_iter: int, method: 
     validate.one_of(("auto", "dual", "fista"), method=method)
     validate.positive(tol=tol)
     validate.positive_int(max_iter=max_iter)
-    if not constraint.convex:
-        name = type(constraint).__name__
-        validate.refuse(
-            "constraint", name, "give a convex set, which project-and-lift needs; NuclearBall is the one for low rank"
-        )
+    remedy = "give a convex set, which project-and-lift needs; NuclearBall is the one for low rank"
+    validate.check(constraint.convex, "constraint", type(constraint).__name__, remedy)
     constraint.require("project")
 
 

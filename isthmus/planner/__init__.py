@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import KNOWN
-from isthmus.algorithms.filling import CONSTANTS, Algorithm, Choice, Facts, PublicFacts, Refusal, Variant, algorithm_of
+from isthmus.algorithms.facts import CONSTANTS, Facts, PublicFacts
+from isthmus.algorithms.filling import Algorithm, Choice, Refusal, Variant, algorithm_of
 from isthmus.algorithms.frank_wolfe import ball_bound, reach, vertex_bound
-from isthmus.algorithms.private import preferred
+from isthmus.algorithms.prepared import preferred
 from isthmus.base import notebook, validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.core.minimize import Recipe
@@ -29,8 +30,6 @@ from isthmus.objectives.linear import Loss, loss_of
 from isthmus.sets import Subspace
 
 _PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
-
-SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")
 
 
 @dataclass(frozen=True)
@@ -65,16 +64,16 @@ def _small_polytope(facts: Facts) -> bool:
 def _few_passes(facts: Facts) -> bool:
     if facts.max_passes is None:
         return False
-    scaled = preferred(facts) not in ("plain", "step bought", "columns and step bought")
-    return facts.max_passes < (CONSTANTS.few_passes if scaled else CONSTANTS.few_passes_unscaled)
+    if preferred(facts) in ("plain", "step bought", "columns and step bought"):
+        return facts.max_passes < CONSTANTS.few_passes_unscaled
+    return facts.max_passes < CONSTANTS.few_passes
 
 
 def _few_coefficients(facts: Facts) -> bool:
     if facts.sparsity is None:
         return False
-    low, high = CONSTANTS.sparse_b
     few = facts.sparsity * CONSTANTS.sparse_share <= facts.parameters
-    return facts.b < (high if few else low) * facts.parameters
+    return facts.b < CONSTANTS.sparse_b[few] * facts.parameters
 
 
 def _many_blocks(facts: Facts) -> bool:
@@ -86,12 +85,16 @@ def _many_blocks(facts: Facts) -> bool:
 
 def _sketch(facts: Facts) -> tuple[str, ...]:
     """All records where that is cheap, batches where it is not."""
-    cheap = facts.n <= CONSTANTS.small_records and facts.max_passes is None
-    return ("priv_sgd", *SKETCHES) if cheap else (*SKETCHES, "priv_sgd")
+    if facts.n <= CONSTANTS.small_records and facts.max_passes is None:
+        return ("priv_sgd", "dp_comp_minibatch", "rpdp_sgd")
+    return ("dp_comp_minibatch", "rpdp_sgd", "priv_sgd")
 
 
-def _default(facts: Facts) -> tuple[str, ...]:
-    return (f"dp_gd ({preferred(facts)})", *_PREPARED)
+def _batches(facts: Facts) -> tuple[str, ...]:
+    """Batches, after X'X where it can be bought."""
+    if "statistics" in preferred(facts):
+        return (f"dp_gd ({preferred(facts)})", "dp_sgd")
+    return ("dp_sgd",)
 
 
 PRIVATE_RULES: tuple[Rule, ...] = (
@@ -156,14 +159,14 @@ PRIVATE_RULES: tuple[Rule, ...] = (
     Rule(
         "few passes",
         _few_passes,
-        lambda facts: (f"dp_gd ({preferred(facts)})", "dp_sgd") if "statistics" in preferred(facts) else ("dp_sgd",),
+        _batches,
         "only a few passes are allowed: with batches, each pass makes a hundred steps",
     ),
     # Where else. Supported by lab/studies/private_tables.py and docs/planner.md, prepared descent
     Rule(
         "prepared descent",
         lambda facts: True,
-        _default,
+        lambda facts: (f"dp_gd ({preferred(facts)})", *_PREPARED),
         "scale and step of the columns, not noise, hold plain descent back, and a small share of the budget buys them",
     ),
 )
@@ -174,7 +177,7 @@ FREE_RULES: tuple[Rule, ...] = (
     Rule(
         "few numbers",
         lambda facts: facts.narrow,
-        lambda facts: ("comp_sgd", "comp_gd") if facts.max_passes is not None else ("comp_gd", "comp_sgd"),
+        lambda facts: ("comp_gd", "comp_sgd") if facts.max_passes is None else ("comp_sgd", "comp_gd"),
         "only a few numbers may be sent, and what a sketch loses is sent later",
     ),
     # Where max_passes < 50. Supported by docs/planner.md, few passes
@@ -202,16 +205,7 @@ FREE_RULES: tuple[Rule, ...] = (
 )
 
 
-def place_of(choice: Choice, order: Mapping[str, int]) -> int | None:
-    """Where a rule's order has this choice, by its full name or by its algorithm's."""
-    return order.get(choice.name, order.get(choice.algorithm))
-
-
 RULES = (*PRIVATE_RULES, *FREE_RULES)
-
-
-FORMAT = "isthmus-choices-1"
-"""What the JSON of a plan says that it is."""
 
 
 @dataclass(frozen=True)
@@ -245,14 +239,17 @@ class Plan:
             if name in (choice.algorithm, choice.name):
                 return choice
         reasons = [reason for key, reason in self.refused.items() if name in (key, key.split(" ")[0])]
-        names = sorted({choice.algorithm for choice in self.choices})
-        why = f" (this one cannot run here: {'; '.join(reasons)})" if reasons else ""
-        validate.refuse("algorithm", name, f"choose one of {names}{why}")
+        remedy = f"choose one of {sorted({choice.algorithm for choice in self.choices})}"
+        if reasons:
+            remedy += f" (this one cannot run here: {'; '.join(reasons)})"
+        validate.refuse("algorithm", name, remedy)
 
     def words(self) -> str:
         """What is recommended, what it costs, why, and what was left out."""
         facts, best = self.facts, self.best
-        budget = f"epsilon {facts.epsilon:g}, delta {facts.delta:.3g}" if facts.private else "no privacy"
+        budget = "no privacy"
+        if facts.private:
+            budget = f"epsilon {facts.epsilon:g}, delta {facts.delta:.3g}"
         lines = [
             f"{facts.n:,} records, {facts.d:,} columns, {facts.loss_name} loss, {budget}.",
             f"Use {best.name}: {best.why}.",
@@ -260,7 +257,12 @@ class Plan:
             f"{_time(best.seconds)} on one core, and {_bytes(best.memory)} of memory besides the data (estimates).",
         ]
         if best.private and best.noise_multiplier is not None:
-            lines.append(_noise(best))
+            noise = f"Noise multiplier {_short(best.noise_multiplier)}"
+            if best.noise_norm is not None:
+                noise += f"; noise of length {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
+            if best.margin_noise is not None:
+                noise += f"; in the end at most {_short(best.margin_noise)} of noise in the score of a row of length 1"
+            lines.append(f"{noise}.")
         lines.append(f"Evidence: {best.evidence}.")
         lines += [f"Note: {note}." for note in self.notes]
         lines += [f"Not used: {name} ({reason})." for name, reason in self.refused.items()]
@@ -268,45 +270,54 @@ class Plan:
 
     def rows(self) -> list[list[str]]:
         """The cells of the table."""
-        return [[str(i), *_row(choice)] for i, choice in enumerate(self.choices, 1)]
+        return [
+            [
+                str(place),
+                choice.name + " *" * choice.research,
+                *map(_short, (choice.noise_multiplier, choice.noise_norm, choice.margin_noise)),
+                f"{choice.dims:,}" if choice.dims < 10**7 else f"{choice.dims:.2g}",
+                *map(_bytes, (choice.bytes, choice.memory)),
+                _time(choice.seconds),
+                _short(choice.passes),
+            ]
+            for place, choice in enumerate(self.choices, 1)
+        ]
 
     def table(self) -> str:
         """The choices, best first, aligned and at most 120 columns wide."""
-        head = [*HEAD]
-        rows = self.rows()
-        widths = [max(len(line[j]) for line in [head, *rows]) for j in range(len(head))]
-        # names give way, numbers do not
-        widths[1] = min(widths[1], _WIDTH - sum(widths) + widths[1] - 2 * (len(head) - 1))
-        rows = [[row[0], _cut(row[1], widths[1]), *row[2:]] for row in rows]
-
-        def line(cells: list[str]) -> str:
-            padded = [c.ljust(w) if j == 1 else c.rjust(w) for j, (c, w) in enumerate(zip(cells, widths, strict=True))]
-            return "  ".join(padded).rstrip()
-
-        return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
+        rows = [list(_HEAD), *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        widths[1] += min(0, _WIDTH - sum(widths) - 2 * (len(widths) - 1))  # names give way, numbers do not
+        lines = []
+        for number, name, *cells in [rows[0], ["-" * width for width in widths], *rows[1:]]:
+            if len(name) > widths[1]:
+                name = name[: widths[1] - 3] + "..."
+            aligned = [cell.rjust(width) for cell, width in zip(cells, widths[2:], strict=True)]
+            lines.append("  ".join([number.rjust(widths[0]), name.ljust(widths[1]), *aligned]).rstrip())
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The plan as a card of a notebook: the recommendation in words, and the table folded away."""
-        best, facts = self.best, self.facts
-        title = f"Use {best.name}" + (f" at epsilon {facts.epsilon:g}" if facts.private else " (not private)")
-        lines = [line for line in self.words().splitlines() if not line.startswith("Not used: ")]
-        refused = notebook.items(f"{name}: {reason}" for name, reason in self.refused.items())
-        return notebook.card(
-            title,
-            *map(notebook.paragraph, lines),
-            notebook.details(f"All {len(self.choices)} choices, best first", notebook.table(HEAD, self.rows())),
-            notebook.details(f"{len(self.refused)} algorithms that cannot run here", refused) if self.refused else "",
-        )
+        budget = "(not private)"
+        if self.facts.private:
+            budget = f"at epsilon {self.facts.epsilon:g}"
+        pieces = [notebook.paragraph(line) for line in self.words().splitlines() if not line.startswith("Not used: ")]
+        table = notebook.table(_HEAD, self.rows())
+        pieces.append(notebook.details(f"All {len(self.choices)} choices, best first", table))
+        if self.refused:
+            refused = notebook.items(f"{name}: {reason}" for name, reason in self.refused.items())
+            pieces.append(notebook.details(f"{len(self.refused)} algorithms that cannot run here", refused))
+        return notebook.card(f"Use {self.best.name} {budget}", *pieces)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values, for a file or a report."""
         return {
-            "format": FORMAT,
+            "format": "isthmus-choices-1",
             "facts": self.facts.to_dict(),
             "choices": [choice.to_dict() for choice in self.choices],
             "refused": dict(self.refused),
             "notes": list(self.notes),
-            "energy": None if self.energy is None else dict(self.energy),
+            "energy": self.energy and dict(self.energy),
         }
 
     def to_json(self) -> str:
@@ -316,50 +327,18 @@ class Plan:
 
 _WIDTH = 120
 
-HEAD = ("", "algorithm", "noise mult.", "noise norm", "in a score", "numbers", "bytes", "memory", "time", "passes")
+_HEAD = ("", "algorithm", "noise mult.", "noise norm", "in a score", "numbers", "bytes", "memory", "time", "passes")
 
 
-def _row(choice: Choice) -> list[str]:
-    star = " *" if choice.research else ""
-    return [
-        choice.name + star,
-        _short(choice.noise_multiplier),
-        _short(choice.noise_norm),
-        _short(choice.margin_noise),
-        _count(choice.dims),
-        _bytes(choice.bytes),
-        _bytes(choice.memory),
-        _time(choice.seconds),
-        _short(choice.passes),
-    ]
-
-
-def _noise(best: Choice) -> str:
-    sentence = f"Noise multiplier {_short(best.noise_multiplier)}"
-    if best.noise_norm is not None:
-        sentence += f"; noise of length {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
-    if best.margin_noise is not None:
-        sentence += f"; in the end at most {_short(best.margin_noise)} of noise in the score of a row of length 1"
-    return sentence + "."
-
-
-def _short(value: Any) -> str:
+def _short(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _cut(name: str, width: int) -> str:
-    return name if len(name) <= width else name[: width - 3] + "..."
-
-
-def _count(value: int) -> str:
-    return f"{value:,}" if value < 10**7 else f"{value:.2g}"
-
-
 def _bytes(value: float) -> str:
     units = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
-    power = 0 if value < 1 else min(len(units) - 1, int(math.log10(value) // 3))
+    power = min(len(units) - 1, int(math.log10(max(value, 1)) // 3))
     return f"{value / 1000**power:.3g} {units[power]}"
 
 
@@ -368,30 +347,39 @@ def _time(seconds: float) -> str:
         return f"{seconds:.2g} s"
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
-    years = seconds / 3.156e7
-    return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{years:,.1f} y"
+    if seconds < 360_000:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 3.156e7:,.1f} y"
 
 
-def notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
+def _notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
     """What a reader of the plan should know."""
     if not choices or not facts.private:
         return ()
-    notes = []
-    best = choices[0]
+    notes, best = [], choices[0]
     whole = best.of is not None and best.of.direct and not best.of.needs
     if whole and len({choice.algorithm for choice in choices}) > 1:
         notes.append(
             "compression does not help here: noise counts only in the directions that rows have, so a compressed "
             "release is no quieter where it counts, and it loses a part of each gradient"
         )
-    start = facts.public is not None and facts.public.labelled
-    if start:
-        notes.append(_labelled(facts, best, whole))
-    if (expect := _expectation(facts)) is not None:
-        than = "the model of the public rows" if start and whole else _trivial(facts)
+    known = "the majority class" if facts.of_loss.labelled() else "the mean"
+    if facts.public is not None and facts.public.labelled:
+        use = "the run starts from a model of these rows, and private steps improve on it as far as the budget allows"
+        if whole:
+            known = "the model of the public rows"
+        else:
+            use = f"{best.name} cannot start from a model: compare it with one trained on these rows alone, "
+            use += "at no privacy cost"
+        notes.append(f"{facts.public.rows:,} public rows have labels: {use}")
+    columns, (least, enough) = facts.d, CONSTANTS.nothing_b
+    if facts.sparse:  # CSR rows have far fewer directions than columns
+        columns = min(columns, CONSTANTS.sparse_columns)
+    if facts.b < max(enough, 3 * columns):
+        expect = "no better" if facts.b < max(least, columns) else "little better"
         notes.append(
             f"for {facts.d:,} columns there are too few records at this epsilon (n mu = {facts.b:.3g}): expect results "
-            f"{expect} than {than}; more records, a larger epsilon, fewer columns or labelled public rows would help, "
+            f"{expect} than {known}; more records, a larger epsilon, fewer columns or labelled public rows would help, "
             "another algorithm would not"
         )
     if best.research:
@@ -399,46 +387,9 @@ def notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _trivial(facts: Facts) -> str:
-    """What is predicted without any column."""
-    return "the majority class" if facts.of_loss.labelled() else "the mean"
-
-
-def _labelled(facts: Facts, best: Choice, whole: bool) -> str:
-    """What becomes of labelled public rows."""
-    assert facts.public is not None
-    used = "the run starts from a model of these rows, and private steps improve on it as far as the budget allows"
-    unused = (
-        f"{best.name} cannot start from a model: compare it with one trained on these rows alone, at no privacy cost"
-    )
-    return f"{facts.public.rows:,} public rows have labels: {used if whole else unused}"
-
-
-def _expectation(facts: Facts) -> str | None:
-    """What to say where n mu is too small; CSR rows have far fewer directions than columns."""
-    columns = min(facts.d, CONSTANTS.sparse_columns) if facts.sparse else facts.d
-    least, enough = CONSTANTS.nothing_b
-    if facts.b < max(least, columns):
-        return "no better"
-    return "little better" if facts.b < max(enough, 3 * columns) else None
-
-
-def _energy_of(facts: Facts) -> dict[str, Any] | None:
-    """The public energy curve, with the k that was chosen from it."""
-    if facts.public is None or facts.public.curve is None:
-        return None
-    curve = facts.public.curve
-    return {
-        "k": list(curve.ks),
-        "captured": list(curve.shares),
-        "chosen": facts.public_size,
-        "source": f"{curve.n_fit} public rows, judged on {curve.n_holdout} others",
-    }
-
-
 __all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]
 
-_Asked = str | Algorithm[Any] | Callable[..., Recipe]
+_Asked = str | Algorithm[...] | Callable[..., Recipe]
 
 
 def plan(
@@ -467,72 +418,76 @@ def plan(
     >>> ranked.best.name, ranked.best.rounds, round(ranked.best.noise_multiplier, 1)
     ('dp_gd (columns and step bought)', 100, 39.8)
     """
-    _check_names(facts)
+    names = [member.name for member in fields(Facts)]
+    for name in facts:  # by its name alone: its value may be private rows
+        if name not in names:
+            meant = "".join(f"{near!r} may be meant; " for near in get_close_matches(name, names, 1))
+            raise TypeError(
+                f"plan() got an unexpected keyword argument {name!r}: {meant}the facts that it takes are "
+                f"{', '.join(names)}; it takes no private rows"
+            )
     if smoothness is not None:
         smoothness = tuple(validate.as_tensor("smoothness", smoothness).double().reshape(-1).tolist())
     problem = Facts(
         n, d, epsilon, delta, loss, classes, public=read_public(public, loss, classes), smoothness=smoothness, **facts
     )
     choices, refused = _filled(problem, algorithms)
-    rule, order = _first_rule(problem, choices)
-    ranked = sorted(choices, key=lambda choice: _rank(choice, order))
-    explained = tuple(replace(choice, why=_why(choice, ranked, rule, order)) for choice in ranked)
-    return Plan(problem, explained, refused, notes_of(problem, explained), _energy_of(problem))
-
-
-def _check_names(facts: Iterable[str]) -> None:
-    """Refuse a fact that there is none of, by its name alone: its value may be private rows."""
-    names = [member.name for member in fields(Facts)]
-    for name in facts:
-        if name not in names:
-            nearest = get_close_matches(name, names, 1)
-            meant = f"{nearest[0]!r} may be meant; " if nearest else ""
-            raise TypeError(
-                f"plan() got an unexpected keyword argument {name!r}: {meant}the facts that it takes are "
-                f"{', '.join(names)}; it takes no private rows"
-            )
+    ranked, energy = _ranked(problem, choices), None
+    if problem.public is not None and problem.public.curve is not None:
+        curve = problem.public.curve
+        source = f"{curve.n_fit} public rows, judged on {curve.n_holdout} others"
+        energy = {"k": list(curve.ks), "captured": list(curve.shares), "chosen": problem.public_size, "source": source}
+    return Plan(problem, ranked, refused, _notes_of(problem, ranked), energy)
 
 
 def _filled(facts: Facts, algorithms: _Asked | Iterable[_Asked] | None) -> tuple[list[Choice], dict[str, str]]:
-    """Every asked filling, as a choice or with the reason why not."""
+    """Every asked filling, as a choice or with the reason why not: it may send or look more than is allowed."""
     choices: list[Choice] = []
     refused: dict[str, str] = {}
     for filling in dict.fromkeys(_fillings(facts, algorithms, refused)):
         try:
-            choices.append(_within(facts, filling(facts)))
+            choice = filling(facts)
         except Refusal as refusal:
-            refused[filling.name] = refusal.reason
+            refused[filling.name] = str(refusal)
+            continue
+        dims, passes = f"{choice.dims:,}", f"{choice.passes:.3g}"
+        if facts.max_dims is not None and choice.dims > facts.max_dims:
+            refused[filling.name] = f"it releases {dims} numbers in a round, more than max_dims = {facts.max_dims:,}"
+        elif choice.passes > facts.passes * (1 + 1e-9):
+            refused[filling.name] = f"it takes {passes} passes, more than max_passes = {facts.max_passes:g}"
+        else:
+            choices.append(choice)
     return choices, refused
 
 
 def _fillings(facts: Facts, asked: _Asked | Iterable[_Asked] | None, refused: dict[str, str]) -> Iterator[Variant]:
     """The fillings that were asked for, or of all algorithms that are planned without being named."""
     if asked is None:
-        for candidate in KNOWN.values():
-            if candidate.private == facts.private and candidate.like is None and candidate.fillings:
-                if candidate.left_out:
-                    refused[candidate.name] = candidate.left_out
-                else:
-                    yield from candidate.fillings
+        for known in KNOWN.values():
+            if known.private != facts.private or known.like is not None or not known.fillings:
+                continue
+            if known.left_out:
+                refused[known.name] = known.left_out
+            else:
+                yield from known.fillings
         return
-    requests: list[_Asked] = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else []
-    if not requests:
-        remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
-        validate.check(isinstance(asked, Iterable), "algorithms", asked, remedy)
-        requests = list(asked)  # type: ignore[arg-type]
-    for request in dict.fromkeys(requests):
+    if isinstance(asked, (str, Algorithm)) or callable(asked):
+        asked = [asked]
+    remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
+    validate.check(isinstance(asked, Iterable), "algorithms", asked, remedy)
+    for request in dict.fromkeys(asked):
         named, fillings = _named(request)
         if not fillings:
             refused[named.name] = named.left_out
-        elif named.private != facts.private:
+        elif named.private == facts.private:
+            yield from fillings
+        else:
             reason = "it is not private" if facts.private else "it needs a finite epsilon"
             name = request if isinstance(request, str) else named.name
             refused[name] = f"epsilon={facts.epsilon:g} was asked for, and {reason}"
-        else:
-            yield from fillings
 
 
-def _named(request: _Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
+def _named(request: _Asked) -> tuple[Algorithm[...], tuple[Variant, ...]]:
     """An algorithm, by its name or that of one filling, as it is or as a recipe function; and the fillings meant."""
     if not isinstance(request, str):
         return algorithm_of(request), algorithm_of(request).fillings
@@ -544,46 +499,40 @@ def _named(request: _Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
     return named, tuple(found)
 
 
-def _within(facts: Facts, choice: Choice) -> Choice:
-    """Refuse what sends more numbers, or looks more often, than is allowed."""
-    if facts.max_dims is not None and choice.dims > facts.max_dims:
-        raise Refusal(f"it releases {choice.dims:,} numbers in a round, more than max_dims = {facts.max_dims:,}")
-    if facts.max_passes is not None and choice.passes > facts.max_passes * (1 + 1e-9):
-        raise Refusal(f"it takes {choice.passes:.3g} passes, more than max_passes = {facts.max_passes:g}")
-    return choice
+def _ranked(facts: Facts, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Those that the first rule prefers which holds and has something to prefer; then by shortfall, then by noise."""
+    order: dict[str, int] = {}
 
+    def named(choice: Choice) -> bool:
+        return choice.name in order or choice.algorithm in order
 
-def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Rule, dict[str, int]]:
-    """The first rule that holds and has something to prefer, with its order."""
-    rules = PRIVATE_RULES if facts.private else FREE_RULES
-    for rule in rules:
+    def rank(choice: Choice) -> tuple[int, float, float]:
+        place = order.get(choice.name, order.get(choice.algorithm, len(order)))
+        behind = math.inf if choice.shortfall is None else choice.shortfall
+        return place, behind, round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
+
+    for rule in PRIVATE_RULES if facts.private else FREE_RULES:
         if rule.when(facts):
-            order = {name: i for i, name in reversed(list(enumerate(rule.prefers(facts))))}
-            if any(place_of(choice, order) is not None for choice in choices):
-                return rule, order
-    return rules[-1], {}
+            preferences = rule.prefers(facts)
+            order = {name: preferences.index(name) for name in preferences}
+            if any(map(named, choices)):
+                break
+    ranked = sorted(choices, key=rank)
+    for at, choice in enumerate(ranked):
+        why = "it was not measured"
+        if named(choice):
+            why = "the same rule's next"
+        elif choice.shortfall is not None:
+            why = f"{100 * choice.shortfall:.1f} points behind the best where measured"
+        if choice.research:
+            why += "; for research only"
+        if at == 0 and named(choice):
+            why = f"{rule.why} (rule: {rule.name})"
+        ranked[at] = replace(choice, why=why)
+    return tuple(ranked)
 
 
-def _rank(choice: Choice, order: dict[str, int]) -> tuple[int, float, float]:
-    place = place_of(choice, order)
-    behind = math.inf if choice.shortfall is None else choice.shortfall
-    noise = round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
-    return len(order) if place is None else place, behind, noise
-
-
-def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]) -> str:
-    named = place_of(choice, order) is not None
-    if choice is ranked[0] and named:
-        return f"{rule.why} (rule: {rule.name})"
-    place = "it was not measured"
-    if named:
-        place = "the same rule's next"
-    elif choice.shortfall is not None:
-        place = f"{100 * choice.shortfall:.1f} points behind the best where measured"
-    return f"{place}; for research only" if choice.research else place
-
-
-_MIN_PUBLIC_ROWS = 4
+_LEAST = 4
 """Fewer public rows cannot be split into a half that learns a subspace and a half that judges it."""
 
 
@@ -599,44 +548,34 @@ def read_public(public: Any, loss: str | Loss, classes: int) -> PublicFacts | No
     """
     if public is None or isinstance(public, PublicFacts):
         return public
-    labelled = isinstance(public, tuple)
+    X, y, labelled = public, None, isinstance(public, tuple)
     if labelled:
         validate.check(len(public) == 2, "public", f"{len(public)} parts", "give X, or (X, y)")
-    X = as_matrix("public", public[0] if labelled else public)
-    y = public[1] if labelled else None
+        X, y = public
+    X = as_matrix("public", X)
     rows, columns = X.shape
     if y is not None:
         validate.check(len(y) == rows, "len(public[1])", len(y), f"give one target for each of the {rows} public rows")
-    facts = PublicFacts(rows, columns, labelled, None, _moments(X))
-    outputs = loss_of(loss).outputs(classes)
-    if rows < _MIN_PUBLIC_ROWS or (outputs > 1 and y is None):
+    squares = X.multiply(X).mean(0) if is_sparse(X) else to_dense(X).double().square().mean(0)
+    moments = tuple(np.asarray(squares, dtype=float).reshape(-1).tolist())
+    facts, outputs = PublicFacts(rows, columns, labelled, None, moments), loss_of(loss).outputs(classes)
+    if rows < _LEAST or (outputs > 1 and y is None):
         return facts
     order = np.random.default_rng(0).permutation(rows)  # rows may be sorted by label
-    halves = (order[: rows // 2], order[rows // 2 :])
-    fit, rest = (_gradients(X, y, half, outputs) for half in halves)
-    if not _alive(fit) or not _alive(rest):
+    fit, rest = (_gradients(X, y, half, outputs) for half in (order[: rows // 2], order[rows // 2 :]))
+    if not all(bool(torch.as_tensor(half.norms()).any()) for half in (fit, rest)):
         return facts
     return replace(facts, curve=captured_energy(fit, rest))
 
 
-def _moments(X: Matrix) -> tuple[float, ...]:
-    squares = X.multiply(X).mean(0) if is_sparse(X) else to_dense(X).double().square().mean(0)
-    return tuple(np.asarray(squares, dtype=float).reshape(-1).tolist())
-
-
-def _gradients(X: Matrix, y: Any, half: Any, classes: int) -> Rows:
+def _gradients(X: Matrix, y: object, half: np.ndarray, classes: int) -> Rows:
     """Gradients at w = 0 up to a common factor."""
     part = take(X, torch.from_numpy(half))
     if classes > 1:
         codes = torch.from_numpy(np.unique(np.asarray(y), return_inverse=True)[1].reshape(-1)[half])
-        validate.check(
-            int(codes.max()) < classes, "classes", classes, "give at least as many as the public labels have"
-        )
+        enough = int(codes.max()) < classes
+        validate.check(enough, "classes", classes, "give at least as many as the public labels have")
         slopes = torch.full((len(half), classes), 1 / classes, dtype=torch.float64)
         slopes[torch.arange(len(half)), codes] -= 1
         return Outer(part, slopes)
     return Glm(torch.ones(len(half), dtype=torch.float64), part)
-
-
-def _alive(rows: Rows) -> bool:
-    return bool(torch.as_tensor(rows.norms()).max() > 0)

@@ -226,6 +226,8 @@ def _interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
 
 
 _ADD = Adjacency.ADD_REMOVE
+_Relation = Adjacency | str
+"""A relation, or its name."""
 Leaves = Mapping[DpEvent, int]
 _Key = tuple[tuple[DpEvent, int], ...]
 
@@ -401,7 +403,7 @@ def _route_of(leaves: Leaves, adjacency: Adjacency) -> str:
     return open_routes[0]
 
 
-def supports(event: DpEvent, adjacency: Adjacency | str = _ADD) -> bool:
+def supports(event: DpEvent, adjacency: _Relation = _ADD) -> bool:
     """Whether some accountant composes the event: asked before a run starts.
 
     >>> from isthmus.privacy import NoisyMax
@@ -415,7 +417,7 @@ def supports(event: DpEvent, adjacency: Adjacency | str = _ADD) -> bool:
     return True
 
 
-def check(event: DpEvent, adjacency: Adjacency | str = _ADD) -> None:
+def check(event: DpEvent, adjacency: _Relation = _ADD) -> None:
     """Refuse by name what no accountant composes.
 
     >>> from isthmus.privacy import FixedSize, Gaussian
@@ -430,7 +432,7 @@ def check(event: DpEvent, adjacency: Adjacency | str = _ADD) -> None:
 # ---------------------------------------------------------------- costs
 
 
-def epsilon_of(event: DpEvent, delta: float, adjacency: Adjacency | str = _ADD) -> float:
+def epsilon_of(event: DpEvent, delta: float, adjacency: _Relation = _ADD) -> float:
     """The smallest epsilon the accountant can vouch for at `delta`.
 
     >>> from isthmus.privacy import Gaussian
@@ -443,7 +445,7 @@ def epsilon_of(event: DpEvent, delta: float, adjacency: Adjacency | str = _ADD) 
     return _cost(_key(event), Adjacency.of(adjacency), "epsilon", delta)
 
 
-def delta_of(event: DpEvent, epsilon: float, adjacency: Adjacency | str = _ADD) -> float:
+def delta_of(event: DpEvent, epsilon: float, adjacency: _Relation = _ADD) -> float:
     """The smallest delta the accountant can vouch for at `epsilon`."""
     validate.non_negative(epsilon=epsilon)
     check(event, adjacency)
@@ -537,12 +539,7 @@ def _in_blocks(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, giv
 
 
 def epsilon(
-    *,
-    noise_multiplier: float,
-    sampling_rate: float = 1.0,
-    steps: int = 1,
-    delta: float,
-    adjacency: Adjacency | str = _ADD,
+    *, noise_multiplier: float, sampling_rate: float = 1.0, steps: int = 1, delta: float, adjacency: _Relation = _ADD
 ) -> float:
     """Epsilon of `steps` Gaussian releases of noise `noise_multiplier * C` on Poisson samples of a rate.
 
@@ -554,12 +551,7 @@ def epsilon(
 
 
 def delta(
-    *,
-    noise_multiplier: float,
-    sampling_rate: float = 1.0,
-    steps: int = 1,
-    epsilon: float,
-    adjacency: Adjacency | str = _ADD,
+    *, noise_multiplier: float, sampling_rate: float = 1.0, steps: int = 1, epsilon: float, adjacency: _Relation = _ADD
 ) -> float:
     """Delta of `steps` Gaussian releases of noise `noise_multiplier * C` on Poisson samples of a rate.
 
@@ -576,7 +568,7 @@ def noise_multiplier(
     delta: float,
     sampling_rate: float = 1.0,
     steps: int = 1,
-    adjacency: Adjacency | str = _ADD,
+    adjacency: _Relation = _ADD,
     mechanism: str = "gaussian",
 ) -> float:
     """The noise, relative to the bound C of a record, for which `steps` releases cost `epsilon` at `delta`.
@@ -605,11 +597,7 @@ def _noise_multiplier(
 
 
 def calibrate(
-    event_at: Callable[[float], DpEvent],
-    epsilon: float,
-    delta: float,
-    adjacency: Adjacency | str = _ADD,
-    guess: float = 1.0,
+    event_at: Callable[[float], DpEvent], epsilon: float, delta: float, adjacency: _Relation = _ADD, guess: float = 1.0
 ) -> float:
     """The scale at which `event_at(scale)` costs `epsilon` at `delta`, from below; cost must fall with the scale.
 

@@ -155,7 +155,7 @@ class GroupClip(Clip):
 
     replaced  every round looks at all records, and neighbours differ by a replaced one: the mean of its group changes
               once, by 2C, which for replace-one is a bound of C a record (`Adjacency` doubles it).  A sample does not
-              allow that: with the record in it or not the sum differs by 2C too.  `check_sound` refuses it elsewhere.
+              allow that: with the record in it or not the sum differs by 2C too.  `_check_sound` refuses it elsewhere.
 
     >>> GroupClip(1.0).total(1.0), GroupClip(1.0, replaced=True).total(1.0)
     (2.0, 1.0)
@@ -354,17 +354,13 @@ class ClippedSum:
         """
         slack = (self.value.numel() + 64) * 2.0**-50  # the length itself is computed
         extra = 2 * total * (gamma(terms + 1, torch.float32) + slack)
-        if not math.isfinite(self.bound) or self.ord != 2 or not self._low or extra > most:
+        wide = self.dtype is None or torch.finfo(self.dtype).bits > 32  # what is released of it
+        if not math.isfinite(self.bound) or self.ord != 2 or wide or extra > most:
             return self.precise()
         value = self.value.to(torch.float64)
         length = value.norm().clamp(min=torch.finfo(torch.float64).tiny)
         value = value * (own * self.bound / length).clamp(max=1.0)
         return replace(self, value=value.to(torch.float32), bound=self.bound * (1 + extra), spare=True)
-
-    @property
-    def _low(self) -> bool:
-        """Whether what is released has no more digits than float32."""
-        return self.dtype is not None and torch.finfo(self.dtype).bits <= 32
 
     @property
     def size(self) -> int:

@@ -54,7 +54,7 @@ from typing import NoReturn, Protocol, TypeAlias, TypeVar
 from isthmus.base import secret
 from isthmus.base.validate import check, positive_int, refuse
 from isthmus.privacy import accounting, event_json
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy.accounting import Adjacency, _Relation
 from isthmus.privacy.chain import FORMAT, LedgerCorrupt, _checked_budget, _Records, _SealedRecords
 from isthmus.privacy.event_json import DpEvent, Json
 from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
@@ -65,6 +65,9 @@ Event: TypeAlias = "DpEvent | Mapping[str, object]"
 """An event of `dp_accounting`, or its JSON form."""
 _Totals: TypeAlias = "Counter[str]"
 """How often each release was made, by the canonical JSON of its event."""
+_Path: TypeAlias = "str | os.PathLike[str]"
+_Budget: TypeAlias = "tuple[float, float] | float | None"
+_Sizes: TypeAlias = "int | Mapping[str, int]"
 _Given = TypeVar("_Given")
 
 
@@ -144,10 +147,10 @@ class Ledger:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None = None,
-        budget: tuple[float, float] | float | None = None,
+        path: _Path | None = None,
+        budget: _Budget = None,
         *,
-        adjacency: Adjacency | str | None = None,
+        adjacency: _Relation | None = None,
         dataset: str | None = None,
         shared: Ledger | None = None,
         label: str | None = None,
@@ -193,12 +196,7 @@ class Ledger:
 
     @classmethod
     def open(
-        cls,
-        path: str | os.PathLike[str],
-        budget: tuple[float, float] | float | None = None,
-        *,
-        adjacency: Adjacency | str | None = None,
-        dataset: str | None = None,
+        cls, path: _Path, budget: _Budget = None, *, adjacency: _Relation | None = None, dataset: str | None = None
     ) -> Ledger:
         """Continue the ledger at `path`, or create it."""
         return cls(path, budget, adjacency=adjacency, dataset=dataset)
@@ -242,12 +240,7 @@ class Ledger:
                 self._records.append(_SEEDED)
 
     def run(
-        self,
-        events: Mapping[str, Event],
-        reserve: int | Mapping[str, int] = 1,
-        *,
-        seeded: bool = False,
-        limit: Limit | None = None,
+        self, events: Mapping[str, Event], reserve: _Sizes = 1, *, seeded: bool = False, limit: Limit | None = None
     ) -> RunLedger:
         """Begin a run whose stage `name` costs `events[name]` a round, reserving `reserve` rounds at a time.
 
@@ -424,7 +417,7 @@ class Ledger:
         raise TypeError("a Ledger is not copied or pickled: open it by its path where it is needed")
 
 
-def opened(ledger: _Given | str | os.PathLike[str], adjacency: Adjacency) -> _Given | Ledger:
+def opened(ledger: _Given | _Path, adjacency: Adjacency) -> _Given | Ledger:
     """What was given as `ledger=`: for a path, the ledger that is kept there."""
     if isinstance(ledger, (str, os.PathLike)):
         return Ledger.open(ledger, adjacency=adjacency)
@@ -468,7 +461,7 @@ class RunLedger:
         self,
         ledger: Ledger,
         events: Mapping[str, Event],
-        reserve: int | Mapping[str, int] = 1,
+        reserve: _Sizes = 1,
         *,
         whole: bool = False,
         seeded: bool = False,

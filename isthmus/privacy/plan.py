@@ -17,7 +17,7 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.privacy import accounting
-from isthmus.privacy.accounting import Adjacency, noise_multiplier
+from isthmus.privacy.accounting import Adjacency, _Relation, noise_multiplier
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, _named
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
@@ -33,7 +33,7 @@ def default_delta(n: int) -> float:
     return min(1e-5, math.pow(n, -1.1))
 
 
-def mu_of(epsilon: float, delta: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE) -> float:
+def mu_of(epsilon: float, delta: float, adjacency: _Relation = Adjacency.ADD_REMOVE) -> float:
     """The Gaussian-DP parameter mu of a budget: one release of multiplier 1 / mu spends all of it.
 
     >>> round(1 / mu_of(1.0, 1e-5), 4), round(1 / mu_of(1.0, 1e-5, Adjacency.REPLACE_ONE), 4)

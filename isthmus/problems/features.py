@@ -190,11 +190,11 @@ class SmoothMap:
     def __call__(self, X: object) -> Scaled:
         """The features of the rows of X, of norm at most 1, in its dtype: a copy, or those of a table as it is read."""
         view = Scaled.of(as_matrix("X", X)).without_constant()
-        d, D = len(self.shift), len(self.columns) + (1 if self.bias else 0)
-        validate.check(
-            view.shape[1] == d, "X.shape", tuple(view.shape), f"give {d} columns, as the features were made for"
-        )
-        dtype = torch.float32 if dtype_of(view.X) == torch.float32 else torch.float64
+        d, D, dtype = len(self.shift), len(self.columns) + bool(self.bias), torch.float64
+        if dtype_of(view.X) == torch.float32:
+            dtype = torch.float32
+        remedy = f"give {d} columns, as the features were made for"
+        validate.check(view.shape[1] == d, "X.shape", tuple(view.shape), remedy)
         rows = DerivedRows(view, lambda part, where: self._rows(part, dtype), D, dtype)
         features: Tensor | Streamed = rows if isinstance(view.X, Streamed) else rows.dense()
         plain = Scaled.of(features)
@@ -205,7 +205,7 @@ class SmoothMap:
     def _rows(self, part: Scaled, dtype: torch.dtype) -> Tensor:
         """The rows of some records, no longer than 1 in their dtype too."""
         D, whole = len(self.columns), self._whole(dtype)
-        rows = torch.empty(part.shape[0], D + (1 if self.bias else 0), dtype=dtype)
+        rows = torch.empty(part.shape[0], D + bool(self.bias), dtype=dtype)
         step = max(1, CACHE_BYTES // (8 * (len(self.shift) + 4 * D)))
         for lo in range(0, part.shape[0], step):
             block = self._features(part[lo : lo + step].dense() / self.reach)

@@ -126,7 +126,7 @@ class Scaled(View):
         wide = w.to(torch.float64)
         if self.far:
             parts = [matrix.margins(rows, wide) for _, _, rows in self.chunks()]
-            return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
+            return torch.cat([wide.new_zeros(0, *wide.shape[1:]), *parts]).to(w.dtype)
         z = _rows(self.r, matrix.margins(self.X, _rows(self.weight, wide[: self.weight.shape[0]])))
         for u, moved in zip(self.U.unbind(1), (self.B @ wide).unbind(0), strict=True):
             # entry by entry: a product rounds a row by its place
@@ -300,13 +300,13 @@ class RowMap:
     def __call__(self, X: object) -> Scaled:
         """The rows of X, seen through the map."""
         base = Scaled.of(as_matrix("X", X))
-        base = base if self.low is None else Scaled.of(self._clipped(base))
-        p = base.shape[1]
-        width = p if self.weight is None else len(self.weight)
-        validate.check(width == p, "X.shape", tuple(base.shape), f"give {width} columns")
+        if self.low is not None:
+            base = Scaled.of(self._clipped(base))
+        if self.weight is not None and len(self.weight) != base.shape[1]:
+            validate.refuse("X.shape", tuple(base.shape), f"give {len(self.weight)} columns")
         bias = self.constant(base.bias)
         view = self._features(base)
-        length = view.upper.clamp(min=1e-150 if self.limit is None else self.limit)
+        length = view.upper.clamp(min=self.limit or 1e-150)
         whole = math.hypot(self.limit or 1.0, bias)
         factor = (self.limit or 1.0) / (length * whole * UP)
         constant = torch.tensor(bias / whole, dtype=torch.float64)
@@ -324,26 +324,34 @@ class RowMap:
         if self.low is None or self.high is None:
             return 1.0
         ends = torch.stack([self.low, self.high]).double()
-        ends = ends if self.shift is None else ends - self.shift
-        ends = ends if self.weight is None else ends * self.weight
+        shift, weight = self._columns(ends.shape[1])
+        ends = (ends - shift) * weight
         return min(1.0, float(ends.abs().max()) / whole * (1 + 2.0**-40))
 
     def constant(self, before: float) -> float:
         """The constant of the last column before all is divided, for rows that had `before`."""
         if self.bias or not before:
             return self.bias
-        constant = before if self.shift is None else before - float(self.shift[-1])
-        return constant if self.weight is None else constant * float(self.weight[-1])
+        shift, weight = self._columns(None)
+        return (before - float(shift[-1])) * float(weight[-1])
+
+    def _columns(self, p: int | None) -> tuple[Tensor, Tensor]:
+        """The shift and the weight of the first p columns: 0 and 1 where there are none."""
+        shift, weight = torch.zeros(p or 1, dtype=torch.float64), torch.ones(p or 1, dtype=torch.float64)
+        if self.shift is not None:
+            shift = self.shift.double()[:p]
+        if self.weight is not None:
+            weight = self.weight.double()[:p]
+        return shift, weight
 
     def _features(self, base: Scaled) -> Scaled:
         """(x - shift) * weight, without the constant column."""
         view, n = base.without_constant(), base.shape[0]
-        p = view.shape[1]
-        weight = torch.ones(p, dtype=torch.float64) if self.weight is None else self.weight.double()[:p]
+        shift, weight = self._columns(view.shape[1])
         inner, U, B = view.weight * weight[: len(view.weight)], view.U, view.B * weight
         if self.shift is not None:
             ones = torch.ones(n, 1, dtype=torch.float64)
-            U, B = torch.cat([U, ones], 1), torch.cat([B, -(self.shift.double()[:p] * weight)[None]])
+            U, B = torch.cat([U, ones], 1), torch.cat([B, -(shift * weight)[None]])
         scaled = Scaled(view.X, inner, view.r, U, B, far=view.far or self._far(weight))
         if bool((endless := ~(scaled.upper < FAR)).any()):
             scaled = Scaled(_without(view.X, endless), inner, view.r, U, B, far=scaled.far)
@@ -351,19 +359,15 @@ class RowMap:
 
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
         """The affine map of features so far, and the constant beside them, taken through this map (see `RowMaps`)."""
-        constant, columns = self.constant(bias), len(offset)
-        offset = offset if self.shift is None else offset - self.shift.double()[:columns]
-        if self.weight is not None:
-            weight, offset = weight * self.weight.double()[: len(weight)], offset * self.weight.double()[:columns]
+        constant, (shift, own) = self.constant(bias), self._columns(len(offset))
+        weight, offset = weight * own[: len(weight)], (offset - shift) * own
         whole = math.hypot(self.limit or 1.0, constant)
         last = torch.tensor([constant / whole] if constant else [], dtype=torch.float64)
         return weight / whole, torch.cat([offset / whole, last]), constant / whole
 
     def _far(self, weight: Tensor) -> bool:
         """Whether what is subtracted is much longer than what is left: a public fact."""
-        if self.shift is None:
-            return False
-        shift = self.shift.double()[: len(weight)]
+        shift, _ = self._columns(len(weight))
         return float(torch.linalg.vector_norm(shift * weight)) > 2.0**8 * (self.limit or 1.0)
 
     def _clipped(self, base: Scaled) -> Tensor | Streamed:
@@ -379,7 +383,9 @@ class RowMap:
             bool(((part >= low) & (part <= high)).all())
             for part in X.split(max(1, matrix.CHUNK_BYTES // (8 * X.shape[1])))
         )
-        return X if inside else torch.minimum(torch.maximum(X, low), high)
+        if inside:
+            return X
+        return torch.minimum(torch.maximum(X, low), high)
 
 
 class Map(Protocol):
@@ -424,7 +430,9 @@ class RowMaps:
 def unit_rows(X: object) -> Scaled:
     """X with rows of norm at most 1: itself where a map made them so, else shortened rows."""
     view = X if isinstance(X, Scaled) else Scaled.of(as_matrix("X", X))
-    return view if view.unit else RowMap()(view)
+    if view.unit:
+        return view
+    return RowMap()(view)
 
 
 def lengths(rows: Array) -> Array:

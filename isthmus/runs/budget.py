@@ -25,7 +25,7 @@ from isthmus.tables.schema import Schema
 
 
 @dataclass(frozen=True)
-class Spender:
+class _Spender:
     """One run as the shared ledger saw it: its label, when it began and last charged, its rounds, their epsilon."""
 
     label: str
@@ -45,7 +45,7 @@ def open_shared(path: str | Path) -> Ledger:
     return ledger
 
 
-def spenders(ledger: Ledger) -> list[Spender]:
+def spenders(ledger: Ledger) -> list[_Spender]:
     """Who has spent, in the order they began: runs by their label, charges without one by the id of their run."""
     by_label: dict[str, list[dict[str, Any]]] = {}
     for record in ledger.records():
@@ -69,7 +69,7 @@ def spenders(ledger: Ledger) -> list[Spender]:
             if charged:
                 epsilon = float(epsilon_of(event_json.composed(charged), ledger.budget[1], ledger.adjacency))
         if records:
-            found.append(Spender(label, records[0]["time"], records[-1]["time"], dict(rounds), epsilon))
+            found.append(_Spender(label, records[0]["time"], records[-1]["time"], dict(rounds), epsilon))
     return found
 
 

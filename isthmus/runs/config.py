@@ -19,8 +19,6 @@ Paths in it are relative to the file.
 from __future__ import annotations
 
 import math
-import os
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -29,7 +27,7 @@ from typing import Any
 
 from isthmus import sets
 from isthmus.base import validate
-from isthmus.tables.declared import checked, declarable, known_keys, one_of, read_bounds, read_sign, read_words
+from isthmus.tables import readers
 from isthmus.tables.files import Reading, has_part, is_libsvm
 from isthmus.tables.schema import TASKS, Schema, Target, read_column, read_target
 
@@ -111,7 +109,7 @@ def _weights(name: str, value: object) -> object:
 
 
 def _separator(name: str, value: object) -> str:
-    return read_sign(name, "\t" if value == "\\t" else value)
+    return readers.sign(name, "\t" if value == "\\t" else value)
 
 
 def _path(name: str, value: object) -> str:
@@ -123,8 +121,8 @@ def _constraint(name: str, value: object) -> str:
     return str(value)
 
 
-_POSITIVE, _SIZE = checked(validate.positive, float), checked(validate.positive_int, int)
-_NATURAL, _UNIT = checked(validate.non_negative, float), checked(validate.open_unit, float)
+_POSITIVE, _SIZE = readers.checked(validate.positive, float), readers.checked(validate.positive_int, int)
+_NATURAL, _UNIT = readers.checked(validate.non_negative, float), readers.checked(validate.open_unit, float)
 
 
 @dataclass(frozen=True)
@@ -144,47 +142,47 @@ class Settings:
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
     """
 
-    data: str = declarable("", _path)
-    target: str | None = declarable(None, _text)
-    task: str | None = declarable(None, one_of(*TASKS))
-    classes: tuple[str, ...] | None = declarable(None, read_words)
-    target_bounds: tuple[float, float] | None = declarable(None, read_bounds)
-    epsilon: float = declarable(1.0, _epsilon)
-    delta: float | None = declarable(None, _UNIT)
-    adjacency: str = declarable("add-remove", one_of("add-remove", "replace-one"))
-    n: int | None = declarable(None, _SIZE)
-    loss: str | None = declarable(None, _text)
-    algorithm: str = declarable("auto", _text)
-    constraint: str | None = declarable(None, _constraint)
-    l1: float = declarable(0.0, _NATURAL)
-    l2: float = declarable(0.0, _NATURAL)
-    clip: float | None = declarable(None, _POSITIVE)
-    step: float | None = declarable(None, _POSITIVE)
-    max_iter: int | None = declarable(None, _SIZE)
-    batch_size: int | None = declarable(None, _SIZE)
-    scale: str = declarable("auto", _text)
-    shape: str = declarable("auto", one_of("auto", "linear", "smooth"))
-    data_norm: float | None = declarable(None, _POSITIVE)
-    intercept: bool = declarable(True, _flag)
-    class_weight: dict[str, float] | str | None = declarable(None, _weights)
-    options: dict[str, Any] | None = declarable(None, _table)
-    bounds: tuple[float, float] | None = declarable(None, read_bounds)
-    public: str | None = declarable(None, _path)
-    test: str | None = declarable(None, _path)
-    test_fraction: float | None = declarable(None, _UNIT)
-    test_epsilon: float | None = declarable(None, _POSITIVE)
-    release_test_metrics: bool = declarable(False, _flag)
-    budget: str | None = declarable(None, _path)
-    title: str | None = declarable(None, _text)
-    purpose: str | None = declarable(None, _text)
-    owner: str | None = declarable(None, _text)
-    schema: str | None = declarable(None, _path)
-    out: str | None = declarable(None, _path)
-    separator: str | None = declarable(None, _separator)
-    encoding: str = declarable("utf-8", _encoding)
-    decimal: str | None = declarable(None, one_of(".", ","))
-    features: int | None = declarable(None, _SIZE)
-    zero_based: bool = declarable(False, _flag)
+    data: str = readers.setting("", _path)
+    target: str | None = readers.setting(None, _text)
+    task: str | None = readers.setting(None, readers.one_of(*TASKS))
+    classes: tuple[str, ...] | None = readers.setting(None, readers.words)
+    target_bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
+    epsilon: float = readers.setting(1.0, _epsilon)
+    delta: float | None = readers.setting(None, _UNIT)
+    adjacency: str = readers.setting("add-remove", readers.one_of("add-remove", "replace-one"))
+    n: int | None = readers.setting(None, _SIZE)
+    loss: str | None = readers.setting(None, _text)
+    algorithm: str = readers.setting("auto", _text)
+    constraint: str | None = readers.setting(None, _constraint)
+    l1: float = readers.setting(0.0, _NATURAL)
+    l2: float = readers.setting(0.0, _NATURAL)
+    clip: float | None = readers.setting(None, _POSITIVE)
+    step: float | None = readers.setting(None, _POSITIVE)
+    max_iter: int | None = readers.setting(None, _SIZE)
+    batch_size: int | None = readers.setting(None, _SIZE)
+    scale: str = readers.setting("auto", _text)
+    shape: str = readers.setting("auto", readers.one_of("auto", "linear", "smooth"))
+    data_norm: float | None = readers.setting(None, _POSITIVE)
+    intercept: bool = readers.setting(True, _flag)
+    class_weight: dict[str, float] | str | None = readers.setting(None, _weights)
+    options: dict[str, Any] | None = readers.setting(None, _table)
+    bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
+    public: str | None = readers.setting(None, _path)
+    test: str | None = readers.setting(None, _path)
+    test_fraction: float | None = readers.setting(None, _UNIT)
+    test_epsilon: float | None = readers.setting(None, _POSITIVE)
+    release_test_metrics: bool = readers.setting(False, _flag)
+    budget: str | None = readers.setting(None, _path)
+    title: str | None = readers.setting(None, _text)
+    purpose: str | None = readers.setting(None, _text)
+    owner: str | None = readers.setting(None, _text)
+    schema: str | None = readers.setting(None, _path)
+    out: str | None = readers.setting(None, _path)
+    separator: str | None = readers.setting(None, _separator)
+    encoding: str = readers.setting("utf-8", _encoding)
+    decimal: str | None = readers.setting(None, readers.one_of(".", ","))
+    features: int | None = readers.setting(None, _SIZE)
+    zero_based: bool = readers.setting(False, _flag)
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -249,7 +247,7 @@ class Settings:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Settings:
         """What `to_dict` wrote."""
-        known_keys("settings", data, [member.name for member in fields(Settings)])
+        readers.known_keys("settings", data, [member.name for member in fields(Settings)])
         return Settings(**data)
 
 
@@ -263,8 +261,12 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number above 0; inf trains without privacy
     """
-    settings = {} if file is None else _read_toml(Path(file))
-    known_keys("config", settings, [*(member.name for member in fields(Settings)), "columns"])
+    settings: dict[str, Any] = {}
+    if file is not None:
+        settings = readers.toml(file)
+        given = [name for name in _PATHS if isinstance(settings.get(name), str)]
+        settings |= {name: str(Path(file).parent / settings[name]) for name in given}
+    readers.known_keys("config", settings, [*(member.name for member in fields(Settings)), "columns"])
     chosen = {key: value for key, value in options.items() if value not in (None, ())}
     path, declared = chosen.get("schema") or settings.get("schema"), Schema()
     if path is not None:  # whoever hands a schema in declares it public, wherever it came from
@@ -310,15 +312,3 @@ def _check_files(settings: Settings) -> None:
 def _same(path: str | None, other: str) -> bool:
     """Whether two paths lead to one file or folder."""
     return path is not None and Path(path).resolve() == Path(other).resolve()
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    validate.present(os.path.isfile(file), file)
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        validate.unreadable(file, f"it is not valid TOML ({error}); correct that line")
-    for name in _PATHS:
-        if isinstance(tree.get(name), str):
-            tree[name] = str(file.parent / tree[name])
-    return tree

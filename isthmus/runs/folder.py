@@ -149,7 +149,7 @@ class RunFolder:
             yield
 
 
-def next_folder(name: str, parent: str | Path = "runs") -> Path:
+def _next_folder(name: str, parent: str | Path = "runs") -> Path:
     """`runs/<name>-<k>` for the first k that is free."""
     safe = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
     paths = (Path(parent) / f"{safe}-{k}" for k in itertools.count(1))
@@ -182,7 +182,7 @@ def predictions(
     ids       columns to carry along beside those of the schema's type "id" that the table has
     decimal   where the file has a sign of its own
     """
-    estimator, schema = load_model(run)
+    estimator, schema = _load_model(run)
     rows, own = table.x, []
     if schema.columns:
         remedy = "give a csv or parquet file: this model was trained on named columns"
@@ -224,7 +224,7 @@ def _entries(values: Series) -> np.ndarray:
     return values.astype(object).where(values.notna(), "").to_numpy().astype(str)
 
 
-def load_model(folder: RunFolder) -> tuple[estimators.PrivateClassifier | estimators.PrivateRegressor, Schema]:
+def _load_model(folder: RunFolder) -> tuple[estimators.PrivateClassifier | estimators.PrivateRegressor, Schema]:
     """The model of a run, and the schema that encodes its rows (without columns for a matrix); refused where cut."""
     path = folder.path / MODEL
     resume = f"isthmus train --resume {folder.path}"

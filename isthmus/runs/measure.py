@@ -87,12 +87,12 @@ def planned(settings: Settings, delta: float) -> list[DpEvent]:
     return [Gaussian(1 / mu_of(settings.measure_epsilon, delta, Adjacency(settings.adjacency))).event()]
 
 
-def training_epsilon(settings: Settings, delta: float) -> float:
+def _training_epsilon(settings: Settings, delta: float) -> float:
     """What the training may spend: epsilon, less what is kept free for the figures.
 
     Costs add up in mu^2, so that figures for a tenth of epsilon leave .99 of it and more.
 
-    >>> round(training_epsilon(Settings(data="a.csv", epsilon=1.0, test_fraction=0.2), 1e-5), 3)
+    >>> round(_training_epsilon(Settings(data="a.csv", epsilon=1.0, test_fraction=0.2), 1e-5), 3)
     0.992
     """
     if settings.measure_epsilon is None:

@@ -298,11 +298,11 @@ def _settle_target(settings: Settings, table: Table, public: Table | None) -> tu
             rows = Counter(encode_target(source, Target(name, task, classes))[0].tolist())
             validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", _RARE_LABEL)
         guess = f"the classes {list(classes)} were read from the target column {name!r}"
-        leaks.append(f"{guess}: give --classes {as_option(classes)}")
+        leaks.append(f"{guess}: give --classes {_as_option(classes)}")
     return Target(name, task, classes), leaks * (not free)
 
 
-def as_option(words: Iterable[str]) -> str:
+def _as_option(words: Iterable[str]) -> str:
     """Words as an option takes them: with commas between, quoted where one holds a comma or a quote."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(words)

@@ -41,7 +41,7 @@ from isthmus.runs import folder as files
 from isthmus.runs import measure
 from isthmus.runs.budget import open_shared
 from isthmus.runs.config import Settings, read_constraint
-from isthmus.runs.folder import FolderDamaged, RunFolder, next_folder
+from isthmus.runs.folder import FolderDamaged, RunFolder, _next_folder
 from isthmus.runs.measure import Measured
 from isthmus.runs.prepare import PreparedRows, prepare
 from isthmus.tables.schema import Schema
@@ -98,7 +98,7 @@ def start(
     for note in problem.notes:
         say(f"note: {note}")
     leaks = [f"{leak}." for leak in problem.leaks if settings.private]
-    path = Path(settings.out or next_folder(problem.name))
+    path = Path(settings.out or _next_folder(problem.name))
     stored = {"seed": secret.randbits(31), "settings": work.settings.to_dict(), "label": path.name, "leaks": leaks}
     if crew.size > 1:
         stored["ranks"] = crew.size
@@ -140,7 +140,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
         if run is None:
             return None
         say(f"{run.path} is finished: there is nothing left to do")
-        tidy(run)
+        _tidy(run)
         return _outcome_of(run, Ledger(run.path / files.LEDGER) if settings.private else None)
     problem = prepare(settings, Schema.from_toml(rules, files.SCHEMA), salt=salt, settled=True, crew=crew)
     shared = _shared(settings, crew)
@@ -214,7 +214,7 @@ class _Work:
             with _heard(heard, warn), _resumable(run):
                 fitted = self.trained(ledger, progress)
                 measured = self.measured(fitted, ledger)
-                write_record(run, settings, fitted, measured, ledger, heard)
+                _write_record(run, settings, fitted, measured, ledger, heard)
             return _outcome_of(run, ledger)
 
     def ledger(self, run: RunFolder) -> Ledger | None:
@@ -235,7 +235,7 @@ class _Work:
             with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
                 path = shared_file(crew, (Path(folder) if run is None else run.path) / files.MODEL)
                 if run is not None:
-                    return files.load_model(run)[0]
+                    return files._load_model(run)[0]
                 return estimators.load(path)  # type: ignore[arg-type]
         own: dict[str, Any] = {"ledger": ledger, "verbose": int(progress)}
         if run is not None:
@@ -259,7 +259,7 @@ class _Work:
         """The estimator that the settings describe, not fitted."""
         settings, target = self.settings, self.problem.target
         options: dict[str, Any] = {name: vars(settings)[name] for name in _AS_GIVEN} | {
-            "epsilon": measure.training_epsilon(settings, self.delta),
+            "epsilon": measure._training_epsilon(settings, self.delta),
             "delta": self.delta,
             "constraint": read_constraint(settings.constraint),
             "features": settings.shape,
@@ -375,7 +375,7 @@ class Outcome:
         return told | {"metrics": [vars(figure) for figure in self.measured.figures], "warnings": list(record.warnings)}
 
 
-def write_record(
+def _write_record(
     run: RunFolder, settings: Settings, fitted: _Fitted, measured: Measured, ledger: Ledger | None, heard: list[str]
 ) -> None:
     """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
@@ -404,10 +404,10 @@ def write_record(
         "curves": list(measured.curves),
     }
     run.write(files.RUN, Record.from_dict(record).to_json().encode())
-    tidy(run)
+    _tidy(run)
 
 
-def tidy(run: RunFolder) -> None:
+def _tidy(run: RunFolder) -> None:
     """Remove what only an unfinished run needs; the secret first."""
     for name in (files.SECRET, files.TRAINED, files.CHECKPOINT):
         for file in (run.path / name, *run.path.glob(f"{name}.*.part")):  # a killed process may leave half a file

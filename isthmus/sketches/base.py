@@ -55,9 +55,8 @@ def _state_entry(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
     """
     value = state[key]
     if not isinstance(value, kind):
-        validate.refuse(
-            f"state[{key!r}]", value, f"start the run anew: a {kind.__name__} belongs here, and this is of another kind"
-        )
+        remedy = f"start the run anew: a {kind.__name__} belongs here, and this is of another kind"
+        validate.refuse(f"state[{key!r}]", value, remedy)
     return value
 
 
@@ -264,10 +263,8 @@ class Sketch(ABC):
 
     def _check_tight(self) -> None:
         if not self.tight:
-            raise TypeError(
-                f"{self} is not tight, so it has no cheap pseudo-inverse: lift with `adjoint` or "
-                "`project_and_lift`, or draw it with scaling='tight'"
-            )
+            remedy = "lift with `adjoint` or `project_and_lift`, or draw it with scaling='tight'"
+            raise TypeError(f"{self} is not tight, so it has no cheap pseudo-inverse: {remedy}")
 
     def _block(self, lo: int, hi: int) -> Tensor:
         """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""

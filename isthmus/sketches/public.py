@@ -391,20 +391,6 @@ def learned(
     return {"weights": weights, "leaves": leaves, "norm": _certified(moment, error, dtype)}
 
 
-def top_directions(rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram") -> Tensor:
-    """d x min(k, rank) orthonormal: the top eigenvectors of sum_i g_i g_i', through the n x n Gram matrix.
-
-    With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
-    pass over the columns of G.  The products are float64, chunk by chunk; `dtype` is that of the result.
-
-    >>> from isthmus.gradients import Dense
-    >>> top_directions(Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2).abs().round()
-    tensor([[0.],
-            [1.]], dtype=torch.float64)
-    """
-    return _directions(rows, k, dtype, method)[0]
-
-
 def _side_directions(rows: Rows, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
     form = outer_of(rows)
@@ -486,8 +472,19 @@ def _side_top(rows: Rows, shape: tuple[int, int], side: int, rank: int) -> Tenso
     return _top(sum((part.T @ part for part in parts), torch.zeros(())), rank)[1]
 
 
-def _directions(rows: Rows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
-    """The basis, orthonormal to rounding, and its `_moment`."""
+def _directions(
+    rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
+) -> tuple[Tensor, Tensor, float]:
+    """The top min(k, rank) eigenvectors of sum_i g_i g_i' (d x k, orthonormal to rounding), and their `_moment`.
+
+    With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
+    pass over the columns of G.  The products are float64, chunk by chunk; `dtype` is that of the result.
+
+    >>> from isthmus.gradients import Dense
+    >>> _directions(Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2)[0].abs().round()
+    tensor([[0.],
+            [1.]], dtype=torch.float64)
+    """
     pieces = [piece for _, piece in rows.leaves()]
     gram: Tensor | _Products = _Products(pieces)
     if method == "gram" or k >= rows.n - 1 or rows.n <= BUILT:

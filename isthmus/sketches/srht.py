@@ -64,7 +64,8 @@ class _HadamardMap(Sketch):
             if len(block.chosen):
                 part = y.new_zeros(1, block.size)
                 part[0, self._chosen(block, y.device)] = scaled[block.code]
-                torch.mul(block.transform(part, adjoint=True)[0], self._signs(block, y), out=out[block.where])
+                where = slice(block.start, block.start + block.size)
+                torch.mul(block.transform(part, adjoint=True)[0], self._signs(block, y), out=out[where])
         return out
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
@@ -104,10 +105,6 @@ class _Block:
     size: int
     code: slice
     chosen: Tensor
-
-    @property
-    def where(self) -> slice:
-        return slice(self.start, self.start + self.size)
 
     @property
     def is_hadamard(self) -> bool:

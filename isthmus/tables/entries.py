@@ -166,7 +166,7 @@ def _formats_of(words: Iterable[str]) -> list[str]:
     return [form for form in ("", *FORMATS) if all(np.isfinite(day(word, form)) for word in entries)]
 
 
-def check_format(where: str, form: object) -> str:
+def _check_format(where: str, form: object) -> str:
     """Refuse what is no format of a date with a day, a month and a year."""
     remedy = "give a format such as %d/%m/%Y (day first) or %m/%d/%Y (month first), with day, month and year"
     there = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)

@@ -135,7 +135,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
         names, separator = _header(file, reading)
         return Table(name, _read_text(file, reading, names, separator), separator=separator)
     if os.path.isdir(file) or file.stat().st_size >= _LARGE:
-        return Table(name, ParquetFrame(file))
+        return Table(name, _ParquetFrame(file))
     return Table(name, _read_parquet(file))
 
 
@@ -173,7 +173,7 @@ def has_part(path: str | Path, part: str) -> bool:
         return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
 
 
-def types_of(path: str | Path) -> dict[str, str]:
+def _types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
     file, kinds = Path(path), {}
     if _kind(file) == "parquet" and (names := columns_of(file)):
@@ -392,7 +392,7 @@ def _stripped_names(column_names: Iterable[object], file: Path) -> list[str]:
     return names
 
 
-class ParquetFrame:
+class _ParquetFrame:
     """A table whose columns are read one at a time and whose rows are encoded a slice at a time.
 
     `rows_kept` are the rows that count, in rising order.
@@ -414,7 +414,7 @@ class ParquetFrame:
     def __getitem__(self, chosen: Any) -> Any:
         """A whole column as a pandas Series, or the table with the rows that a mask keeps."""
         if not isinstance(chosen, str):
-            return ParquetFrame(self.path, self.table, self.rows_kept[np.asarray(chosen)])
+            return _ParquetFrame(self.path, self.table, self.rows_kept[np.asarray(chosen)])
         name = self._names[chosen]
         series = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
         return series.iloc[self.rows_kept].reset_index(drop=True)
@@ -441,6 +441,6 @@ class _EncodedRows(Streamed):
         return torch.from_numpy(encode(frame, self.schema))
 
 
-def numbers_of(frame: DataFrame | ParquetFrame, schema: Schema) -> np.ndarray | Streamed:
+def numbers_of(frame: DataFrame | _ParquetFrame, schema: Schema) -> np.ndarray | Streamed:
     """The encoded rows of a frame: an array, or a matrix that is read in slices."""
-    return frame.encoded(schema) if isinstance(frame, ParquetFrame) else encode(frame, schema)
+    return frame.encoded(schema) if isinstance(frame, _ParquetFrame) else encode(frame, schema)

@@ -30,7 +30,7 @@ import numpy as np
 from isthmus.base import validate
 from isthmus.tables.encode import _BOOLEANS, ABSENT, _as_days, as_numbers, as_words, readable
 from isthmus.tables.entries import LOOKS, OTHER, Signs, _formats_of, _grouping
-from isthmus.tables.files import Reading, Table, columns_of, read, types_of
+from isthmus.tables.files import Reading, Table, _types_of, columns_of, read
 from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
 
 if TYPE_CHECKING:
@@ -65,18 +65,18 @@ def identifies(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Guess:
+class _Guess:
     """A column and, where something was decided that a user should know, why."""
 
     column: Column
     why: str = ""
 
 
-def infer(name: str, values: Series, *, public: bool = False, signs: Signs | None = None) -> Guess:
+def infer(name: str, values: Series, *, public: bool = False, signs: Signs | None = None) -> _Guess:
     """How to encode a column that was not declared; dates of private rows are refused with what to do."""
     if _PERSON.search(name.strip()):
         why = f"its name says that it identifies a person; {_ALL_THE_SAME.format(name)}"
-        return Guess(Column(name, "drop", source="name"), why)
+        return _Guess(Column(name, "drop", source="name"), why)
     kind = _kind(name, values, signs or Signs())
     if kind.column.type == "date":
         return _date(name, values, public)
@@ -88,42 +88,42 @@ def infer(name: str, values: Series, *, public: bool = False, signs: Signs | Non
     return replace(kind, column=_filled_in(column, values))
 
 
-def _kind(name: str, values: Series, signs: Signs) -> Guess:
+def _kind(name: str, values: Series, signs: Signs) -> _Guess:
     """The type alone."""
     kind, present = values.dtype.kind, values.dropna()
     if kind == "O":
         nothing = present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT)
         present = present[~nothing.astype(bool)]
     if not len(present):
-        return Guess(Column(name, "drop"), "it is empty")
+        return _Guess(Column(name, "drop"), "it is empty")
     if kind == "b":
-        return Guess(Column(name, "bool"))
+        return _Guess(Column(name, "bool"))
     if kind == "M" or "date" in str(values.dtype):
-        return Guess(Column(name, "date"))
+        return _Guess(Column(name, "date"))
     if _is_id(name, present):
-        return Guess(Column(name, "drop"), "it looks like an identifier: every row has its own")
+        return _Guess(Column(name, "drop"), "it looks like an identifier: every row has its own")
     if kind in "iuf":
-        return Guess(Column(name, "number"))
+        return _Guess(Column(name, "number"))
     plain = present.map(lambda value: isinstance(value, (str, int, float, bool, Decimal, date)))
     if not bool(plain.all()):
-        return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
+        return _Guess(Column(name, "drop"), "its entries are neither numbers nor words")
     words = [str(value).strip() for value in present.iloc[:_LOOK]]
     digits = np.mean([word in ("0", "1") for word in words])
     if np.mean([word.lower() in _BOOLEANS for word in words]) >= _MOSTLY > digits:
-        return Guess(Column(name, "bool"))
+        return _Guess(Column(name, "bool"))
     if np.mean([LOOKS.fullmatch(word) is not None for word in words]) >= _MOSTLY:
-        return Guess(Column(name, "date"))
+        return _Guess(Column(name, "date"))
     why = ""
     if np.mean([_CODE.fullmatch(word) is not None for word in words]) >= 1 - _MOSTLY:
         why = "numbers that begin with 0 are codes, such as those of places"
     elif (column := _number_in_text(name, words, signs)) is not None:
-        return Guess(column, f"numbers with {column.thousands!r} between thousands" * bool(column.thousands))
+        return _Guess(column, f"numbers with {column.thousands!r} between thousands" * bool(column.thousands))
     different = len(set(words)) / len(words)
     if np.mean([len(word) for word in words]) > 40 and different > 0.5:
-        return Guess(Column(name, "drop"), "it is free text: turn it into numbers first (bags of words as npz, say)")
+        return _Guess(Column(name, "drop"), "it is free text: turn it into numbers first (bags of words as npz, say)")
     if len(words) >= ENOUGH and different >= OWN:
-        return Guess(Column(name, "drop"), f"nearly every row has a word of its own; {_ALL_THE_SAME.format(name)}")
-    return Guess(Column(name, "hash"), why)
+        return _Guess(Column(name, "drop"), f"nearly every row has a word of its own; {_ALL_THE_SAME.format(name)}")
+    return _Guess(Column(name, "hash"), why)
 
 
 def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
@@ -156,7 +156,7 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     validate.check(not other_sign, "decimal", "(not declared)", remedy)
 
 
-def _date(name: str, values: Series, public: bool) -> Guess:
+def _date(name: str, values: Series, public: bool) -> _Guess:
     declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
     words, absent = as_words(values)
     written = [word for word in words[~absent] if LOOKS.fullmatch(word)]
@@ -176,7 +176,7 @@ def _date(name: str, values: Series, public: bool) -> Guess:
     first, last = float(np.nanmin(days)), float(np.nanmax(days))
     if np.isnan(days).any():
         column = replace(column, missing="indicator")
-    return Guess(replace(column, bounds=(first, max(last, first + 1))))
+    return _Guess(replace(column, bounds=(first, max(last, first + 1))))
 
 
 def _filled_in(column: Column, values: Series) -> Column:
@@ -233,7 +233,7 @@ def draft(
         public = read(sample, reading=reading)
         usable = public.frame is not None and public.n > 0
         validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")
-    types, columns = types_of(path), {}
+    types, columns = _types_of(path), {}
     why: dict[str, str] = {}
     for name in [name for name in names if name != predicted]:
         column = declared.get(name) or _from_public(name, public, decimal, why)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -34,20 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.tables.declared import (
-    _declared,
-    _read_day,
-    _read_number,
-    _unless_empty,
-    checked,
-    declarable,
-    known_keys,
-    one_of,
-    read_bounds,
-    read_sign,
-    read_words,
-)
-from isthmus.tables.entries import OTHER, Signs, check_format, from_days
+from isthmus.tables import readers
+from isthmus.tables.entries import OTHER, Signs, _check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
@@ -95,17 +82,17 @@ class Column:
     """
 
     name: str
-    type: str = declarable("", one_of(*_TYPES))
-    bounds: tuple[float, float] | None = declarable(None, read_bounds)
-    categories: tuple[str, ...] = declarable((), read_words)
-    buckets: int = declarable(BUCKETS, checked(validate.positive_int, int))
-    missing: str = declarable("fill", one_of("fill", "indicator"))
-    absent: tuple[str, ...] = declarable((), _unless_empty(read_words, ()))
-    fill: float | None = declarable(None, _read_number)
-    thousands: str | None = declarable(None, read_sign)
-    decimal: str = declarable(".", read_sign)
-    format: str = declarable("", _unless_empty(check_format, ""))
-    source: str = declarable("declared", one_of("declared", "public", "name", "data"))
+    type: str = readers.setting("", readers.one_of(*_TYPES))
+    bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
+    categories: tuple[str, ...] = readers.setting((), readers.words)
+    buckets: int = readers.setting(BUCKETS, readers.checked(validate.positive_int, int))
+    missing: str = readers.setting("fill", readers.one_of("fill", "indicator"))
+    absent: tuple[str, ...] = readers.setting((), readers.unless_empty(readers.words, ()))
+    fill: float | None = readers.setting(None, readers.number)
+    thousands: str | None = readers.setting(None, readers.sign)
+    decimal: str = readers.setting(".", readers.sign)
+    format: str = readers.setting("", readers.unless_empty(_check_format, ""))
+    source: str = readers.setting("declared", readers.one_of("declared", "public", "name", "data"))
 
     @property
     def features(self) -> list[str]:
@@ -186,10 +173,10 @@ class Target:
     """
 
     name: str
-    task: str | None = declarable(None, one_of(*TASKS))
-    classes: tuple[str, ...] | None = declarable(None, read_words)
-    bounds: tuple[float, float] | None = declarable(None, read_bounds)
-    decimal: str | None = declarable(None, read_sign)
+    task: str | None = readers.setting(None, readers.one_of(*TASKS))
+    classes: tuple[str, ...] | None = readers.setting(None, readers.words)
+    bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
+    decimal: str | None = readers.setting(None, readers.sign)
 
 
 @dataclass(frozen=True)
@@ -247,18 +234,12 @@ class Schema:
     @staticmethod
     def load(path: str | Path) -> Schema:
         """The schema in a TOML file."""
-        file = Path(path)
-        validate.present(os.path.isfile(file), path)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError) as error:
-            validate.unreadable(path, f"it is not UTF-8 text ({error}); save it as UTF-8")
-        return Schema.from_toml(text, str(path))
+        return Schema.from_dict(readers.toml(path))
 
     @staticmethod
     def from_dict(data: Mapping[str, object]) -> Schema:
         """The schema of the tables [target] and [columns]; `version`, where it stands before them, is checked."""
-        known_keys("schema", data, ("version", "target", "columns"))
+        readers.known_keys("schema", data, ("version", "target", "columns"))
         validate.known_format("schema: version", data.get("version", VERSION), [VERSION])
         columns, target = data.get("columns", {}), data.get("target")
         if not isinstance(columns, Mapping):
@@ -283,11 +264,11 @@ def read_target(data: object) -> Target:
     """The table [target]."""
     if not isinstance(data, Mapping):
         validate.refuse("target", data, 'give a table [target] with name = "..."')
-    known_keys("target", data, [member.name for member in fields(Target)])
+    readers.known_keys("target", data, [member.name for member in fields(Target)])
     name = data.get("name")
     validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
     rest = {key: value for key, value in data.items() if key != "name"}
-    return Target(str(name), **_declared(Target, "target", rest))
+    return Target(str(name), **readers.declared(Target, "target", rest))
 
 
 def read_column(name: str, value: object) -> Column:
@@ -309,14 +290,14 @@ def read_column(name: str, value: object) -> Column:
     guesses = [kind for key, kind in (("categories", "category"), ("buckets", "hash")) if key in value]
     kind = value.get("type", [*guesses, "number"][0])
     validate.one_of(_TYPES, **{f"{where}.type": kind})
-    known_keys(where, value, ("type", "source", *_OWN_KEYS[kind]))
+    readers.known_keys(where, value, ("type", "source", *_OWN_KEYS[kind]))
     needed = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
     validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
     if kind == "category":
         value = {**value, "categories": value.get("categories") or ()}
     if kind == "date":
-        value = {**value, "bounds": read_bounds(f"{where}.bounds", value["bounds"], _read_day)}
-    column = Column(name, **_declared(Column, where, {"type": kind, **value}))
+        value = {**value, "bounds": readers.bounds(f"{where}.bounds", value["bounds"], readers.day)}
+    column = Column(name, **readers.declared(Column, where, {"type": kind, **value}))
     same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
     validate.check(column.thousands != column.decimal, f"{where}.thousands", column.thousands, same)
     return column

@@ -23,8 +23,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import Stored
 from isthmus.core.pipeline import Release
 from isthmus.lifts import Lift, Lifted
-from isthmus.privacy import Clip, Gaussian, Mechanism
-from isthmus.privacy.accounting import Adjacency, calibrate, epsilon_of, noise_multiplier
+from isthmus.privacy import Adjacency, Clip, Gaussian, Mechanism, calibrate, epsilon_of, noise_multiplier
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Source
@@ -179,7 +178,9 @@ class Printed(Mechanism):
 
     def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
         """What it costs where it is sound."""
-        return self.inner.event(adjacency) if self.sound else dpa.NonPrivateDpEvent()
+        if not self.sound:
+            return dpa.NonPrivateDpEvent()
+        return self.inner.event(adjacency)
 
     def describe(self) -> str:
         """The release in words."""
@@ -192,7 +193,7 @@ class OfTheSum(Encoder):
 
     encoder: Encoder
 
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+    def bind(self, context: Context, state: object) -> tuple[Sketch, None]:
         """The map of this round."""
         return _SumMap(context.bind(self.encoder), self), None
 
@@ -291,7 +292,9 @@ def own_length(
     release: Release, lipschitz: float, *, n: int, steps: int, epsilon: float, delta: float, batch: int | None
 ) -> Release:
     """The release of PRIVSGD, DP-CompGD and DP-CompMiniBatch as printed, for gradients of norm at most L."""
-    claimed = partial(comp_minibatch_sigma, batch_size=batch) if batch else privsgd_sigma
+    claimed = privsgd_sigma
+    if batch:
+        claimed = partial(comp_minibatch_sigma, batch_size=batch)
     claim = claimed(lipschitz=lipschitz, n=n, steps=steps, epsilon=epsilon, delta=delta)
     words = (
         "none as claimed: the rescaled sketch of a mean moves by up to 2L when one record changes, not by 2L/n; with a "

@@ -42,8 +42,9 @@ def check_arguments(arguments: Mapping[str, Any], **other: Check | None) -> None
     >>> check_arguments({"noise": 0.0}), check_arguments({"noise": 0.0, "scale": None}, scale=None)
     (None, None)
     """
+    checks = {**_OF, **other}
     for name, value in arguments.items():
-        check = other[name] if name in other else _OF.get(name)
+        check = checks.get(name)
         if check is not None:
             check(**{name: value})
 
@@ -82,8 +83,7 @@ def narrow_dimension(d: int, width: float, beta: float, constant: float = 1.0) -
     (900, 500)
     """
     check_arguments(locals())
-    narrow = constant * (width / beta) ** 2
-    return d if narrow >= d else max(1, round_up(narrow))
+    return max(1, round_up(min(d, constant * (width / beta) ** 2)))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ class Schedule:
 
     def dimension(self, t: int, d: int, width: float, constant: float = 1.0) -> int:
         """m_t = min(d, c w(C)^2 / beta_t^2); d when nothing is compressed."""
-        return d if self.beta is None else narrow_dimension(d, width, self.beta(t), constant)
+        if self.beta is None:
+            return d
+        return narrow_dimension(d, width, self.beta(t), constant)
 
 
 # ---------------------------------------------------------------- convex
@@ -472,8 +474,10 @@ def goal_schedule(
         if smooth and whole:
             rounds = round_up(math.sqrt(n))
     largest = math.inf
-    if smoothness is not None and (whole or learning):
-        largest = 1 / (2 * smoothness) if whole else 2 / smoothness
+    if smoothness is not None and whole:
+        largest = 1 / (2 * smoothness)
+    elif smoothness is not None and learning:
+        largest = 2 / smoothness
     if scale is None:
         scale = 1.0 if math.isinf(largest) else largest
     validate.at_most(largest, "the largest step of the theorem", scale=scale)
@@ -539,7 +543,9 @@ def private_generalisation_schedule(n: int, *, scale: float = 1.0, rounds: int |
     (16, 0.25, 0.25, 0.5)
     """
     check_arguments(locals(), rounds=None)
-    T = n**2 if rounds is None else rounds
+    T = n**2
+    if rounds is not None:
+        T = rounds
     validate.positive_int(rounds=T)
     return Schedule(Rule(scale / T**0.75), Rule(1.0, power=1.0, offset=2), rounds=T)
 
@@ -629,7 +635,7 @@ def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -
     array([0.42857143, 0.57142857])
     """
     smooth = _positive("smoothness", smoothness)
-    parts = cover([[j] for j in range(smooth.size)] if blocks is None else blocks, smooth.size)
+    parts = _singles_or(blocks, smooth.size)
     largest = np.array([smooth[block].max() for block in parts])
     return np.asarray(largest / largest.sum())
 
@@ -656,7 +662,7 @@ def sampling_probabilities(
     if sampling == "nice":
         return np.full(d, check_subset_size(tau, d) / d)
     validate.check(sampling == "single" or blocks is not None, "blocks", blocks, "give the blocks")
-    parts = cover([[j] for j in range(d)] if sampling == "single" else blocks, d)
+    parts = _singles_or(None if sampling == "single" else blocks, d)
     q = law_of(chances, len(parts))
     p = np.zeros(d)
     for block, chance in zip(parts, q, strict=True):
@@ -706,20 +712,23 @@ def check_subset_size(tau: int | None, d: int) -> int:
     return size
 
 
-def _subsets(blocks: Blocks | None, d: int) -> list[list[int]]:
-    every = [list(range(d))] if blocks is None else [[int(j) for j in block] for block in blocks]
-    good = all(block and len(set(block)) == len(block) and 0 <= min(block) <= max(block) < d for block in every)
-    validate.check(bool(every) and good, "blocks", blocks, f"give non-empty sets of different numbers in 0..{d - 1}")
-    return every
-
-
 def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
     """Subsets of 0..d-1 that together hold every coordinate (Assumption 3.1); None is one of all."""
-    every = _subsets(blocks, d)
+    every = [list(range(d))]
+    if blocks is not None:
+        every = [[int(j) for j in block] for block in blocks]
+    good = all(block and len(set(block)) == len(block) and 0 <= min(block) <= max(block) < d for block in every)
+    validate.check(bool(every) and good, "blocks", blocks, f"give non-empty sets of different numbers in 0..{d - 1}")
     missing = d - len({j for block in every for j in block})
     remedy = f"give sets that hold every coordinate (Assumption 3.1): {missing} are never drawn"
     validate.check(missing == 0, "blocks", blocks, remedy)
     return every
+
+
+def _singles_or(blocks: Blocks | None, d: int) -> list[list[int]]:
+    if blocks is None:
+        return [[j] for j in range(d)]
+    return cover(blocks, d)
 
 
 def expected_smoothness(
@@ -747,7 +756,7 @@ def expected_smoothness(
         validate.check(blocks is None, "blocks", blocks, "give the subsets or tau, not both")
         share = (check_subset_size(tau, d) - 1) / max(1, d - 1)
         return np.asarray(diagonal * (1 + share * (_top(M, np.arange(d)) - 1)))
-    subsets = cover([[j] for j in range(d)] if blocks is None else blocks, d)
+    subsets = _singles_or(blocks, d)
     q = law_of(chances, len(subsets))
     drawn, weighted = np.zeros(d), np.zeros(d)
     for subset, chance in zip(subsets, q, strict=True):
@@ -812,7 +821,7 @@ def convex_block_loops(n: int, *, noise: float, radius: float, epsilon: float, d
     >>> convex_block_loops(100, noise=2.0, radius=3.0, epsilon=0.5, delta=math.exp(-4))
     Loops(inner=38, outer=1)
     """
-    _check(n, noise, radius)
+    check_arguments(locals(), noise=validate.positive)
     log = log_inverse(epsilon, delta)
     return Loops(max(1, round_up(n * epsilon * radius / (noise * math.sqrt(log)))))
 
@@ -838,17 +847,9 @@ def strongly_convex_block_loops(
     >>> strongly_convex_block_loops(80, noise=1.0, gap=1.0, epsilon=1.0, delta=math.exp(-1), **problem)
     Loops(inner=10, outer=11)
     """
-    _check(n, noise, 1.0)
-    validate.positive(gap=gap)
-    factor = 1 + _condition(smoothness, probabilities, strong_convexity)
-    level = factor * noise**2 * log_inverse(epsilon, delta) / (n * epsilon) ** 2
-    return Loops(round_up(2 * factor), max(1, round_up(math.log2(gap / level))) if gap > level else 1)
-
-
-def _condition(smoothness: Vector, probabilities: Vector, strong_convexity: float) -> float:
+    validate.positive_int(n=n)
+    validate.positive(noise=noise, gap=gap)
     validate.positive(strong_convexity=strong_convexity)
-    return float(smoothness_ratios(smoothness, probabilities).max()) / strong_convexity
-
-
-def _check(n: int, noise: float, radius: float) -> None:
-    check_arguments(locals(), noise=validate.positive)
+    factor = 1 + float(smoothness_ratios(smoothness, probabilities).max()) / strong_convexity
+    level = factor * noise**2 * log_inverse(epsilon, delta) / (n * epsilon) ** 2
+    return Loops(round_up(2 * factor), max(1, round_up(math.log2(max(gap / level, 1.0)))))

@@ -39,12 +39,11 @@ from isthmus.theory.schedules import (
     ALGORITHMS,
     COMPRESSED,
     PRIVATE,
-    _check,
     check_arguments,
     log_inverse,
 )
 from lab.theory.paper_001 import direction_width
-from lab.theory.schedules import dimension_at, log_over_root, rounds_until_full
+from lab.theory.schedules import check_sizes, dimension_at, log_over_root, rounds_until_full
 
 
 def _harmonic(k: int) -> float:
@@ -385,7 +384,7 @@ def smooth_divergence(rounds: int, *, n: int, lipschitz: float, step: NumberOfRo
     >>> smooth_divergence(4, n=10, lipschitz=5.0, step=lambda t: 1 / (t + 1) ** 0.5)
     3.6666666666666665
     """
-    _check(rounds, n, lipschitz)
+    check_sizes(rounds, n, lipschitz)
     total = math.fsum(step(t - 1) / math.sqrt(t) for t in range(1, rounds))
     return 2 * lipschitz / n * math.sqrt(rounds) * total
 
@@ -398,7 +397,7 @@ def sgd_divergence(rounds: int, *, n: int, lipschitz: float, step: NumberOfRound
     >>> sgd_divergence(2, n=1, lipschitz=1.0, step=lambda t: 8**-0.5)
     2.0
     """
-    _check(rounds, n, lipschitz)
+    check_sizes(rounds, n, lipschitz)
     T = rounds
     total = math.fsum(T / t * (1 + 1 / T) ** (T - t - 1) * step(t - 1) ** 2 for t in range(1, T))
     return lipschitz * math.sqrt((4 + 4 * (1 + T / n) / n) * total)
@@ -415,7 +414,7 @@ def nonsmooth_divergence(rounds: int, *, n: int, lipschitz: float, step: NumberO
     >>> nonsmooth_divergence(4, n=12, lipschitz=3.0, step=lambda t: (t + 1.0)) == 12 * 6**0.5 + 6
     True
     """
-    _check(rounds, n, lipschitz)
+    check_sizes(rounds, n, lipschitz)
     etas = [(t, step(t - 1)) for t in range(1, rounds)]
     squares = math.fsum(eta**2 / t for t, eta in etas)
     first = 2 * lipschitz * math.sqrt(rounds * squares)
@@ -434,7 +433,7 @@ def smooth_divergence_path(
     >>> smooth_divergence_path(2, n=2, lipschitz=1.0, step=lambda t: 1.0, beta=lambda t: 0.75)
     array([0., 2., 6.])
     """
-    _check(rounds, n, lipschitz)
+    check_sizes(rounds, n, lipschitz)
     path = np.zeros(rounds + 1)
     for t in range(rounds):
         path[t + 1] = (path[t] + 2 * lipschitz * step(t) / n) / math.sqrt(_keep(beta, t))
@@ -453,7 +452,7 @@ def nonsmooth_divergence_path(
     >>> nonsmooth_divergence_path(1, n=2, lipschitz=1.0, step=lambda t: 1.0, beta=lambda t: 0.75)
     array([0., 4.])
     """
-    _check(rounds, n, lipschitz)
+    check_sizes(rounds, n, lipschitz)
     path = np.zeros(rounds + 1)
     for t in range(rounds):
         move = lipschitz * step(t)

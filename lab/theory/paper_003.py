@@ -37,10 +37,7 @@ from isthmus.theory.schedules import (
     Blocks,
     Loops,
     Vector,
-    _check,
-    _condition,
     _positive,
-    _subsets,
     _top,
     check_arguments,
     check_subset_size,
@@ -52,6 +49,7 @@ from isthmus.theory.schedules import (
     smoothness_matrix,
     smoothness_ratios,
 )
+from lab.theory.schedules import check_sizes, condition_number, subsets_of
 
 # ---------------------------------------------------------------- constants of a linear model
 
@@ -113,7 +111,7 @@ def block_lipschitz(
     if rows is not None:
         validate.positive(rows=rows)
         cap = rows
-    every = _subsets(blocks, bounds.size)
+    every = subsets_of(blocks, bounds.size)
     return slope * np.array([min(cap, float(np.linalg.norm(bounds[block]))) for block in every])
 
 
@@ -201,7 +199,7 @@ def _per_block(lipschitz: Vector, count: int) -> np.ndarray:
 
 
 def _partition(blocks: Blocks | None, d: int) -> list[list[int]]:
-    parts = _subsets(blocks, d)
+    parts = subsets_of(blocks, d)
     once = sorted(j for block in parts for j in block) == list(range(d))
     validate.check(once, "blocks", blocks, f"give a partition of 0..{d - 1}")
     return parts
@@ -291,7 +289,7 @@ def convex_block_bound(inner: int, *, n: int, noise: float, radius: float, epsil
     >>> convex_block_bound(10, n=100, noise=1.0, radius=1.0, epsilon=1.0, delta=math.exp(-1))
     0.112
     """
-    _check(n, noise, radius)
+    check_sizes(n, noise, radius)
     validate.positive_int(inner=inner)
     return radius**2 / inner + inner * _step_noise(n, noise, epsilon, delta)
 
@@ -319,9 +317,9 @@ def strongly_convex_block_bound(
     >>> round(strongly_convex_block_bound(Loops(4, 1), noise=0.5, gap=1.0, **problem, **budget), 12)
     0.62
     """
-    _check(n, noise, 1.0)
+    check_sizes(n, noise, 1.0)
     validate.positive(gap=gap)
-    r = (1 + _condition(smoothness, probabilities, strong_convexity)) / loops.inner
+    r = (1 + condition_number(smoothness, probabilities, strong_convexity)) / loops.inner
     validate.check(
         r < 1, "loops", loops, f"give more inner rounds than {r * loops.inner:g}: with fewer a loop does not contract"
     )
@@ -366,7 +364,7 @@ def block_convex_utility(
     [1.118034, 1.019804]
     """
     validate.positive(constant=constant)
-    _check(n, 1.0, 1.0)
+    check_sizes(n, 1.0, 1.0)
     M, parts = smoothness_ratios(smoothness), _row_blocks(row, blocks, len(smoothness))
     common = constant * math.sqrt(log_inverse(epsilon, delta)) / (n * epsilon)
     plain = weighted_radius(difference, [1.0] * M.size)
@@ -415,7 +413,7 @@ def block_strongly_convex_utility(
     [40.0, 16.0]
     """
     validate.positive(constant=constant, strong_convexity=strong_convexity)
-    _check(n, 1.0, 1.0)
+    check_sizes(n, 1.0, 1.0)
     M, parts = smoothness_ratios(smoothness), _row_blocks(row, blocks, len(smoothness))
     common = constant * log_inverse(epsilon, delta) / ((n * epsilon) ** 2 * strong_convexity)
     if row in ("dp_sgd", "dp_svrg"):

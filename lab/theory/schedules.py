@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from isthmus.base import validate
-from isthmus.theory.schedules import check_arguments, narrow_dimension
+from isthmus.theory.schedules import Blocks, Vector, check_arguments, narrow_dimension, smoothness_ratios
 
 
 def log_over_root(rounds: int) -> float:
@@ -61,3 +61,22 @@ def rounds_until_full(d: int, width: float, *, every: int = 1, offset: int = 1, 
     while dimension_at(epoch * every, d, width, every=every, offset=offset, constant=constant) < d:
         epoch += 1
     return epoch * every
+
+
+def check_sizes(n: int, noise: float, radius: float) -> None:
+    """Refuse what is no number of records, noise or radius."""
+    check_arguments(locals(), noise=validate.positive)
+
+
+def condition_number(smoothness: Vector, probabilities: Vector, strong_convexity: float) -> float:
+    """max_j (M_j / p_j) / mu."""
+    validate.positive(strong_convexity=strong_convexity)
+    return float(smoothness_ratios(smoothness, probabilities).max()) / strong_convexity
+
+
+def subsets_of(blocks: Blocks | None, d: int) -> list[list[int]]:
+    """Subsets of 0..d-1; None is one of all."""
+    every = [list(range(d))] if blocks is None else [[int(j) for j in block] for block in blocks]
+    good = all(block and len(set(block)) == len(block) and 0 <= min(block) <= max(block) < d for block in every)
+    validate.check(bool(every) and good, "blocks", blocks, f"give non-empty sets of different numbers in 0..{d - 1}")
+    return every

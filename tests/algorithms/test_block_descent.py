@@ -17,7 +17,7 @@ from isthmus.core.minimize import Binding
 from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, NoPenalty, Penalty, ProxPenalty
 from isthmus.privacy.mechanisms import Exact
 from isthmus.theory import expected_smoothness, sampling_probabilities
-from lab.theory import convex_block_bound, diagonal_majorant, matrix_block_bound, sampling_noise, weighted_radius
+from lab.theory import diagonal_majorant
 
 N, D = 60, 8
 OVERLAPPING = [[0, 1, 2], [2, 3], [4, 5, 6, 7], [0, 7]]
@@ -183,30 +183,6 @@ def test_a_matrix_allows_the_steps_that_descend(name: str, rng: np.random.Genera
             np.testing.assert_allclose(v, np.diagonal(M))
         if name == "full":
             assert np.linalg.eigvalsh(np.diag(v * 0.999) - M)[0] < 0  # no step is given away
-
-
-@pytest.mark.parametrize("name", LAWS)
-def test_the_bound_of_a_matrix_holds_on_a_quadratic(name: str, rng: np.random.Generator) -> None:
-    """The mean of the inner iterates over many runs of the paper's loop, noise of Theorem 4.1 included."""
-    (subsets, q), M, inner = LAWS[name], matrix(rng), 30
-    v = expected_smoothness(M, subsets, q)
-    p = sampling_probabilities("block", 5, blocks=subsets, chances=q)
-    L, budget = np.ones(len(subsets)), {"n": 50, "epsilon": 1.0, "delta": 1e-5}
-    sigma = np.sqrt(12 * inner * np.log(1e5)) / 50
-    gaps, start = [], np.ones(5)
-    for _ in range(200):
-        w, total = start.copy(), np.zeros(5)
-        for _ in range(inner):
-            S = subsets[rng.choice(len(subsets), p=q)]
-            w[S] -= (M @ w + sigma * rng.standard_normal(5))[S] / v[S]
-            total += w
-        gaps.append(total @ M @ total / inner**2 / 2)
-    noise = sampling_noise(subsets, L, v, q) ** 0.5
-    options: dict[str, Any] = {"noise": noise, "radius": weighted_radius(start, v, p), **budget}
-    promised = matrix_block_bound(inner, gap=start @ M @ start / 2, probabilities=p, **options)
-    assert np.mean(gaps) < promised < 60 * np.mean(gaps)
-    if name == "full":
-        assert promised <= convex_block_bound(inner, **options)
 
 
 @pytest.mark.parametrize(

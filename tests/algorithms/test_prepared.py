@@ -84,9 +84,9 @@ def test_sparse_columns_stay_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size", [(500, 6), (2600, 2500)], ids=["gram", "lanczos"])
 def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, int]) -> None:
     """Small and large data, and records that would move the cheap bounds of lambda_max by far more than 1."""
-    from isthmus.algorithms.private import Budget
+    from isthmus.algorithms import Budget
     from isthmus.algorithms.purchases import Lambda, Terms
-    from isthmus.algorithms.purchases import paid as buys
+    from isthmus.algorithms.purchases import _paid as buys
     from isthmus.core.minimize import Binding
     from isthmus.core.private_side import PrivateSide
     from isthmus.objectives.linear import top_eigenvalue

@@ -12,7 +12,7 @@ import torch
 from private_cases import COMMON, build, problem
 
 import isthmus
-from isthmus import L1Ball, L2Ball, algorithms, minimize
+from isthmus import L2Ball, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, contribute, no_public
@@ -24,8 +24,7 @@ from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, 
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.mechanisms import Exact
 from isthmus.sketches import PublicSubspace
-from isthmus.sketches.public import SubspaceMap, _map_of, learned, top_directions
-from lab import theory as theorems
+from isthmus.sketches.public import SubspaceMap, _directions, _map_of, learned
 
 
 def noiseless(pipe: Any) -> Any:
@@ -76,7 +75,7 @@ def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: p
     G = rows.dense().numpy()
     V = np.linalg.eigh(G.T @ G)[1][:, -(3 if kind == "rank 3" else 6) :]
     for method in ("gram", "lanczos"):
-        directions = top_directions(rows, 6, method=method)
+        directions = _directions(rows, 6, method=method)[0]
         assert directions.shape == V.shape
         np.testing.assert_allclose(directions @ directions.T, V @ V.T, atol=1e-7)
         sketch = _map_of(Space.flat(G.shape[1]), learned(Space.flat(G.shape[1]), rows, 6, method=method))
@@ -209,17 +208,3 @@ def grouped(clip: Any, sampler: Any = None, adjacency: Adjacency = Adjacency.ADD
     release = Release(clip=clip, mechanism=Gaussian(1.0))
     stage = Stage(sampler or FullBatch(), [release], groups=4)
     return Pipeline([stage], lambda t: 1.0, promise=Promise(1.0, 1e-5, adjacency))
-
-
-# ---------------------------------------------------------------- gamma_2
-
-
-def test_gamma_2_of_a_minkowski_sum_is_that_of_its_parts() -> None:
-    """Support functions add up: the width of an l1 ball plus an l2 ball, sampled, is the sum of the widths."""
-    g = torch.randn(20_000, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    sampled = float((2.0 * g.abs().amax(1) + 0.5 * g.norm(dim=1)).mean())
-    widths = [ball.gaussian_width(12).value for ball in (L1Ball(2.0), L2Ball(0.5))]
-    assert theorems.minkowski_gamma2(*widths) == pytest.approx(sampled, rel=0.01)
-    assert theorems.minkowski_gamma2(1.0, 2.0, constant=3.0) == 9.0
-    with pytest.raises(isthmus.InvalidInput, match="parts"):
-        theorems.minkowski_gamma2()

@@ -12,7 +12,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from isthmus import Huber, L2Ball, LeastSquares, Logistic, Poisson, PrivateClassifier, PrivateRegressor, Softmax
-from isthmus.algorithms.public_start import PublicStart, Walk, fit_public
+from isthmus.algorithms.public_start import _fit_public as fit_public
+from isthmus.algorithms.public_start import _PublicStart as PublicStart
+from isthmus.algorithms.public_start import _Walk as Walk
 from isthmus.core.minimize import Purchased
 
 KNOWN = {"bounds": (-3, 3), "noise_seed": 0}

@@ -21,7 +21,6 @@ from isthmus.algorithms.purchases import (
     Columns,
     Lambda,
     Moments,
-    Paid,
     Ranges,
     Shapes,
     Statistics,
@@ -29,8 +28,9 @@ from isthmus.algorithms.purchases import (
     TargetRange,
     TargetShape,
     Terms,
+    _centre,
+    _Paid,
     buying,
-    centre,
     octaves,
     ranges,
     target_map,
@@ -161,7 +161,7 @@ def bought(item: SumPurchase, problem: Any, ledger: Any, draws: int = 1) -> tupl
     """What `draws` purchases of one item give, one after the other from one source of noise."""
     plan = PrivacyPlan(1.0, 1e-5, items=[Charge(item.name, share=1.0)])
     side = PrivateSide(Promise(1.0, 1e-5, plan=plan), ledger, noise_seed=0)
-    buy = Paid(item, plan.mechanism(item.name), Terms(problem.n, 10, 1.0, 0.3))
+    buy = _Paid(item, plan.mechanism(item.name), Terms(problem.n, 10, 1.0, 0.3))
     buy.check(problem)
     stage, space = buy.stage(problem)
     return [side.look(stage, Local(problem), space) for _ in range(draws)], plan
@@ -228,7 +228,7 @@ def test_ranges_hold_what_most_records_have() -> None:
     assert (low[0], high[0]) == (16, 64) and low[1] == -4 and high[1] == 1
     assert (low[2], high[2]) == (-1, 1), "a column of zeros gets the range that is taken where nothing is known"
     assert 0 <= low[3] <= 0.02 and high[3] == 1
-    shift, half = centre(low, high)
+    shift, half = _centre(low, high)
     truth = (((torch.from_numpy(X[1:]) - shift) / half) ** 2).mean(0)
     assert bool((second >= 0.5 * truth).all()) and bool((second <= 1.5 * truth).all())
 

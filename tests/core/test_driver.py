@@ -113,6 +113,8 @@ def test_subspace_and_residual_through_a_torch_loop(physical: int) -> None:
 def test_plain_and_clip_before_and_per_layer_through_a_torch_loop() -> None:
     plain = drive(pipeline(Release()), mlp())
     torch.testing.assert_close(plain, reference(lambda t, w, g: g.sum(0) / BATCH), rtol=0, atol=1e-10)
+    clip = drive(pipeline(Release(encode=Identity(), clip=Clip(0.4))), mlp())  # DP-SGD without its noise
+    torch.testing.assert_close(clip, reference(lambda t, w, g: clipped(g, 0.4) / BATCH), rtol=0, atol=1e-10)
     per_layer = drive(pipeline(Release(clip=PerLeafClip({"0": 0.3, "2": 0.1}))), mlp())
 
     def layered(t: int, w: Tensor, g: Tensor) -> Tensor:
@@ -246,12 +248,6 @@ def test_what_a_torch_loop_cannot_hold_is_refused() -> None:
     module = mlp()
     with pytest.raises(isthmus.InvalidInput, match="minimize"):
         isthmus.TorchDriver(two, module, torch.optim.SGD(module.parameters(), lr=LR), n=10)
-
-
-def test_identity_is_the_plain_case() -> None:
-    """DP-SGD without its noise is an identity sketch and a clip: no second code path."""
-    driven = drive(pipeline(Release(encode=Identity(), clip=Clip(0.4))), mlp())
-    torch.testing.assert_close(driven, reference(lambda t, w, g: clipped(g, 0.4) / BATCH), rtol=0, atol=1e-10)
 
 
 def test_a_layer_without_a_part_in_the_loss_has_rows_of_zeros() -> None:

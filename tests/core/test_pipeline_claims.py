@@ -18,7 +18,7 @@ from isthmus.parts import FrankWolfe
 from isthmus.privacy import AdaptiveClip, Clip, Exact, FullBatch, Gaussian
 from isthmus.privacy.event_json import dpa
 from isthmus.sets import L1Ball, L2Ball
-from isthmus.sketches import Encoder, Identity
+from isthmus.sketches import Encoder
 from isthmus.sketches.compose import IdentityMap
 
 NOISY = Release("noisy", clip=Clip(1.0), mechanism=Gaussian(10.0))
@@ -123,14 +123,11 @@ def test_line_searches_and_certified_stops_look_at_the_data() -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_private_recipe_is_given_no_look(look: str, late: bool) -> None:
     def build(binding: Any) -> Pipeline:
-        seen = getattr(binding, look)
-        zero = torch.zeros(4, dtype=torch.float64)
-        if late:  # a backtracking line search in the step
-            return Pipeline(
-                [Stage(FullBatch(), [NOISY])], lambda t: float(torch.as_tensor(seen(zero)).sum()), promise=PROMISE
-            )
-        step = float(torch.as_tensor(seen(zero)).sum())
-        return Pipeline([Stage(FullBatch(), [NOISY])], lambda t: step, promise=PROMISE)
+        def seen(t: int) -> float:  # as a backtracking line search in the step
+            return float(torch.as_tensor(getattr(binding, look)(torch.zeros(4, dtype=torch.float64))).sum())
+
+        step = seen(0) if not late else None
+        return Pipeline([Stage(FullBatch(), [NOISY])], (lambda t: step) if step else seen, promise=PROMISE)
 
     with pytest.raises(InvalidInput, match="recipe"):
         minimize(problem(), Recipe("mine", build), steps=2)
@@ -187,18 +184,11 @@ def test_own_sources_and_public_examples_are_stated() -> None:
     assert not any("source" in assumption for assumption in plain.assumptions)
     assert any("source of stage 'main'" in assumption for assumption in mine.assumptions)
     X = torch.eye(4, dtype=torch.float64)
-    recipe = algorithms.pdp_sgd(
-        epsilon=1.0, delta=1e-5, k=2, data=(X, X[:, 0]), clip=1.0, step=0.1, batch_size=2, n="exact"
-    )
-    assert any(
-        "learns from are public" in assumption
-        for assumption in minimize(problem(), recipe, steps=2).privacy.assumptions
-    )
+    budget = {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "n": "exact"}
+    recipe = algorithms.pdp_sgd(**budget, k=2, data=(X, X[:, 0]), step=0.1, batch_size=2)
+    assert any("learns from are public" in each for each in minimize(problem(), recipe, steps=2).privacy.assumptions)
 
 
 def test_pipelines_without_a_claim_stay_free() -> None:
-    pipeline = Pipeline(
-        [Stage(FullBatch(), [RAW]), Stage(FullBatch(), [Release(encode=Identity())], "two")], lambda t: 0.1
-    )
-    assert not pipeline.private
+    assert not pipe(Stage(FullBatch(), [RAW]), Stage(FullBatch(), [RAW], "two"), promise=None).private
     assert minimize(problem(), algorithms.comp_fw(line_search="line"), L1Ball(1.0), steps=3).privacy is None

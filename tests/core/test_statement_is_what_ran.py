@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import LeastSquares, Logistic, algorithms, minimize, private_score, private_summary
-from isthmus.algorithms.purchases import ClassCounts, Paid, Ranges, TargetRange, buying
+from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange, _Paid, buying
 from isthmus.audit import known_bad
 from isthmus.cli import main
 from isthmus.core.wire import State
@@ -394,7 +394,7 @@ def test_a_search_counts_its_trials_its_choice_and_its_last_fit(recorder: Record
 class Quiet:
     """A broken purchase: it is released, and neither charged nor stated."""
 
-    item: Paid
+    item: _Paid
     name: str = "quiet"
 
     def check(self, objective: Any) -> None:

@@ -78,11 +78,12 @@ def pipes() -> dict[str, Pipeline]:
 @pytest.mark.parametrize("name", list(pipes()))
 def test_a_round_over_a_wire_is_the_round_of_one_process(name: str) -> None:
     """The far side has the pipeline from the same code, and gets the iterate, anchors, bounds and bases as bytes."""
-    here = minimize(problem(), pipes()[name], steps=9, seed=3)
-    far = Far([problem()], pipes()[name], seed=3)
-    there = minimize(problem(), pipes()[name], steps=9, seed=3, clients=far)
+    many = problem(n=2000)
+    here = minimize(many, pipes()[name], steps=9, seed=3)
+    far = Far([many], pipes()[name], seed=3)
+    there = minimize(many, pipes()[name], steps=9, seed=3, clients=far)
     assert torch.equal(here.x, there.x)
-    assert max(far.lengths) < 3000  # the data has 3840 bytes
+    assert max(far.lengths) < 3000 and many.X.nbytes > 10**5
 
 
 def test_a_code_is_lifted_once_in_one_process_and_at_both_ends_of_a_wire(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +93,6 @@ def test_a_code_is_lifted_once_in_one_process_and_at_both_ends_of_a_wire(monkeyp
     assert len(lifted) == 9
     minimize(problem(), pipes()["feedback"], steps=9, clients=Far([problem()], pipes()["feedback"]))
     assert len(lifted) == 9 + 18
-
-
-def test_an_order_brings_no_data() -> None:
-    large = problem(n=20_000)
-    far = Far([large], pipes()["sketch"])
-    minimize(large, pipes()["sketch"], steps=1, clients=far, record=None)
-    assert far.lengths[0] < 1200 and large.X.nbytes > 10**6
 
 
 def test_encoders_are_found_by_slot_after_pickling() -> None:
@@ -119,14 +113,9 @@ def _half(t: int) -> float:
 def test_an_order_is_a_value() -> None:
     order = Order("main", 3, 1, 7, 0.5, {"main/gradient": 1.0}, torch.arange(4.0))
     for again in (pickle.loads(pickle.dumps(order)), Order.from_bytes(order.to_bytes())):
-        assert (again.stage, again.t, again.epoch, again.seed, again.bounds) == (
-            "main",
-            3,
-            1,
-            7,
-            {"main/gradient": 1.0},
-        )
         assert torch.equal(again.w, order.w)
+        assert [again.stage, again.t, again.epoch, again.seed] == ["main", 3, 1, 7]
+        assert again.bounds == {"main/gradient": 1.0}
     short = order.short()
     assert short.w is None and len(short.to_bytes()) < len(order.to_bytes())
     pipe = Pipeline([Stage(Full())], _half)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import isthmus
 from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import Ticket, _BackwardAccumulator
-from isthmus.core.pipeline import measure_leaf, measured_leaves
+from isthmus.core.pipeline import _measure_leaf, _measured_leaves
 from isthmus.gradients import Computed, Dense
 from isthmus.gradients.adding import kappa
 from isthmus.privacy import PerLeafClip
@@ -220,8 +220,8 @@ def test_the_bound_of_a_layer_does_not_tell_how_many_records_there_are():
     clip, rounding = PerLeafClip({"a": 1.0}), Rounding(64)
     collected = []
     for n in (64, 20_000):
-        leaf = measure_leaf(clip, 1.0, "a", Dense(torch.ones(n, 3)), rounding)
-        whole = measured_leaves(clip, 1.0, [leaf], rounding)
+        leaf = _measure_leaf(clip, 1.0, "a", Dense(torch.ones(n, 3)), rounding)
+        whole = _measured_leaves(clip, 1.0, [leaf], rounding)
         collected.append((whole.bound, whole.dtype))
     assert collected[0] == collected[1] == (1 + kappa(64, torch.float32, False), torch.float32)
 

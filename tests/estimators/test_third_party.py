@@ -259,7 +259,8 @@ def test_a_filling_of_its_own_is_used() -> None:
         run = full_run(facts, 0.25, facts.parameters, 7)
         return run.choice({"clip": 0.25, "step": 2.0}, "short")
 
-    made = algorithm(fill=fill)(my_gd.function)
+    made = algorithm(my_gd.function)
+    made.filling()(fill)
     choice = plan(n=500, d=5, epsilon=1.0, algorithms=made).best
     assert (choice.name, choice.rounds, choice.arguments["step"]) == ("my_gd (short)", 7, 2.0)
     assert plan(n=500, d=500, epsilon=1.0, algorithms=[made]).refused["my_gd"] == "it is for few columns"

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from fuzz.target import Target, a_file, check
 from isthmus.runs import config
 from isthmus.tables.entries import Signs
-from isthmus.tables.files import Reading, Table, columns_of, read, types_of
+from isthmus.tables.files import Reading, Table, _types_of, columns_of, read
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Schema
 
@@ -23,7 +23,7 @@ def _table(name: str, data: bytes, reading: Reading | None = None) -> Table:
     """The table in a file of this name: its parts agree."""
     with a_file(name, data) as path:
         names = columns_of(path, reading)
-        types_of(path)
+        _types_of(path)
         table = read(path, reading=reading)
         if table.frame is not None:
             check(

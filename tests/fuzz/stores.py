@@ -23,7 +23,7 @@ from isthmus.estimators import stored
 from isthmus.privacy import Ledger
 from isthmus.privacy.chain import START, _sealed
 from isthmus.runs.config import Settings
-from isthmus.runs.folder import FORMATS, METRICS, SETTINGS, TRAINED, RunFolder, _json, digest, load_model
+from isthmus.runs.folder import FORMATS, METRICS, SETTINGS, TRAINED, RunFolder, _json, _load_model, digest
 from isthmus.runs.measure import Measured
 
 EVENT = {"event": "Gaussian", "noise_multiplier": 40.0}
@@ -219,7 +219,7 @@ def run_model(data: bytes) -> None:
     shutil.rmtree(place, ignore_errors=True)
     run = RunFolder.create(place, {"epsilon": 1.0}, schema=data.decode("utf-8", "replace"))
     run.write("model.safetensors", _model())
-    if load_model(run) is None:
+    if _load_model(run) is None:
         raise Broken("no model")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,14 @@ from isthmus.core.pipeline import Release, measure
 from isthmus.gradients import Dense, Lazy, Lookup, Outer, ResidualRows, Rows, Stack, adding
 from isthmus.gradients.rows import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip
-from isthmus.privacy.clips import Rounding, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.clips import ClippedSum, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.scaling import RowMap
 from isthmus.sketches import CountSketch
 from isthmus.sketches.compose import IdentityMap
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 F32, F64 = torch.float32, torch.float64
+CLIP, EXACT = Clip(1.0), Rounding()
 SUMS = ("positions", "lookup", "stacked", "residual")
 
 
@@ -97,14 +99,17 @@ KINDS: dict[str, Callable[[Tensor], Rows]] = {
 }
 
 
+def measured(rows: Rows, clip: Any = CLIP, rounding: Rounding = EXACT) -> ClippedSum:
+    """The clipped sum of rows that no sketch encodes."""
+    return measure(Release(clip=clip), IdentityMap(Space.flat(rows.d)), 1.0, rows, rounding=rounding)
+
+
 def moved(kind: str, k: int, dtype: torch.dtype, device: str, batch: float | None) -> tuple[float, float]:
     """How far one record moves the computed sum, and the stated bound."""
-    collected = []
-    for extra in (False, True):
-        rows = KINDS[kind](worst(k, extra, dtype).to(device))
-        release, sketch = Release(clip=Clip(1.0)), IdentityMap(Space.flat(rows.d))
-        collected.append(measure(release, sketch, 1.0, rows, rounding=Rounding(batch)))
-    return float((collected[1].value.double() - collected[0].value.double()).norm()), collected[0].bound
+    before, after = (
+        measured(KINDS[kind](worst(k, extra, dtype).to(device)), rounding=Rounding(batch)) for extra in (False, True)
+    )
+    return float((after.value.double() - before.value.double()).norm()), before.bound
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -183,8 +188,7 @@ def test_records_whose_terms_are_far_too_long_are_shortened() -> None:
 def test_a_record_that_is_no_number_leaves_the_others_alone(kind: str, value: float) -> None:
     v = torch.tensor([0.5, value, -0.25, 0.125])
     rows, others = KINDS[kind](v), KINDS[kind](v[[0, 2, 3]])
-    sketch = IdentityMap(Space.flat(rows.d))
-    with_it, without = (measure(Release(clip=Clip(1.0)), sketch, 1.0, each) for each in (rows, others))
+    with_it, without = measured(rows), measured(others)
     assert with_it.value.isfinite().all()
     assert float((with_it.value - without.value).double().norm()) <= with_it.bound
     if not math.isfinite(value) and kind != "residual":
@@ -203,10 +207,8 @@ def test_physical_batches_share_the_error() -> None:
         for number, part in enumerate(parts, start=1):
             rows = lookup(part)
             share = part_of_error(number, number == len(parts))
-            measured = measure(
-                Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, rows, rounding=Rounding(4096.0, share)
-            )
-            total = measured if total is None else total + measured
+            one = measured(rows, rounding=Rounding(4096.0, share))
+            total = one if total is None else total + one
         assert total is not None
         results.append(total)
     assert float((results[1].value - results[0].value).norm()) <= results[0].bound
@@ -232,10 +234,10 @@ def test_per_leaf_and_group_clips_state_their_own_bounds() -> None:
     for extra in (False, True):
         rows = stacked(worst(11, extra, F32))
         clip = PerLeafClip({"a": 0.1, "b": 0.2, "c": 0.3})
-        collected.append(measure(Release(clip=clip), IdentityMap(Space.flat(rows.d)), 1.0, rows))
+        collected.append(measured(rows, clip))
     assert collected[0].bound == pytest.approx(math.sqrt(0.14) * (1 + adding.KAPPA))
     assert float((collected[1].value.double() - collected[0].value.double()).norm()) <= collected[0].bound
-    grouped = measure(Release(clip=GroupClip(1.0)), IdentityMap(Space.flat(1)), 1.0, outer(worst(5, False, F32)))
+    grouped = measured(outer(worst(5, False, F32)), GroupClip(1.0))
     assert grouped.bound == pytest.approx(2 * (1 + adding.KAPPA))
 
 
@@ -265,11 +267,8 @@ def test_a_residual_whose_code_overflows_is_left_out() -> None:
     assert not codes.dense()[0].isfinite().all()
     residual = ResidualRows(rows, codes, sketch)
     assert Clip(1.0).weights(residual, 1.0)[0] == 0
-    measured = measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, residual)
     alone = ResidualRows(Dense(values[1:]), sketch.encode(Dense(values[1:])), sketch)
-    torch.testing.assert_close(
-        measured.value, measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, alone).value
-    )
+    torch.testing.assert_close(measured(residual).value, measured(alone).value)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
@@ -280,7 +279,7 @@ def test_outer_sum_leaves_what_stands_beside_its_rows(dtype: torch.dtype, k: int
     g = torch.Generator().manual_seed(k + q)
     y, x = (torch.randn(*size, generator=g, dtype=dtype) for size in ((k, q), (k, p)))
     whole = torch.full((q, p + beside), 7.0, dtype=dtype)
-    adding.outer_sum(x, y, 1.0, whole[:, :p])
+    adding._outer_sum(x, y, 1.0, whole[:, :p])
     assert (whole[:, p:] == 7).all()
     slow = (y.double()[:, :, None] * x.double()[:, None, :]).sum(0) if q * p < 1e6 else y.double().T @ x.double()
     off, mass = (whole[:, :p].double() - slow).abs(), y.double().abs().T @ x.double().abs()
@@ -293,12 +292,12 @@ def test_sums_of_rows_are_within_their_error(few: bool) -> None:
     v = worst(10, True, F32)[:, None] * torch.tensor([1.0, 0.5])
     rho = (len(v) + 8) * 2.0**-24 if few else 2.0**-22
     column = torch.full((2, 3), 7.0)
-    adding.row_sum(v, rho, column[:, 1])
+    adding._row_sum(v, rho, column[:, 1])
     exact = [sum(Fraction(float(x)) for x in v[:, j]) for j in range(2)]
     for j in range(2):
         mass = sum(Fraction(abs(float(x))) for x in v[:, j])
         assert abs(Fraction(float(column[j, 1])) - exact[j]) <= Fraction(rho) * mass
     assert (column[:, [0, 2]] == 7).all()
     wide = torch.empty(2, dtype=F64)
-    adding.row_sum(v, rho, wide)
+    adding._row_sum(v, rho, wide)
     torch.testing.assert_close(wide, v.double().sum(0), rtol=0, atol=rho * float(v.abs().sum()))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from isthmus.gradients import Dense, Outer, fused, grids, rounding
-from isthmus.gradients.fused import can_sum, weighted_sum_of
+from isthmus.gradients.fused import _weighted_sum_of, can_sum
 
 pytestmark = pytest.mark.skipif(
     not can_sum(torch.device("cuda", 0), torch.float32) or not torch.cuda.is_available(), reason="no GPU here"
@@ -24,7 +24,7 @@ def test_the_kernel_adds_what_a_sum_adds(n: int, q: int, p: int, wide: int, fact
     c[::3] = 0.0
     g[::3] = torch.nan
     whole = torch.full((q, p + wide), 7.0, device="cuda")
-    weighted_sum_of(g, c, whole[:, :p], factor)
+    _weighted_sum_of(g, c, whole[:, :p], factor)
     wanted = factor * torch.einsum("n,nqp->qp", c.double(), g.double().nan_to_num(0.0))
     size = factor * torch.einsum("n,nqp->qp", c.double(), g.double().nan_to_num(0.0).abs())
     assert bool(((whole[:, :p].double() - wanted).abs() <= 2.0**-23 * (n + 3) * size).all())
@@ -97,7 +97,7 @@ def test_sums_in_whole_numbers_are_those_of_the_host(n: int, p: int, q: int) -> 
     bound, sums = float((c * a.norm(dim=1) * b.norm(dim=1)).max()), []
     for device in ("cpu", "cuda"):
         out = torch.full((q, p + 1), 7.0, device=device)
-        grids.integer_sum(a.to(device), b.to(device), c.to(device), bound, out[:, :p])
+        grids._integer_sum(a.to(device), b.to(device), c.to(device), bound, out[:, :p])
         assert bool((out[:, p] == 7.0).all())
         sums.append(out[:, :p].cpu())
     torch.testing.assert_close(sums[1], sums[0], rtol=1e-4, atol=1e-3 * float(sums[0].abs().max()))

@@ -8,7 +8,7 @@ import torch
 from isthmus.gradients import Outer
 from isthmus.gradients import rows as module
 from isthmus.gradients.computed import as_computed
-from isthmus.gradients.grids import GRID, integer_sum
+from isthmus.gradients.grids import GRID, _integer_sum
 from isthmus.privacy import Clip
 from isthmus.privacy.clips import weighted_sum
 
@@ -44,7 +44,7 @@ def test_no_record_is_longer_than_its_bound():
         alone = torch.empty(Q, P)
         a, b = outer.a[i : i + 1], outer.b[i : i + 1]
         c = Clip(bound).weights(Outer(a, b), bound)
-        integer_sum(a, b, c, bound, alone)
+        _integer_sum(a, b, c, bound, alone)
         size = min(bound, float(Outer(a.double(), b.double()).norms()))
         assert size * 0.9 <= float(alone.double().norm()) <= size * (1 + 1e-6)
 
@@ -54,7 +54,7 @@ def test_no_record_is_longer_where_squares_and_weights_leave_the_normal_numbers(
     bound, small = 1e-6, torch.full((1, 64), 4.57e-23)
     for large in torch.linspace(2e37, 8e37, 60)[:, None, None]:
         alone = torch.empty(1, 64)
-        integer_sum(small, large, Clip(bound).weights(Outer(small, large), bound), bound, alone)
+        _integer_sum(small, large, Clip(bound).weights(Outer(small, large), bound), bound, alone)
         assert 0.98 * bound < float(alone.double().norm()) <= bound * (1 + 1e-6)
 
 
@@ -64,7 +64,7 @@ def test_one_record_more_moves_nothing_but_its_own_share():
     whole, less = summed(outer, bound), summed(outer.part(0, N - 1), bound)
     alone = torch.empty(Q, P)
     last = outer.part(N - 1, N)
-    integer_sum(last.a, last.b, Clip(bound).weights(last, bound), bound, alone)
+    _integer_sum(last.a, last.b, Clip(bound).weights(last, bound), bound, alone)
     error = 24 * 2.0**-24 * N * bound
     assert float((whole.double() - less.double() - alone.double().reshape(-1)).norm()) <= error
     assert float((whole.double() - less.double()).norm()) <= bound * (1 + 1e-6) + error
@@ -84,7 +84,7 @@ def test_a_record_that_is_not_finite_is_left_out():
 def test_few_records_and_small_matrices_are_added_as_ever(monkeypatch):
     outer = rows(8)
     weights = Clip(1.0).weights(outer, 1.0)
-    monkeypatch.setattr(module, "integer_sum", lambda *_: pytest.fail("a product of eight terms is exact enough"))
+    monkeypatch.setattr(module, "_integer_sum", lambda *_: pytest.fail("a product of eight terms is exact enough"))
     torch.testing.assert_close(
         Outer(outer.a, outer.b, outer.ones, grid=1.0).sum_to(weights, 1e-4), outer.sum_to(weights, 1e-4)
     )

@@ -11,7 +11,16 @@ import pytest
 from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy.event_json import _all_words, _sampling_words, canonical, composed, flatten, from_json, to_json
+from isthmus.privacy.event_json import (
+    SkellamDpEvent,
+    _all_words,
+    _sampling_words,
+    canonical,
+    composed,
+    flatten,
+    from_json,
+    to_json,
+)
 from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
 GAUSSIAN = E.GaussianDpEvent(40.0)
@@ -21,6 +30,7 @@ EVENTS = [
     E.GaussianDpEvent(0.1 + 0.2),
     E.LaplaceDpEvent(1 / 3),
     E.ZCDpEvent(rho=0.01, xi=0.5),
+    E.PoissonSampledDpEvent(0.5, SkellamDpEvent(4.0)),
     E.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)),
     E.PoissonSampledDpEvent(0.01, E.GaussianDpEvent(1.1)),
     E.PoissonSampledDpEvent(0.3, E.LaplaceDpEvent(5.0)),

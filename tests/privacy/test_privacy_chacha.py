@@ -120,15 +120,6 @@ def test_without_the_cipher_the_law_is_the_same(scale: float) -> None:
     assert abs(float(chunks[0, 1])) < 6 / math.sqrt(CHUNK)
 
 
-def test_without_the_cipher_no_two_releases_share_a_number() -> None:
-    collected = []
-    for _ in range(4):
-        out = torch.zeros(5000, dtype=torch.float64)
-        _add_there(out, 1.0, None)
-        collected.append(out)
-    assert len(torch.cat(collected).unique()) == 20000
-
-
 def test_a_second_key_is_drawn_for_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[int] = []
 

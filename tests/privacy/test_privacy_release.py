@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 
 from isthmus.privacy import (
     FastSource,
     Gaussian,
     GeneratorSource,
     Laplace,
-    NoisyMax,
     PrivacyStatement,
     SecretSource,
     SeededSource,
-    TopK,
     noise,
 )
 from isthmus.privacy.clips import ClippedSum
@@ -31,20 +28,6 @@ from isthmus.privacy.statement import Account
 
 def of_generator(seed: int = 0) -> GeneratorSource:
     return GeneratorSource(torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("source", [FastSource(), of_generator(), SecretSource()], ids=lambda s: type(s).__name__)
-def test_noise_has_the_multiplier_times_the_bound(source: Source, dtype: torch.dtype) -> None:
-    """Fresh noise: the acceptance fails by chance once in 10^6."""
-    value = torch.linspace(-5, 5, 40000, dtype=dtype)
-    for bound in (0.25, 4.0):
-        released = Gaussian(1.7).release(ClippedSum(value, 2, bound), source)
-        assert released.dtype == dtype
-        noise = (released.double() - value.double()).numpy() / (1.7 * bound)
-        assert stats.kstest(noise, "norm").pvalue > 1e-6
-        for factor in (2 / 3, 3 / 2):
-            assert stats.kstest(noise * factor, "norm").pvalue < 1e-9
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -85,17 +68,6 @@ def test_shapes_and_strides(value: torch.Tensor) -> None:
     released = Gaussian(1.0).release(ClippedSum(value, 2, 1.0), SeededSource(4))
     slow = value.double() + SeededSource(4).normal(tuple(value.shape))
     assert released.shape == value.shape and torch.equal(released, slow.float())
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "ord"), [(Gaussian(1.0), 2), (Laplace(1.0), 1), (NoisyMax(1.0), torch.inf), (TopK(2, 1.0), torch.inf)]
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_value_is_left_alone(mechanism: Any, ord: float, dtype: torch.dtype) -> None:
-    value = torch.arange(8.0, dtype=dtype, requires_grad=True)
-    released = mechanism.release(ClippedSum(value, ord, 1.0), FastSource())
-    assert torch.equal(value.detach(), torch.arange(8.0, dtype=dtype)) and not released.requires_grad
-    assert released.data_ptr() != value.data_ptr()
 
 
 @pytest.mark.parametrize("source", [SecretSource(), FastSource(), of_generator()], ids=lambda s: type(s).__name__)

@@ -13,9 +13,7 @@ from scipy import stats
 
 from isthmus.base.validate import InvalidInput
 from isthmus.core.pipeline import Release, Stage
-from isthmus.gradients import Dense
 from isthmus.privacy import AdaptiveClip, Adjacency, Clip, FixedSize, FullBatch, Gaussian, Poisson, SeededSource
-from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.sampling import Sampler
 
 GAUSS = Gaussian(2.0).event()
@@ -84,14 +82,6 @@ def test_they_fill_the_pipelines_slot(sampler: Sampler) -> None:
     assert type(event) is type(sampler.event(merged))
 
 
-def test_released_mean_has_the_planned_noise() -> None:
-    """Standard deviation z C / (q n), whatever batch was drawn; five standard errors each way, 2/3 and 3/2 outside."""
-    sampler, m = Poisson(0.1), 4000
-    noise = Gaussian(2.0).release(ClippedSum(torch.zeros(m, dtype=torch.float64), 2, 3.0), SeededSource(1))
-    ratio = float((noise / sampler.divisor(500)).std()) / (2.0 * 3.0 / 50)
-    assert abs(ratio - 1) < 5 / math.sqrt(2 * m) < 1 / 3
-
-
 # ---------------------------------------------------------------- the clip that adapts
 
 
@@ -103,9 +93,3 @@ def test_adaptive_clip_finds_the_quantile() -> None:
         below = ((norms <= bound).double() - 0.5).mean().reshape(1)
         bound = clip.next(bound, {"below": below})
     assert float((norms <= bound).double().mean()) == pytest.approx(0.8, abs=0.01)
-
-
-def test_adaptive_clip_weights_are_those_of_a_clip_at_its_bound() -> None:
-    rows = Dense(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
-    assert torch.equal(AdaptiveClip(1.0).weights(rows, 2.0), Clip(1.0).weights(rows, 2.0))
-    assert AdaptiveClip(1.0).total(2.0) == 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,57 +134,43 @@ def test_a_large_delta_is_warned_of_before_a_run_and_stated() -> None:
         assert ("would allow publishing one of the 50 records" in result.privacy.words()) == (n == "exact")
 
 
-def test_the_engine_warns_of_a_large_delta_at_every_door() -> None:
-    module = nn.Linear(2, 1)
-    loader = DataLoader(TensorDataset(torch.zeros(64, 2), torch.zeros(64, 1)), batch_size=64)
-    engine = PrivacyEngine()
-    common = {"module": module, "optimizer": torch.optim.SGD(module.parameters(), 0.1), "data_loader": loader}
-    told = r"delta=0\.5 is at least 1/n, which would allow publishing one of the 64 records"
-    with pytest.warns(PrivacyBudgetWarning, match=told):
-        engine.make_private_with_epsilon(**common, target_epsilon=1.0, target_delta=0.5, epochs=1, max_grad_norm=1.0)
-    for ask in (engine.get_epsilon, engine.statement):
-        with pytest.warns(PrivacyBudgetWarning, match=told) as caught:
-            ask(0.5)
-        assert len(caught) == 1 and caught[0].filename == __file__
-        ask(1e-5)
+Y = np.arange(50) % 2
+FIT: dict[str, Any] = {"bounds": (-1, 1), "algorithm": "dp_gd", "max_iter": 2}
+RECIPE = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=0.1, n="exact")
 
 
-def test_a_budget_with_a_large_delta_is_warned_of_wherever_it_is_given() -> None:
+def trained(ledger: Ledger | None = None, target: bool = False) -> PrivacyEngine:
+    module, engine = nn.Linear(2, 1), PrivacyEngine(ledger=ledger)
+    make: Any = partial(engine.make_private, noise_multiplier=1.0)
+    if target:
+        make = partial(engine.make_private_with_epsilon, target_epsilon=1.0, target_delta=0.1, epochs=1)
+    data = DataLoader(TensorDataset(torch.zeros(50, 2), torch.zeros(50, 1)), batch_size=10)
+    make(module=module, optimizer=torch.optim.SGD(module.parameters(), 0.1), data_loader=data, max_grad_norm=1.0)
+    return engine
+
+
+DOORS: dict[str, Any] = {
+    "minimize, ledger": lambda shared: minimize(LeastSquares(X, X[:, 0]), RECIPE, steps=2, ledger=shared),
+    "fit, ledger": lambda shared: PrivateClassifier(**FIT, delta=1e-5, classes=[0, 1], ledger=shared).fit(X, Y),
+    "classifier": lambda shared: PrivateClassifier(**FIT, delta=0.1, classes=[0, 1]).fit(X, Y),
+    "regressor": lambda shared: PrivateRegressor(**FIT, delta=0.1, target_bounds=(0, 1)).fit(X, Y),
+    "score": lambda shared: private_score(
+        PrivateClassifier(**FIT, classes=[0, 1]).fit(X, Y), X, Y, epsilon=1.0, delta=0.1
+    ),
+    "engine, ledger": trained,
+    "engine, target": lambda shared: trained(target=True),
+    "get_epsilon": lambda shared: trained().get_epsilon(0.1),
+    "statement": lambda shared: trained().statement(0.1),
+    "accountant": lambda shared: trained().accountant.get_epsilon(0.1),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_large_delta_is_warned_of_once_wherever_it_is_given(door: str) -> None:
     told = r"delta=0\.1 is at least 1/n, which would allow publishing one of the 50 records"
-    recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=0.1, n="exact")
-    model = PrivateClassifier(delta=1e-5, bounds=(-1, 1), algorithm="dp_gd", max_iter=2, classes=[0, 1])
-    module = nn.Linear(2, 1)
-    common = {"module": module, "optimizer": torch.optim.SGD(module.parameters(), 0.1), "noise_multiplier": 1.0}
-    loader = DataLoader(TensorDataset(torch.zeros(50, 2), torch.zeros(50, 1)), batch_size=10)
-    for give in (
-        lambda ledger: minimize(LeastSquares(X, X[:, 0]), recipe, steps=2, ledger=ledger),
-        lambda ledger: model.set_params(ledger=ledger).fit(X, np.arange(50) % 2),
-        lambda ledger: PrivacyEngine(ledger=ledger).make_private(**common, data_loader=loader, max_grad_norm=1.0),
-    ):
-        with pytest.warns(PrivacyBudgetWarning, match=told) as caught:
-            give(Ledger(budget=(9.0, 0.1)))
-        assert len(caught) == 1 and caught[0].filename == __file__
-
-
-def test_the_accountant_and_the_scores_warn_of_a_large_delta() -> None:
-    module, engine = nn.Linear(2, 1), PrivacyEngine()
-    loader = DataLoader(TensorDataset(torch.zeros(50, 2), torch.zeros(50, 1)), batch_size=10)
-    optimizer = torch.optim.SGD(module.parameters(), 0.1)
-    engine.make_private(module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
-    y = np.arange(50) % 2
-    model = PrivateClassifier(bounds=(-1, 1), algorithm="dp_gd", max_iter=2, classes=[0, 1]).fit(X, y)
-    for ask in (lambda: engine.accountant.get_epsilon(0.1), lambda: private_score(model, X, y, epsilon=1.0, delta=0.1)):
-        with pytest.warns(PrivacyBudgetWarning, match=r"delta=0\.1 is at least 1/n") as caught:
-            ask()
-        assert len(caught) == 1 and caught[0].filename == __file__
-
-
-@pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])
-def test_the_estimators_warn_of_a_large_delta(made: Any) -> None:
-    known = {"classes": [0, 1]} if made is PrivateClassifier else {"target_bounds": (0, 1)}
-    with pytest.warns(PrivacyBudgetWarning, match="at least 1/n") as caught:
-        model = made(delta=0.5, bounds=(-1, 1), algorithm="dp_gd", max_iter=2, **known).fit(X, np.arange(50) % 2)
-    assert len(caught) == 1 and "protects hardly anyone" in model.privacy_.words()
+    with pytest.warns(PrivacyBudgetWarning, match=told) as caught:
+        DOORS[door](Ledger(budget=(9.0, 0.1)))
+    assert len(caught) == 1 and caught[0].filename == __file__
 
 
 def test_two_releases_of_all_records_are_not_called_a_sample():

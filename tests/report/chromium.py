@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -31,22 +33,18 @@ class Browser:
         self._folder = tempfile.mkdtemp(prefix="isthmus-browser-")
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        # commands are read from 3 and answered on 4; both ends go through numbers that cannot be 3 or 4
-        high = [_raised(each) for each in (theirs_in, theirs_out)]
-        actions = [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4)]
-        log = os.path.join(self._folder, "log")
-        actions.append((os.POSIX_SPAWN_OPEN, 2, log, os.O_WRONLY | os.O_CREAT, 0o600))
-        command = [program, *_FLAGS, f"--user-data-dir={self._folder}/profile"]
-        self._pid = os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=True)
-        for each in (theirs_in, theirs_out, *high):
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]  # none of them is 3 or 4
+        # commands are read from 3 and answered on 4
+        start = ["bash", "-c", f'exec "$@" 3<&{ends[0]} 4>&{ends[1]}', "bash", program, *_FLAGS]
+        with open(os.path.join(self._folder, "log"), "wb") as log:
+            command = [*start, f"--user-data-dir={self._folder}/profile"]
+            self._process = subprocess.Popen(command, stderr=log, pass_fds=ends, start_new_session=True)
+        for each in (theirs_in, theirs_out, *ends):
             os.close(each)
         self._buffer, self._number, self._session = b"", 0, ""
         self.requests: list[str] = []
         self.errors: list[str] = []
         self._events: list[str] = []
-        self._attach()
-
-    def _attach(self) -> None:
         targets = self.call("Target.getTargets")["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
@@ -62,7 +60,8 @@ class Browser:
         self.requests, self.errors, self._events = [], [], []
         went = self.call("Page.navigate", url=page.resolve().as_uri())
         assert "errorText" not in went, went["errorText"]
-        self._until("Page.loadEventFired")
+        while "Page.loadEventFired" not in self._events:
+            self._read()
         self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
 
     def evaluate(self, script: str) -> Any:
@@ -70,11 +69,6 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
-
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """The page, or what fits into the window, as a PNG."""
-        answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **self._clip(whole))
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def pdf(self, path: Path) -> None:
         """The page as it is printed on A4."""
@@ -104,30 +98,18 @@ class Browser:
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
 
-    def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
-
-    def _until(self, event: str) -> None:
-        while event not in self._events:
-            self._read()
-
     def _read(self, seconds: float = 600.0) -> dict[str, Any]:
         """The next message; what it says of requests and errors is kept."""
         end = time.monotonic() + seconds
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._in], [], [], max(0.0, end - time.monotonic()))
             piece = os.read(self._in, 1 << 20) if ready else b""
-            assert piece, f"the browser said nothing for {seconds} s, or ended: {self._log()}"
+            said = Path(self._folder, "log").read_text(errors="replace")[-2000:]
+            assert piece, f"the browser said nothing for {seconds} s, or ended: {said}"
             self._buffer += piece
         line, self._buffer = self._buffer.split(b"\0", 1)
         message: dict[str, Any] = json.loads(line)
-        self._note(message.get("method", ""), message.get("params", {}))
-        return message
-
-    def _note(self, event: str, params: dict[str, Any]) -> None:
+        event, params = message.get("method", ""), message.get("params", {})
         self._events.append(event)
         if event == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
@@ -137,21 +119,17 @@ class Browser:
             self.errors.append(params["entry"]["text"])
         elif event == "Runtime.consoleAPICalled":
             self.errors.append(json.dumps(params["args"]))
-
-    def _log(self) -> str:
-        return Path(self._folder, "log").read_text(errors="replace")[-2000:]
+        return message
 
     def close(self) -> None:
         """End the browser and everything that it started."""
         os.close(self._out)
         os.close(self._in)
-        end = time.monotonic() + 5
-        while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > end:
-                os.killpg(self._pid, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
-                break
-            time.sleep(0.02)
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Browser:
@@ -159,10 +137,3 @@ class Browser:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def _raised(descriptor: int) -> int:
-    """A copy of a file descriptor whose number is 10 or more."""
-    import fcntl
-
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10)

@@ -24,6 +24,18 @@ def fitted(ledger: Any = None) -> Any:
     return PrivateClassifier(epsilon=1.0, delta=DELTA, ledger=ledger, **options).fit(X[:600], Y[:600])
 
 
+def reported(model: Any, **more: Any) -> Any:
+    return Record.of(model, title="t", data=DATA, **more)
+
+
+def together(*events: Any) -> float:
+    """The epsilon of releases in a ledger of their own."""
+    ledger = Ledger()
+    for event in events:
+        ledger.pay("all", event)
+    return ledger.spent(DELTA)
+
+
 def scored(model: Any, ledger: Any = None) -> Any:
     return private_score(model, X[600:], Y[600:], epsilon=2.0, delta=DELTA, ledger=ledger)
 
@@ -54,8 +66,7 @@ def test_what_is_charged_after_the_fit_is_in_the_report(door: str) -> None:
     model = fitted(ledger)
     alone = model.privacy_.epsilon
     DOORS[door](model, ledger)
-    record = Record.of(model, title="t", data=DATA)
-    assert record.privacy is not None
+    record = reported(model)
     assert record.privacy["epsilon"] >= ledger.spent(DELTA) * (1 - 1e-9) > alone
     assert record.privacy["epsilon"] == pytest.approx(ledger.spent(DELTA), rel=1e-6)
     assert sum(row["times"] for row in record.privacy["releases"]) == sum(ledger.rounds().values())
@@ -66,12 +77,10 @@ def test_figures_bring_what_they_cost() -> None:
     model = fitted()
     scores = scored(model)
     assert scores.releases == 2
-    record = Record.of(model, title="t", data=DATA, metrics=scores, curves=scores.curves)
-    together = Ledger()
-    for statement in (model.privacy_, scores.privacy):
-        together.pay("all", statement.event)
-    assert record.privacy is not None and UNCOUNTED not in record.warnings
-    assert record.privacy["epsilon"] == pytest.approx(together.spent(DELTA), rel=1e-9)
+    record = reported(model, metrics=scores, curves=scores.curves)
+    assert UNCOUNTED not in record.warnings
+    both = together(model.privacy_.event, scores.privacy.event)
+    assert record.privacy["epsilon"] == pytest.approx(both, rel=1e-9)
     assert [row["name"] for row in record.metrics] == [figure.name for figure in scores.figures]
     assert all(text in record.words for text in scores.privacy.assumptions)
 
@@ -80,34 +89,34 @@ def test_a_ledger_and_figures_that_are_in_it_count_once() -> None:
     ledger = Ledger()
     model = fitted(ledger)
     scores = scored(model, ledger)
-    records = [Record.of(model, title="t", data=DATA, metrics=each) for each in (scores, scores.figures)]
-    assert [record.privacy["epsilon"] for record in records if record.privacy] == [ledger.spent(DELTA)] * 2
+    records = [reported(model, metrics=each) for each in (scores, scores.figures)]
+    assert [record.privacy["epsilon"] for record in records] == [ledger.spent(DELTA)] * 2
     assert not any(UNCOUNTED in record.warnings for record in records)
 
 
 def test_figures_whose_cost_is_not_known_are_named() -> None:
     model = fitted()
     scores = scored(model)
-    record = Record.of(model, title="t", data=DATA, metrics=scores.figures)
+    record = reported(model, metrics=scores.figures)
     assert UNCOUNTED in record.warnings and "subject to the warnings" in render(record)
     other = Ledger()  # holds something, but not these figures
     other.pay("my figures", Gaussian(5.0).event())
-    assert UNCOUNTED in Record.of(model, title="t", data=DATA, metrics=scores.figures, ledger=other).warnings
+    assert UNCOUNTED in reported(model, metrics=scores.figures, ledger=other).warnings
     exact = [{"name": "accuracy", "value": 0.9, "on": "100 public rows"}]
-    assert UNCOUNTED not in Record.of(model, title="t", data=DATA, metrics=exact).warnings
+    assert UNCOUNTED not in reported(model, metrics=exact).warnings
 
 
 def test_a_ledger_with_seeded_noise_makes_the_report_not_private() -> None:
     ledger = Ledger()
     model = fitted(ledger)
     ledger.mark_seeded()
-    record = Record.of(model, title="t", data=DATA)
+    record = reported(model)
     assert not record.private and "NOT private" in render(record)
 
 
 def test_a_ledger_of_another_adjacency_is_refused() -> None:
     with pytest.raises(InvalidInput, match="adjacency"):
-        Record.of(fitted(), title="t", data=DATA, ledger=Ledger(adjacency="replace-one"))
+        reported(fitted(), ledger=Ledger(adjacency="replace-one"))
 
 
 def test_every_statement_says_that_it_counts_what_it_lists() -> None:
@@ -128,12 +137,9 @@ def test_a_notebook_shows_what_the_ledger_holds_now() -> None:
 def test_releases_that_cost_the_same_are_not_taken_for_one_another() -> None:
     ledger = Ledger()
     first, other = fitted(ledger), fitted()
-    together = Ledger()
-    for model in (first, other):
-        together.pay("fits", model.privacy_.event)
-    record = Record.of(other, title="t", data=DATA, ledger=ledger)
-    assert record.privacy is not None
-    assert record.privacy["epsilon"] == pytest.approx(together.spent(DELTA), rel=1e-9)
+    record = reported(other, ledger=ledger)
+    both = together(first.privacy_.event, other.privacy_.event)
+    assert record.privacy["epsilon"] == pytest.approx(both, rel=1e-9)
     assert sum(row["times"] for row in record.privacy["releases"]) == 2 * sum(ledger.rounds().values())
 
 
@@ -142,9 +148,6 @@ def test_figures_paid_elsewhere_are_not_taken_for_those_of_the_ledger() -> None:
     model = fitted(ledger)
     scored(model, ledger)
     elsewhere = scored(model)
-    together = Ledger()
-    for event in (ledger.event(), elsewhere.privacy.event):
-        together.pay("all", event)
-    record = Record.of(model, title="t", data=DATA, metrics=elsewhere)
-    assert record.privacy is not None
-    assert record.privacy["epsilon"] == pytest.approx(together.spent(DELTA), rel=1e-9)
+    record = reported(model, metrics=elsewhere)
+    both = together(ledger.event(), elsewhere.privacy.event)
+    assert record.privacy["epsilon"] == pytest.approx(both, rel=1e-9)

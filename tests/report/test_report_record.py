@@ -98,18 +98,11 @@ def test_what_is_wrong_is_refused_with_its_place(case: str) -> None:
         Record.from_dict(copied)
 
 
-def test_a_seeded_run_may_not_pass_for_private() -> None:
-    copied = copy.deepcopy(seeded())
-    copied["words"] = full()["words"]
-    with pytest.raises(InvalidInput, match="words="):
-        Record.from_dict(copied)
-
-
-def test_a_number_of_records_that_is_private_is_refused() -> None:
-    copied = copy.deepcopy(seeded())
-    copied["data"]["n"] = 400
-    with pytest.raises(InvalidInput, match="data.n=400 .* keeps the number of records private"):
-        Record.from_dict(copied)
+def test_a_seeded_run_may_not_pass_for_private_nor_tell_its_number_of_records() -> None:
+    told = seeded()["data"] | {"n": 400}
+    for parts, words in (({"words": full()["words"]}, "words="), ({"data": told}, "data.n=400 .* keeps the number")):
+        with pytest.raises(InvalidInput, match=words):
+            Record.from_dict(seeded() | parts)
 
 
 @pytest.mark.parametrize(

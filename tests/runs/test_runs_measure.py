@@ -15,7 +15,7 @@ from isthmus.estimators.scoring import FIGURES, RANGES, Looks
 from isthmus.privacy import Gaussian, Ledger, compose, epsilon_of
 from isthmus.privacy.plan import mu_of
 from isthmus.runs.config import Settings
-from isthmus.runs.measure import COUNTED, Measured, training_epsilon
+from isthmus.runs.measure import COUNTED, Measured, _training_epsilon
 
 
 def table(path: str, n: int, seed: int = 0, tail: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +127,7 @@ def test_twenty_rows_print_no_number() -> None:
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 def test_training_and_figures_together_cost_epsilon(adjacency: str) -> None:
     settings = Settings(data="a.csv", epsilon=1.0, test_fraction=0.2, test_epsilon=0.5, adjacency=adjacency)
-    first = training_epsilon(settings, 1e-5)
+    first = _training_epsilon(settings, 1e-5)
     relation = Ledger(adjacency=adjacency).adjacency
 
     def gaussian(epsilon: float) -> Any:

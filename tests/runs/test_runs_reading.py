@@ -15,7 +15,7 @@ from command_line import prepared as rows_of
 
 from isthmus.base.validate import InvalidInput
 from isthmus.cli import main
-from isthmus.runs.prepare import PreparedRows, as_option
+from isthmus.runs.prepare import PreparedRows, _as_option
 
 
 def table(n: int = 120, **columns: Any) -> str:
@@ -155,7 +155,7 @@ def test_labels_with_commas_come_back_as_an_option() -> None:
     labels = ["Rome, Italy", "it's", "plain"]
     Path("t.csv").write_text("x,y\n" + "".join(f'{k % 5},"{labels[k % 3]}"\n' for k in range(60)))
     told = prepared(classes=None).leaks[-1]
-    assert told.endswith(f"give --classes {as_option(sorted(labels))}") and as_option(["a", "b"]) == "a,b"
+    assert told.endswith(f"give --classes {_as_option(sorted(labels))}") and _as_option(["a", "b"]) == "a,b"
     words = ["--classes", '"Rome, Italy",it\'s,plain']
     result = invoke("train", "t.csv", "-y", "y", *words, "--dry-run", "--algorithm", "dp_gd")
     assert "classes: Rome, Italy, it's, plain" in result.output
@@ -254,7 +254,7 @@ def test_a_report_of_a_stopped_run_says_how_to_go_on(monkeypatch: pytest.MonkeyP
 
     data = table(x=lambda k: k % 5)
     with monkeypatch.context() as patch:
-        patch.setattr("isthmus.runs.train.write_record", interrupted)
+        patch.setattr("isthmus.runs.train._write_record", interrupted)
         invoke("train", data, "--target", "y", "--classes", "no,yes", "--bounds", "x=0,5", *QUICK, code=4)
     error = json.loads(invoke("report", "runs/t-1", "--json", code=2).stdout)["error"]
     assert "was stopped before its record was written" in error and "isthmus train --resume runs/t-1" in error

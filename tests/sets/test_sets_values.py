@@ -10,7 +10,6 @@ import torch
 
 from isthmus import sets
 from isthmus.sets import widths
-from isthmus.sets.base import UnsupportedOperation
 from isthmus.sets.projections import _pnorm
 from isthmus.sets.widths import _chi_mean, _max_abs_normal, _max_chi, _max_normal, _weighted_norm
 
@@ -221,13 +220,6 @@ def test_group_ids_and_lists_are_the_same_set():
     assert torch.equal(
         sets.GroupBall([[0, 3], [1, 4], [2]]).project(x), sets.GroupBall(torch.tensor([7, -1, 9, 7, -1])).project(x)
     )
-
-
-def test_a_product_is_bounded_where_all_its_blocks_are():
-    assert sets.Product([(sets.L2Ball(1.0), 2), (sets.L1Ball(1.0), 2)]).bounded
-    assert not sets.Product([(sets.L2Ball(1.0), 2), (sets.Whole(), 2)]).bounded
-    with pytest.raises(UnsupportedOperation, match="unbounded"):
-        sets.Product([(sets.Whole(), 2), (sets.L2Ball(1.0), 2)]).lmo(torch.ones(4))
 
 
 def test_zero_is_in_no_multiple_of_a_hull_beside_it():

@@ -13,7 +13,7 @@ from isthmus.gradients import Dense, Stack
 from isthmus.sketches import base
 from isthmus.sketches import dense as module
 from isthmus.sketches.dense import orthonormal, random_rows
-from isthmus.sketches.public import _completed, _leaf_pieces, _side_directions, _top_right, top_directions
+from isthmus.sketches.public import _completed, _directions, _leaf_pieces, _side_directions, _top_right
 
 
 def projector(columns):
@@ -86,11 +86,11 @@ def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
     monkeypatch.setattr(module, "SMALL", chunk)
     rows = Stack([("first", kinds(n, 0)[kind]), ("second", Dense(normal(n, 7, seed=8)))])
-    directions = top_directions(rows, 3)
+    directions = _directions(rows, 3)[0]
     top = np.linalg.svd(rows.dense().numpy())[2][:3].T
     signs = torch.from_numpy(np.sign((top * directions.numpy()).sum(0)))
     torch.testing.assert_close(directions * signs, torch.from_numpy(top.copy()), rtol=1e-8, atol=1e-9)
-    assert top_directions(rows, 3, torch.float32).dtype == torch.float32
+    assert _directions(rows, 3, torch.float32)[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("chunk", [1 << 9, 1 << 26])
@@ -137,7 +137,7 @@ def test_rows_without_leaves_are_cut():
 
 def test_public_gradients_that_vanish_are_refused():
     with pytest.raises(ValueError, match="all zero"):
-        top_directions(Dense(torch.zeros(3, 4)), 1)
+        _directions(Dense(torch.zeros(3, 4)), 1)[0]
 
 
 @pytest.mark.parametrize("rank, size", [(1, 300), (16, 256), (30, 700)])

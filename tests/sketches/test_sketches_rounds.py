@@ -13,7 +13,7 @@ from isthmus.base.space import Space
 from isthmus.lifts import pinv
 from isthmus.sketches import CountSketch, base, hashed
 from isthmus.sketches.base import leave_pinv, take_pinv
-from isthmus.sketches.bijections import SHORT, Buckets, _next_prime
+from isthmus.sketches.bijections import SHORT, _next_prime
 
 LARGEST = 32_749  # the largest prime below 2^15
 
@@ -112,9 +112,3 @@ def test_scales_first_asked_for_in_inference_mode_serve_gradients_later() -> Non
 def test_too_large_dimensions_are_refused_when_a_map_is_drawn() -> None:
     with pytest.raises(ValueError, match="d="):
         CountSketch(3).draw(1 << 46)
-
-
-def test_buckets_of_a_drawn_map_are_found_when_they_are_asked_for() -> None:
-    sketch = CountSketch(5).draw(20, seed=2)
-    want = Buckets(randomness.key(2, 0, "CountSketch"), 20, 5).range(0, 20)
-    assert torch.equal(sketch.hashes(0, 20, torch.device("cpu"))[0][0], want)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,12 @@ import pandas
 import pytest
 
 from isthmus.base.validate import InvalidInput
-from isthmus.runs.config import load
-from isthmus.runs.prepare import prepare
 from isthmus.tables.encode import _as_days, encode
 from isthmus.tables.entries import day
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema
 
 MIXED = ["01/02/2024", "01/13/2024", "02/01/2024"]
-RANGE = ["2000-01-01", "2030-12-31"]
 
 
 def column(form: str = "") -> Column:
@@ -104,13 +100,3 @@ def test_dates_by_type_need_no_format(values: Any) -> None:
     for form in ("", "%d/%m/%Y"):
         days = _as_days(pandas.Series(values), form)
         assert days[0] == 18262.5 and np.isnan(days[1])
-
-
-def test_options_of_a_run(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("when,y\n" + "".join(f"{word},{k % 2}\n" for k, word in enumerate(MIXED * 10)))
-    facts = {"data": str(path), "target": "y", "classes": ["0", "1"]}
-    entries = {"type": "date", "bounds": RANGE, "format": "%m/%d/%Y"}
-    settings, declared = load(None, {**facts, "columns": {"when": entries}})
-    problem = prepare(settings, declared, salt="")
-    assert problem.leaks == () and problem.x[1, 0] == day("2024-01-13")

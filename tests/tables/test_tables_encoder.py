@@ -19,7 +19,7 @@ from isthmus import PrivateClassifier, PrivateRegressor, TableEncoder
 from isthmus.base.validate import InvalidInput
 from isthmus.cli import main
 from isthmus.estimators.stateless_steps import _learners
-from isthmus.tables.encode import as_frame, encode
+from isthmus.tables.encode import encode
 
 COLUMNS = {
     "age": (0, 100),
@@ -196,12 +196,11 @@ def test_wrong_declarations_are_refused(columns: Any, words: str) -> None:
 
 
 def test_tables_that_are_none_are_refused() -> None:
-    for table, words in ((np.ones((2, 2)), "give a pandas or polars"), ({"a": [1], "b": [1, 2]}, "of one length")):
+    twice = pandas.DataFrame([[1, 2]], columns=["a", "a"]), "rename one of two columns that have the same name"
+    lengths = {"a": [1], "b": [1, 2]}, "of one length"
+    for table, words in ((np.ones((2, 2)), "give a pandas or polars"), lengths, twice):
         with pytest.raises(InvalidInput, match=words):
             TableEncoder().fit(table)
-    twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
-    with pytest.raises(InvalidInput, match="rename one of two columns that have the same name"):
-        as_frame(twice)
     with pytest.raises(InvalidInput, match=r"columns=\['b'\] .* name columns of the table, which has"):
         TableEncoder().fit({"a": [1], "b": [2]}).transform({"a": [1]})
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.core.parts import Records
+from isthmus.core.parts import Records, said
 from isthmus.core.pipeline import Client
 from isthmus.core.wire import Keys, Message
 from isthmus.distributed.flower import records
-from isthmus.distributed.flower.federation import Federation, OneTerm, narrowed
+from isthmus.distributed.flower.federation import Federation, _narrowed, _OneTerm
 from isthmus.distributed.flower.records import ARRAYS, RECORD, flower, from_arrays, to_arrays
-from isthmus.distributed.order import DataSite, Order, stage_of
+from isthmus.distributed.order import DataSite, Order, _stage_of
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
 from isthmus.distributed.secagg.wire import Kind, read
 from isthmus.privacy.event_json import DpEvent
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _ITERATE, _MEMORY, _SECURE = "isthmus.iterate", "isthmus.memory", "isthmus.secure"
 _Shared = Federation | Callable[["Context"], Federation]
 """What server and clients share, or how it follows from a client's context (its `run_config`)."""
+_Config = dict[str, Any]
 _OwnLedger = Callable[["Context"], Ledger]
 """The ledger of a client, from its context."""
 _Terms = Callable[[Federation, Order, str], Records]
@@ -64,9 +66,9 @@ def client_app(
             problem = data(context)
             if plan.unit == "record":
                 return problem
-            return OneTerm(lambda w: _term(plan, problem, w, order, name))
+            return _OneTerm(lambda w: _term(plan, problem, w, order, name))
 
-        return _Site.of(federation, context, terms, noise, physical_batch_size, ledger).reply(message)
+        return _Site(federation, context, terms, noise or SecretSource(), physical_batch_size, ledger).reply(message)
 
     return app
 
@@ -89,7 +91,7 @@ def sketch_mod(
         def change(plan: Federation, order: Order, name: str) -> Records:
             remedy = 'give unit="client": a mod sends what one client changed'
             validate.check(plan.unit == "client", "unit", plan.unit, remedy)
-            return OneTerm(lambda w: w - trained(plan, w))
+            return _OneTerm(lambda w: w - trained(plan, w))
 
         def trained(plan: Federation, w: Tensor) -> Tensor:
             arrays, rest = to_arrays(w, plan.whole), message.content.get("config", app.ConfigRecord())
@@ -99,7 +101,7 @@ def sketch_mod(
                 raise RuntimeError(f"The client's app failed with this error: {reply.error.reason}")
             return from_arrays(reply.content.array_records[ARRAYS], plan.whole).to(w.dtype)
 
-        return _Site.of(federation, context, change, noise, None, ledger).reply(message)
+        return _Site(federation, context, change, noise or SecretSource(), None, ledger).reply(message)
 
     return mod
 
@@ -108,50 +110,52 @@ def cost(plan: Federation, stage: str) -> DpEvent:
     """What one answer of a client costs it: a coin that the server has tossed for it is no longer secret."""
     promise = plan.pipe.promise
     assert promise is not None
-    return stage_of(plan.at_clients, stage).event(promise.adjacency)
+    return _stage_of(plan.at_clients, stage).event(promise.adjacency)
 
 
 @dataclass(frozen=True)
 class _Site:
     """A client with a message: what it shares with the server, its records, and where it keeps what it remembers."""
 
-    plan: Federation
-    state: RecordDict
-    name: str
+    shared: _Shared
+    context: Context
     terms: _Terms
     noise: Source
     physical: int | None
-    ledger: Ledger | None
+    own_ledger: _OwnLedger | None
 
-    @staticmethod
-    def of(
-        federation: _Shared,
-        context: Context,
-        terms: _Terms,
-        noise: Source | None,
-        physical: int | None,
-        own_ledger: _OwnLedger | None,
-    ) -> _Site:
-        """The client of a context; draws are keyed by its partition where it has one, else by its node."""
-        plan = federation if isinstance(federation, Federation) else federation(context)
-        name, ledger, promise = str(context.node_config.get("partition-id", context.node_id)), None, plan.pipe.promise
-        if own_ledger is not None and promise is not None:
-            ledger = own_ledger(context)
-            remedy = f"give one for {promise.adjacency.value}, as this run is: it counts {ledger.adjacency.value}"
-            validate.check(ledger.adjacency == promise.adjacency, "ledger", ledger, remedy)
-        return _Site(plan, context.state, name, terms, noise or SecretSource(), physical, ledger)
+    @cached_property
+    def plan(self) -> Federation:
+        """What it shares with the server."""
+        return self.shared if isinstance(self.shared, Federation) else self.shared(self.context)
+
+    @cached_property
+    def name(self) -> str:
+        """What its draws are keyed by: its partition where it has one, else its node."""
+        return str(self.context.node_config.get("partition-id", self.context.node_id))
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """Its own, where it has one and the run is private."""
+        promise = self.plan.pipe.promise
+        if self.own_ledger is None or promise is None:
+            return None
+        own = self.own_ledger(self.context)
+        remedy = f"give one for {promise.adjacency.value}, as this run is: it counts {own.adjacency.value}"
+        validate.check(own.adjacency == promise.adjacency, "ledger", own, remedy)
+        return own
 
     def reply(self, message: Letter) -> Letter:
         """The reply to an order, or to a step of secure aggregation."""
         plan, content, app = self.plan, message.content, flower().app
-        config = records.config_of(content)
+        config = records._config_of(content)
         sent = config.get("plan")  # looked at before any record is
         remedy = f"give server and clients the same Federation: this one is {records.ANOTHER} than this client's"
         validate.check(sent == plan.digest, "plan", sent, f"{remedy} ({plan.digest})")
         if plan.dropouts is None:
-            order = records.read_ask(content, plan.whole, records.kept_vectors(self.state, _ITERATE).get("w"))
+            order = records._read_ask(content, plan.whole, records._kept_vectors(self.context.state, _ITERATE).get("w"))
             if plan.down == "update" and order.w is not None:
-                records.keep(self.state, _ITERATE, {"w": order.w})
+                records.keep(self.context.state, _ITERATE, {"w": order.w})
             added = self.added(order, int(config["visit"]))
             self.pay(order.stage)
             data = records.answer(added, config["order"], not plan.private)
@@ -162,23 +166,23 @@ class _Site:
     def added(self, order: Order, visit: int) -> Message:
         """What this client adds to a sum: sampled, encoded, clipped, coded."""
         plan, pipe = self.plan, self.plan.at_clients
-        keys, memory = Keys(order.seed), records.kept_vectors(self.state, _MEMORY)
+        keys, memory = Keys(order.seed), records._kept_vectors(self.context.state, _MEMORY)
         if plan.private:
             keys = Keys(order.seed, self.noise)
         site = DataSite(pipe, plan.whole, keys, physical=self.physical, memory=memory)
         problem = self.terms(plan, order, self.name)
         if plan.private and plan.unit == "record":
-            read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
+            read_off = [str(leak[0]) for leak in said(problem, "read_off")]
             remedy = "give it to the objective as a public number: it was read from private records, unpaid for"
             validate.check(not read_off, "data", read_off, remedy)
-            fits = not plan.linear or getattr(problem, "linear", False)  # others round more than the bound holds
+            fits = not plan.linear or said(problem, "linear")  # others round more than the bound holds
             kind = type(problem).__name__
             validate.check(fits, "linear", plan.linear, f"give linear=False: {kind} is not a linear model")
         message = site.answer(order, Client(self.name, problem, visit, plan.terms, 1 / plan.clients))
         if pipe.wire.remembers:
-            records.keep(self.state, _MEMORY, site.memory)
+            records.keep(self.context.state, _MEMORY, site.memory)
         if plan.private and plan.dropouts is None:
-            return narrowed(message, plan, stage_of(pipe, order.stage).sampler)
+            return _narrowed(message, plan, _stage_of(pipe, order.stage).sampler)
         return message
 
     def pay(self, stage: str) -> None:
@@ -186,7 +190,7 @@ class _Site:
         if self.ledger is not None:
             self.ledger.pay(stage, cost(self.plan, stage), seeded=self.noise.seeded)
 
-    def secured(self, content: RecordDict, config: dict[str, Any]) -> bytes:
+    def secured(self, content: RecordDict, config: _Config) -> bytes:
         """The answer to a step of secure aggregation."""
         plan = self.plan
         remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
@@ -198,22 +202,17 @@ class _Site:
         secure = plan.secure(stage, int(config["m"]), stage.releases[0].clipped.init())
 
         def vector() -> Tensor:
-            order = records.read_ask(content, plan.whole, None)
+            order = records._read_ask(content, plan.whole, None)
             (value,) = self.added(order, int(config["visit"])).values.values()
             validate.shape((secure.m,), vector=value.value)
             self.pay(order.stage)
             return value.value
 
-        return secure_step(config, self.state, secure, plan.rounds, vector, self.noise)
+        return _secure_step(config, self.context.state, secure, plan.rounds, vector, self.noise)
 
 
-def secure_step(
-    config: dict[str, Any],
-    state: RecordDict,
-    plan: SecurePlan,
-    rounds: int,
-    vector: Callable[[], Tensor],
-    noise: Source | None,
+def _secure_step(
+    config: _Config, state: RecordDict, plan: SecurePlan, rounds: int, vector: Callable[[], Tensor], noise: Source
 ) -> bytes:
     """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
 

@@ -70,7 +70,7 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class OneTerm:
+class _OneTerm:
     """All that a client has, as one record: `row(w)` is its vector."""
 
     row: Callable[[Tensor], Tensor]
@@ -83,15 +83,15 @@ class OneTerm:
         return Dense(w.new_zeros(0, len(w)))
 
 
-class NoisedSum(ClippedSum):
+class _NoisedSum(ClippedSum):
     """A sum that came with its noise, from clients whose vectors nobody saw."""
 
 
 @dataclass(frozen=True)
-class AtClients(Mechanism):
+class _AtClients(Mechanism):
     """Skellam noise that the clients added, in shares: no worse than Gaussian noise of `multiplier` times the bound.
 
-    It takes sums of secure aggregation (`NoisedSum`) and nothing else: it adds no noise itself.
+    It takes sums of secure aggregation (`_NoisedSum`) and nothing else: it adds no noise itself.
     """
 
     multiplier: float
@@ -99,7 +99,7 @@ class AtClients(Mechanism):
 
     def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """The sum as it came."""
-        noised = isinstance(bounded, NoisedSum)
+        noised = isinstance(bounded, _NoisedSum)
         remedy = "run it over FlowerClients: noise of clients comes with secure aggregation only"
         validate.check(noised, "mechanism", type(self).__name__, remedy)
         return bounded.value
@@ -107,16 +107,6 @@ class AtClients(Mechanism):
     def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
         """`SkellamDpEvent(multiplier)`."""
         return SkellamDpEvent(float(self.multiplier))
-
-
-def with_noise_at_clients(stage: Stage) -> Stage:
-    """The stage with its Gaussian noise added at the clients; other noise, and several releases, are refused."""
-    (release, *more) = stage.releases
-    fits = isinstance(release.mechanism, Gaussian) and not more
-    remedy = "use one release with Gaussian noise and a fixed clip, which is what secure aggregation takes"
-    validate.check(fits, "dropouts", f"stage {stage.name!r}", remedy)
-    assert isinstance(release.mechanism, Gaussian)
-    return replace(stage, releases=[replace(release, mechanism=AtClients(release.mechanism.multiplier))])
 
 
 @dataclass(frozen=True)
@@ -219,9 +209,7 @@ class Federation:
     @property
     def terms(self) -> int:
         """How many terms a sum over everybody has: the public number that divisors come from."""
-        if self.unit == "client":
-            return self.clients
-        return int(self.n or 0)
+        return self.clients if self.unit == "client" else int(self.n or 0)
 
     @property
     def problem(self) -> Elsewhere:
@@ -246,7 +234,13 @@ class Federation:
         if promise is None:
             return pipe
         if self.dropouts is not None:
-            pipe = replace(pipe, stages=[with_noise_at_clients(stage) for stage in pipe.stages])
+            (stage,) = pipe.stages
+            (release, *more) = stage.releases
+            if more or not isinstance(release.mechanism, Gaussian):
+                remedy = "use one release with Gaussian noise and a fixed clip, which is what secure aggregation takes"
+                validate.refuse("dropouts", f"stage {stage.name!r}", remedy)
+            hidden = replace(release, mechanism=_AtClients(release.mechanism.multiplier))
+            pipe = replace(pipe, stages=[replace(stage, releases=[hidden])])
         return replace(pipe, promise=replace(promise, assumptions=(*promise.assumptions, *self.assumptions())))
 
     @cached_property
@@ -281,7 +275,7 @@ class Federation:
     def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:
         """The plan of secure aggregation of a stage, for all M clients: each computes it, and takes nobody's word."""
         noise = stage.releases[0].mechanism
-        assert isinstance(noise, AtClients)
+        assert isinstance(noise, _AtClients)
         lost = int((self.dropouts or 0.0) * self.clients)
         return SecurePlan(self.clients, m, bound, noise.multiplier, dropouts=lost, peak=min(1.0, self.peak))
 
@@ -331,9 +325,7 @@ class Federation:
 
 
 def _name(recipe: Recipe | Pipeline) -> str:
-    if isinstance(recipe, Recipe):
-        return recipe.name
-    return type(recipe).__name__
+    return recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__
 
 
 _NOTHING = 2.0**-30
@@ -343,7 +335,7 @@ _NOTHING = 2.0**-30
 # ---------------------------------------------------------------- lengths
 
 
-def reach_of(plan: Federation, sampler: Sampler) -> tuple[float, float]:
+def _reach_of(plan: Federation, sampler: Sampler) -> tuple[float, float]:
     """How long the sums of clients may be, in bounds of one term; the same for every client, whatever it has.
 
     A client that is one term has one bound.  One that adds up records may have all of them: twice what the plan
@@ -355,18 +347,18 @@ def reach_of(plan: Federation, sampler: Sampler) -> tuple[float, float]:
     return own, plan.clients * own
 
 
-def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
+def _narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     """Clipped sums in the dtype that is sent, with the bound that their sum at the server has.
 
     Neighbours differ in what one client sends: its cast to float32 (`ClippedSum.narrowed`, where that adds at most 1 %)
     counts once.  The server adds in float64, where the rounding of all clients' numbers counts (`room`).
     """
-    own, total = reach_of(plan, sampler)
+    own, total = _reach_of(plan, sampler)
     sent, values = message.for_wire(own, own, 1), {}
     for name, clipped in sent.values.items():
         same = clipped.dtype is None or clipped.dtype.itemsize >= plan.dtype.itemsize  # the server's bound is for these
         validate.check(same, "dtype", plan.dtype, f"give {clipped.dtype}, which this client's gradients are")
-        more = room(clipped, own, total, plan.clients)
+        more = _room(clipped, own, total, plan.clients)
         remedy = f"give a lower rate or fewer clients: to add sums of up to {own:g} bounds would round too much"
         validate.check(more < 0.5, "n", plan.terms, remedy)
         values[name] = clipped
@@ -375,7 +367,7 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     return replace(sent, values=values)
 
 
-def room(share: ClippedSum, own: float, total: float, clients: int) -> float:
+def _room(share: ClippedSum, own: float, total: float, clients: int) -> float:
     """What shortening and adding at the server, in float64, add to the bound at most, relative.
 
     `clients` vectors whose length is at most R are added with an error below gamma times the sum of lengths; clamped
@@ -389,13 +381,13 @@ def room(share: ClippedSum, own: float, total: float, clients: int) -> float:
     return float(2 * total * m ** (1 / share.ord) * gamma(clients + 1, torch.float64))
 
 
-def shortened(share: ClippedSum, own: float) -> ClippedSum:
+def _shortened(share: ClippedSum, own: float) -> ClippedSum:
     """A client's sum, no longer than `own` bounds: whoever sends more cannot round the sums of others away.
 
     In the l2 norm that is a projection onto a ball.  In other norms scaling may move two points further apart, so
     every number is clamped, which does not in any norm.  A sum of one term is scaled: it has one bound in its norm.
 
-    >>> shortened(ClippedSum(torch.tensor([3.0, 4.0]) * 2**60, 2, 1.0), 10.0).value.round(decimals=9).tolist()
+    >>> _shortened(ClippedSum(torch.tensor([3.0, 4.0]) * 2**60, 2, 1.0), 10.0).value.round(decimals=9).tolist()
     [6.0, 8.0]
     """
     value, most = share.value.to(torch.float64), own * share.bound

@@ -31,7 +31,7 @@ from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.codecs import Codec
 from isthmus.core.wire import Message
-from isthmus.distributed.order import Order, digest_of
+from isthmus.distributed.order import Order, _digest_of
 from isthmus.privacy.clips import ClippedSum
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def keep(state: RecordDict, name: str, vectors: Mapping[str, Tensor]) -> None:
     state[name] = _record(vectors)
 
 
-def kept_vectors(state: RecordDict, name: str) -> dict[str, Tensor]:
+def _kept_vectors(state: RecordDict, name: str) -> dict[str, Tensor]:
     """The vectors that were kept."""
     if name not in state:
         return {}
@@ -111,7 +111,7 @@ def kept_vectors(state: RecordDict, name: str) -> dict[str, Tensor]:
 # ---------------------------------------------------------------- orders
 
 
-def config_of(content: RecordDict) -> dict[str, Any]:
+def _config_of(content: RecordDict) -> dict[str, Any]:
     """What a message says beside its arrays."""
     return dict(content.config_records[RECORD])
 
@@ -126,24 +126,24 @@ def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None,
         places = (w.view(bits) != since.view(bits)).nonzero().reshape(-1)
         if len(places) * (w.itemsize + 4) < w.numel() * w.itemsize:
             changes = _record({"places": places.to(torch.int32), "values": w[places]})
-            config["since"] = digest_of(since)
+            config["since"] = _digest_of(since)
             return app.RecordDict({RECORD: app.ConfigRecord(config), _UPDATE: changes})
     return app.RecordDict({RECORD: app.ConfigRecord(config), ARRAYS: to_arrays(w, space)})
 
 
-def read_ask(content: RecordDict, space: Space, iterate: Tensor | None) -> Order:
+def _read_ask(content: RecordDict, space: Space, iterate: Tensor | None) -> Order:
     """The order that `ask` wrote; `iterate` is what this client has kept of an earlier round."""
-    config = config_of(content)
+    config = _config_of(content)
     order = Order.from_bytes(config["order"])
     if ARRAYS in content:
         w = from_arrays(content.array_records[ARRAYS], space)
     else:
-        if iterate is None or digest_of(iterate) != config["since"]:
+        if iterate is None or _digest_of(iterate) != config["since"]:
             validate.refuse("since", config["since"], "send the whole iterate: this client does not have that one")
         changes = _vectors(content.array_records[_UPDATE])
         w = iterate.index_copy(0, changes["places"].long(), changes["values"])
     remedy = "send the iterate whole: this client has another one"
-    validate.check(digest_of(w) == order.digest, "order.digest", order.digest, remedy)
+    validate.check(_digest_of(w) == order.digest, "order.digest", order.digest, remedy)
     return replace(order, w=w)
 
 
@@ -161,7 +161,7 @@ def answer(message: Message, asked: bytes, counts: bool) -> bytes:
     return _seal(asked, body) + body
 
 
-def read_answer(
+def _read_answer(
     data: bytes, asked: bytes, like: Message, codec: Codec | None, divisor: Callable[[int], float] | None
 ) -> Message:
     """The message of an answer to `asked`, with the sizes, dtypes and bounds of `like`; anything else is refused.
@@ -209,7 +209,7 @@ def _seal(order: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(hashlib.blake2b(order, digest_size=16).digest() + body, digest_size=SEAL).digest()
 
 
-def answer_in(reply: Letter) -> bytes:
+def _answer_in(reply: Letter) -> bytes:
     """The answer in a client's reply; a client that failed, or sent something else, is refused with what it said."""
     if reply.has_error():
         remedy = f"look at the client, which failed: {reply.error.reason}"

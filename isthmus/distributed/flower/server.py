@@ -14,8 +14,7 @@ import importlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial, reduce
@@ -33,18 +32,18 @@ from isthmus.core.group import Aggregator, check_samplers
 from isthmus.core.minimize import Result, minimize
 from isthmus.core.pipeline import Client, Round, RunContext, Stage, contribute, pay
 from isthmus.core.wire import Message, State
-from isthmus.distributed.flower.federation import Elsewhere, Federation, NoisedSum, narrowed, reach_of, shortened
+from isthmus.distributed.flower.federation import Elsewhere, Federation, _narrowed, _NoisedSum, _reach_of, _shortened
 from isthmus.distributed.flower.records import (
     RECORD,
-    answer_in,
+    _answer_in,
+    _config_of,
+    _read_answer,
     ask,
-    config_of,
     flower,
     from_arrays,
-    read_answer,
     to_arrays,
 )
-from isthmus.distributed.order import Order, order_of, stage_of
+from isthmus.distributed.order import Order, _stage_of, order_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.ledger import Chargeable, Ledger
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("flwr")
 
 _PAUSE = 1.0
+_Between = Callable[[int, "Letter"], "Letter | None"]
 
 
 class NobodyAnswered(RuntimeError):
@@ -71,7 +71,7 @@ class NobodyAnswered(RuntimeError):
 
 
 @dataclass
-class Traffic:
+class _Traffic:
     """What went to clients and came back: for the eyes of whoever runs the server.
 
     In a private run it shows whom a round looked at, which outsiders must not learn (see `FlowerClients`).
@@ -89,16 +89,6 @@ class Traffic:
     silent: int = 0
     holds: dict[int, Tensor] = field(default_factory=dict, repr=False)
     """The iterate that a client has kept, by node, where changes are sent."""
-
-    @contextmanager
-    def reading(self, node: int) -> Iterator[None]:
-        """Read the answer of a node; one that is refused does not count."""
-        try:
-            yield
-        except (validate.InvalidInput, CodecError, BadMessage) as error:
-            self.holds.pop(node, None)  # it may have lost what it kept
-            self.reasons[str(error)] += 1
-            _LOG.warning("a client's answer does not count: %s", error)
 
     def note(self, **counts: int) -> dict[str, int]:
         """The counts of one more stage, or attempt: t, and how many clients did what."""
@@ -154,7 +144,7 @@ class FlowerClients(Aggregator):
     timeout: float | None = 600.0
     wait: float = 60.0
     patience: int = 3
-    traffic: Traffic = field(default_factory=Traffic, compare=False)
+    traffic: _Traffic = field(default_factory=_Traffic, compare=False)
     problems: Sequence[Elsewhere | None] = (None,)
     clock: Callable[[float], None] = field(default=time.sleep, compare=False, repr=False)
 
@@ -178,16 +168,12 @@ class FlowerClients(Aggregator):
 
     def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of the answers of this stage."""
-        order, there = order_of(round, stage), stage_of(self.plan.at_clients, stage.name)
+        order, there = order_of(round, stage), _stage_of(self.plan.at_clients, stage.name)
         empty = self.nothing(round, there, context)
         if self.plan.dropouts is not None:
             return self._secured(order, _ForStage(round, stage, context.ledger), there, empty)
         visits = self.asked(round, stage, context)
-        answers: list[Message] = []
-        if visits:
-            answers = self._answers(order, visits, empty)
-        else:
-            self.traffic.note(t=order.t)
+        answers = self._answers(order, visits, empty)
         if answers:
             self.traffic.silent = 0
         elif visits or not self.plan.private:
@@ -205,7 +191,7 @@ class FlowerClients(Aggregator):
         fresh.memory = {}
         message = contribute(fresh, stage, client, context.keys)
         message = replace(message, coded={}, dims=0, bytes=0)
-        return narrowed(message, self.plan, stage.sampler) if stage.private else message
+        return _narrowed(message, self.plan, stage.sampler) if stage.private else message
 
     def asked(self, round: Round, stage: Stage, context: RunContext) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
@@ -234,36 +220,50 @@ class FlowerClients(Aggregator):
             validate.check(len(nodes) <= self.plan.clients, "clients", self.plan.clients, remedy)
         return nodes
 
-    def _replies(self, contents: Iterable[tuple[int, RecordDict]], group: str) -> list[Letter]:
-        """Send every node its message; the replies that come in time."""
-        app, letters = flower().app, []
+    def _exchange(
+        self, contents: Iterable[tuple[int, RecordDict]], group: str, take: Callable[[Letter, bytes], object]
+    ) -> list[Letter]:
+        """Send every node its message, and take the answers that come in time; one that is refused does not count."""
+        app, traffic, letters = flower().app, self.traffic, []
         for node, content in contents:
-            self.traffic.down += sum(record.count_bytes() for record in content.values())
+            traffic.down += sum(record.count_bytes() for record in content.values())
             # what nobody waits for any more is not delivered: a slow client does not work through old orders
             letters.append(app.Message(content, node, app.MessageType.TRAIN, ttl=self.timeout, group_id=group))
-        return list(self.grid.send_and_receive(letters, timeout=self.timeout))
+        replies = list(self.grid.send_and_receive(letters, timeout=self.timeout))
+        for reply in replies:
+            try:
+                data = _answer_in(reply)
+                traffic.up += len(data)
+                take(reply, data)
+            except (validate.InvalidInput, CodecError, BadMessage) as error:
+                traffic.holds.pop(reply.metadata.src_node_id, None)  # it may have lost what it kept
+                traffic.reasons[str(error)] += 1
+                _LOG.warning("a client's answer does not count: %s", error)
+        return replies
 
     def _answers(self, order: Order, visits: Sequence[tuple[int, int]], empty: Message) -> list[Message]:
         """The right answers of those that came in time."""
         plan, holds, contents = self.plan, self.traffic.holds, []
         assert order.w is not None
+        if not visits:
+            self.traffic.note(t=order.t)
+            return []
         for node, visit in visits:
             since = holds.get(node) if plan.down == "update" else None
             contents.append((node, ask(order, plan.whole, visit, since, plan.digest)))
             holds[node] = order.w
-        sampler, sent = stage_of(plan.at_clients, order.stage).sampler, config_of(contents[0][1])["order"]
+        sampler, sent = _stage_of(plan.at_clients, order.stage).sampler, _config_of(contents[0][1])["order"]
         divisor = None if plan.private else partial(sampler.divisor, t=order.t)
-        replies = self._replies(contents, str(order.t))
         messages: dict[str, Message] = {}
-        for reply in replies:
-            with self.traffic.reading(reply.metadata.src_node_id):
-                data = answer_in(reply)
-                self.traffic.up += len(data)
-                came = read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
-                if plan.private:  # a sum that is longer than the public length is shortened here too
-                    own = reach_of(plan, sampler)[0]
-                    came = replace(came, values={name: shortened(b, own) for name, b in came.values.items()})
-                messages.setdefault(reply.metadata.reply_to_message_id, came)
+
+        def take(reply: Letter, data: bytes) -> None:
+            came = _read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
+            if plan.private:  # a sum that is longer than the public length is shortened here too
+                own = _reach_of(plan, sampler)[0]
+                came = replace(came, values={name: _shortened(b, own) for name, b in came.values.items()})
+            messages.setdefault(reply.metadata.reply_to_message_id, came)
+
+        replies = self._exchange(contents, str(order.t), take)
         for node in {node for node, _ in visits} - {reply.metadata.src_node_id for reply in replies}:
             holds.pop(node, None)
         late, failed = len(visits) - len(replies), len(replies) - len(messages)
@@ -294,7 +294,7 @@ class FlowerClients(Aggregator):
                     raise NobodyAnswered(f"{words}: {self.traffic.why()}. Start more clients, or {more}") from refused
                 if refused.charged:
                     total = torch.zeros_like(like.value)
-        value = NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
+        value = _NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
@@ -311,12 +311,7 @@ class FlowerClients(Aggregator):
                     content = ask(order, self.plan.whole, plan=self.plan.digest)
                 content[RECORD].update({"step": step, "data": data, "index": index[node], "m": plan.m})
                 contents.append((node, content))
-            for reply in self._replies(contents, step):
-                node = reply.metadata.src_node_id
-                with self.traffic.reading(node):
-                    answer = answer_in(reply)
-                    self.traffic.up += len(answer)
-                    server.receive(answer, index[node])
+            self._exchange(contents, step, lambda reply, data: server.receive(data, index[reply.metadata.src_node_id]))
 
         exchange("keys", dict.fromkeys(index, server.invitation()))
         exchange("letters", dict.fromkeys(index, server.roster()))
@@ -329,7 +324,7 @@ class FlowerClients(Aggregator):
 
     def _total(self, stage: Stage, empty: Message, answers: list[Message]) -> Message:
         """The sum; in a private run with the public divisor, and with public counts of numbers and bytes."""
-        plan, source = self.plan, stage_of(self.plan.pipe, stage.name).sampler
+        plan, source = self.plan, _stage_of(self.plan.pipe, stage.name).sampler
         if not stage.private:
             if not answers:
                 return replace(empty, divisor=1.0, fixed=False)
@@ -354,12 +349,7 @@ class LocalGrid:
     """
 
     def __init__(
-        self,
-        app: ClientApp,
-        clients: int,
-        *,
-        config: dict[str, Any] | None = None,
-        between: Callable[[int, Letter], Letter | None] | None = None,
+        self, app: ClientApp, clients: int, *, config: dict[str, Any] | None = None, between: _Between | None = None
     ) -> None:
         validate.positive_int(clients=clients)
         flower().serverapp.Grid.register(type(self))
@@ -476,7 +466,9 @@ class SketchStrategy:
         validate.check(none, "train_config, evaluate_config", "given", "leave them out: clients have the plan")
         result: Outcome = flower().strategy.Result()
         self.clients = clients = FlowerClients(grid, plan, timeout, self.wait, self.patience)
-        self.summary()
+        _LOG.info("Isthmus: %s, d = %s, %s rounds, %s clients", plan.recipe, plan.whole.d, plan.rounds, plan.clients)
+        if plan.private:
+            _LOG.info("for those who know whom each round asked: %s", self.insiders)
 
         def evaluate(state: State) -> None:
             if evaluate_fn is not None:
@@ -510,23 +502,12 @@ class SketchStrategy:
     @property
     def outsiders(self) -> PrivacyStatement | None:
         """The statement of the run; None before it has ended, and where it is not private."""
-        if self.found is None:
-            return None
-        return self.found.privacy
+        return None if self.found is None else self.found.privacy
 
     @property
     def insiders(self) -> PrivacyStatement | None:
         """The statement for those who know whom each round asked."""
-        if not self.plan.private:
-            return None
-        return self.plan.insiders(seeded=self.noise_seed is not None)
-
-    def summary(self) -> None:
-        """Log what is run."""
-        plan = self.plan
-        _LOG.info("Isthmus: %s, d = %s, %s rounds, %s clients", plan.recipe, plan.whole.d, plan.rounds, plan.clients)
-        if plan.private:
-            _LOG.info("for those who know whom each round asked: %s", self.insiders)
+        return self.plan.insiders(seeded=self.noise_seed is not None) if self.plan.private else None
 
     # ------------------------------------------------------------ the hooks of other strategies' loops
 

@@ -9,7 +9,7 @@ most `limit`, whatever it was, and the noise is scaled to that.  Up to the share
 
 >>> import numpy as np
 >>> from isthmus.privacy import SeededSource
->>> limit = squared_limit(10.0, 4)
+>>> limit = _squared_limit(10.0, 4)
 >>> int((to_integers(np.full((1, 4), 7e9), 10.0, limit, SeededSource(0)) ** 2).sum()) <= limit
 True
 
@@ -51,7 +51,7 @@ _LONGEST = 1 << 28
 _TRIES = 8
 
 
-def squared_limit(steps: float, m: int) -> int:
+def _squared_limit(steps: float, m: int) -> int:
     """The promised squared length of m integers that were `steps` = C / grid long: its mean and three deviations more.
 
     With errors e of mean 0 and variance at most 1/4, ||v + e||^2 - E = 2 v'e + (||e||^2 - E): the two have
@@ -203,7 +203,7 @@ class SecurePlan:
     @cached_property
     def limit(self) -> int:
         """The squared length that no rounded record exceeds, in grid steps."""
-        return squared_limit(self.steps, self.m)
+        return _squared_limit(self.steps, self.m)
 
     @property
     def sensitivity(self) -> float:

@@ -52,15 +52,15 @@ from isthmus.privacy.skellam import skellam
 Vectors = Tensor | NDArray[np.float64]
 
 
-def pair_key(private: bytes, entry: bytes, session: bytes, about: bytes, one: int, other: int) -> bytes:
-    """The key of the mask that two clients share, from one's private key and the other's entry in the roster."""
+def _add_pair(
+    words: wire.Words, plan: SecurePlan, own: bytes, entry: bytes, session: bytes, about: bytes, one: int, other: int
+) -> None:
+    """Add the mask that two clients share as `one` does: the lower index adds what the higher one takes away.
+
+    Its key follows from the private key of one of them and the other's entry in the roster.
+    """
     purpose = b"mask" + about + wire.number(min(one, other)) + wire.number(max(one, other))
-    return crypto.agreed(private, entry[crypto.KEY :], session, purpose)
-
-
-def add_pair(words: wire.Words, plan: SecurePlan, key: bytes, one: int, other: int) -> None:
-    """Add the mask of a pair as client `one` does: the lower index adds what the higher one takes away."""
-    mask = crypto.stream(key, plan.m, plan.bits)
+    mask = crypto.stream(crypto.agreed(own, entry[crypto.KEY :], session, purpose), plan.m, plan.bits)
     if one < other:
         words += mask
     else:
@@ -147,8 +147,8 @@ class SecureClient:
         words = wire.to_field(total.numpy(), plan.bits) + crypto.stream(self._seed, plan.m, plan.bits)
         for peer in self._held:
             if peer != self.index:
-                key = pair_key(self._masks, self._roster[peer], self._session, self._about, self.index, peer)
-                add_pair(words, plan, key, self.index, peer)
+                where = self._roster[peer], self._session, self._about
+                _add_pair(words, plan, self._masks, *where, self.index, peer)
         return self._answer(Kind.VECTOR, wire.pack(words, plan.bits))
 
     def integers(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -245,7 +245,7 @@ class RoundRefused(RuntimeError):
         self.charged = charged
 
 
-class Pays(Protocol):
+class _Pays(Protocol):
     """What a round needs of a ledger."""
 
     def require(self, event: DpEvent, what: str) -> None: ...
@@ -260,7 +260,7 @@ class SecureServer:
     """
 
     def __init__(
-        self, plan: SecurePlan, ledger: Pays, what: str = "secagg", *, rate: float = 1.0, seeded: bool = False
+        self, plan: SecurePlan, ledger: _Pays, what: str = "secagg", *, rate: float = 1.0, seeded: bool = False
     ) -> None:
         self.plan, self._ledger, self._what, self._event, self._seeded = plan, ledger, what, plan.event(rate), seeded
         self._session, self._about = os.urandom(wire.SESSION), b""
@@ -326,8 +326,8 @@ class SecureServer:
                 self._sum -= crypto.stream(secret, self.plan.m, self.plan.bits)
                 continue
             for survivor in self._survivors:
-                key = pair_key(secret, self._roster[survivor], self._session, self._about, index, survivor)
-                add_pair(self._sum, self.plan, key, index, survivor)  # what the survivor has, with the other sign
+                where = self._roster[survivor], self._session, self._about
+                _add_pair(self._sum, self.plan, secret, *where, index, survivor)  # with the survivor's other sign
         return wire.from_field(self._sum, self.plan.bits)
 
     def value(self) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ module's buffers, attributes and hooks, the state of every global random generat
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -30,7 +30,7 @@ from isthmus.base import secret, validate
 from isthmus.gradients.layers.folding import _pieces_of
 from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.operations import Leaves, _near_enough
-from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, RowsOf
+from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.layers.twin import Dice, _generator_states, _twin_of
 from isthmus.gradients.rows import Rows
@@ -94,12 +94,13 @@ def look(
     if shape not in known.trusted:
         # pieces of examples are seen where they were seen in a trial of the same shapes only
         first = bool(known.pieces) or sum(bool(way) == bool(other) for other, _ in known.trusted) < SHAPES
-    if not first and secret.randbelow(_SELDOM if large else AGAIN):
+    if not first and not _drawn_again(layers):
         return before
     known.pieces.clear()
-    count = FEW if large else EXAMPLES
+    most = EXAMPLES if first else LATER
+    count = min(most, FEW) if large else most
     if not first:
-        count = secret.randbelow(min(FEW if large else LATER, n) - 1) + 2
+        count = secret.randbelow(min(count, n) - 1) + 2
     with Dice(layers.anchor.device) as dice, torch.enable_grad():
         done = _try_out(_Trial(layers, run, dice), batch, count, thorough=first)
     if way and not done:
@@ -124,8 +125,14 @@ def _learn(layers: Layers, batch: _Batch, run: Run) -> None:
 def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
     """Whether a shape of arguments is to be tried out: the first few when they are new, later ones by chance."""
     first = shape not in before and len(before) < SHAPES
-    before.update({shape} if first else ())
-    return first or not secret.randbelow(_SELDOM if layers.large else AGAIN)
+    if first:
+        before.add(shape)
+    return first or _drawn_again(layers)
+
+
+def _drawn_again(layers: Layers) -> bool:
+    """Whether chance has a batch tried out that need not be."""
+    return not secret.randbelow(_SELDOM if layers.large else AGAIN)
 
 
 def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwargs], n: int, place: int) -> bool:
@@ -240,7 +247,7 @@ class _Batch:
     def of(cls, args: Args, kwargs: Kwargs, n: int, dim: int) -> _Batch:
         """Tensors with n entries where the module keeps its examples, or in front."""
         leaves, spec = tree_flatten((args, kwargs))
-        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leaves = tree_map_only(Tensor, Tensor.detach, leaves)
         return cls(leaves, spec, [examples_of(leaf, n, dim) for leaf in leaves], n)
 
     def shape(self) -> Hashable:
@@ -304,8 +311,9 @@ def returned_examples(x: object, n: int, dim: int) -> int | None:
     >>> returned_examples(torch.ones(3, 2), 3, 1), returned_examples(torch.ones(3, 3), 3, 1)
     (0, None)
     """
-    both = isinstance(x, Tensor) and x.ndim > dim > 0 and x.shape[0] == x.shape[dim] == n
-    return None if both else examples_of(x, n, dim)
+    if isinstance(x, Tensor) and x.ndim > dim > 0 and x.shape[0] == x.shape[dim] == n:
+        return None
+    return examples_of(x, n, dim)
 
 
 class _Trial:
@@ -411,7 +419,7 @@ class _Trial:
     ) -> _Seen:
         """Forward and backward once, with some examples exchanged."""
         probe, passed = self._probe(), _Seen()
-        probe.learning, probe.record, probe.rows, probe.value = learning, passed, rows, value
+        probe.learning, probe.shown = learning, partial(_shown, probe, passed, rows, value)
         with probe.listening(lambda *_: None, batch.n):
             outputs = self._run(probe, batch)
             cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
@@ -485,14 +493,14 @@ class _Trial:
         gradients = dict(zip(map(id, parameters), _pulled, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
-    def _probe(self) -> _RecordingLayers:
+    def _probe(self) -> Layers:
         """Taps on a copy of the module."""
-        twin, first = _twin_of(self.module, self.trained), self.layers.batch_dim == 0
-        probe = _RecordingLayers(twin, batch_first=first, known=self.layers.known)
+        twin = _twin_of(self.module, self.trained)
+        probe = Layers(twin, batch_first=self.layers.batch_dim == 0, known=self.layers.known)
         probe.attach()
         return probe
 
-    def _run(self, probe: _RecordingLayers, batch: _Batch) -> Leaves:
+    def _run(self, probe: Layers, batch: _Batch) -> Leaves:
         """What a copy of the module gives."""
         self.dice.rewind()
         return tree_flatten(self.run(probe.module, *batch.arguments()))[0]
@@ -551,45 +559,34 @@ class _Seen:
         return None
 
 
-class _RecordingLayers(Layers):
-    """Taps that record what passes through them, with some examples exchanged for a value."""
+def _shown(
+    layers: Layers, record: _Seen, rows: Tensor | None, value: float | None, rule: AnyRule, output: Tensor, dim: int
+) -> Tensor:
+    """An output with a tap that records what passes, with some examples exchanged for a value."""
+    place, k = len(record.got), 0
+    if output.ndim > dim and output.is_floating_point():
+        k = _pieces_of(output.shape[dim], layers.batch)
+    divided = k == 1 or (k > 1 and dim == 0)
 
-    record: _Seen | None = None
-    rows: Tensor | None = None
-    value: float | None = None
+    def examples(x: Tensor) -> Tensor | None:
+        if not divided:
+            return None
+        x = x.detach().movedim(dim, 0)
+        pieces: Tensor = x.unflatten(0, (len(x) // k, k))
+        return pieces.clone()
 
-    def tap(
-        self,
-        rule: LayerRule[Any],
-        output: Tensor,
-        dim: int,
-        inputs: Sequence[Tensor],
-        rows_of: RowsOf,
-        feeds: Iterable[str] = (),
-    ) -> Tensor:
-        """The output with a tap that records."""
-        if self.record is None:
-            return super().tap(rule, output, dim, inputs, rows_of, feeds)
-        record, place = self.record, len(self.record.got)
-        k = _pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
-        divided = k == 1 or (k > 1 and dim == 0)
+    if k > 1:
+        layers.note_pieces(rule, k)
+    if divided and rows is not None and value is not None:
+        output = _altered(output, dim, (rows[:, None] * k + torch.arange(k)).flatten(), value)
+    where = f"the gradient at layer {rule.name!r}"
+    record.given.append((f"the output of layer {rule.name!r}", examples(output)))
+    record.got.append((where, None))
 
-        def examples(x: Tensor) -> Tensor | None:
-            x = x.detach().movedim(dim, 0)
-            return x.unflatten(0, (len(x) // k, k)).clone() if divided else None
+    def push(b: Tensor) -> None:
+        record.got[place] = where, examples(b)
 
-        if k > 1:
-            self.note_pieces(rule, k)
-        if divided and self.rows is not None and self.value is not None:
-            output = _altered(output, dim, (self.rows[:, None] * k + torch.arange(k)).flatten(), self.value)
-        where = f"the gradient at layer {rule.name!r}"
-        record.given.append((f"the output of layer {rule.name!r}", examples(output)))
-        record.got.append((where, None))
-
-        def push(b: Tensor) -> None:
-            record.got[place] = where, examples(b)
-
-        return tap(output, self.anchor, push)
+    return tap(output, layers.anchor, push)
 
 
 def _near(x: Tensor, y: Tensor, slack: float) -> bool:

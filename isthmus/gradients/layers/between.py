@@ -44,7 +44,7 @@ class _Place:
     number: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Step:
     """A part that was called (by its name; "" is the module), or an operation of the loop."""
 
@@ -55,6 +55,13 @@ class _Step:
     """The places of the tensors that it returned."""
     dice: Dice | None = None
     """The random generators as they were before, where it has drawn from them."""
+
+    @property
+    def name(self) -> str:
+        """The part or the operation."""
+        if isinstance(self.what, str):
+            return self.what
+        return str(self.what.__name__)
 
 
 class _Way:
@@ -73,7 +80,8 @@ class _Way:
 
     def references(self, leaves: list[object]) -> list[object]:
         """Arguments as they are written down."""
-        return [self._place(x) if isinstance(x, Tensor) else x for x in leaves]
+        references: list[object] = tree_map_only(Tensor, self._place, leaves)
+        return references
 
     def _place(self, x: Tensor) -> _Place:
         if isinstance(x, _Followed) and x.way is self:
@@ -95,7 +103,9 @@ class _Way:
         with torch._C.DisableTorchFunctionSubclass():
             dice = Dice(next(x for x in leaves if isinstance(x, _Followed)).device)
             result = func(*args, **kwargs)
-            step = _Step(func, references, spec, dice=dice if dice.drew() else None)
+            step = _Step(func, references, spec)
+            if dice.drew():
+                step.dice = dice
         if not isinstance(result, torch.Size):
             result = tree_map_only(Tensor, partial(self.mark, step), result)
         if step.results or func.__name__ in _CHANGES:
@@ -129,7 +139,7 @@ class _Way:
         answer: list[Tensor] = []
         used = {x.number for step in self.tried() for x in step.leaves if isinstance(x, _Place)}
         for (place, before), x in zip(self.given.items(), given, strict=True):
-            known[place] = x.requires_grad_() if before.requires_grad and before.is_leaf else x
+            known[place] = x.requires_grad_(before.requires_grad and before.is_leaf)
         for step in self.tried():
             leaves = [known[x.number] if isinstance(x, _Place) else x for x in step.leaves]
             args, kwargs = tree_unflatten(leaves, step.spec)
@@ -231,8 +241,8 @@ class Between:
         if not way.parted or way.token is not self.layers.now.token:
             return
         steps = way.tried()
-        given = tuple(_plain(x) for x in way.given.values())
-        names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in steps)
+        given = tree_map_only(_Followed, _plain, tuple(way.given.values()))
+        names = tuple(step.name for step in steps)
         way.open = False  # what is done again is not written down
         try:
             look(self.layers, given, {}, self.layers.batch, lambda module, args, _: way.again(module, args), names)
@@ -280,4 +290,4 @@ def mapped(change: Callable[[Tensor], Any], output: Any) -> Any:
 
 def _plain(x: Tensor) -> Tensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return x.as_subclass(Tensor) if isinstance(x, _Followed) else x
+        return x.as_subclass(Tensor)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +25,12 @@ from isthmus.gradients.layers.embedding import _EmbeddingBagRule, _EmbeddingRule
 from isthmus.gradients.layers.folding import _folded, _pieces_of
 from isthmus.gradients.layers.normalisation import _GroupNormRule, _LayerNormRule
 from isthmus.gradients.layers.opened import _open_layers, _OperationRule
-from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, RowsOf, Trainable, _LinearRule
+from isthmus.gradients.layers.rules import AnyRule, Args, Handle, Kwargs, RowsOf, Trainable, _LinearRule
 from isthmus.gradients.layers.shared import _open_leaves, _placed, _Shared
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.rows import Outer, Rows, Stack
 
-_RULES: list[type[LayerRule[Any]]] = [_OutputRule, _LinearRule, _AttentionRule]
+_RULES: list[type[AnyRule]] = [_OutputRule, _LinearRule, _AttentionRule]
 _RULES += [_ConvolutionRule, _LayerNormRule, _GroupNormRule, _EmbeddingRule, _EmbeddingBagRule]
 
 _REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
@@ -45,7 +44,7 @@ _REFUSED: dict[type, str] = {
 """Kinds that have no per-example gradient, or whose gradient cannot be seen, and what to do about it."""
 
 
-def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any]:
+def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> AnyRule:
     """The rule of a layer that owns trainable parameters; a layer that cannot have one is refused with the remedy.
 
     A layer with an attribute `batch_dim` says itself where its examples are.
@@ -148,6 +147,8 @@ class Layers:
         """How often each leaf was used in the passes of a batch, gradients of which may come."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
+        self.shown: Callable[[AnyRule, Tensor, int], Tensor] | None = None
+        """What takes the place of a tap, where a module is tried out."""
         self.learning = False
         """Whether parameters that are read outside their layers are noted rather than refused."""
 
@@ -243,7 +244,7 @@ class Layers:
         """The number of examples of the pass in progress, where it is known."""
         return self.now.batch
 
-    def tap_layer(self, rule: LayerRule[Any]) -> list[Handle]:
+    def tap_layer(self, rule: AnyRule) -> list[Handle]:
         """Hooks that stand as close to a layer's own forward as can be; returns their handles.
 
         What other hooks do with its output or its weights is seen as done by others.  While the layer computes, its
@@ -285,7 +286,7 @@ class Layers:
             rule.layer.register_forward_hook(leave, prepend=True, always_call=True, with_kwargs=True),
         ]
 
-    def _given_no_examples(self, rule: LayerRule[Any], args: Args, kwargs: Kwargs) -> bool:
+    def _given_no_examples(self, rule: AnyRule, args: Args, kwargs: Kwargs) -> bool:
         """Whether all examples share the input: it comes from parameters alone, or has not one entry for each."""
         examples = rule.given(args, kwargs)
         if examples is None:
@@ -299,7 +300,7 @@ class Layers:
             self.known.shared_places.add(key)
         return key in self.known.shared_places
 
-    def _check_dimensions(self, rule: LayerRule[Any], output: Tensor) -> None:
+    def _check_dimensions(self, rule: AnyRule, output: Tensor) -> None:
         """Refuse a batch of one whose example has lost the dimension that examples have in larger batches."""
         usual = self.known.dimensions.setdefault(rule.name, set())
         if self.now.batch is not None and self.now.batch > 1:
@@ -315,7 +316,7 @@ class Layers:
 
     def tap(
         self,
-        rule: LayerRule[Any],
+        rule: AnyRule,
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
@@ -327,6 +328,8 @@ class Layers:
         The examples are in dimension `dim`; the inputs may not be changed before the gradient arrives; `feeds` names
         the leaves whose rows it gives, each as often as it does.
         """
+        if self.shown is not None:
+            return self.shown(rule, output, dim)
         self.uses.update(feeds)
         token, versions = self.now.token, [*map(_VERSION, inputs)]
 
@@ -363,7 +366,7 @@ class Layers:
 
         return tap(output, self.anchor, arrive)
 
-    def _of_examples(self, rule: LayerRule[Any], rows: Rows) -> Rows:
+    def _of_examples(self, rule: AnyRule, rows: Rows) -> Rows:
         """Rows as many as there are examples, those of pieces added up; refused where there are others."""
         batch = self.now.batch
         if batch is None:
@@ -376,7 +379,7 @@ class Layers:
             "examples in the first dimension of every layer's input (batch_first=False: in the second)"
         )
 
-    def note_pieces(self, rule: LayerRule[Any], k: int) -> None:
+    def note_pieces(self, rule: AnyRule, k: int) -> None:
         """A layer saw k pieces of every example: as it did when it was tried out, or it is refused."""
         if self.now.pieces is not None and (rule.name, k) not in self.now.pieces:
             raise validate.InvalidInput(
@@ -428,9 +431,7 @@ def _keeps_batch_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, nn.modules.batchnorm._BatchNorm)
 
 
-def _read(
-    module: nn.Module, trainable: Trainable, batch_dim: int
-) -> tuple[list[LayerRule[Any]], dict[str, LeafBinding]]:
+def _read(module: nn.Module, trainable: Trainable, batch_dim: int) -> tuple[list[AnyRule], dict[str, LeafBinding]]:
     """The layers of a module that have leaves, and the binding of every leaf."""
     rules = [
         rule_for(name, layer, batch_dim)

@@ -15,7 +15,16 @@ from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.embedding import _check_table
 from isthmus.gradients.layers.folding import _pieces_of
 from isthmus.gradients.layers.operations import Leaves, _is_plain, _near_enough, _one_by_one, _plain_steps
-from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, LayerRule, Trainable, _replaced_forward
+from isthmus.gradients.layers.rules import (
+    Args,
+    Found,
+    Handle,
+    Kwargs,
+    LayerRule,
+    Trainable,
+    _examples_dim,
+    _replaced_forward,
+)
 from isthmus.gradients.layers.shared import _bare, _open_leaves, _placed, _Shared
 from isthmus.gradients.layers.twin import Dice
 
@@ -183,7 +192,7 @@ class _Host:
         return tree_unflatten(alone, shape)
 
     def _dim(self, x: Tensor) -> int:
-        return self.layers.batch_dim if x.ndim >= 3 else 0
+        return _examples_dim(x.ndim, self.layers.batch_dim)
 
     def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
@@ -219,7 +228,9 @@ class _Host:
     def _joined(self, x: Tensor) -> Tensor:
         """The outputs of batches of one, stacked in front, as the output of a batch (as they are if they are not)."""
         dim = self._dim(x[0])
-        return x.squeeze(1 + dim).movedim(0, dim) if x.ndim > 1 + dim and x.shape[1 + dim] == 1 else x
+        if x.ndim > 1 + dim and x.shape[1 + dim] == 1:
+            return x.squeeze(1 + dim).movedim(0, dim)
+        return x
 
     def _compared(self, whole: Leaves, alone: Leaves, drew: bool) -> list[str]:
         """Refuse outputs of single examples that are not those of the batch; what each of them holds."""

@@ -31,13 +31,22 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vjp, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.gradients import rounding
 from isthmus.gradients.layers.convolution import _weight_rows
 from isthmus.gradients.layers.embedding import _counts, _table_rows
 from isthmus.gradients.layers.folding import _folded, _pieces_of
-from isthmus.gradients.layers.rules import Args, Found, Kwargs, RowsOf, _as_multiplied, _bias_rows, _positions
+from isthmus.gradients.layers.rules import (
+    Args,
+    Found,
+    Kwargs,
+    RowsOf,
+    _as_multiplied,
+    _bias_rows,
+    _examples_dim,
+    _positions,
+)
 from isthmus.gradients.layers.shared import (
     HANDLERS,
     READ,
@@ -119,10 +128,11 @@ class _Operation:
 
 def _without_history(leaves: Leaves) -> Leaves:
     """The numbers of shared values alone."""
-    return [_bare(x) if isinstance(x, _Shared) else x for x in leaves]
+    answer: Leaves = tree_map_only(_Shared, _bare, leaves)
+    return answer
 
 
-def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
+def _operate(func: Function, args: Args, kwargs: Kwargs) -> object:
     """What every operation on shared values does."""
     op = _Operation(func, args, kwargs)
     name = op.name
@@ -143,9 +153,10 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> Any:
     others = [(place, x) for place, x in enumerate(op.tensors) if not isinstance(x, _Shared)]
     asking = [x for _, x in others if x.requires_grad]
     examples = asking or [x for place, x in others if _one_for_each(value, place, _size(op, x), n, x)]
+    if name in _SPREADS and len(op.values) == 1 and (name in _LIKE or not examples):
+        return _spread(op, n)
     if name in _LIKE or not examples:
-        result = _without_examples(op)
-        return _spread(op, result, n) if name in _SPREADS and len(op.values) == 1 else result
+        return _without_examples(op)
     if not n:
         return _of_none(op.of(_without_history(op.leaves)), op.values)
     try:
@@ -166,8 +177,10 @@ def _one_for_each(value: _Shared, place: object, size: int, n: int, x: Tensor | 
     if size != n:
         known.shared_places.add(key)
     elif key not in known.example_places:
-        fixed = x is not None and (_fixed(x, leaf.layers.module) or _counts(x))
-        (known.shared_places if fixed else known.example_places).add(key)
+        if x is not None and (_fixed(x, leaf.layers.module) or _counts(x)):
+            known.shared_places.add(key)
+        else:
+            known.example_places.add(key)
     return key not in known.shared_places
 
 
@@ -179,7 +192,7 @@ def _fixed(x: Tensor, module: nn.Module) -> bool:
 
 def _dim(value: _Shared, ndim: int) -> int:
     """Where a tensor of so many dimensions keeps its examples."""
-    return value.history.leaves[0].layers.batch_dim if ndim >= 3 else 0
+    return _examples_dim(ndim, value.history.leaves[0].layers.batch_dim)
 
 
 def _where(op: _Operation, x: Tensor) -> int:
@@ -195,13 +208,13 @@ def _size(op: _Operation, x: Tensor) -> int:
 # ------------------------------------------------------------ without examples
 
 
-def _without_examples(op: _Operation) -> Any:
+def _without_examples(op: _Operation) -> object:
     """An operation without examples: what it gives is shared too."""
     op.check_unchanged()
     return _marked(op.untouched(), op)
 
 
-def _marked(x: Any, op: _Operation) -> Any:
+def _marked(x: object, op: _Operation) -> object:
     """Results of an operation as shared values (no inner function: one that calls itself would keep its tensors)."""
     if isinstance(x, (tuple, list)):
         return type(x)([_marked(y, op) for y in x])  # torch's own tuples too
@@ -223,7 +236,7 @@ def _repeated(op: _Operation, ndim: int, n: int, k: int) -> Any:
     dim, source = _dim(value, ndim), value.source
     once = _mark(source.reshape([1] * (ndim - source.ndim) + list(source.shape)), value.history)
     copies = _side_by_side(once, n, dim).repeat_interleave(k, dim)
-    return op.of([copies if isinstance(x, _Shared) else x for x in op.leaves])
+    return op.of(tree_map_only(_Shared, lambda _: copies, op.leaves))
 
 
 def _followed(op: _Operation, result: Tensor) -> _Trace | None:
@@ -241,15 +254,18 @@ def _followed(op: _Operation, result: Tensor) -> _Trace | None:
         return None
     swapped = op.name in ("transpose", "swapaxes", "swapdims") and op.args[1] % 2 != op.args[2] % 2
     if source.ndim == 2 and (swapped or op.func in TURNS):
-        if trace.form == TURNED:
-            return _Trace(trace.leaves, SAME)
-        return _Trace(trace.leaves, TURNED) if whole else None
+        if trace.form == TURNED or whole:
+            return _Trace(trace.leaves, SAME if trace.form == TURNED else TURNED)
+        return None
     ordered = op.name in _ORDERED or op.name in _SPREADS
     return trace if op.name in _ALIKE or (ordered and trace.form != TURNED) else None
 
 
-def _spread(op: _Operation, result: _Shared, n: int) -> Any:
+def _spread(op: _Operation, n: int) -> object:
     """What is repeated once for every example is from now on a copy for each, with a tap; all else stays shared."""
+    result = _without_examples(op)
+    if not isinstance(result, _Shared):
+        return result
     (value,) = op.values
     trace, source, whole = value.history, value.source, result.source
     dim, lead = _lead(value, whole.ndim)
@@ -285,7 +301,7 @@ def _side_by_side(once: _Shared, n: int, dim: int) -> Tensor:
 # ------------------------------------------------------------ with examples
 
 
-def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
+def _apart(op: _Operation, n: int, examples: list[Tensor]) -> object:
     """An operation done one example at a time."""
     value, name, count = op.values[0], op.name, _size(op, examples[0])
     leaf, k = value.history.leaves[0], _pieces_of(count, n) or 1
@@ -325,7 +341,7 @@ def _apart(op: _Operation, n: int, examples: list[Tensor]) -> Any:
     return tree_unflatten(outputs, shape)
 
 
-def _joined(x: Any, value: _Shared, k: int, name: str) -> Any:
+def _joined(x: object, value: _Shared, k: int, name: str) -> object:
     """What single examples give, side by side in front, as a batch gives it."""
     if not _is_plain(x):
         return x
@@ -335,7 +351,7 @@ def _joined(x: Any, value: _Shared, k: int, name: str) -> Any:
     return x.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def _of_none(out: Any, values: list[_Shared]) -> Any:
+def _of_none(out: object, values: list[_Shared]) -> object:
     """What an operation gives of no examples, which vmap cannot do: there are no rows."""
 
     def rows(b: Tensor) -> Found:
@@ -350,7 +366,7 @@ def _is_plain(x: object) -> TypeGuard[Tensor]:
 
 
 def _one_by_one(
-    function: Callable[..., Any], leaves: Leaves, spec: TreeSpec, cuts: list[int | None], n: int
+    function: Function, leaves: Leaves, spec: TreeSpec, cuts: list[int | None], n: int
 ) -> tuple[Leaves, TreeSpec]:
     """The pieces of what a function gives n examples alone, one after the other in front.
 
@@ -403,7 +419,7 @@ def _near_enough(x: Tensor, y: Tensor, slack: float | None = None) -> bool:
 # ------------------------------------------------------------ one example at a time
 
 
-def _single(op: _Operation) -> Any:
+def _single(op: _Operation) -> object:
     """An operation on shared values and single examples."""
     if op.name in FACTORED and not op.changes:
         answer = FACTORED[op.name](op)
@@ -414,8 +430,7 @@ def _single(op: _Operation) -> Any:
     n = functorch.get_unwrapped(batched[0]).shape[functorch.maybe_get_bdim(batched[0])]
     if n * sum(x.source.numel() * x.source.element_size() for x in op.values) > rounding.CHUNK_BYTES:
         return _lower(partial(_in_chunks, op), *batched)
-    copies = [_lower(partial(_copies, x), batched[0]) if isinstance(x, _Shared) else x for x in op.leaves]
-    return op.of(copies)
+    return op.of(tree_map_only(_Shared, lambda x: _lower(partial(_copies, x), batched[0]), op.leaves))
 
 
 def _copies(value: _Shared, n: int, _: object = None) -> Tensor:
@@ -518,22 +533,22 @@ def _matmul(op: _Operation) -> Tensor | None:
 
 def _product(x: Tensor, weight: _Shared, bias: Tensor | None = None, turned: bool = False) -> Tensor:
     """x W' + c, or x W + c where `turned`: outer products of the input and the gradient."""
-    own = bias if isinstance(bias, _Shared) and bias.ndim == 1 else None
+    biases = [bias] if isinstance(bias, _Shared) and bias.ndim == 1 else []
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
         x, plain = _as_multiplied(whole[0]), _bare(weight)
-        out = F.linear(x, plain.mT if turned else plain, None if own is None else _bare(own))
+        out = F.linear(x, plain.mT if turned else plain, *map(_bare, biases))
         kept = x.detach()
 
         def rows(b: Tensor) -> Found:
             a, b = _positions(kept), _positions(b)
             found = _pulled(weight, Outer(b, a) if turned else Outer(a, b))
-            return found if own is None else found + _pulled(own, _bias_rows(b))
+            return found + [each for own in biases for each in _pulled(own, _bias_rows(b))]
 
-        return _tap([weight] if own is None else [weight, own], out, [x], rows)
+        return _tap([weight, *biases], out, [x], rows)
 
     out = _lower(below, x)
-    return out if bias is None or own is not None else out + bias
+    return out if bias is None or biases else out + bias
 
 
 def _einsum(op: _Operation) -> Tensor | None:
@@ -600,29 +615,28 @@ def _convolution(op: _Operation) -> Tensor | None:
     x, weight, bias, groups = named["input"], named["weight"], named["bias"], named["groups"]
     if not isinstance(weight, _Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
         return None
-    own, shape = bias if isinstance(bias, _Shared) else None, weight.shape
-    spans = {key: named[key] for key in ("stride", "padding", "dilation")}
-    layer: Any = SimpleNamespace(
-        groups=groups, weight=_bare(weight), padding_mode="zeros", kernel_size=tuple(shape[2:])
-    )
-    layer.in_channels, layer.out_channels = shape[1] * groups, shape[0]
-    vars(layer).update({key: (v,) * (x.ndim - 2) if isinstance(v, int) else v for key, v in spans.items()})
+    biases, spans = [bias] if isinstance(bias, _Shared) else [], {}
+    for name in ("stride", "padding", "dilation"):
+        value = named[name]
+        spans[name] = (value,) * (x.ndim - 2) if isinstance(value, int) else value
+    sizes = {"in_channels": weight.shape[1] * groups, "out_channels": len(weight), "kernel_size": weight.shape[2:]}
+    layer: Any = SimpleNamespace(**spans, **sizes, groups=groups, weight=_bare(weight), padding_mode="zeros")
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
         x = whole[0].flatten(0, 1)
         kept = x.detach()
-        out = op.func(x, _bare(weight), None if own is None else _bare(own), groups=groups, **spans)
+        out = op.func(x, _bare(weight), *map(_bare, biases), groups=groups, **spans)
 
         def rows(b: Tensor) -> Found:
             b = b.flatten(2)
             found = _pulled(weight, _folded(_weight_rows(layer, kept, b, ones=False), n))
-            return found if own is None else found + _pulled(own, _folded(_bias_rows(b.mT), n))
+            return found + [each for own in biases for each in _pulled(own, _folded(_bias_rows(b.mT), n))]
 
-        tapped = _tap([weight] if own is None else [weight, own], out, [x], rows)
+        tapped = _tap([weight, *biases], out, [x], rows)
         return tapped.reshape(n, len(tapped) // n, *tapped.shape[1:])
 
     out = _lower(below, x)
-    return out if bias is None or own is not None else out + bias.reshape(-1, *[1] * (x.ndim - 2))
+    return out if bias is None or biases else out + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
 def _filled(op: _Operation) -> Tensor:

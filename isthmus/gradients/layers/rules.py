@@ -29,7 +29,9 @@ Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 L = TypeVar("L", bound=nn.Module)
 
-Found: TypeAlias = "list[tuple[LayerRule[Any], str, Rows]]"
+AnyRule: TypeAlias = "LayerRule[Any]"
+"""A rule of any kind of layer."""
+Found: TypeAlias = "list[tuple[AnyRule, str, Rows]]"
 """Rows of leaves: the layer, the suffix, and what was found."""
 RowsOf: TypeAlias = Callable[[Tensor], Found]
 """The rows of leaves from the gradient of an output."""
@@ -129,11 +131,21 @@ class LayerRule(Generic[L]):
 
     def dim(self, output: Tensor) -> int:
         """Where an output of the layer keeps its examples."""
-        return self.batch_dim if output.ndim >= 3 else 0
+        return _examples_dim(output.ndim, self.batch_dim)
 
     def first(self, x: Tensor, least: int = 3) -> Tensor:
         """Examples in front: a tensor with fewer than `least` dimensions has them there already."""
-        return x.detach() if self.batch_dim == 0 or x.ndim < least else x.detach().transpose(0, 1)
+        x = x.detach()
+        if self.batch_dim and x.ndim >= least:
+            return x.transpose(0, 1)
+        return x
+
+
+def _examples_dim(ndim: int, batch_dim: int) -> int:
+    """Where a tensor of so many dimensions keeps its examples: in front where there is nothing between."""
+    if ndim < 3:
+        return 0
+    return batch_dim
 
 
 class _LinearRule(LayerRule[nn.Linear]):
@@ -143,9 +155,8 @@ class _LinearRule(LayerRule[nn.Linear]):
 
     def prepare(self, args: Args) -> Args:
         """The input as autocast rounds it: kept so, it takes half the room."""
-        x = args[0] if args else None
-        if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
-            return (_as_multiplied(x), *args[1:])
+        if args and isinstance(args[0], Tensor) and torch.is_autocast_enabled(args[0].device.type):
+            return (_as_multiplied(args[0]), *args[1:])
         return args
 
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
@@ -162,7 +173,7 @@ def _as_multiplied(x: Tensor) -> Tensor:
     return x
 
 
-def _factored(rule: LayerRule[Any], wanted: Mapping[str, LeafBinding], a: Tensor, b: Tensor) -> Found:
+def _factored(rule: AnyRule, wanted: Mapping[str, LeafBinding], a: Tensor, b: Tensor) -> Found:
     """The rows of a weight and its bias from a (n, ..., p) and b (n, ..., q); a bias alone is the sum of b."""
     if a.ndim > 2:
         a, b = _positions(a), _positions(b)
@@ -177,7 +188,9 @@ def _factored(rule: LayerRule[Any], wanted: Mapping[str, LeafBinding], a: Tensor
 
 def _bias_rows(b: Tensor) -> Dense:
     """The rows of a bias from b, (n, q) or (n, T, q): its sum over positions."""
-    return Dense(b if b.ndim == 2 else b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32)))
+    if b.ndim > 2:
+        b = b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32))
+    return Dense(b)
 
 
 def _positions(x: Tensor) -> Tensor:

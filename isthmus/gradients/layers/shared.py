@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from isthmus.base import validate
 from isthmus.gradients.layers.embedding import _table_rows
-from isthmus.gradients.layers.rules import Found, LayerRule
+from isthmus.gradients.layers.rules import AnyRule, Found
 from isthmus.gradients.rounding import CHUNK_BYTES
 from isthmus.gradients.rows import Dense, Lazy, Outer, Rows, row_spans
 
@@ -47,7 +47,7 @@ class _Shared(Tensor):
 class _SharedLeaf:
     """A parameter as one pass sees it."""
 
-    rule: LayerRule[Any]
+    rule: AnyRule
     suffix: str
     """The leaf of the layer that the parameter lies in."""
     attribute: str
@@ -115,7 +115,7 @@ class _Unseen(validate.InvalidInput):
 
 
 def _open_leaves(
-    rule: LayerRule[Any], layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
+    rule: AnyRule, layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
 ) -> dict[str, _Shared]:
     """The parameters of a layer (those with the ids `only`) as shared tensors, by attribute."""
     opened = {}

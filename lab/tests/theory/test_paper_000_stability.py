@@ -8,7 +8,14 @@ import torch
 
 from isthmus import InvalidInput, L1Ball, L2Ball, LeastSquares, Logistic, algorithms
 from isthmus.theory import goal_schedule
-from lab.theory import Stability, dimension_at, replace_record, smooth_divergence_path, uniform_stability
+from lab.theory import (
+    Stability,
+    dimension_at,
+    nonsmooth_divergence,
+    replace_record,
+    smooth_divergence_path,
+    uniform_stability,
+)
 
 N, D = 40, 24
 
@@ -105,3 +112,18 @@ def test_refusals() -> None:
     for call in bad:
         with pytest.raises(InvalidInput):
             call()
+
+
+def test_stability_of_private_runs_needs_shared_noise_and_meets_theorem_13() -> None:
+    """Two runs that share their noise are as far apart as (63) says, whatever the noise is."""
+    objective, steps, eta = squares(), 20, 0.05
+    recipe = algorithms.priv_sgd(epsilon=1.0, m=10, clip=1.0, step=eta, n="exact", adjacency="replace-one")
+    with pytest.raises(InvalidInput, match="noise_seed=None"):
+        uniform_stability(objective, recipe, L2Ball(5.0), steps=steps)
+    measured = uniform_stability(
+        objective, recipe, L2Ball(5.0), steps=steps, replaced=range(3), seeds=range(3), noise_seed=1
+    )
+    limit = nonsmooth_divergence(steps, n=objective.n, lipschitz=1.0, step=lambda t: eta)
+    assert 0 < measured.worst[-1] <= limit
+    apart = uniform_stability(objective, recipe, L2Ball(5.0), steps=steps, seeds=[0], noise_seed=2)
+    assert apart.worst[-1] < 0.2  # noise of this size, not shared, moves the points by more than 1

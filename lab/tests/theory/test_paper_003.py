@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from isthmus import InvalidInput
 from isthmus.theory import (
     Loops,
     convex_block_loops,
+    expected_smoothness,
     importance_probabilities,
     sampling_probabilities,
     smoothness_ratios,
@@ -27,6 +29,7 @@ from lab.theory import (
     component_noise,
     component_smoothness,
     convex_block_bound,
+    matrix_block_bound,
     nice_noise,
     sampling_noise,
     strongly_convex_block_bound,
@@ -360,3 +363,37 @@ STRONG = {"smoothness": M, "probabilities": np.full(5, 0.5), "strong_convexity":
 def test_bad_input(call: Callable[[], object]) -> None:
     with pytest.raises(InvalidInput):
         call()
+
+
+LAWS: dict[str, tuple[list[list[int]], list[float]]] = {
+    "single": ([[0], [1], [2], [3], [4]], [0.2] * 5),
+    "overlapping": ([[0, 1, 2], [2, 3], [3, 4], [0, 4]], [0.4, 0.3, 0.2, 0.1]),
+    "nice": ([list(s) for s in itertools.combinations(range(5), 3)], [0.1] * 10),
+    "full": ([[0, 1, 2, 3, 4]], [1.0]),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_bound_of_a_matrix_holds_on_a_quadratic(name: str, rng: np.random.Generator) -> None:
+    """The mean of the inner iterates over many runs of the paper's loop, noise of Theorem 4.1 included."""
+    (subsets, q), inner = LAWS[name], 30
+    root = rng.standard_normal((5, 5)) * np.geomspace(0.3, 2.0, 5)
+    M = root.T @ root / 5
+    v = expected_smoothness(M, subsets, q)
+    p = sampling_probabilities("block", 5, blocks=subsets, chances=q)
+    L, budget = np.ones(len(subsets)), {"n": 50, "epsilon": 1.0, "delta": 1e-5}
+    sigma = np.sqrt(12 * inner * np.log(1e5)) / 50
+    gaps, start = [], np.ones(5)
+    for _ in range(200):
+        w, total = start.copy(), np.zeros(5)
+        for _ in range(inner):
+            S = subsets[rng.choice(len(subsets), p=q)]
+            w[S] -= (M @ w + sigma * rng.standard_normal(5))[S] / v[S]
+            total += w
+        gaps.append(total @ M @ total / inner**2 / 2)
+    noise = sampling_noise(subsets, L, v, q) ** 0.5
+    options: dict[str, Any] = {"noise": noise, "radius": weighted_radius(start, v, p), **budget}
+    promised = matrix_block_bound(inner, gap=start @ M @ start / 2, probabilities=p, **options)
+    assert np.mean(gaps) < promised < 60 * np.mean(gaps)
+    if name == "full":
+        assert promised <= convex_block_bound(inner, **options)

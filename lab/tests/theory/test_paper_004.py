@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from isthmus import Ellipsoid, InvalidInput
+from isthmus import Ellipsoid, InvalidInput, L1Ball, L2Ball
 from isthmus.theory import subspace_schedule
 from lab.theory import (
     concentration_scale,
@@ -17,6 +18,7 @@ from lab.theory import (
     ellipsoid_gamma2,
     fresh_moment_deviation,
     gap_moment,
+    minkowski_gamma2,
     moment_deviation,
     moment_level,
     projected_second_moment,
@@ -335,3 +337,14 @@ def test_bad_input_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=match):
         function(*args, **kwargs)
+
+
+def test_gamma_2_of_a_minkowski_sum_is_that_of_its_parts() -> None:
+    """Support functions add up: the width of an l1 ball plus an l2 ball, sampled, is the sum of the widths."""
+    g = torch.randn(20_000, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    sampled = float((2.0 * g.abs().amax(1) + 0.5 * g.norm(dim=1)).mean())
+    widths = [ball.gaussian_width(12).value for ball in (L1Ball(2.0), L2Ball(0.5))]
+    assert minkowski_gamma2(*widths) == pytest.approx(sampled, rel=0.01)
+    assert minkowski_gamma2(1.0, 2.0, constant=3.0) == 9.0
+    with pytest.raises(InvalidInput, match="parts"):
+        minkowski_gamma2()

@@ -16,7 +16,7 @@ from isthmus import CountSketch, InvalidInput, Logistic, Pipeline, Release, Stag
 from isthmus.core.pipeline import Promise
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import Federation, LocalGrid, LocalSteps, NobodyAnswered, SketchStrategy, client_app
-from isthmus.distributed.flower.federation import narrowed, reach_of, room, shortened
+from isthmus.distributed.flower.federation import _narrowed, _reach_of, _room, _shortened
 from isthmus.distributed.flower.records import RECORD, answer
 from isthmus.privacy import Clip, Gaussian, Poisson
 from isthmus.privacy.clips import ClippedSum
@@ -68,24 +68,24 @@ def test_two_clients_cannot_round_the_sum_of_a_third_away(draws: torch.Generator
 def test_lengths_follow_from_public_numbers_and_the_bound_has_room_for_them() -> None:
     """The cast of one client and the additions of all, at lengths that every client is shortened to."""
     plan, sampler = plan_of(), Poisson(0.5, 10.0)
-    reach = reach_of(plan, sampler)
+    reach = _reach_of(plan, sampler)
     assert reach == (16 + N, 3 * (16 + N))
-    sent = narrowed(Message({"g": ClippedSum(torch.full((4,), 1e6), 2, 1.0, dtype=torch.float32)}, 1.0), plan, sampler)
+    sent = _narrowed(Message({"g": ClippedSum(torch.full((4,), 1e6), 2, 1.0, dtype=torch.float32)}, 1.0), plan, sampler)
     value, bound = sent.values["g"].value, sent.values["g"].bound
     assert value.dtype == torch.float32 and float(value.double().norm()) == pytest.approx(reach[0], rel=1e-6)
     assert 1 + 2 * reach[0] * 2.0**-24 < bound < 1.01
-    long = narrowed(
+    long = _narrowed(
         Message({"g": ClippedSum(torch.ones(4), 2, 1.0, dtype=torch.float32)}, 1.0), plan_of(n=10**6), sampler
     )
     assert long.values["g"].value.dtype == torch.float64  # a cast would cost more than 1 %
-    assert long.values["g"].bound == 1 / (1 - room(long.values["g"], *reach_of(plan_of(n=10**6), sampler), 3)) > 1
-    one = reach_of(plan_of(unit="client", n=None, linear=False), FullBatch())
+    assert long.values["g"].bound == 1 / (1 - _room(long.values["g"], *_reach_of(plan_of(n=10**6), sampler), 3)) > 1
+    one = _reach_of(plan_of(unit="client", n=None, linear=False), FullBatch())
     assert one == (1.0, 3.0)
     with pytest.raises(InvalidInput, match="lower rate"):
-        narrowed(Message({"g": ClippedSum(torch.ones(4), 2, 1.0)}, 1.0), plan_of(n=10**16), sampler)
+        _narrowed(Message({"g": ClippedSum(torch.ones(4), 2, 1.0)}, 1.0), plan_of(n=10**16), sampler)
     coarse = Message({"g": ClippedSum(torch.ones(4), 2, 1.0, dtype=torch.float32)}, 1.0)
     with pytest.raises(InvalidInput, match="give torch.float32, which this client"):
-        narrowed(coarse, plan_of(n=10**6, dtype=torch.float64), sampler)
+        _narrowed(coarse, plan_of(n=10**6, dtype=torch.float64), sampler)
 
 
 @pytest.mark.parametrize("ord", [1, 2, math.inf])
@@ -93,7 +93,7 @@ def test_shortening_moves_no_two_sums_further_apart(ord: float, draws: torch.Gen
     far = 20 * torch.randn(200, 6, generator=draws, dtype=torch.float64)
     near = far + torch.randn(200, 6, generator=draws, dtype=torch.float64)
     for x, y in zip(far, near, strict=True):
-        a, b = (shortened(ClippedSum(each, ord, 1.0), 16.0).value for each in (x, y))
+        a, b = (_shortened(ClippedSum(each, ord, 1.0), 16.0).value for each in (x, y))
         assert torch.linalg.vector_norm(a - b, ord) <= torch.linalg.vector_norm(x - y, ord) * (1 + 1e-12)
         assert float(a.abs().max()) <= 16 * (1 + 1e-12)
 

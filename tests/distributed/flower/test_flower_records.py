@@ -15,7 +15,7 @@ from isthmus.base.space import Space
 from isthmus.codecs import CodecError
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import from_arrays, space_of, to_arrays
-from isthmus.distributed.flower.records import SEAL, answer, ask, flower, read_answer, read_ask
+from isthmus.distributed.flower.records import SEAL, _read_answer, _read_ask, answer, ask, flower
 from isthmus.distributed.order import Order
 from isthmus.privacy.clips import ClippedSum
 
@@ -29,11 +29,11 @@ def sent() -> Message:
 
 
 def test_an_answer_comes_back_with_the_servers_own_bounds() -> None:
-    got = read_answer(answer(sent(), ASKED, True), ASKED, LIKE, None, float)
+    got = _read_answer(answer(sent(), ASKED, True), ASKED, LIKE, None, float)
     assert torch.equal(got.values["gradient"].value, torch.arange(8.0)) and got.divisor == 7.0
     assert [value.bound for value in got.values.values()] == [1.0, 0.5]
     assert got.dims == 9 and got.bytes == SEAL + 8 + 4 + 32 + 4 + 4
-    assert read_answer(answer(sent(), ASKED, False), ASKED, LIKE, None, None).divisor == 4.0
+    assert _read_answer(answer(sent(), ASKED, False), ASKED, LIKE, None, None).divisor == 4.0
 
 
 def test_every_damaged_byte_shows() -> None:
@@ -42,7 +42,7 @@ def test_every_damaged_byte_shows() -> None:
         broken = bytearray(data)
         broken[place] ^= 1
         with pytest.raises(InvalidInput, match="damaged"):
-            read_answer(bytes(broken), ASKED, LIKE, None, float)
+            _read_answer(bytes(broken), ASKED, LIKE, None, float)
 
 
 def test_forged_answers_are_refused_with_a_right_seal_too() -> None:
@@ -58,7 +58,7 @@ def test_forged_answers_are_refused_with_a_right_seal_too() -> None:
     }  # fmt: skip
     for told, data in cases.items():
         with pytest.raises(InvalidInput, match=told):
-            read_answer(data, ASKED, LIKE, None, float)
+            _read_answer(data, ASKED, LIKE, None, float)
 
 
 def test_random_bytes_under_a_right_seal_never_crash(rng: np.random.Generator) -> None:
@@ -68,7 +68,7 @@ def test_random_bytes_under_a_right_seal_never_crash(rng: np.random.Generator) -
         body = struct.pack("<QI", 1, size) + rng.bytes(size) + struct.pack("<I", 0)
         seal = hashlib.blake2b(hashlib.blake2b(ASKED, digest_size=16).digest() + body, digest_size=SEAL).digest()
         try:
-            read_answer(seal + body, ASKED, LIKE, codec, float)
+            _read_answer(seal + body, ASKED, LIKE, codec, float)
         except (InvalidInput, CodecError):
             refused += 1
     assert refused == 300  # the second release has no bytes at all
@@ -80,17 +80,17 @@ def test_an_order_travels_without_its_map(draws: torch.Generator) -> None:
     order = Order("main", 3, 0, 7, 0.5, {"main/gradient": 1.0}, w)
     space = Space.of({"a": (10, 50), "b": (500,)})
     content = ask(order, space)
-    got = read_ask(content, space, None)
+    got = _read_ask(content, space, None)
     assert torch.equal(got.w, w) and got.seed == 7
     assert len(content["isthmus"]["order"]) < 600
     changed = w.clone()
     changed[[3, 700]] = torch.tensor([1.0, -0.0])
     short = ask(Order("main", 4, 0, 7, 0.5, {}, changed), space, since=w)
-    again = read_ask(short, space, w)
+    again = _read_ask(short, space, w)
     assert torch.equal(again.w, changed) and sum(each.count_bytes() for each in short.values()) < 1500
     for kept in (None, changed):
         with pytest.raises(InvalidInput, match="does not have that one"):
-            read_ask(short, space, kept)
+            _read_ask(short, space, kept)
 
 
 def test_an_iterate_that_was_changed_on_the_way_is_refused(draws: torch.Generator) -> None:
@@ -98,7 +98,7 @@ def test_an_iterate_that_was_changed_on_the_way_is_refused(draws: torch.Generato
     content = ask(Order("main", 0, 0, 7, 0.5, {}, w), space)
     content["arrays"] = to_arrays(w + 1, space)
     with pytest.raises(InvalidInput, match="this client has another one"):
-        read_ask(content, space, None)
+        _read_ask(content, space, None)
 
 
 def test_arrays_are_vectors_by_leaves() -> None:

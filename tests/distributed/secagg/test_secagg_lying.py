@@ -7,7 +7,7 @@ import pytest
 
 from isthmus.distributed.secagg import SecureClient, SecurePlan, SecureServer, crypto, shamir
 from isthmus.distributed.secagg.plan import most_left_out
-from isthmus.distributed.secagg.protocol import add_pair, pair_key
+from isthmus.distributed.secagg.protocol import _add_pair
 from isthmus.distributed.secagg.wire import (
     Kind,
     from_field,
@@ -75,8 +75,7 @@ def attack(plan: SecurePlan, keys: int, letters: int) -> tuple[np.ndarray, np.nd
     for gone in range(keys):
         secret = shamir.recover(parts["key"][gone], plan.needed, plan.packing)
         for index in inside:
-            key = pair_key(secret, server._roster[index], server._session, server._about, gone, index)
-            add_pair(total, plan, key, gone, index)
+            _add_pair(total, plan, secret, server._roster[index], server._session, server._about, gone, index)
     return from_field(total, plan.bits), added
 
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 from isthmus.base.validate import InvalidInput
 from isthmus.distributed.secagg import SecurePlan, crypto, shamir
-from isthmus.distributed.secagg.plan import squared_limit, to_integers
+from isthmus.distributed.secagg.plan import _squared_limit, to_integers
 from isthmus.distributed.secagg.wire import from_field, pack, packed_length, to_field, unpack, word
 from isthmus.privacy import SeededSource, epsilon_of
 from isthmus.privacy.skellam import gaussian_scale
@@ -150,7 +150,7 @@ def worst(m: int, rng: np.random.Generator) -> np.ndarray:
 
 @pytest.mark.parametrize(("steps", "m"), [(4.0, 64), (30.0, 400), (10.0, 3)])
 def test_no_rounded_row_is_longer_than_promised(steps: float, m: int, rng: np.random.Generator) -> None:
-    rows, limit = worst(m, rng), squared_limit(steps, m)
+    rows, limit = worst(m, rng), _squared_limit(steps, m)
     for tight in (limit, int(steps**2) // 2, 0):
         found = to_integers(rows, steps, tight, SeededSource(0))
         assert found.dtype == np.int64 and int((found**2).sum(axis=1).max()) <= tight
@@ -160,22 +160,17 @@ def test_no_rounded_row_is_longer_than_promised(steps: float, m: int, rng: np.ra
 def test_rounding_is_unbiased_and_seldom_repeated(rng: np.random.Generator) -> None:
     row = rng.normal(size=200)
     row *= 40 / np.linalg.norm(row)
-    drawn = to_integers(np.tile(row, (4000, 1)), 40.0, squared_limit(40.0, 200), SeededSource(1))
+    drawn = to_integers(np.tile(row, (4000, 1)), 40.0, _squared_limit(40.0, 200), SeededSource(1))
     spread = np.sqrt((row - np.floor(row)) * (1 - row + np.floor(row)) / 4000)
     assert (np.abs(drawn.mean(axis=0) - row) <= 5 * spread + 1e-3).all()
     plain = np.floor(row) + (rng.uniform(size=(4000, 200)) < row - np.floor(row))
-    assert ((plain**2).sum(axis=1) > squared_limit(40.0, 200)).mean() < 0.005
+    assert ((plain**2).sum(axis=1) > _squared_limit(40.0, 200)).mean() < 0.005
 
 
 def test_short_rows_are_not_changed_by_the_clip() -> None:
     row = np.array([[3.0, -4.0, 0.0]])
-    assert to_integers(row, 5.0, squared_limit(5.0, 3), SeededSource(0)).tolist() == [[3, -4, 0]]
-    assert to_integers(2 * row, 5.0, 25, SeededSource(0)).tolist() in (
-        [[3, -4, 0]],
-        [[2, -3, 0]],
-        [[2, -4, 0]],
-        [[3, -3, 0]],
-    )
+    assert to_integers(row, 5.0, _squared_limit(5.0, 3), SeededSource(0)).tolist() == [[3, -4, 0]]
+    assert np.abs(to_integers(2 * row, 5.0, 25, SeededSource(0)) - row).max() <= 1
 
 
 # ---------------------------------------------------------------- the plan
@@ -196,18 +191,10 @@ def test_a_plan_keeps_its_promises() -> None:
 
 def test_a_plan_is_text_and_back() -> None:
     ranked = plan(peak=0.5)
-    assert (
-        SecurePlan.from_json(ranked.to_json()) == ranked
-        and SecurePlan.from_json(ranked.to_json()).digest == ranked.digest
-    )
-    assert plan(peak=0.6).digest != ranked.digest
-    for wrong in (
-        "",
-        "{}",
-        "[1]",
-        ranked.to_json().replace("peak", "pique"),
-        ranked.to_json().replace('"version": 2', '"version": 1'),
-    ):
+    text = ranked.to_json()
+    again = SecurePlan.from_json(text)
+    assert again == ranked and again.digest == ranked.digest != plan(peak=0.6).digest
+    for wrong in ("", "{}", "[1]", text.replace("peak", "pique"), text.replace('"version": 2', '"version": 1')):
         with pytest.raises(InvalidInput, match="plan="):
             SecurePlan.from_json(wrong)
 

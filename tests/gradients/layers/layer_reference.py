@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,6 +15,19 @@ from isthmus.sketches import Coordinates, CountSketch, Kronecker
 from isthmus.sketches.public import SubspaceMap
 
 ORDS = (1, 2, math.inf)
+
+
+class Built(nn.Module):
+    """A module of named children and parameters, which a function of it and the input computes with."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args):
+        return self.function(self, *args)
 
 
 def squares(output, target):
@@ -32,12 +44,9 @@ def truth(module, loss, x, y, batch_dim=0):
     rows = []
     for i in range(x.shape[batch_dim]):
         one, target = x.narrow(batch_dim, i, 1), y.narrow(batch_dim if y.ndim > 1 else 0, i, 1)
-        gradients = torch.autograd.grad(loss(wide(one), target), parameters, allow_unused=True)
-        table = {
-            id(p): nn.Parameter(torch.zeros_like(p) if g is None else g)
-            for p, g in zip(parameters, gradients, strict=True)
-        }
-        rows.append(torch.cat([_filled(b, table).read().reshape(-1) for b in layers.bindings.values()]))
+        gradients = torch.autograd.grad(loss(wide(one), target), parameters, materialize_grads=True)
+        table = dict(zip(map(id, parameters), gradients, strict=True))
+        rows.append(torch.cat([binding.packed(table) for binding in layers.bindings.values()]))
     return torch.stack(rows) if rows else torch.zeros(0, layers.space.d, dtype=torch.float64)
 
 
@@ -100,8 +109,3 @@ def check_codes(space, rows, exact, small):
         code, expected = sketch.encode(rows).dense().double(), sketch.rows(exact)
         size = float(expected.abs().max()) if expected.numel() else 1.0
         torch.testing.assert_close(code, expected, rtol=10 * small, atol=10 * small * max(size, 1e-30))
-
-
-def _filled(binding, found):
-    bias = None if binding.bias is None else found[id(binding.bias)]
-    return replace(binding, weight=found[id(binding.weight)], bias=bias)

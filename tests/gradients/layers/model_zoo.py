@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -86,18 +86,10 @@ def _truth(layers: Layers, model: nn.Module, inputs: dict) -> torch.Tensor:
     for i in range(N):
         options = {name: x[i : i + 1] for name, x in inputs.items()}
         loss = _loss(model(**options), [i])
-        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        grads = {
-            id(theirs[name]): nn.Parameter(torch.zeros_like(p) if g is None else g)
-            for (name, p), g in zip(named.items(), gradients, strict=True)
-        }
-        rows.append(torch.cat([_filled(b, grads).read().reshape(-1) for b in layers.bindings.values()]))
+        gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+        table = {id(theirs[name]): g for name, g in zip(named, gradients, strict=True)}
+        rows.append(torch.cat([binding.packed(table) for binding in layers.bindings.values()]))
     return torch.stack(rows)
-
-
-def _filled(binding, found):
-    bias = None if binding.bias is None else found[id(binding.bias)]
-    return replace(binding, weight=found[id(binding.weight)], bias=bias)
 
 
 def _loss(output, examples) -> torch.Tensor:

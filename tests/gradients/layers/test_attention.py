@@ -6,9 +6,8 @@ import copy
 
 import pytest
 import torch
-from layer_reference import agree, capture, squares, truth
+from layer_reference import Built, agree, capture, squares, truth
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients.layers import Layers
@@ -110,16 +109,9 @@ def test_examples_in_the_second_dimension(own_batch_first, weights):
     torch.manual_seed(4)
     attend = Attend(batch_first=own_batch_first, weights=weights, padding=True, add_bias_kv=True).double()
 
-    class Swapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attend = attend
-
-        def forward(self, x):
-            return self.attend(x.transpose(0, 1)).transpose(0, 1)
-
-    agree(Swapped() if own_batch_first else attend, *data(batch_dim=1), batch_dim=1)
-    agree(attend if own_batch_first else Swapped(), *data(batch_dim=0), batch_dim=0)
+    swapped = Built(lambda m, x: m.attend(x.transpose(0, 1)).transpose(0, 1), attend=attend)
+    agree(swapped if own_batch_first else attend, *data(batch_dim=1), batch_dim=1)
+    agree(attend if own_batch_first else swapped, *data(batch_dim=0), batch_dim=0)
 
 
 @pytest.mark.parametrize(
@@ -208,19 +200,15 @@ def test_only_the_attention_of_an_encoder_in_eval_mode():
     agree(module, *data())
 
 
-class Decode(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerDecoderLayer(**layer_options(batch_first=True))
-
-    def forward(self, x):
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
-        return self.layer(x, x[:, :2].tanh(), tgt_mask=mask, tgt_is_causal=True)
+def decode(m, x):
+    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+    return m.layer(x, x[:, :2].tanh(), tgt_mask=mask, tgt_is_causal=True)
 
 
 def test_a_decoder_layer_attends_across():
     torch.manual_seed(9)
-    agree(Decode().double(), *data())
+    layer = nn.TransformerDecoderLayer(**layer_options(batch_first=True))
+    agree(Built(decode, layer=layer).double(), *data())
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
@@ -291,44 +279,9 @@ def test_an_activation_in_place_after_attention():
         agree(module.double(), *data(batch_dim=1 - batch_first), batch_dim=1 - batch_first)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, mode):
-        super().__init__()
-        self.first, self.second, self.mode = nn.Linear(6, 6), Attend(weights=True, add_bias_kv=True), mode
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.second(x) if self.mode is None else checkpoint(self.second, x, use_reentrant=self.mode)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing(reentrant):
-    torch.manual_seed(13)
-    module = Checkpointed(None).double()
-    exact = truth(module, squares, *data())
-    module.mode = reentrant
-    _, rows = capture(module, squares, *data())
-    torch.testing.assert_close(rows.dense(), exact, rtol=1e-10, atol=1e-10)
-
-
 def test_a_sequence_that_is_not_a_batch_is_refused():
     layers = Layers(nn.MultiheadAttention(6, 2))
     layers.attach()
     x = torch.randn(3, 6)
     with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="three dimensions"):
         layers.module(x, x, x)
-
-
-def test_attention_built_of_linear_layers_needs_nothing():
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.k, self.v, self.out = (nn.Linear(6, 6) for _ in range(4))
-
-        def forward(self, x):
-            return self.out(nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
-
-    torch.manual_seed(14)
-    module = Plain().double()
-    rows = agree(module, *data())
-    assert rows.d == truth(module, lambda o, _: o.sum(), *data()).shape[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layer_reference import agree, capture, squares, truth
+from layer_reference import Built, agree, capture, squares, truth
 from torch import nn
 
 from isthmus.base.validate import InvalidInput
@@ -80,33 +80,20 @@ def test_frozen_weight_or_bias(frozen, groups):
 @pytest.mark.parametrize("places", [3, 40], ids=["factors", "products"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_kernel_used_twice_and_one_shared_by_two_layers(places, groups):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.other = (nn.Conv1d(4, 4, 3, padding=1, groups=groups) for _ in range(2))
-            self.other.weight = self.conv.weight
-
-        def forward(self, x):
-            return self.other(torch.tanh(self.conv(torch.tanh(self.conv(x)))))
-
-    rows = agree(*case(Twice(), (4, places), torch.float64, 3))
+    conv, other = (nn.Conv1d(4, 4, 3, padding=1, groups=groups) for _ in range(2))
+    other.weight = conv.weight
+    twice = Built(lambda m, x: m.other(torch.tanh(m.conv(torch.tanh(m.conv(x))))), conv=conv, other=other)
+    rows = agree(*case(twice, (4, places), torch.float64, 3))
     assert [name for name, _ in rows.leaves()] == ["conv.weight", "conv.bias", "other.bias"]
 
 
 def test_one_weight_with_and_without_groups():
     """A kernel of 3 channels applied to 3 channels and, in two groups, to 6: factors of different kinds."""
-
-    class Mixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.whole, self.split = nn.Conv1d(3, 40, 3, bias=False), nn.Conv1d(6, 40, 3, groups=2, bias=False)
-            self.split.weight = self.whole.weight
-
-        def forward(self, x):
-            return torch.cat([self.whole(x[:, :3]), self.split(x)], 1)
-
+    whole, split = nn.Conv1d(3, 40, 3, bias=False), nn.Conv1d(6, 40, 3, groups=2, bias=False)
+    split.weight = whole.weight
+    mixed = Built(lambda m, x: torch.cat([m.whole(x[:, :3]), m.split(x)], 1), whole=whole, split=split)
     for dtype in (torch.float64, torch.float32):
-        agree(*case(Mixed(), (6, 4), dtype, 3))
+        agree(*case(mixed, (6, 4), dtype, 3))
 
 
 def leaf(conv, size, n=2):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from layer_reference import agree, capture
+from layer_reference import Built, agree, capture
 from torch import nn
 
 from isthmus.base.space import Space
@@ -118,17 +118,9 @@ def test_bags(way, mode, last, padding, dtype):
 
 
 def test_bags_that_hold_nothing():
-    layer = nn.EmbeddingBag(7, 3, mode="mean").double()
-
-    class Flat(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(torch.tensor([1, 1, 4]), torch.tensor([0, 0, 2]))
-
-    _, rows = capture(Flat(), lambda out, y: (out * y).sum(), torch.zeros(3), draw(3, 3))
+    bags = torch.tensor([1, 1, 4]), torch.tensor([0, 0, 2])
+    module = Built(lambda m, x: m.layer(*bags), layer=nn.EmbeddingBag(7, 3, mode="mean").double())
+    _, rows = capture(module, lambda out, y: (out * y).sum(), torch.zeros(3), draw(3, 3))
     y, expected = draw(3, 3), torch.zeros(3, 7, 3, dtype=torch.float64)
     expected[1, 1], expected[2, 4] = y[1], y[2]
     torch.testing.assert_close(rows.dense(), expected.flatten(1))

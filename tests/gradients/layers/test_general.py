@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from layer_reference import agree, capture, squares, truth
+from layer_reference import Built, agree, capture, squares, truth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -80,15 +80,10 @@ class Many(nn.Module):
         return {"h": h, "more": [torch.sin(h) * self.v, x, h], "index": h.argmax(-1), "none": None}
 
 
-class UsesMany(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.many = nn.Linear(3, 3), Many()
-
-    def forward(self, x):
-        found = self.many(self.first(x))
-        sine, passed, again = found["more"]
-        return found["h"] + 2 * sine + passed.square() + again * found["index"].unsqueeze(-1)
+def uses_many(m, x):
+    found = m.many(m.first(x))
+    sine, passed, again = found["more"]
+    return found["h"] + 2 * sine + passed.square() + again * found["index"].unsqueeze(-1)
 
 
 class Curved(nn.Module):
@@ -113,10 +108,26 @@ class Distances(nn.Module):
         return torch.cdist(x[:, None], self.w)[:, 0]
 
 
+class Outside(nn.Module):
+    """A layer of one's own that is computed again in the backward pass."""
+
+    def __init__(self, mode=None):
+        super().__init__()
+        self.first, self.layer, self.mode = nn.Linear(3, 3), LowRank(3, 2), mode
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.layer(x) if self.mode is None else checkpoint(self.layer, x, use_reentrant=self.mode)
+
+
 @pytest.fixture
 def no_room(monkeypatch):
     """No memory for copies: rows are computed a few at a time, from the gradient of the output."""
     monkeypatch.setattr(rounding, "CHUNK_BYTES", 100)
+
+
+def total(output, _):
+    return output.sum()
 
 
 def pair(module, *shape, dtype=torch.float64, seed=0):
@@ -134,7 +145,8 @@ CASES = {
     "curved": (lambda: nn.Sequential(nn.Linear(5, 4), Curved(4, 3), nn.Tanh(), nn.Linear(3, 2)), (5, 5)),
     "vision": (Vision, (5, 3, 4)),
     "one example": (Vision, (1, 3, 4)),
-    "many outputs": (UsesMany, (4, 3)),
+    "many outputs": (lambda: Built(uses_many, first=nn.Linear(3, 3), many=Many()), (4, 3)),
+    "called twice": (lambda: Built(lambda m, x: m.layer(m.layer(x).tanh()), layer=LowRank(3, 3)), (4, 3)),
 }
 
 
@@ -172,16 +184,9 @@ def test_rows_that_do_not_fit_are_those_of_single_examples(no_room):
 
 
 def test_examples_in_the_second_dimension():
-    class Place(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.place, self.out = nn.Parameter(torch.randn(3, 1, 4)), nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.out((x + self.place).tanh())
-
     torch.manual_seed(2)
-    module = Place().double()
+    parts = {"place": nn.Parameter(torch.randn(3, 1, 4)), "out": nn.Linear(4, 2)}
+    module = Built(lambda m, x: m.out((x + m.place).tanh()), **parts).double()
     agree(module, *pair(module, 3, 5, 4), batch_dim=1)
 
 
@@ -191,70 +196,29 @@ def test_an_empty_batch_has_no_rows():
 
 
 def test_a_parameter_shared_with_a_child_or_under_two_names_is_one_leaf():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.child = nn.Linear(3, 3, bias=False)
-            self.weight = self.again = self.child.weight
-
-        def forward(self, x):
-            return self.child(x).tanh() @ self.weight + x @ self.again.T
-
     torch.manual_seed(3)
-    module = Tied().double()
+    child = nn.Linear(3, 3, bias=False)
+    parts = {"child": child, "weight": child.weight, "again": child.weight}
+    module = Built(lambda m, x: m.child(x).tanh() @ m.weight + x @ m.again.T, **parts).double()
     rows = agree(module, *pair(module, 4, 3))
     assert rows.d == 9
 
 
-def test_a_layer_that_is_called_twice_adds_up():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = LowRank(3, 3)
-
-        def forward(self, x):
-            return self.layer(self.layer(x).tanh())
-
-    torch.manual_seed(4)
-    module = Twice().double()
-    agree(module, *pair(module, 4, 3))
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpointed_layer_with_bare_parameters(reentrant):
-    class Outside(nn.Module):
-        def __init__(self, mode=None):
-            super().__init__()
-            self.first, self.layer, self.mode = nn.Linear(3, 3), LowRank(3, 2), mode
-
-        def forward(self, x):
-            x = self.first(x)
-            return self.layer(x) if self.mode is None else checkpoint(self.layer, x, use_reentrant=self.mode)
-
+@pytest.mark.parametrize(("make", "shape"), [(Outside, (4, 3)), (Vision, (4, 3, 4))])
+def test_checkpointing_around_and_inside_a_module_with_bare_parameters(make, shape, reentrant):
     torch.manual_seed(5)
-    module = Outside().double()
-    x, y = pair(module, 4, 3)
-    exact = truth(module, squares, x, y)
-    module.mode = reentrant
-    torch.testing.assert_close(capture(module, squares, x, y)[1].dense(), exact, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_inside_a_module_with_bare_parameters(reentrant):
-    torch.manual_seed(5)
-    module = Vision().double()
-    x, y = pair(module, 4, 3, 4)
+    module = make().double()
+    x, y = pair(module, *shape)
     exact = truth(module, squares, x, y)
     module.mode = reentrant
     torch.testing.assert_close(capture(module, squares, x, y)[1].dense(), exact, rtol=1e-10, atol=1e-10)
 
 
 def test_checkpointing_inside_a_layer_of_ones_own_is_refused():
-    module = nn.Sequential(Bad(lambda x, w: checkpoint(lambda z: (z * w).sin(), x, use_reentrant=True)))
-    layers = Layers(module)
-    layers.attach()
-    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="gradient checkpointing"):
-        layers.module(torch.randn(2, 3)).sum().backward()
+    module = bad(lambda x, w: checkpoint(lambda z: (z * w).sin(), x, use_reentrant=True))
+    with pytest.raises(InvalidInput, match="gradient checkpointing"):
+        capture(module, total, torch.randn(2, 3), torch.zeros(2))
 
 
 def test_without_a_listener_and_after_removal_the_layer_is_itself():
@@ -269,15 +233,9 @@ def test_without_a_listener_and_after_removal_the_layer_is_itself():
     assert "forward" not in module.__dict__
 
 
-class Bad(nn.Module):
+def bad(function):
     """A layer with one bare parameter that does something no single example can follow."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.w, self.function = nn.Parameter(torch.ones(3)), function
-
-    def forward(self, x):
-        return self.function(x, self.w)
+    return nn.Sequential(Built(lambda m, x: function(x, m.w), w=nn.Parameter(torch.ones(3))))
 
 
 def in_place(x, w):
@@ -297,16 +255,14 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_single_examples_cannot_follow_is_refused(case):
     function, message = BAD[case]
-    layers = Layers(nn.Sequential(Bad(function)))
-    layers.attach()
-    with layers.listening(lambda *_: None, 4), pytest.raises(InvalidInput, match=message) as error:
-        layers.module(torch.randn(4, 3)).sum().backward()
+    with pytest.raises(InvalidInput, match=message) as error:
+        capture(bad(function), total, torch.randn(4, 3), torch.zeros(4))
     assert "layer '0'" in str(error.value) and "small module" in str(error.value)
 
 
 def test_random_numbers_of_a_layer_are_those_of_its_one_pass():
     """The gradient of x * mask * w at w = 1 is the output."""
-    module, seen = nn.Sequential(Bad(lambda x, w: nn.functional.dropout(x, 0.5) * w)), []
+    module, seen = bad(lambda x, w: nn.functional.dropout(x, 0.5) * w), []
     layers = Layers(module)
     layers.attach()
     with layers.listening(lambda _, rows: seen.append(rows), 40):
@@ -316,67 +272,28 @@ def test_random_numbers_of_a_layer_are_those_of_its_one_pass():
 
 
 def test_a_table_with_as_many_rows_as_examples_is_no_row_for_each():
-    class Table(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rows = nn.Parameter(torch.ones(4, 3))
-
-        def forward(self):
-            return self.rows * 1
-
-    class Adds(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.table = nn.Linear(3, 3), Table()
-
-        def forward(self, x):
-            return self.first(x) + self.table()
-
-    layers = Layers(Adds())
-    layers.attach()
-    with (
-        layers.listening(lambda *_: None, 4),
-        pytest.raises(InvalidInput, match="'table.rows' is put beside other examples by 'add', or shared by all"),
-    ):
-        layers.module(torch.randn(4, 3)).sum().backward()
+    table = Built(lambda m: m.rows * 1, rows=nn.Parameter(torch.ones(4, 3)))
+    module = Built(lambda m, x: m.first(x) + m.table(), first=nn.Linear(3, 3), table=table)
+    message = "'table.rows' is put beside other examples by 'add', or shared by all"
+    with pytest.raises(InvalidInput, match=message):
+        capture(module, total, torch.randn(4, 3), torch.zeros(4))
 
 
 def test_a_shared_argument_as_long_as_the_batch_is_found_out():
-    class Mixes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(3))
-
-        def forward(self, x, table):
-            return (x * self.w) @ table
-
-    class Root(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.table = Mixes(), torch.arange(9.0).reshape(3, 3)
-
-        def forward(self, x):
-            return self.inner(x, self.table)
-
-    layers = Layers(Root())
-    layers.attach()
-    with layers.listening(lambda *_: None, 3), pytest.raises(InvalidInput, match="one example|other numbers"):
-        layers.module(torch.randn(3, 3)).sum().backward()
+    mixes = Built(lambda m, x, table: (x * m.w) @ table, w=nn.Parameter(torch.ones(3)))
+    module = Built(lambda m, x: m.inner(x, m.table), inner=mixes, table=torch.arange(9.0).reshape(3, 3))
+    with pytest.raises(InvalidInput, match="one example|other numbers"):
+        capture(module, total, torch.randn(3, 3), torch.zeros(3))
 
 
 def test_dropout_inside_a_module_with_bare_parameters_draws_as_it_does_without_taps():
-    class Dropped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.drop, self.out = nn.Linear(4, 6), nn.Dropout(0.3), nn.Linear(6, 2)
-            self.token = nn.Parameter(torch.randn(1, 1, 6))
-
-        def forward(self, x):
-            x = torch.cat([self.token.expand(len(x), -1, -1), self.first(x)], 1)
-            return self.out(self.drop(x).tanh())
+    def dropped(m, x):
+        x = torch.cat([m.token.expand(len(x), -1, -1), m.first(x)], 1)
+        return m.out(m.drop(x).tanh())
 
     torch.manual_seed(0)
-    module = Dropped().double()
+    parts = {"first": nn.Linear(4, 6), "drop": nn.Dropout(0.3), "out": nn.Linear(6, 2)}
+    module = Built(dropped, token=nn.Parameter(torch.randn(1, 1, 6)), **parts).double()
     x = torch.randn(6, 3, 4, dtype=torch.float64)
     torch.manual_seed(1)
     squares(module(x), 0.0).backward()
@@ -402,20 +319,13 @@ def test_layers_without_a_rule_are_refused_by_name(layer, remedy):
 
 
 def test_an_argument_changed_in_place_after_the_call_is_found_out():
-    class Changes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = LowRank(3, 3)
+    def changes(m, x):
+        x = x * 1
+        y = m.layer(x)
+        return y + x.mul_(2)
 
-        def forward(self, x):
-            x = x * 1
-            y = self.layer(x)
-            return y + x.mul_(2)
-
-    layers = Layers(Changes())
-    layers.attach()
-    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="changed in place"):
-        layers.module(torch.randn(4, 3)).sum().backward()
+    with pytest.raises(InvalidInput, match="changed in place"):
+        capture(Built(changes, layer=LowRank(3, 3)), total, torch.randn(4, 3), torch.zeros(4))
 
 
 def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layer_reference import agree, capture, squares, truth
+from layer_reference import Built, agree, capture, squares, truth
 from torch import nn
 
 from isthmus.base.validate import InvalidInput
@@ -64,22 +64,14 @@ def test_scale_and_shift_are_two_columns_of_one_leaf():
     assert Layers(nn.Sequential(nn.RMSNorm(5))).space.leaves[0].shape == (5, 1)
 
 
-class Shared(nn.Module):
-    """One norm layer used twice, and another that shares its scale."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.other, self.mix = nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 4)
-        self.other.weight = self.norm.weight
-
-    def forward(self, x):
-        return self.other(torch.tanh(self.mix(self.norm(torch.tanh(self.norm(x))))))
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shared_layers_and_shared_scales(dtype):
     torch.manual_seed(1)
-    rows = agree(*case(Shared(), (3, 4), dtype))
+    norm, other = nn.LayerNorm(4), nn.LayerNorm(4)
+    other.weight = norm.weight
+    parts = {"norm": norm, "other": other, "mix": nn.Linear(4, 4)}
+    module = Built(lambda m, x: m.other(torch.tanh(m.mix(m.norm(torch.tanh(m.norm(x)))))), **parts)
+    rows = agree(*case(module, (3, 4), dtype))
     assert [name for name, _ in rows.leaves()] == ["norm.weight", "norm.bias", "other.bias", "mix"]
 
 

@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 import torch
-from layer_reference import agree, capture, squares, truth
+from layer_reference import Built, agree, capture, squares, truth
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -212,23 +212,18 @@ def test_factors_stay_factors():
 def test_a_table_that_all_examples_read_at_the_same_places(n):
     """A relative position bias: computed once, by a layer that is given no examples, and used by all."""
 
-    class Relative(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias, self.first, self.out = nn.Embedding(6, 2), nn.Linear(P, P), nn.Linear(P, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            t = x.shape[1]
-            places = (torch.arange(t)[:, None] - torch.arange(t)[None]).clamp(-2, 2) + 2
-            bias = self.bias(places).permute(2, 0, 1).unsqueeze(0)
-            mask = torch.zeros(len(x), 1, 1, t).to(x)
-            mask[1:, ..., -1] = -9.0
-            heads = self.first(x).unflatten(-1, (2, P // 2)).transpose(1, 2)
-            mixed = F.scaled_dot_product_attention(heads, heads, heads, bias + mask)
-            return self.out(mixed.transpose(1, 2).flatten(2))
+    def attend(m: nn.Module, x: Tensor) -> Tensor:
+        t = x.shape[1]
+        places = (torch.arange(t)[:, None] - torch.arange(t)[None]).clamp(-2, 2) + 2
+        bias = m.bias(places).permute(2, 0, 1).unsqueeze(0)
+        mask = torch.zeros(len(x), 1, 1, t).to(x)
+        mask[1:, ..., -1] = -9.0
+        heads = m.first(x).unflatten(-1, (2, P // 2)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(heads, heads, heads, bias + mask)
+        return m.out(mixed.transpose(1, 2).flatten(2))
 
     torch.manual_seed(0)
-    module = Relative().double()
+    module = Built(attend, bias=nn.Embedding(6, 2), first=nn.Linear(P, P), out=nn.Linear(P, 2)).double()
     x, y = torch.randn(n, 5, P, dtype=torch.float64), torch.randn(n, 5, 2, dtype=torch.float64)
     plain = copy.deepcopy(module)
     layers = Layers(module)
@@ -245,32 +240,22 @@ def test_a_table_that_all_examples_read_at_the_same_places(n):
 
 
 def test_tokens_and_windows_are_pieces_of_their_examples():
-    class Windows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.inner, self.out = nn.Linear(P, P), Own("linear"), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.first(x).unflatten(1, (2, 3)).flatten(0, 1)
-            return self.out(self.inner(h.tanh()).reshape(-1, 3)).view(len(x), 6, 2)
+    def windows(m: nn.Module, x: Tensor) -> Tensor:
+        h = m.first(x).unflatten(1, (2, 3)).flatten(0, 1)
+        return m.out(m.inner(h.tanh()).reshape(-1, 3)).view(len(x), 6, 2)
 
     torch.manual_seed(0)
-    module = Windows().double()
+    module = Built(windows, first=nn.Linear(P, P), inner=Own("linear"), out=nn.Linear(3, 2)).double()
     agree(module, torch.randn(5, 6, P, dtype=torch.float64), torch.randn(5, 6, 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("n", [4, 9])
 def test_pieces_that_are_not_one_example_after_another_are_refused(n):
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.out = nn.Linear(P, P), nn.Linear(P, 2)
+    def turned(m: nn.Module, x: Tensor) -> Tensor:
+        flat = m.first(x).transpose(0, 1).reshape(-1, P)
+        return m.out(flat.tanh()).view(x.shape[1], len(x), 2).transpose(0, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            flat = self.first(x).transpose(0, 1).reshape(-1, P)
-            return self.out(flat.tanh()).view(x.shape[1], len(x), 2).transpose(0, 1)
-
-    layers = Layers(Turned())
+    layers = Layers(Built(turned, first=nn.Linear(P, P), out=nn.Linear(P, 2)))
     layers.attach()
     with pytest.raises(InvalidInput, match="examples meet"):
         look(layers, (torch.randn(n, 3, P),), {}, n)
@@ -278,16 +263,8 @@ def test_pieces_that_are_not_one_example_after_another_are_refused(n):
 
 def test_rows_picked_by_the_data_are_refused_though_there_are_as_many_of_each_by_chance():
     """A trial saw two of every example; what comes has eight of four examples, but three of one and one of another."""
-
-    class Picked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.out = nn.Linear(P, P), nn.Linear(P, 2)
-
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return self.out(self.first(x)[mask])
-
-    layers = Layers(Picked())
+    picked = Built(lambda m, x, mask: m.out(m.first(x)[mask]), first=nn.Linear(P, P), out=nn.Linear(P, 2))
+    layers = Layers(picked)
     layers.attach()
     x, mask = torch.randn(8, 3, P), torch.zeros(8, 3, dtype=torch.bool)
     mask[:, 0] = True
@@ -298,16 +275,10 @@ def test_rows_picked_by_the_data_are_refused_though_there_are_as_many_of_each_by
 
 
 def test_a_layer_may_see_other_pieces_than_in_its_trial_only_after_another_trial():
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.out, self.drop = nn.Linear(P, P), nn.Linear(P, 2), 0
+    def tokens(m: nn.Module, x: Tensor) -> Tensor:
+        return m.out(m.first(x)[:, m.drop :].reshape(-1, P)).view(len(x), -1, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.first(x)[:, self.drop :].reshape(-1, P)
-            return self.out(h).view(len(x), -1, 2)
-
-    layers = Layers(Tokens())
+    layers = Layers(Built(tokens, first=nn.Linear(P, P), out=nn.Linear(P, 2), drop=0))
     layers.attach()
     x = torch.randn(6, 4, P)
     pieces = look(layers, (x,), {}, 6)
@@ -321,17 +292,13 @@ def test_a_layer_may_see_other_pieces_than_in_its_trial_only_after_another_trial
 def test_a_constant_with_as_many_entries_as_examples_is_told_from_a_trial():
     """self.scale * positions, of shape (T, P): with T examples nothing in its shape says that all share it."""
 
-    class Sinusoid(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale, self.first, self.out = nn.Parameter(torch.tensor(0.7)), nn.Linear(P, P), nn.Linear(P, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            t = torch.arange(x.shape[1] * P).view(x.shape[1], P).to(x).sin()
-            return self.out((self.first(x) + self.scale * t).tanh())
+    def sinusoid(m: nn.Module, x: Tensor) -> Tensor:
+        t = torch.arange(x.shape[1] * P).view(x.shape[1], P).to(x).sin()
+        return m.out((m.first(x) + m.scale * t).tanh())
 
     torch.manual_seed(0)
-    module = Sinusoid().double()
+    parts = {"scale": nn.Parameter(torch.tensor(0.7)), "first": nn.Linear(P, P), "out": nn.Linear(P, 2)}
+    module = Built(sinusoid, **parts).double()
     for n in (8, 5):  # the trial of eight examples is one of six
         layers = Layers(module)
         handles = layers.attach()
@@ -360,16 +327,8 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_told_by_example_is_refused(case):
     function, message = REFUSED[case]
-
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.w = nn.Linear(P, P), nn.Parameter(torch.randn(P))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return function(self.first(x), self.w)
-
-    module = Root().double()
+    parts = {"first": nn.Linear(P, P), "w": nn.Parameter(torch.randn(P))}
+    module = Built(lambda m, x: function(m.first(x), m.w), **parts).double()
     x = torch.randn(5, 3, P, dtype=torch.float64)
     with pytest.raises((InvalidInput, RuntimeError), match=f"{message}|one example|in-place"):
         capture(module, lambda out, _: out.sum(), x, x)
@@ -385,35 +344,24 @@ def test_a_gradient_that_reaches_a_parameter_round_the_taps_is_refused():
         def backward(ctx, g):
             return g * 2
 
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.w = nn.Linear(P, P), nn.Parameter(torch.randn(P))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.first(x) * Hidden.apply(self.w)
-
+    parts = {"first": nn.Linear(P, P), "w": nn.Parameter(torch.randn(P))}
+    module = Built(lambda m, x: m.first(x) * Hidden.apply(m.w), **parts)
     with pytest.raises(InvalidInput, match="'w' is used by an operation that shows no per-example gradient"):
-        capture(Root(), squares, torch.randn(3, P), torch.randn(3, P))
+        capture(module, squares, torch.randn(3, P), torch.randn(3, P))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_learned_query_is_one_of_each_example(batch_first):
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.probe, self.first = nn.Parameter(torch.randn(1, 2, P)), nn.Linear(P, P)
-            self.mix = nn.MultiheadAttention(P, 2, batch_first=batch_first)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x, probe = self.first(x), self.probe.repeat(len(x), 1, 1)
-            if not batch_first:
-                x, probe = x.transpose(0, 1), probe.transpose(0, 1)
-            found = self.mix(probe, x, x)[0]
-            return found if batch_first else found.transpose(0, 1)
+    def pooled(m: nn.Module, x: Tensor) -> Tensor:
+        x, probe = m.first(x), m.probe.repeat(len(x), 1, 1)
+        if not batch_first:
+            x, probe = x.transpose(0, 1), probe.transpose(0, 1)
+        found = m.mix(probe, x, x)[0]
+        return found if batch_first else found.transpose(0, 1)
 
     torch.manual_seed(0)
-    module = Pooled().double()
+    mix = nn.MultiheadAttention(P, 2, batch_first=batch_first)
+    module = Built(pooled, probe=nn.Parameter(torch.randn(1, 2, P)), first=nn.Linear(P, P), mix=mix).double()
     agree(module, *data(module, 5))
 
 
@@ -472,14 +420,8 @@ def test_a_table_that_is_given_examples_and_looks_at_their_shape_only():
         def forward(self, index: Tensor) -> Tensor:
             return super().forward(torch.arange(index.shape[1]).expand(len(index), -1) + 1)
 
-    class Placed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token, self.place, self.out = nn.Embedding(9, P), Places(9, P), nn.Linear(P, 2)
-
-        def forward(self, index: Tensor) -> Tensor:
-            return self.out(torch.cumsum(self.token(index) * self.place(index), 1))
-
     torch.manual_seed(0)
-    rows = agree(Placed().double(), torch.randint(0, 9, (5, 3)), torch.randn(5, 3, 2, dtype=torch.float64))
+    parts = {"token": nn.Embedding(9, P), "place": Places(9, P), "out": nn.Linear(P, 2)}
+    placed = Built(lambda m, index: m.out(torch.cumsum(m.token(index) * m.place(index), 1)), **parts).double()
+    rows = agree(placed, torch.randint(0, 9, (5, 3)), torch.randn(5, 3, 2, dtype=torch.float64))
     assert isinstance(dict(rows.leaves())["place.weight"], Lookup)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
+import os
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields
 from datetime import date
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
@@ -20,15 +23,26 @@ from isthmus.tables.entries import _EPOCH, from_days
 Reader = Callable[[str, object], object]
 
 
-def declarable(default: object, read: Reader) -> Any:
+def setting(default: object, read: Reader) -> Any:
     """A field of a dataclass: its value where none is declared, and what reads one that is."""
     return field(default=default, metadata={"read": read})
 
 
-def _declared(kind: type, where: str, data: Mapping[str, object]) -> dict[str, Any]:
+def declared(kind: type, where: str, data: Mapping[str, object]) -> dict[str, Any]:
     """What a table declares of such a dataclass, each entry as its field reads it; None stands for nothing."""
     readers = {member.name: member.metadata["read"] for member in fields(kind) if member.metadata}
     return {key: readers[key](f"{where}.{key}", entry) for key, entry in data.items() if entry is not None}
+
+
+def toml(path: str | Path) -> dict[str, Any]:
+    """The tables in a TOML file."""
+    validate.present(os.path.isfile(path), path)
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, OSError) as error:
+        validate.unreadable(path, f"it is not UTF-8 text ({error}); save it as UTF-8")
+    except tomllib.TOMLDecodeError as error:
+        validate.unreadable(path, f"it is not valid TOML ({error}); correct that line")
 
 
 def known_keys(where: str, data: Mapping[str, object], allowed: Iterable[str]) -> None:
@@ -57,33 +71,33 @@ def one_of(*choices: str) -> Reader:
     return checked(partial(validate.one_of, choices), str)
 
 
-def read_sign(where: str, value: object) -> str:
+def sign(where: str, value: object) -> str:
     """One character; none at all for thousands that are not grouped."""
     empty = value == "" and where.endswith("thousands")
     validate.check(empty or (isinstance(value, str) and len(value) == 1), where, value, "give one character")
     return str(value)
 
 
-def read_words(where: str, value: object) -> tuple[str, ...]:
+def words(where: str, value: object) -> tuple[str, ...]:
     """Distinct words; numbers are taken as they are written."""
     if not isinstance(value, (list, tuple)) or not value or any(isinstance(item, (dict, list)) for item in value):
         validate.refuse(where, value, 'give a list of words such as ["no", "yes"]')
-    words = tuple(str(item).strip() for item in value)
-    validate.check(len(set(words)) == len(words), where, value, "give each word once")
-    return words
+    distinct = tuple(str(item).strip() for item in value)
+    validate.check(len(set(distinct)) == len(distinct), where, value, "give each word once")
+    return distinct
 
 
-def _read_number(where: str, value: object) -> float:
+def number(where: str, value: object) -> float:
     """A finite number, also as text."""
-    number = math.nan
+    found = math.nan
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):
-            number = float(value)
-    validate.check(math.isfinite(number), where, value, "give a finite number")
-    return number
+            found = float(value)
+    validate.check(math.isfinite(found), where, value, "give a finite number")
+    return found
 
 
-def _read_day(where: str, value: object) -> float:
+def day(where: str, value: object) -> float:
     """A date in days since 1970, as such a number or as ISO has it."""
     try:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -94,7 +108,7 @@ def _read_day(where: str, value: object) -> float:
         validate.refuse(where, value, "give dates such as 2024-12-31")
 
 
-def read_bounds(where: str, value: object, end: Callable[[str, object], float] = _read_number) -> tuple[float, float]:
+def bounds(where: str, value: object, end: Callable[[str, object], float] = number) -> tuple[float, float]:
     """A range low < high of numbers, or of what `end` reads."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         validate.refuse(where, value, "give a range [low, high]")
@@ -103,6 +117,6 @@ def read_bounds(where: str, value: object, end: Callable[[str, object], float] =
     return low, high
 
 
-def _unless_empty(read: Reader, empty: object) -> Reader:
+def unless_empty(read: Reader, empty: object) -> Reader:
     """A reader that also takes nothing, such as [] or ""."""
     return lambda where, value: read(where, value) if value else empty
