@@ -66,7 +66,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     },
     "privacy/accounting": {"_interval": "decides how tight a cost is, never whether it is an upper bound"},
     "privacy/noise": {
-        **dict.fromkeys(("_CHUNK", "_PER_KEY", "CHUNK", "DEVICE_CHUNK"), _PIECES),
+        **dict.fromkeys(("_CHUNK", "_SMALL", "_PER_KEY", "CHUNK", "DEVICE_CHUNK"), _PIECES),
         **dict.fromkeys(("_generator_of", "_chacha"), _GPU),
     },
 }
@@ -92,6 +92,8 @@ SAME: dict[str, str] = {
     "privacy/composition:_lost: True -> False *": "lists that were made together are equally long",
     "privacy/composition:_Total.delta: 0.0 -> 1.0 *": "`_one_way` takes the least of it and 1",
     "privacy/composition:_Tilted.epsilon: float(root) * *": "a reserve: a millionth of the interval is far more",
+    "privacy/composition:_chords: 4 -> 5 in masses*": "a reserve that is a little larger is as good",
+    "privacy/accounting:_MOST_ROUNDS: 2000000 -> 2000001 *": "a round more before the coarser bound is as good",
     "privacy/composition:_Tilted.epsilon: high *": "Chernoff's bound is above: the loop begins for rounding only",
     "privacy/composition:_Total._best: break -> (nothing)": "more tilts are tried: each is a bound",
     "privacy/accounting:_renyi: * in orders = *": "decides how tight a cost is, never whether it is an upper bound",

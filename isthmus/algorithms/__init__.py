@@ -20,8 +20,6 @@ A recipe of your own is a function that returns a `Recipe`; a private one takes 
 Declared by `@algorithm`, planner and estimators fill and run it like these.
 """
 
-from typing import Any
-
 from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.compressive import compressive_dp_sgd
 from isthmus.algorithms.coordinate import dp_cd, dp_skgd
@@ -39,7 +37,7 @@ _PLAIN = (dp_gd, dp_sgd, dp_svrg)
 _NARROW = (priv_sgd, dp_comp_gd, dp_comp_minibatch, pdp_sgd, rpdp_sgd, compressive_dp_sgd, dp_skgd, dp_cd, dp_fw)
 _ASKED = (dp_mirror_descent, mirror_descent, dp_subspace_gd)
 _FREE = (gd, sgd, comp_sgd, comp_gd, comp_minibatch, comp_fw, comp_dist_sgd)
-KNOWN: dict[str, Algorithm[Any]] = {entry.name: entry for entry in (*_PLAIN, *_NARROW, *_FREE, *_ASKED)}
+KNOWN: dict[str, Algorithm[...]] = {entry.name: entry for entry in (*_PLAIN, *_NARROW, *_FREE, *_ASKED)}
 """The recipes by their names, for planner, estimators and reports; of two that rank alike the first is preferred."""
 
 __all__ = ["Algorithm", "Budget", "WidthRule", "algorithm", "rounds_of"]

@@ -34,10 +34,10 @@ from isthmus.theory.printed import Printed, skgd_sigma
 @algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
 def dp_skgd(
     *,
-    smoothness: Any,
-    clip: Any,
+    smoothness: object,
+    clip: object,
     sampling: str = "block",
-    blocks: int | Sequence[Any] = 10,
+    blocks: int | Sequence[Sequence[int]] = 10,
     probabilities: str | Sequence[float] = "uniform",
     tau: int = 1,
     inner: int | None = None,
@@ -163,7 +163,7 @@ def _law(
     return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
 
 
-def _parts(d: int, sampling: str, blocks: int | Sequence[Any]) -> list[Tensor]:
+def _parts(d: int, sampling: str, blocks: int | Sequence[Sequence[int]]) -> list[Tensor]:
     """The blocks, one of all coordinates, or each alone."""
     if sampling in ("full", "nice"):
         return [torch.arange(d)]

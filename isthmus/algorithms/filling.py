@@ -172,7 +172,7 @@ class Run:
         return self.rounds * self.divisor / self.facts.n + self.looks
 
     def choice(
-        self, arguments: Mapping[str, Any], variant: str = "", held: int = 0, flops: float = 0.0, **more: Any
+        self, arguments: Mapping[str, object], variant: str = "", held: int = 0, flops: float = 0.0, **more: Any
     ) -> Choice:
         """The choice, which `Variant` puts its name to; `more` overrides what the skeleton says.
 
@@ -257,7 +257,7 @@ def allowed_step(run: Run, gain: float = 1.0) -> float:
     return min(CONSTANTS.longest / facts.smooth, facts.tau / (math.sqrt(run.rounds) * run.sigma * gain))
 
 
-def _stepped(run: Run, arguments: Mapping[str, Any], gain: float = 1.0, **estimates: Any) -> Choice:
+def _stepped(run: Run, arguments: Mapping[str, object], gain: float = 1.0, **estimates: Any) -> Choice:
     """Steps as long as allowed, with the noise that they leave in a margin; what a lift keeps of both is the gain."""
     step = allowed_step(run, gain)
     arguments = {"clip": run.facts.the_clip, "step": step, **arguments}
@@ -297,7 +297,7 @@ class Variant:
     research   it was picked and best in no cell of the table of regret
     """
 
-    of: Algorithm[Any]
+    of: Algorithm[...]
     make: _Fill
     variant: str = ""
     evidence: str = "not measured"
@@ -346,7 +346,7 @@ class Algorithm(Generic[P]):
     needs: tuple[str, ...] = ()
     words: str = ""
     left_out: str = ""
-    like: Algorithm[Any] | None = None
+    like: Algorithm[...] | None = None
     own: list[Variant] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -489,7 +489,7 @@ def algorithm(function: Any = None, /, **said: Any) -> Any:
     return Algorithm(function, **said)
 
 
-def algorithm_of(recipe: object) -> Algorithm[Any]:
+def algorithm_of(recipe: object) -> Algorithm[...]:
     """A declared algorithm as it is; a bare recipe function as one."""
     if isinstance(recipe, Algorithm):
         return recipe
@@ -499,7 +499,7 @@ def algorithm_of(recipe: object) -> Algorithm[Any]:
     return Algorithm(recipe)
 
 
-def find(address: str) -> Algorithm[Any] | None:
+def find(address: str) -> Algorithm[...] | None:
     """The algorithm at "module:name" in a module that was imported already; None where there is none."""
     module, _, path = address.partition(":")
     source: object = sys.modules.get(module)

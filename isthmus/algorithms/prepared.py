@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 from isthmus.algorithms.budget import _BudgetOptions
 from isthmus.algorithms.descent import StepRule, Stop
@@ -108,7 +108,7 @@ def _prepared(facts: Facts, scale: str, solved: bool) -> Choice:
         _check_solved(facts, scale)
     clip, smooth, columns, copied = facts.the_clip, scale == "shapes", facts.d, 0
     spent, looks = _SHARES[scale], int(scale != "none")
-    arguments: dict[str, Any] = {"clip": clip, "scale": scale}
+    arguments: dict[str, object] = {"clip": clip, "scale": scale}
     if smooth:
         columns, functions = facts.smooth_features, CONSTANTS.functions
         if facts.features == "linear":

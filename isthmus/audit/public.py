@@ -154,20 +154,17 @@ def _contents(name: str, data: bytes) -> Iterator[tuple[str, object]]:
         yield f"{name}, tensors", data[8 + size :]
         return
     try:
-        lines = data.decode().splitlines()
+        text = data.decode()
     except UnicodeDecodeError:
         yield name, data
         yield f"{name}, size", len(data)
         return
-    try:
-        yield from _facts_of(json.loads(data), name).items()
-    except ValueError:
-        yield f"{name}, lines", len(lines)
-        for number, line in enumerate(lines, 1):
-            try:
-                yield from _facts_of(json.loads(line), f"{name}, line {number}").items()
-            except ValueError:
-                yield f"{name}, line {number}", line
+    if _text(text)[1]:  # JSON
+        yield from _facts_of(text, name).items()
+        return
+    yield f"{name}, lines", text.count("\n")
+    for number, line in enumerate(text.splitlines(), 1):
+        yield from _facts_of(line, f"{name}, line {number}").items()
 
 
 def _unequal(ours: Facts, theirs: Facts) -> list[str]:
@@ -192,11 +189,9 @@ def _told(path: str, ours: Facts, theirs: Facts) -> str:
         return f"{path}: not with the neighbour, {_short(ours[path])}"
     one, other = ours[path], theirs[path]
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.shape == other.shape and one.shape:
-        pairs = zip(one.reshape(-1), other.reshape(-1), strict=True)
-        place, (first, second) = next(
-            ((i, pair) for i, pair in enumerate(pairs) if not _same(*pair)), (0, (one.dtype, other.dtype))
-        )
-        return f"{path}: at place {place} {first!r} against {second!r}"
+        for place, (first, second) in enumerate(zip(one.reshape(-1), other.reshape(-1), strict=True)):
+            if not _same(first, second):
+                return f"{path}: at place {place} {first!r} against {second!r}"
     return f"{path}: {_short(one)} against {_short(other)}"
 
 

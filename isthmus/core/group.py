@@ -84,9 +84,7 @@ class Group:
     @staticmethod
     def of(group: Group | dist.ProcessGroup | bool | None) -> Group:
         """None or False: this process; True: all ranks of the default group; or the ranks of a process group."""
-        if isinstance(group, Group):
-            return group
-        return Group(group)
+        return group if isinstance(group, Group) else Group(group)
 
     # ------------------------------------------------------------ collectives
 

@@ -261,9 +261,7 @@ class Step(Update):
 
     def init(self, w: Tensor) -> Memo:
         """A zero velocity when there is momentum."""
-        if not self.momentum:
-            return {}
-        return {"velocity": torch.zeros_like(w)}
+        return {"velocity": torch.zeros_like(w)} if self.momentum else {}
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The projected (proximal) step."""
@@ -356,9 +354,7 @@ class Preconditioned(Update):
         """The preconditioned step."""
         direction = self.matrix.to(w) @ _direction_of(lifted)
         if self.pull is not None:
-            apart = w
-            if self.towards is not None:
-                apart = w - self.towards.to(w)
+            apart = w if self.towards is None else w - self.towards.to(w)
             direction = direction + self.pull.to(w) @ apart
         return memo, w - eta * direction
 
@@ -526,9 +522,7 @@ class Weighted(Average):
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The mean, or the iterate when nothing was averaged yet."""
-        if memo["weight"] > 0:
-            w = memo["mean"]
-        return w
+        return memo["mean"] if memo["weight"] > 0 else w
 
 
 @dataclass(frozen=True)
@@ -581,9 +575,7 @@ class Tail(Average):
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The mean, or the iterate when nothing was averaged yet."""
-        if memo["count"]:
-            w = memo["mean"]
-        return w
+        return memo["mean"] if memo["count"] else w
 
 
 @dataclass(frozen=True)
@@ -614,9 +606,7 @@ class Suffix(Average):
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """Their mean."""
-        if memo["points"]:
-            w = torch.stack(memo["points"]).mean(0)
-        return w
+        return torch.stack(memo["points"]).mean(0) if memo["points"] else w
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,11 @@ class PrivateSide:
         self.promise, self.whole, self.leads = promise, whole, leads
         self.noise: Source = SecretSource() if noise_seed is None else SeededSource(noise_seed)
         self.seeded, self.leaks = self.noise.seeded, tuple[str, ...]()
-        if not math.isfinite(promise.epsilon):
-            remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
-            validate.check(ledger is None, "ledger", ledger, remedy)
-            ledger = Ledger(adjacency=promise.adjacency)
-        elif ledger is None:
-            ledger = Ledger(budget=(promise.epsilon, promise.delta), adjacency=promise.adjacency)
+        budget = (promise.epsilon, promise.delta) if math.isfinite(promise.epsilon) else None
+        remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
+        validate.check(budget is not None or ledger is None, "ledger", ledger, remedy)
+        if ledger is None:
+            ledger = Ledger(budget=budget, adjacency=promise.adjacency)
         self.ledger: Ledger | Chargeable = opened(ledger, promise.adjacency)
         """Of one that is none of this library's nothing is asked but to charge."""
         self._bought: list[Stage] = []

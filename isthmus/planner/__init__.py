@@ -389,7 +389,7 @@ def _notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
 
 __all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]
 
-_Asked = str | Algorithm[Any] | Callable[..., Recipe]
+_Asked = str | Algorithm[...] | Callable[..., Recipe]
 
 
 def plan(
@@ -487,7 +487,7 @@ def _fillings(facts: Facts, asked: _Asked | Iterable[_Asked] | None, refused: di
             refused[name] = f"epsilon={facts.epsilon:g} was asked for, and {reason}"
 
 
-def _named(request: _Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
+def _named(request: _Asked) -> tuple[Algorithm[...], tuple[Variant, ...]]:
     """An algorithm, by its name or that of one filling, as it is or as a recipe function; and the fillings meant."""
     if not isinstance(request, str):
         return algorithm_of(request), algorithm_of(request).fillings
@@ -512,10 +512,11 @@ def _ranked(facts: Facts, choices: Sequence[Choice]) -> tuple[Choice, ...]:
         return place, behind, round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
 
     for rule in PRIVATE_RULES if facts.private else FREE_RULES:
-        preferences = rule.prefers(facts)
-        order = {name: preferences.index(name) for name in preferences}
-        if rule.when(facts) and any(map(named, choices)):
-            break
+        if rule.when(facts):
+            preferences = rule.prefers(facts)
+            order = {name: preferences.index(name) for name in preferences}
+            if any(map(named, choices)):
+                break
     ranked = sorted(choices, key=rank)
     for at, choice in enumerate(ranked):
         why = "it was not measured"

@@ -41,6 +41,8 @@ FAST = (
 )
 SEEDED = "seeded noise: not private"
 _CHUNK = 1 << 16
+_SMALL = 1 << 15
+"""Numbers that torch adds on one thread, whatever it may use."""
 _PER_KEY = 1 << 17
 """Normals of `FastSource` under one key, by one thread."""
 CHUNK = 1 << 20
@@ -204,11 +206,11 @@ class FastSource(SecretSource):
         if out.device.type != "cpu":
             _add_there(out, scale, _generator_of(out.device))
         else:
-            parts = torch.split(out.view(-1), _PER_KEY)
-            if len(parts) == 1:
-                add(out)
+            flat = out.view(-1)
+            if len(flat) <= _SMALL:  # on one thread anyhow
+                add(flat)
             else:
-                share_out(add, parts)
+                share_out(add, torch.split(flat, _PER_KEY))
 
 
 class SeededSource(Source):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +70,7 @@ class TopEigenvalue(Query):
 
     bound = 1 + KAPPA
 
-    def __init__(self, X: Any) -> None:
+    def __init__(self, X: object) -> None:
         self.X: Scaled = unit_rows(X)
 
     def value(self) -> Tensor:
@@ -102,7 +101,7 @@ class _OfRows(Rows):
     dtype = torch.float64
     device = torch.device("cpu")
 
-    def __init__(self, X: Any) -> None:
+    def __init__(self, X: object) -> None:
         self.X = Scaled.of(X)
         self.n = self.X.shape[0]
 
@@ -122,7 +121,7 @@ class Squares(_OfRows):
     [10.0, 4.0]
     """
 
-    def __init__(self, X: Any) -> None:
+    def __init__(self, X: object) -> None:
         super().__init__(X)
         self.d = self.X.shape[1]
 
@@ -148,7 +147,7 @@ class Products(_OfRows):
     [10.0, 2.0, 2.0, 4.0]
     """
 
-    def __init__(self, X: Any) -> None:
+    def __init__(self, X: object) -> None:
         super().__init__(X)
         self.d = self.X.shape[1] ** 2
 

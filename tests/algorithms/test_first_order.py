@@ -71,18 +71,6 @@ def test_the_rescaled_stationarity_rule_does_not_fire_early() -> None:
     assert mappings[True] < mappings[False]
 
 
-def test_outputs() -> None:
-    objective, ball = problem(), L1Ball(2.0)
-    runs = {
-        output: minimize(objective, algorithms.sgd(step=1.0, batch_size=8, output=output), ball, steps=30, record=None)
-        for output in ("last", "average", "random")
-    }
-    assert torch.equal(runs["last"].x, runs["last"].state.w)
-    assert torch.equal(runs["average"].x, runs["average"].average)
-    assert torch.equal(runs["last"].average, runs["average"].x)
-    assert torch.equal(runs["random"].x, runs["random"].state.average["choice"])
-
-
 def test_minibatches_are_fresh_subsets_of_a_growing_size() -> None:
     objective = problem()
     recipe = algorithms.comp_minibatch(m=10, step=0.5, batch_size=lambda t: min(60, 2 + t))

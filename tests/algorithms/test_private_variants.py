@@ -16,42 +16,39 @@ from isthmus import L1Ball, L2Ball, Logistic, Simplex, algorithms, minimize
 from isthmus.privacy import SeededSource
 
 BALL = L1Ball(8.0)
+
+
+def made(recipe: Any, **fixed: Any) -> Any:
+    """The recipe with common arguments: those that are None here are left out."""
+    common = {name: value for name, value in (COMMON | fixed).items() if value is not None}
+    return lambda **options: recipe(**(common | options))
+
+
+def skgd(**options: Any) -> Any:
+    return made(algorithms.dp_skgd, smoothness=0.02, clip=0.1, step=None)(**options)
+
+
+def coded(**fixed: Any) -> Any:
+    return made(algorithms.compressive_dp_sgd, p=15, kappa=4, **fixed)
+
+
+HULL = isthmus.ConvexHull(3 * torch.eye(30, dtype=torch.float64)[:12])
 VARIANTS: dict[str, tuple[Any, Any]] = {
-    "compressive": (lambda **o: algorithms.compressive_dp_sgd(p=15, kappa=4, **(COMMON | o)), BALL),
-    "compressive-batch": (
-        lambda **o: algorithms.compressive_dp_sgd(p=15, kappa=4, batch_size=60, **(COMMON | o)),
-        BALL,
-    ),
-    "compressive-laplace": (
-        lambda **o: algorithms.compressive_dp_sgd(p=15, kappa=4, variant="laplace", **(COMMON | o)),
-        BALL,
-    ),
-    "compressive-selection": (
-        lambda **o: algorithms.compressive_dp_sgd(p=15, kappa=4, variant="selection", **(COMMON | {"clip": 0.1} | o)),
-        BALL,
-    ),
+    "compressive": (coded(), BALL),
+    "compressive-batch": (coded(batch_size=60), BALL),
+    "compressive-laplace": (coded(variant="laplace"), BALL),
+    "compressive-selection": (coded(variant="selection", clip=0.1), BALL),
     "skgd-block": (lambda **o: skgd(sampling="block", blocks=5, **o), BALL),
     "skgd-importance": (lambda **o: skgd(sampling="block", blocks=5, probabilities="importance", **o), BALL),
     "skgd-nice": (lambda **o: skgd(sampling="nice", tau=6, **o), BALL),
     "skgd-full": (lambda **o: skgd(sampling="full", **o), BALL),
     "skgd-restart": (lambda **o: skgd(sampling="single", inner=10, **o), BALL),
-    "dp_cd": (lambda **o: algorithms.dp_cd(smoothness=0.02, clip=0.1, **(without("clip", "step") | o)), BALL),
-    "dp_svrg": (lambda **o: algorithms.dp_svrg(inner=8, batch_size=60, **(COMMON | o)), BALL),
-    "dp_fw-l1": (lambda **o: algorithms.dp_fw(**(without("step") | {"clip": 0.2} | o)), BALL),
-    "dp_fw-simplex": (lambda **o: algorithms.dp_fw(**(without("step") | {"clip": 0.2} | o)), Simplex(4.0)),
-    "dp_fw-hull": (
-        lambda **o: algorithms.dp_fw(**(without("step") | {"clip": 0.5} | o)),
-        isthmus.ConvexHull(3 * torch.eye(30, dtype=torch.float64)[:12]),
-    ),
+    "dp_cd": (made(algorithms.dp_cd, smoothness=0.02, clip=0.1, step=None), BALL),
+    "dp_svrg": (made(algorithms.dp_svrg, inner=8, batch_size=60), BALL),
+    "dp_fw-l1": (made(algorithms.dp_fw, step=None, clip=0.2), BALL),
+    "dp_fw-simplex": (made(algorithms.dp_fw, step=None, clip=0.2), Simplex(4.0)),
+    "dp_fw-hull": (made(algorithms.dp_fw, step=None, clip=0.5), HULL),
 }
-
-
-def without(*names: str) -> dict[str, Any]:
-    return {key: value for key, value in COMMON.items() if key not in names}
-
-
-def skgd(**options: Any) -> Any:
-    return algorithms.dp_skgd(**({"smoothness": 0.02, "clip": 0.1} | without("clip", "step") | options))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -158,12 +155,12 @@ def test_the_compressive_mechanism_as_published() -> None:
         ),
         (lambda: skgd(sampling="some"), "sampling='some'"),
         (lambda: skgd(probabilities="best"), "probabilities='best'"),
-        (lambda: algorithms.dp_skgd(smoothness=0.0, clip=1.0, **without("clip", "step")), "smoothness=0.0"),
-        (lambda: algorithms.dp_skgd(smoothness=1.0, clip=[-1.0], **without("clip", "step")), "clip="),
+        (lambda: skgd(smoothness=0.0, clip=1.0), "smoothness=0.0"),
+        (lambda: skgd(smoothness=1.0, clip=[-1.0]), "clip="),
         (lambda: skgd(inner=0), "inner=0"),
         (lambda: algorithms.dp_svrg(inner=0, **COMMON), "inner=0"),
         (lambda: algorithms.dp_svrg(inner=4, anchor_share=1.0, **COMMON), "anchor_share=1.0"),
-        (lambda: algorithms.dp_fw(**(without("step") | {"clip": -1.0})), "clip=-1.0"),
+        (lambda: made(algorithms.dp_fw, step=None)(clip=-1.0), "clip=-1.0"),
         (
             lambda: build(VARIANTS["dp_fw-l1"][0](), problem(), L2Ball(1.0), 5),
             "give a polytope that knows its vertices",

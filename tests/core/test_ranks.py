@@ -92,12 +92,8 @@ def scenario(rank: int) -> dict[str, Any]:
         epsilon = None if result.privacy is None else result.privacy.epsilon
         losses = [each["loss"] for each in result.history if "loss" in each]
         found[name] = {"x": result.x, "rounds": book.rounds(), "epsilon": epsilon, "losses": losses}
-    secret = minimize(
-        logistic(rank),
-        algorithms.dp_sgd(epsilon=3.0, n="exact", step=1.0, clip=0.5, batch_size=10),
-        steps=5,
-        clients=mine,
-    )
+    coins = algorithms.dp_sgd(epsilon=3.0, n="exact", step=1.0, clip=0.5, batch_size=10)
+    secret = minimize(logistic(rank), coins, steps=5, clients=mine)
     found["secret"] = {"x": secret.x, "sent": dict(mine.group.sent)}
 
     small = Ledger(budget=(0.5, 1e-5))
@@ -107,22 +103,17 @@ def scenario(rank: int) -> dict[str, Any]:
     bad = Broken(X.X, (X.y > 0).long(), classes=[0, 1]) if rank else X
     told = _caught(lambda: minimize(bad, gd(), steps=5, clients=AllReduce(), ledger=book))
     found["broken"] = (*told, book.rounds())
-    for name, recipe, seed in (
-        ("clip", gd(clip=0.5 + rank), 0),
-        ("seed", gd(), rank),
-        ("step", gd(step=1.0 + rank), 0),
+    plain, start = Pipeline([Stage(Shuffle(4))], rule), torch.full((6,), float(rank)).double()
+    for name, recipe, more in (
+        ("clip", gd(clip=0.5 + rank), {}),
+        ("seed", gd(), {"seed": rank}),
+        ("step", gd(step=1.0 + rank), {}),
+        ("start", plain, {"x0": start}),
     ):
         found[name] = _caught(
-            lambda recipe=recipe, seed=seed: minimize(X, recipe, steps=3, clients=AllReduce(), seed=seed)
+            lambda recipe=recipe, more=more: minimize(X, recipe, steps=3, clients=AllReduce(), **more)
         )
-    found["start"] = _caught(
-        lambda: minimize(X, _plain(), steps=3, clients=AllReduce(), x0=torch.full((6,), float(rank)).double())
-    )
     return found
-
-
-def _plain() -> Pipeline:
-    return Pipeline([Stage(Shuffle(4))], rule)
 
 
 class _Thin(Ledger):
@@ -218,13 +209,9 @@ def test_float32_is_sent_only_where_its_error_is_small_and_public() -> None:
     narrow = bounded.narrowed(100, 200, 2, 0.01)
     assert narrow.value.dtype == torch.float32
     assert narrow.bound - 1 >= 2 * 200 * gamma(2, torch.float32)
-    assert bounded.narrowed(1e6, 2e6, 2, 0.01).value.dtype == torch.float64
-    assert (
-        ClippedSum(bounded.value, 1, 1.0, dtype=torch.float32).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
-    )
-    assert (
-        ClippedSum(bounded.value, 2, 1.0, dtype=torch.float64).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
-    )
+    l1, wide = (ClippedSum(bounded.value, *how) for how in ((1, 1.0, False, torch.float32), (2, 1.0, False)))
+    for each, own in ((bounded, 1e6), (l1, 100), (wide, 100)):
+        assert each.narrowed(own, 2 * own, 2, 0.01).value.dtype == torch.float64
     data = [ClippedSum(torch.full((3,), size).double(), 2, 1.0, dtype=torch.float32) for size in (1e-9, 1e9)]
     assert len({(x.narrowed(9, 18, 2, 0.01).bound, x.narrowed(9, 18, 2, 0.01).value.dtype) for x in data}) == 1
 

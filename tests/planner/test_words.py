@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -81,18 +78,3 @@ def test_a_budget_that_is_too_small_is_said_to_be(facts: dict[str, Any], said: s
     """n mu is compared with the columns: 4,000 records are enough for 20 of them, and not for 200."""
     notes = " ".join(plan(**facts, exact=False).notes)
     assert said in notes if said is not None else "expect" not in notes
-
-
-def test_nothing_private_is_asked_for() -> None:
-    """The planner takes numbers and public rows only: there is no argument for private ones."""
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        plan(n=10, d=2, epsilon=1.0, X=np.ones((10, 2)))
-
-
-def test_a_plan_in_a_fresh_process(capsys: pytest.CaptureFixture[str]) -> None:
-    began = time.perf_counter()
-    code = "from isthmus.planner import plan; print(plan(n=30000, d=124, epsilon=1.0).table())"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    with capsys.disabled():
-        print(f"\na plan with its imports: {time.perf_counter() - began:.1f} s")
-    assert process.stdout.count("\n") > 10

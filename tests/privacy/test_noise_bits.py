@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from isthmus.base import secret
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import GeneratorSource, SecretSource, SeededSource
 from isthmus.privacy.noise import Source, check_scale, two_keys
@@ -53,6 +54,25 @@ def test_integers_reject_the_words_that_are_too_many() -> None:
     for call in (lambda: Words().integers(3, -1), lambda: Words().subset(0, 0), lambda: Words().mask(3, 0.0)):
         with pytest.raises(InvalidInput):
             call()
+
+
+def test_in_a_replay_draws_about_records_are_those_of_the_stand_in() -> None:
+    class Fixed:
+        def uniform(self, n: int) -> torch.Tensor:
+            return torch.full((n,), 0.25)
+
+        def mask(self, n: int, q: float) -> torch.Tensor:
+            return torch.ones(n, dtype=torch.bool)
+
+        def integers(self, high: int, size: int) -> torch.Tensor:
+            return torch.full((size,), high - 1)
+
+        subset = integers
+
+    with secret.standing_in(Fixed()):  # type: ignore[arg-type]
+        source = SecretSource()
+        assert source.uniform(2).tolist() == [0.25] * 2 and source.mask(2, 1e-9).tolist() == [True] * 2
+        assert source.integers(9, 2).tolist() == [8] * 2 == source.subset(9, 2).tolist()
 
 
 def test_a_subset_has_the_smallest_words() -> None:

@@ -17,6 +17,7 @@ from isthmus.privacy import (
     Adjacency,
     DiscreteGaussian,
     Exact,
+    FastSource,
     Gaussian,
     Laplace,
     NoisyMax,
@@ -89,6 +90,20 @@ def test_selections_never_release_values() -> None:
         out = mechanism.release(ClippedSum(value, math.inf, 1.0), SecretSource())
         assert out.shape == value.shape and out.dtype == value.dtype
         assert int((out.abs() == 1).sum()) == count == int((out != 0).sum())
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(1.0), Laplace(1.0), NoisyMax(1.0), TopK(2, 1.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_value_is_left_alone_but_where_it_is_spare(mechanism: Any, dtype: torch.dtype) -> None:
+    value = torch.arange(8.0, dtype=dtype, requires_grad=True)
+    released = mechanism.release(ClippedSum(value, mechanism.ords[0], 1.0), FastSource())
+    assert torch.equal(value.detach(), torch.arange(8.0, dtype=dtype)) and not released.requires_grad
+    assert released.data_ptr() != value.data_ptr()
+    whole = torch.zeros(4, 4, dtype=dtype)
+    for given, own in ((whole, isinstance(mechanism, Gaussian)), (whole[:, 0], False)):
+        out = mechanism.release(ClippedSum(given, mechanism.ords[0], 1.0, spare=True), FastSource())
+        assert (out.data_ptr() == given.data_ptr()) is own
+        assert mechanism.selects or len(out.unique()) == out.numel()  # every place has noise of its own
 
 
 def test_discrete_gaussian_law_and_grid() -> None:

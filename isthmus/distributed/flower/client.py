@@ -127,9 +127,7 @@ class _Site:
     @cached_property
     def plan(self) -> Federation:
         """What it shares with the server."""
-        if isinstance(self.shared, Federation):
-            return self.shared
-        return self.shared(self.context)
+        return self.shared if isinstance(self.shared, Federation) else self.shared(self.context)
 
     @cached_property
     def name(self) -> str:

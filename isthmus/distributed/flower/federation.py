@@ -209,9 +209,7 @@ class Federation:
     @property
     def terms(self) -> int:
         """How many terms a sum over everybody has: the public number that divisors come from."""
-        if self.unit == "client":
-            return self.clients
-        return int(self.n or 0)
+        return self.clients if self.unit == "client" else int(self.n or 0)
 
     @property
     def problem(self) -> Elsewhere:
@@ -327,9 +325,7 @@ class Federation:
 
 
 def _name(recipe: Recipe | Pipeline) -> str:
-    if isinstance(recipe, Recipe):
-        return recipe.name
-    return type(recipe).__name__
+    return recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__
 
 
 _NOTHING = 2.0**-30

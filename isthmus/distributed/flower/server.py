@@ -466,7 +466,9 @@ class SketchStrategy:
         validate.check(none, "train_config, evaluate_config", "given", "leave them out: clients have the plan")
         result: Outcome = flower().strategy.Result()
         self.clients = clients = FlowerClients(grid, plan, timeout, self.wait, self.patience)
-        self.summary()
+        _LOG.info("Isthmus: %s, d = %s, %s rounds, %s clients", plan.recipe, plan.whole.d, plan.rounds, plan.clients)
+        if plan.private:
+            _LOG.info("for those who know whom each round asked: %s", self.insiders)
 
         def evaluate(state: State) -> None:
             if evaluate_fn is not None:
@@ -500,23 +502,12 @@ class SketchStrategy:
     @property
     def outsiders(self) -> PrivacyStatement | None:
         """The statement of the run; None before it has ended, and where it is not private."""
-        if self.found is None:
-            return None
-        return self.found.privacy
+        return None if self.found is None else self.found.privacy
 
     @property
     def insiders(self) -> PrivacyStatement | None:
         """The statement for those who know whom each round asked."""
-        if not self.plan.private:
-            return None
-        return self.plan.insiders(seeded=self.noise_seed is not None)
-
-    def summary(self) -> None:
-        """Log what is run."""
-        plan = self.plan
-        _LOG.info("Isthmus: %s, d = %s, %s rounds, %s clients", plan.recipe, plan.whole.d, plan.rounds, plan.clients)
-        if plan.private:
-            _LOG.info("for those who know whom each round asked: %s", self.insiders)
+        return self.plan.insiders(seeded=self.noise_seed is not None) if self.plan.private else None
 
     # ------------------------------------------------------------ the hooks of other strategies' loops
 

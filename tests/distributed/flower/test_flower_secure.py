@@ -40,7 +40,10 @@ def plan_of(pipe: Pipeline | None = None, **more: Any) -> Federation:
     return Federation(pipe or pipe_of(), D, **{**facts, **more})
 
 
-def grid_of(plan: Federation, parts: list[Logistic], between: Any = None) -> LocalGrid:
+def grid_of(plan: Federation, parts: list[Logistic], between: Any = None, lost: Any = None) -> LocalGrid:
+    """`lost(number, step)` says whether the reply of a client to a step never comes."""
+    if lost is not None:
+        between = lambda number, reply: None if lost(number, reply.metadata.group_id) else reply  # noqa: E731
     return LocalGrid(client_app(plan, lambda context: parts[context.node_config["partition-id"]]), M, between=between)
 
 
@@ -62,69 +65,50 @@ def test_lost_clients_up_to_the_plans_share_change_nothing_but_their_part(draws:
     """One of six is lost when its vector is due: the total is that of five, over the public divisor."""
     parts, quiet = data(draws), pipe_of(1e-4, cost=1e9)
     plan, central = plan_of(quiet), plan_of(quiet, dropouts=None)
-
-    def between(number: int, reply: Any) -> Any:
-        return None if number == 4 and reply.metadata.group_id in ("vector", "shares") else reply
-
-    found = run(plan, grid_of(plan, parts, between)).found.x
-    other = run(central, grid_of(central, parts, lambda number, reply: None if number == 4 else reply)).found.x
+    lost = lambda number, step: number == 4 and step not in ("keys", "letters")  # noqa: E731
+    found, other = (run(each, grid_of(each, parts, lost=lost)).found.x for each in (plan, central))
     assert torch.allclose(found, other, atol=2e-3) and other.norm() > 0.05
 
 
 @pytest.mark.parametrize("moment", ["keys", "letters"])
 def test_a_run_that_too_few_clients_join_is_given_up_and_costs_nothing(moment: str, draws: torch.Generator) -> None:
-    parts, ledger = data(draws), Ledger(budget=(60.0, 1e-5))
-    plan = plan_of()
-
-    def between(number: int, reply: Any) -> Any:
-        return None if number < 2 and reply.metadata.group_id == moment else reply
-
+    plan, ledger = plan_of(), Ledger(budget=(60.0, 1e-5))
     strategy = SketchStrategy(plan, wait=0.0, ledger=ledger, patience=2)
     with pytest.raises(NobodyAnswered, match="2 attempts in a row.*Only 4 of 6 .*nothing was charged.*dropouts=0.2"):
-        strategy.start(grid_of(plan, parts, between))
+        strategy.start(grid_of(plan, data(draws), lost=lambda number, step: number < 2 and step == moment))
     assert ledger.rounds() == {} and ledger.spent() == 0 and strategy.found is None
 
 
 def test_a_round_is_tried_again_with_those_who_are_there_then(draws: torch.Generator) -> None:
     """Two of six are away when the first keys are due, and are back: the run is made, and charged for its rounds."""
-    parts, ledger, replies = data(draws), Ledger(budget=(60.0, 1e-5)), []
-    plan = plan_of()
+    plan, ledger, replies = plan_of(), Ledger(budget=(60.0, 1e-5)), []
 
-    def between(number: int, reply: Any) -> Any:
-        replies.append(reply.metadata.group_id)
-        return None if number < 2 and len(replies) <= M else reply
+    def lost(number: int, step: str) -> bool:
+        replies.append(step)
+        return number < 2 and len(replies) <= M
 
-    strategy = run(plan, grid_of(plan, parts, between), ledger=ledger)
+    strategy = run(plan, grid_of(plan, data(draws), lost=lost), ledger=ledger)
     assert ledger.rounds() == {"main": ROUNDS} and strategy.found.x.any()
     assert [each["answered"] for each in strategy.clients.traffic.rounds] == [0, 1, 1]
     assert replies.count("vector") == M * ROUNDS  # the first attempt has asked nobody for one
 
 
 def test_rounds_that_too_few_vectors_come_in_are_paid_for_and_end_the_run(draws: torch.Generator) -> None:
-    parts, ledger = data(draws), Ledger(budget=(60.0, 1e-5))
-    plan = plan_of()
-
-    def between(number: int, reply: Any) -> Any:
-        return None if number < 2 and reply.metadata.group_id == "vector" else reply
-
-    strategy = SketchStrategy(plan, wait=0.0, ledger=ledger)
-    with pytest.raises(
-        NobodyAnswered, match="Only 4 of 6 clients have sent their vectors.*charge for the round is kept"
-    ):
-        strategy.start(grid_of(plan, parts, between))
+    plan, ledger = plan_of(), Ledger(budget=(60.0, 1e-5))
+    words = "Only 4 of 6 clients have sent their vectors.*charge for the round is kept"
+    with pytest.raises(NobodyAnswered, match=words):
+        run(plan, grid_of(plan, data(draws), lost=lambda number, step: number < 2 and step == "vector"), ledger=ledger)
     assert ledger.rounds() == {"main": ROUNDS}
 
 
 def test_one_round_below_the_threshold_moves_nothing_and_is_paid_for(draws: torch.Generator) -> None:
-    parts, ledger, vectors = data(draws), Ledger(budget=(60.0, 1e-5)), []
-    plan = plan_of()
+    plan, ledger, steps, points = plan_of(), Ledger(budget=(60.0, 1e-5)), [], []
 
-    def between(number: int, reply: Any) -> Any:
-        vectors.extend([number] if reply.metadata.group_id == "vector" else [])
-        return None if number < 2 and reply.metadata.group_id == "vector" and len(vectors) <= M else reply
+    def lost(number: int, step: str) -> bool:
+        steps.append(step)
+        return number < 2 and step == "vector" and steps.count("vector") <= M
 
-    points: list[float] = []
-    grid = grid_of(plan, parts, between)
+    grid = grid_of(plan, data(draws), lost=lost)
     minimize(
         plan.problem, plan.pipe, plan.constraint, steps=ROUNDS, ledger=ledger, record=1, progress=False,
         clients=FlowerClients(grid, plan, wait=0.0), callbacks=[lambda _, state: points.append(float(state.w.norm()))],
