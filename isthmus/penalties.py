@@ -77,9 +77,7 @@ class ElasticNet(Penalty):
 
     def gradient(self, w: Tensor) -> Tensor:
         """l2 w."""
-        if not self.l2:
-            return torch.zeros_like(w)
-        return self.l2 * w
+        return self.l2 * w if self.l2 else torch.zeros_like(w)
 
     def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
         """Soft-threshold, then shrink."""

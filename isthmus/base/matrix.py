@@ -53,11 +53,6 @@ class View(ABC):
         self._upper = None
 
     @property
-    def sparse(self) -> bool:
-        """Whether the matrix that is seen is CSR."""
-        return False
-
-    @property
     def roundings(self) -> int:
         """How many roundings an entry has of its own, at most."""
         return 0
@@ -177,16 +172,12 @@ def as_matrix(name: str, x: object) -> Matrix:
 
 def dtype_of(x: Matrix) -> torch.dtype:
     """The torch dtype of a dense or CSR matrix."""
-    if not is_sparse(x):
-        return x.dtype
-    return torch.from_numpy(x.data[:0]).dtype
+    return torch.from_numpy(x.data[:0]).dtype if is_sparse(x) else x.dtype
 
 
 def device_of(x: Matrix) -> torch.device:
     """The device of a matrix; CSR lies on the CPU."""
-    if is_sparse(x):
-        return torch.device("cpu")
-    return x.device
+    return torch.device("cpu") if is_sparse(x) else x.device
 
 
 def code_room(x: Stored, m: int) -> Tensor:
@@ -418,9 +409,7 @@ class Total:
 
     def result(self) -> Tensor:
         """What was added."""
-        if self._lost is None:
-            return self.value
-        return self.value + self._lost
+        return self.value if self._lost is None else self.value + self._lost
 
 
 Precision = tuple[str, str, str]

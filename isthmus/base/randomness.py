@@ -121,9 +121,7 @@ def _mixed(word: NDArray[np.uint32], high: np.uint32 | NDArray[np.uint32]) -> ND
 
 
 def _signed(word: int) -> int:
-    if word >= 1 << 31:
-        return word - (1 << 32)
-    return word
+    return word - (1 << 32) if word >= 1 << 31 else word
 
 
 def _shift(word: Tensor, by: int) -> Tensor:

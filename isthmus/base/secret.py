@@ -83,9 +83,7 @@ def rehearsed() -> bool:
 def token_bytes(count: int) -> bytes:
     """Bytes that nobody can guess."""
     here = _HERE.get()
-    if here is None:
-        return os.urandom(count)
-    return here.bytes(count)
+    return os.urandom(count) if here is None else here.bytes(count)
 
 
 def token_hex(count: int) -> str:
@@ -100,14 +98,10 @@ def randbits(count: int) -> int:
 
 def randbelow(high: int) -> int:
     """A whole number of 0, ..., high - 1, all alike."""
-    if _HERE.get() is None:
-        return secrets.randbelow(high)
-    return randbits(128) % high
+    return secrets.randbelow(high) if _HERE.get() is None else randbits(128) % high
 
 
 def released(name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor:
     """What a mechanism made of what it was handed: every value that is noised passes here."""
     here = _HERE.get()
-    if here is None:
-        return make()
-    return here.answer(name, handed, make)
+    return make() if here is None else here.answer(name, handed, make)

@@ -95,6 +95,4 @@ class Space:
 
 def as_space(space: Space | int) -> Space:
     """A `Space`, from itself or from a plain dimension."""
-    if isinstance(space, Space):
-        return space
-    return Space.flat(space)
+    return space if isinstance(space, Space) else Space.flat(space)

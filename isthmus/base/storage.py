@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -155,16 +155,12 @@ def _encode(value: object, path: str, tensors: Tensors) -> object:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return {"@float": repr(value)}
+        return value if math.isfinite(value) else {"@float": repr(value)}
     if isinstance(value, (Tensor, np.ndarray)):
         return _encode_array(value, path, tensors)
     if isinstance(value, (list, tuple)):
         items = [_encode(item, f"{path}/{k}", tensors) for k, item in enumerate(value)]
-        if isinstance(value, list):
-            return items
-        return {"@tuple": items}
+        return items if isinstance(value, list) else {"@tuple": items}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("@") for key in value):
             return {key: _encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
@@ -174,9 +170,7 @@ def _encode(value: object, path: str, tensors: Tensors) -> object:
         if isinstance(value, kind) and is_dataclass(value):
             name, inner = take(value)
             tree = {key: _encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
-            if name is None:
-                return {tag: tree}
-            return {tag: name, "fields": tree}
+            return {tag: tree} if name is None else {tag: name, "fields": tree}
     remedy = (
         "give numbers, strings, arrays, lists, dicts, or sets that are dataclasses of them: nothing else can be stored"
     )
@@ -285,12 +279,15 @@ def pack(kind: str, tree: object) -> bytes:
 
 def unpack(data: bytes, kind: str) -> Any:
     """The tree that was packed as this kind; anything else is refused, whatever it is."""
+    data = bytes(data)
     try:
-        return _unpacked(bytes(data), kind)
-    except validate.InvalidInput:
-        raise
+        return _unpacked(data, kind)
     except (MemoryError, *validate.UNREADABLE) as error:
-        _refuse(data, kind, f"its contents ({type(error).__name__})", error)
+        what = f"its contents ({type(error).__name__})"
+        if isinstance(error, validate.InvalidInput):
+            what = str(error)
+        remedy = f"give what was packed as a {kind}: what does not fit is {what}"
+        raise validate.InvalidInput(f"data={len(data)} bytes {data[:8]!r}... is not allowed: {remedy}") from error
 
 
 def checksum(w: Tensor) -> int:
@@ -350,27 +347,23 @@ def _add(value: object, update: Callable[[bytes], None]) -> None:
 
 
 def _unpacked(data: bytes, kind: str) -> Any:
-    def hold(fits: bool, what: str) -> None:
-        if not fits:
-            _refuse(data, kind, what)
-
-    hold(len(data) >= HEAD.size and data[:4] == MAGIC, "its first bytes")
+    validate.require(len(data) >= HEAD.size and data[:4] == MAGIC, "its first bytes")
     _, version, words, size, seal = HEAD.unpack_from(data)
-    hold(version == VERSION, f"its version, {version}: this one reads version {VERSION}")
-    hold(words <= _MAX_JSON_BYTES and HEAD.size + words + size == len(data), "its length")
-    hold(seal == _digest(data[HEAD.size :]), "its digest: it was damaged on the way")
+    validate.require(version == VERSION, f"its version, {version}: this one reads version {VERSION}")
+    validate.require(words <= _MAX_JSON_BYTES and HEAD.size + words + size == len(data), "its length")
+    validate.require(seal == _digest(data[HEAD.size :]), "its digest: it was damaged on the way")
     tree = json.loads(data[HEAD.size : HEAD.size + words])
-    hold(tree["kind"] == kind, "its kind")
+    validate.require(tree["kind"] == kind, "its kind")
     tensors, at = {}, HEAD.size + words
     for name, dtype, shape in tree["arrays"]:
         plain = isinstance(name, str) and name not in tensors and all(type(n) is int and n >= 0 for n in shape)
-        hold(plain, "its list of arrays")
+        validate.require(plain, "its list of arrays")
         length = math.prod(shape) * DTYPES[dtype].itemsize
-        hold(at + length <= len(data), "the length of its arrays")
+        validate.require(at + length <= len(data), "the length of its arrays")
         tensors[name] = _tensor_of(data[at : at + length], DTYPES[dtype], shape)
         at += length
-    hold(at == len(data), "the length of its arrays")
-    _check(tree["tree"], data, kind)
+    validate.require(at == len(data), "the length of its arrays")
+    _check(tree["tree"])
     return _decode(tree["tree"], tensors)
 
 
@@ -388,23 +381,18 @@ def _raw(value: Tensor) -> bytes:
     return value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _check(tree: object, data: bytes, kind: str) -> None:
+def _check(tree: object) -> None:
     """Refuse tags that are not ours: nothing that is sent names a class."""
     if isinstance(tree, list):
         for branch in tree:
-            _check(branch, data, kind)
+            _check(branch)
     elif isinstance(tree, dict):
         tags = [key for key in tree if key.startswith("@")]
-        if tags and (len(tree) > 1 or tags[0] not in TAGS):
-            _refuse(data, kind, f"what it holds ({tags[0][:20]})")
+        ours = not tags or len(tree) == 1 and tags[0] in TAGS
+        validate.require(ours, f"what it holds ({''.join(tags)[:20]})")
         for branch in tree.values():
-            _check(branch, data, kind)
+            _check(branch)
 
 
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
-
-
-def _refuse(data: bytes, kind: str, what: str, cause: Exception | None = None) -> NoReturn:
-    remedy = f"give what was packed as a {kind}: what does not fit is {what}"
-    raise validate.InvalidInput(f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: {remedy}") from cause

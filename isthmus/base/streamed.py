@@ -194,9 +194,7 @@ class ChosenRows(Streamed):
 
 def _not_finite(x: Tensor) -> int:
     """How many entries are NaN or infinite."""
-    if bool(x.sum().isfinite()):
-        return 0
-    return int((~x.isfinite()).sum())
+    return 0 if bool(x.sum().isfinite()) else int((~x.isfinite()).sum())
 
 
 def _stamp(file: int) -> tuple[int, int]:

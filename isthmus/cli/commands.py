@@ -86,7 +86,7 @@ def _warn_of_plan(screen: Out, plan: Plan) -> None:
             screen.warn(caution)
 
 
-def _plain(value: Any) -> object:
+def _plain(value: object) -> object:
     """What JSON can hold: infinity as text, NaN as null, arrays as lists."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -477,7 +477,7 @@ def describe(screen: Out, data: str, bins: int, delta: float | None, adjacency: 
 @_option("--scale", str, "auto, none, columns, moments or shapes.", default="auto", show_default=True)
 @_option("--penalty", bool, "An l1 or l2 penalty is part of the objective.")
 @output_options
-def plan(screen: Out, constraint: str | None, public: str | None, **facts: Any) -> None:
+def plan(screen: Out, constraint: str | None, public: str | None, **facts: object) -> None:
     """Rank the algorithms for a problem, from public facts alone.
 
     Reads no private data and spends nothing.

@@ -4,20 +4,9 @@ from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.regressor import PrivateRegressor
 from isthmus.estimators.scoring import Scores, private_score
 from isthmus.estimators.search import PrivateSearch
-from isthmus.estimators.stateless_steps import PrivacyBudgetWarning, PrivacyLeakWarning
 from isthmus.estimators.stored import load, save
 from isthmus.estimators.summary import Summary, private_summary
+from isthmus.privacy.leaks import PrivacyBudgetWarning, PrivacyLeakWarning
 
-__all__ = [
-    "PrivacyBudgetWarning",
-    "PrivacyLeakWarning",
-    "PrivateClassifier",
-    "PrivateRegressor",
-    "PrivateSearch",
-    "Scores",
-    "Summary",
-    "load",
-    "private_score",
-    "private_summary",
-    "save",
-]
+__all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "PrivateSearch"]
+__all__ += ["Scores", "Summary", "load", "private_score", "private_summary", "save"]

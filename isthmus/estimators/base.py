@@ -392,13 +392,9 @@ class _PrivateLinear(_PrivateEstimator):
     # ------------------------------------------------------------ what is stored, and new rows
 
     def _store(self, problem: _Problem, result: Result) -> None:
-        later: Sequence[Map] = ()
-        if result.transform is not None:
-            later = result.transform.maps
+        later: Sequence[Map] = result.transform.maps if result.transform is not None else ()
         self._maps = RowMaps([*problem.maps.maps, *later])
-        point = result.x
-        if point is None:
-            point = result.average
+        point = result.average if result.x is None else result.x
         self._weights = point.detach().double().view(self._outputs, -1).T.contiguous()
         p = self.n_features_in_
         weight, offset = self._maps.affine(p)
@@ -492,7 +488,7 @@ class _PrivateLinear(_PrivateEstimator):
 
     def coefficient_intervals(self, level: float = 0.95, *, residual_sd: float | None = None) -> intervals.Intervals:
         """Confidence intervals of the coefficients, noise and sampling counted (see `isthmus.estimators.intervals`)."""
-        return intervals.coefficient_intervals(self, level, residual_sd)
+        return intervals._coefficient_intervals(self, level, residual_sd)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
@@ -566,9 +562,7 @@ class _PrivateLinear(_PrivateEstimator):
         validate.check(not forced, "as_published", True, remedy)
 
     def _opened_ledger(self) -> Ledger | None:
-        if self._group.rank:
-            return None
-        return opened_ledger(self.ledger, self._adjacency)
+        return None if self._group.rank else opened_ledger(self.ledger, self._adjacency)
 
     def _checked_weights(self, weight: ArrayLike | None, n: int) -> np.ndarray | None:
         if weight is None:

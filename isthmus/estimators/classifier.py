@@ -19,9 +19,9 @@ from isthmus.base import validate
 from isthmus.estimators import rank_group
 from isthmus.estimators.base import GroupLike, _PrivateLinear
 from isthmus.estimators.problem import Objective
-from isthmus.estimators.stateless_steps import leak
 from isthmus.estimators.stored import _storable
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
+from isthmus.privacy.leaks import leak
 from isthmus.problems.scaling import Scaled
 
 
@@ -148,11 +148,8 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
                 buys = (ClassCounts(),)
             else:
                 weights = by_row * (1.0 if weights is None else weights)
-        return (
-            self._kind(X, y, weights=weights, classes=tuple(self.classes_.tolist()), l1=self.l1, l2=self.l2),
-            buys,
-            (),
-        )
+        classes = tuple(self.classes_.tolist())
+        return self._kind(X, y, weights=weights, classes=classes, l1=self.l1, l2=self.l2), buys, ()
 
     def _learn_targets(self, y: np.ndarray) -> tuple[str, ...]:
         if len(y):  # a rank may have no rows
@@ -161,10 +158,9 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
         if declared is not None:
             self.classes_ = np.unique(np.asarray(declared))
             validate.check(len(self.classes_) > 1, "classes", self.classes_.tolist(), "give at least two labels")
-            labels = self.classes_.tolist()
-            known = bool(np.isin(y, self.classes_).all())  # whose label it is stays unsaid
-            remedy = f"y holds a label that is not among classes={labels}: {_other_labels(y, self.classes_)}"
-            validate.require(known, remedy)
+            words = f"a label that is not among classes={self.classes_.tolist()}"  # whose label it is stays unsaid
+            known = bool(np.isin(y, self.classes_).all())
+            validate.require(known, f"y holds {words}: {_other_labels(y, self.classes_)}")
         elif not self._calls:  # what the first call read is in its state
             self.classes_ = rank_group._labels(self._group, y)
             validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")

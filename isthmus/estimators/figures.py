@@ -129,9 +129,7 @@ def _readable(figure: Figure, rows: int, least: float = _TELLS) -> Figure:
     if not math.isfinite(figure.noise):
         figure = replace(figure, noise=0.0)
         least = 0.0
-    need = "many more"
-    if least > 0:
-        need = _rows_needed(rows, figure.noise, least)
+    need = _rows_needed(rows, figure.noise, least) if least > 0 else "many more"
     return replace(figure, value=None, baseline=None, note=_too_few(figure.noise, need))
 
 
@@ -325,9 +323,7 @@ def _calibration_curve(
     counts: np.ndarray, predicted: np.ndarray, noise: float, classes: Sequence[object] | np.ndarray
 ) -> ShownCurve:
     """What happened in each group beside what was predicted; groups that the noise hides are left out."""
-    event = "the class that was predicted"
-    if len(classes) == 2:
-        event = str(classes[1])
+    event = str(classes[1]) if len(classes) == 2 else "the class that was predicted"
     whole = counts.sum(0)
     filled = whole > noise / _TELLS
     x = predicted[filled]
@@ -388,6 +384,4 @@ class _Scale:
 
 def _digits(value: float) -> str:
     """Four digits after the point, or six in all for numbers beyond 10."""
-    if abs(value) < 10:
-        return f"{value:.4f}"
-    return f"{value:.6g}"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.6g}"

@@ -73,11 +73,12 @@ def _are_numbers(y: object) -> bool:
 
 def _other_words(said: str) -> str:
     name = "X" if "Input X" in said else "y"
-    if "contains NaN" in said:
-        return {"X": _GAPS, "y": "y contains NaN: leave out the rows that have no target"}[name]
-    if "contains infinity" in said:
-        return f"{name} contains infinity or numbers too large: give finite numbers"
-    others = {"Reshape your data": _FLAT, "could not convert string": _TEXT_COLUMNS}
+    others = {
+        "contains NaN": {"X": _GAPS, "y": "y contains NaN: leave out the rows that have no target"}[name],
+        "contains infinity": f"{name} contains infinity or numbers too large: give finite numbers",
+        "Reshape your data": _FLAT,
+        "could not convert string": _TEXT_COLUMNS,
+    }
     return next((words for begun, words in others.items() if begun in said), "")
 
 

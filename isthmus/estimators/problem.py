@@ -21,10 +21,10 @@ from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
 from isthmus.base.streamed import dense_parts
 from isthmus.core.group import ALONE, Group
 from isthmus.estimators import rank_group
-from isthmus.estimators.stateless_steps import _learned_before, leak
+from isthmus.estimators.stateless_steps import _learned_before
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives.linear import LinearModel
-from isthmus.privacy.leaks import Leak
+from isthmus.privacy.leaks import Leak, leak
 from isthmus.privacy.plan import mu_of
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
@@ -283,6 +283,7 @@ def _ranges_of(X: Matrix, group: Group = ALONE) -> tuple[Tensor, Tensor]:
     high = -low
     for part in dense_parts(X):
         low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
-    low, high = rank_group._extremes(group, low, high)
+    lows, highs = zip(*group.all([low, high]), strict=True)
+    low, high = torch.stack(lows).amin(0), torch.stack(highs).amax(0)
     same = (low == high).double()
     return low - same, high + same

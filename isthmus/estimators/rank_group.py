@@ -52,12 +52,6 @@ def _moments(group: Group, X: Matrix) -> tuple[Tensor, Tensor]:
     return mean, ((counts * (variances + (means - mean) ** 2)).sum(0) / counts.sum()).sqrt()
 
 
-def _extremes(group: Group, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest of everybody's lows and the largest of their highs."""
-    lows, highs = zip(*group.all([low, high]), strict=True)
-    return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
-
-
 def _labels(group: Group, y: np.ndarray) -> np.ndarray:
     """The labels that occur on any rank."""
     own = np.unique(y)
@@ -83,9 +77,7 @@ def _shared_state(group: Group, load: Callable[[], State | None]) -> State | Non
     """The checkpoint that rank 0 has, on every rank."""
     if group.size == 1:
         return load()
-    state = None
-    if group.rank == 0:
-        state = load()
+    state = load() if group.rank == 0 else None
     remedy = "leave the checkpoint out: every rank remembers what it left out, and it has the memory of rank 0 only"
     validate.check(state is None or not state.memory, "checkpoint", "with error feedback", remedy)
     with tempfile.TemporaryDirectory() as folder:

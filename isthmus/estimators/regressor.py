@@ -14,14 +14,13 @@ from sklearn.utils import Tags
 from isthmus.algorithms.purchases import TargetRange, scaled_targets, target_map
 from isthmus.base import validate
 from isthmus.core.minimize import Result
-from isthmus.estimators import rank_group
 from isthmus.estimators.base import GroupLike, _PrivateLinear
-from isthmus.estimators.problem import Objective, _Problem
-from isthmus.estimators.stateless_steps import leak
+from isthmus.estimators.problem import Objective, _Problem, _ranges_of
 from isthmus.estimators.stored import _storable
 from isthmus.objectives import Huber
 from isthmus.objectives.linear import Loss, loss_of
 from isthmus.objectives.targets import CountTargets
+from isthmus.privacy.leaks import leak
 from isthmus.problems.scaling import Scaled
 
 
@@ -85,9 +84,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
 
     def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
         remarks: tuple[str, ...] = ()
-        own: dict = {}
-        if issubclass(self._kind, Huber):
-            own = {"delta": self.huber_delta}
+        own: dict = {"delta": self.huber_delta} if issubclass(self._kind, Huber) else {}
         y, weights = np.asarray(y, dtype=np.float64), self._checked_weights(weight, X.shape[0])
         model = self._kind(X, y, weights=weights, l1=self.l1, l2=self.l2, **own)
         bounds = self.target_bounds
@@ -97,10 +94,8 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
                 bounds = float(targets.min()), float(targets.max())
                 remarks = ("the public targets are public: y was clipped to their range",)
         if isinstance(bounds, str) or not self._private and bounds is None:
-            ends = torch.tensor([y.min(), y.max()] if len(y) else [math.inf, -math.inf])
-            low, high = (float(end) for end in rank_group._extremes(self._group, ends[0], ends[1]))
-            same = float(low == high)
-            bounds = low - same, high + same
+            low, high = _ranges_of(torch.tensor(y)[:, None], self._group)
+            bounds = float(low), float(high)
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         if bounds is None:

@@ -322,7 +322,7 @@ def _labels(model: Model, X: object, y: np.ndarray, looks: Looks) -> Scores:
     with looks.announced(shares):
         bins, widths, groups = [true * k + called], [k * k], None
         if margins is not None:
-            groups = _Groups.of(margins[:own], looks)
+            groups = _Groups(margins[:own], looks)
             # two classes: which one it is; more: whether the called one was right
             event = true == (1 if k == 2 else called)
             bins.append(event * groups.count + groups.index[_SCORES.of(margins[:own])])
@@ -353,11 +353,9 @@ def _derived(
             if k == 2:
                 loss = figures._log_loss_figure(scores, groups.margin, noise)
             else:
-                value, spread = (
-                    float(counts[2] @ _LOSSES.middles) / n,
-                    noise * figures._centred_norm(_LOSSES.middles) / n,
-                )
-                loss = figures._log_loss(max(value, 0.0), spread, counts[0].reshape(k, k).sum(1))
+                value = max(float(counts[2] @ _LOSSES.middles) / n, 0.0)
+                spread = noise * figures._centred_norm(_LOSSES.middles) / n
+                loss = figures._log_loss(value, spread, counts[0].reshape(k, k).sum(1))
             derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
             curves.append(figures._calibration_curve(scores, groups.predicted, noise, classes))
     readable = [figures._readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
@@ -384,17 +382,10 @@ def _summing(counts: np.ndarray, n: int) -> np.ndarray:
     return counts + (n - counts.sum()) / len(counts)
 
 
-@dataclass(frozen=True)
 class _Groups:
     """Groups of neighbouring score cells with about as many rows each: public, for the first look was paid for."""
 
-    count: int
-    index: np.ndarray
-    margin: np.ndarray
-    predicted: np.ndarray
-
-    @staticmethod
-    def of(margins: np.ndarray, looks: Looks) -> _Groups:
+    def __init__(self, margins: np.ndarray, looks: Looks) -> None:
         """By the noisy numbers of rows in the cells of `_SCORES`."""
         n = looks.size(margins)
         (counts,), noise = looks.counts(RANGES, _SCORES.of(margins)[:, None], _SCORES.cells, _FIRST)
@@ -402,12 +393,11 @@ class _Groups:
         most = int(np.clip(n / (20 * noise + 1), 2, 2 * figures.GROUPS))
         below = np.clip(np.maximum.accumulate(np.cumsum(_summing(counts, n))), 0, n)
         middle = np.clip(below - np.diff(below, prepend=0.0) / 2, 0, n * (1 - 1e-12))
-        index = np.unique((middle * most // n).astype(np.int64), return_inverse=True)[1].reshape(-1)
+        self.index = np.unique((middle * most // n).astype(np.int64), return_inverse=True)[1].reshape(-1)
         weight = np.clip(counts, noise / 10, None)
-        total = np.bincount(index, weight)
-        margin = np.bincount(index, weight * _SCORES.middles) / total
-        predicted = np.bincount(index, weight * expit(_SCORES.middles)) / total
-        return _Groups(len(total), index, margin, predicted)
+        total = np.bincount(self.index, weight)
+        self.count, self.margin = len(total), np.bincount(self.index, weight * _SCORES.middles) / total
+        self.predicted = np.bincount(self.index, weight * expit(_SCORES.middles)) / total
 
 
 # ---------------------------------------------------------------- numbers

@@ -42,12 +42,12 @@ from isthmus.core.wire import Keys
 from isthmus.estimators.base import GroupLike, LedgerLike, _PrivateEstimator, _PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.inputs import _checked
-from isthmus.estimators.stateless_steps import leak
 from isthmus.gradients import Dense
 from isthmus.lifts import discard
 from isthmus.objectives.linear import CLASSES_READ
 from isthmus.privacy import event_json
 from isthmus.privacy.event_json import dpa
+from isthmus.privacy.leaks import leak
 from isthmus.privacy.ledger import opened
 from isthmus.privacy.plan import mu_of, split
 from isthmus.privacy.statement import Account
@@ -303,8 +303,7 @@ class _Split:
         delta, adjacency = promise.delta, promise.adjacency
         self.records, self.checks = round(n * (1 - validation) / candidates), round(n * validation)
         remedy = f"try fewer: they leave {self.records} records for each and {self.checks} to choose by"
-        enough = min(self.records, self.checks) >= _SMALLEST
-        validate.check(enough, "param_grid", f"{candidates} candidates", remedy)
+        validate.check(min(self.records, self.checks) >= _SMALLEST, "param_grid", f"{candidates} candidates", remedy)
         whole = 1 / mu_of(promise.epsilon, delta, adjacency)
         self.total = privacy.Gaussian(whole).event()
         self.multiplier, self.last = split(whole, share, 1 - share)

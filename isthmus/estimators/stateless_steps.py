@@ -26,10 +26,8 @@ from sklearn.kernel_approximation import AdditiveChi2Sampler, PolynomialCountSke
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
-from isthmus.privacy.leaks import Leak, PrivacyBudgetWarning, PrivacyLeakWarning, leak
+from isthmus.privacy.leaks import Leak, PrivacyBudgetWarning, leak
 from isthmus.tables.encoder import TableEncoder
-
-__all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "leak", "_learned_before", "_warn_of_repeated_fits"]
 
 
 def _always(step: BaseEstimator) -> bool:
@@ -84,7 +82,9 @@ def _learners(step: BaseEstimator | str | None) -> Iterator[str]:
         inner = [part for _, part in step.transformer_list]
     elif isinstance(step, ColumnTransformer):
         inner = [*(part for _, part, _ in step.transformers), step.remainder]
-        yield from (_name(columns) for _, _, columns in step.transformers if _chosen_by_values(columns))
+        for _, _, columns in step.transformers:
+            if callable(columns) and type(columns) is not make_column_selector:  # which looks at names and types
+                yield _name(columns)
     else:
         keeps = _STATELESS.get(type(step))
         if keeps is None or not keeps(step):
@@ -92,11 +92,6 @@ def _learners(step: BaseEstimator | str | None) -> Iterator[str]:
         return
     for part in inner:
         yield from _learners(part)
-
-
-def _chosen_by_values(columns: object) -> bool:
-    """A function that is given the rows may choose columns by them; scikit-learn's own looks at names and types."""
-    return callable(columns) and type(columns) is not make_column_selector
 
 
 def _name(part: object) -> str:
@@ -150,14 +145,11 @@ def _learners_around(frame: FrameType) -> Iterator[str]:
         names = dict.fromkeys(_learners(around.transformer))
         if names or not _elementwise(around.func):
             yield f"the transformer of the target ({', '.join(names) or 'its function'})"
-    elif isinstance(around, BaseEstimator) and not _is_known(type(around)):
-        yield f"{type(around).__name__} around the model"  # not known to hand the rows on as they are
-
-
-def _is_known(kind: type) -> bool:
-    """Whether an estimator is the private one itself, a subclass of it, or one of scikit-learn's."""
-    ours = any(base.__module__.startswith("isthmus.") for base in kind.__mro__)
-    return ours or kind.__module__.split(".")[0] == "sklearn"
+    elif isinstance(around, BaseEstimator):
+        kind = type(around)
+        ours = any(base.__module__.startswith("isthmus.") for base in kind.__mro__)
+        if not ours and kind.__module__.split(".")[0] != "sklearn":
+            yield f"{kind.__name__} around the model"  # not known to hand the rows on as they are
 
 
 def _part(frame: FrameType) -> str:

@@ -289,9 +289,7 @@ class _Grid:
 
 
 def _place(column: Column, value: float) -> str:
-    if column.type == "date":
-        return from_days(value).isoformat()
-    return f"{value:.5g}"
+    return from_days(value).isoformat() if column.type == "date" else f"{value:.5g}"
 
 
 def _lines(column: ColumnSummary) -> list[str]:

@@ -190,9 +190,7 @@ class TorchObjective(Objective):
     def _chosen(self, index: Index) -> Tensor:
         device = self.data[0].device
         chosen = as_index(index, self.n, device)
-        if chosen is None:
-            return torch.arange(self.n, device=device)
-        return chosen
+        return torch.arange(self.n, device=device) if chosen is None else chosen
 
     def _batches(self, index: Index) -> Iterator[list[Tensor]]:
         chosen = self._chosen(index)

@@ -288,9 +288,7 @@ class LinearModel(Objective):
 
     def _where(self, index: Index) -> slice | Tensor | None:
         """Which rows; ranges stay ranges: rows side by side are taken without a copy."""
-        if isinstance(index, slice):
-            return index
-        return as_index(index, self.n, self.y.device)
+        return index if isinstance(index, slice) else as_index(index, self.n, self.y.device)
 
     def _load(self, X: object, y: object) -> None:
         X, y = opened(X, y)
@@ -374,9 +372,7 @@ def _hinge(m: Tensor, gamma: float) -> Tensor:
 
 def _steepness(m: Tensor, gamma: float) -> Tensor:
     """How steep a hinge of this width is, from 0 to 1, at margins m."""
-    if not gamma:
-        return (1 - m > 0).to(m.dtype)
-    return ((1 - m) / gamma).clamp(0, 1)
+    return ((1 - m) / gamma).clamp(0, 1) if gamma else (1 - m > 0).to(m.dtype)
 
 
 class SmoothHinge(Hinge):
@@ -596,8 +592,7 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
         missing = " and ".join(_missing(loss))
         remedy = f"write {missing} first: isthmus.objectives.LinearModel says what a loss states"
         validate.check(not missing, "loss", loss.__name__, remedy)
-        remedy = f"give a loss of {_READS[labels]}"
-        validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, remedy)
+        validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {_READS[labels]}")
         return loss
     why = ""
     for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
@@ -615,9 +610,7 @@ _READS = {True: "labels (reads = SignedLabels)", False: "numbers (reads = RealTa
 
 def name_of(loss: str | Loss) -> str:
     """The name of a loss, or that of its class."""
-    if isinstance(loss, str):
-        return loss
-    return vars(loss).get("name") or loss.__name__
+    return loss if isinstance(loss, str) else vars(loss).get("name") or loss.__name__
 
 
 def loss_for(loss: str | Loss, classes: int) -> Loss:

@@ -34,9 +34,7 @@ class Targets(ABC):
     def score(self, z: Tensor, y: Tensor) -> float:
         """Accuracy (labels), or R2 = 1 - sum (y - prediction)^2 / sum (y - mean y)^2 (numbers)."""
         spread, error = (y - y.mean()).square().sum(), (y - torch.as_tensor(self.predict(z))).square().sum()
-        if spread > 0:
-            return float(1 - error / spread)
-        return float(error == 0)
+        return float(1 - error / spread) if spread > 0 else float(error == 0)
 
 
 class _LabelTargets(Targets):

@@ -374,6 +374,8 @@ class ClippedSum:
 
     def settled(self, sketch: Sketch) -> ClippedSum:
         """What the map makes of the whole sum: nothing, for maps of single records."""
+        if not sketch.settles:
+            return self
         value, ord, bound = sketch.settle(self.value, self.ord, self.bound)
         return replace(self, value=value, ord=ord, bound=bound)
 

@@ -65,7 +65,7 @@ class RunFolder:
     # ------------------------------------------------------------ making and finding
 
     @staticmethod
-    def create(path: Path, settings: Mapping[str, Any], *, schema: str, secret: str = "") -> RunFolder:
+    def create(path: Path, settings: Mapping[str, object], *, schema: str, secret: str = "") -> RunFolder:
         """A new folder with its settings, schema and secret: all of them or none."""
         remedy = "give another folder as --out, or continue that run with --resume"
         validate.require(not os.path.exists(path), f"Folder exists already: {path} ({remedy})")
@@ -209,7 +209,8 @@ def predictions(
         labels = [f"p({label})" for label in classes]
     if rows.shape[0]:
         columns = {"prediction": np.asarray(estimator.predict(rows))}
-        columns |= zip(labels, estimator.predict_proba(rows).T if proba else [], strict=True)
+        if proba:
+            columns |= zip(labels, estimator.predict_proba(rows).T, strict=True)
     else:  # an estimator refuses to predict for nobody
         columns = {"prediction": np.empty(0, classes.dtype)} | dict.fromkeys(labels, np.empty(0))
     twice = sorted(set(carried) & set(columns))

@@ -101,12 +101,6 @@ class L2Ball(ConvexSet):
     def _lmo(self, g: Tensor) -> Tensor:
         return self._middle(g) + _of_length(g, -self.radius)
 
-    def _gauge(self, x: Tensor) -> float:
-        low, high = self._scales(x)
-        if low > high:
-            return math.inf
-        return low
-
     def _scales(self, x: Tensor) -> tuple[float, float]:
         if self.center is None:
             return projections.norm(x) / self.radius, math.inf

@@ -124,6 +124,8 @@ class Sketch(ABC):
     """Whether a leaf can be encoded without the others, so that rows need not be kept until all are there."""
     apart: bool = False
     """Whether each leaf owns a slice of the code, in order; else all leaves share one code space."""
+    settles: bool = False
+    """Whether it changes the whole sum before its noise (`settle`)."""
     in_place: bool = False
     """Whether what it lifts is added to a parameter without forming it first (`add_pinv_columns`)."""
 
@@ -225,11 +227,11 @@ class Sketch(ABC):
         return first.plus(rest)
 
     def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
-        """The whole sum before its noise, the norm it is bounded in and that bound.
+        """The whole sum before its noise, the norm it is bounded in and that bound: of maps that `settles` names.
 
-        A map of single records changes nothing; some papers apply theirs to the sum (`isthmus.theory.printed`).
+        Most papers map single records; some apply their map to the sum (`isthmus.theory.printed`).
         """
-        return value, ord, bound
+        raise NotImplementedError
 
     def tensors(self) -> Sequence[Tensor] | None:
         """The tensors that all this map does comes from, where a device may record it; None where it may not."""

@@ -246,7 +246,7 @@ class LargestEntries(OfTheSum):
 class _SumMap(Sketch):
     """The map of the sum: records pass as they are, the sum is changed and sketched when it is whole."""
 
-    leafwise = False
+    leafwise, settles = False, True
 
     def __init__(self, inner: Sketch, encoder: OfTheSum) -> None:
         self.inner, self.encoder = inner, encoder

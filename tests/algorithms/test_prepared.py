@@ -17,7 +17,6 @@ from isthmus.base.matrix import matmul
 from isthmus.core.pipeline import Local
 from isthmus.core.wire import State
 from isthmus.privacy import Ledger
-from isthmus.problems.scaling import RowMap
 
 COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.3, "n": "exact", "output": "average"}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -115,12 +114,6 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
         assert abs(bought(sp.vstack([X, record]).tocsr()) - bought(X)) <= 1 + 1e-6
 
 
-def test_transformed_rows_stay_in_the_unit_ball() -> None:
-    X = torch.from_numpy(table()[0]) * 100
-    rows = RowMap(shift=X.mean(0), weight=1 / X.std(0), limit=math.sqrt(7), bias=1.0)(X)
-    assert rows.shape == (8000, 7) and float(rows.dense().norm(dim=1).max()) <= 1 + 1e-12
-
-
 def test_a_resumed_run_does_not_buy_again(tmp_path: Path) -> None:
     objective, ledger = LeastSquares(*table()), Ledger(budget=(1.0, 1e-5))
     recipe = algorithms.dp_gd(**COMMON, **OPTIONS["moments"])
@@ -163,13 +156,6 @@ def test_losses_without_curvature_cannot_be_preconditioned() -> None:
         minimize(hinge, algorithms.dp_gd(**COMMON, precondition=True), steps=5, ledger=ledger)
     assert ledger.rounds() == {}
     assert minimize(hinge, algorithms.dp_gd(**COMMON, step="auto"), steps=5, ledger=ledger).privacy.private
-
-
-@pytest.mark.parametrize("options", [{"scale": "moments"}, {"precondition": True}])
-def test_what_needs_few_columns_says_so(options: dict[str, Any]) -> None:
-    X = sp.random(50, 400, density=0.1, format="csr", random_state=0)
-    with pytest.raises(isthmus.InvalidInput, match="300 columns"):
-        minimize(LeastSquares(X, np.zeros(50)), algorithms.dp_gd(**COMMON, step="auto", **options), steps=5)
 
 
 @pytest.mark.parametrize("options", [{"scale": "moments"}, {"scale": "moments", "precondition": True}])

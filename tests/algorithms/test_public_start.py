@@ -116,7 +116,7 @@ def test_a_start_lies_in_the_set() -> None:
     assert bool(ball.contains(found.start)) and float(found.start.norm()) > 0.09  # type: ignore[union-attr]
 
 
-def _scores(epsilon: float, classes: int, **more: Any) -> tuple[float, float, Any]:
+def _scores(epsilon: float, classes: int, wrong: bool = False, **more: Any) -> tuple[float, float, Any]:
     """The test score with labelled public rows, that without, and the model."""
     X, y = table(4000, classes=classes)
     X_test, y_test = table(3000, classes=classes, seed=5)
@@ -124,6 +124,8 @@ def _scores(epsilon: float, classes: int, **more: Any) -> tuple[float, float, An
     options = {**KNOWN, "epsilon": epsilon, **more}
     kind: Any = PrivateRegressor if classes == 0 else PrivateClassifier
     options |= {"target_bounds": (-2, 2)} if classes == 0 else {"classes": list(range(classes))}
+    if wrong:
+        public = public[0], table(100, classes=classes, seed=8)[1]
     started, plain = kind(public=public, **options).fit(X, y), kind(**options).fit(X, y)
     return started.score(X_test, y_test), plain.score(X_test, y_test), started
 
@@ -140,14 +142,8 @@ def test_without_a_budget_the_result_is_the_public_fit(classes: int, algorithm: 
 @pytest.mark.parametrize("classes", [0, 2, 3])
 def test_with_a_large_budget_the_result_is_the_private_fit(classes: int) -> None:
     """A public start that is wrong (labels of other rows) is forgotten."""
-    X, y = table(4000, classes=classes)
-    X_test, y_test = table(3000, classes=classes, seed=5)
-    wrong = table(100, classes=classes, seed=7)[0], table(100, classes=classes, seed=8)[1]
-    options: dict[str, Any] = {**KNOWN, "epsilon": 100.0}
-    kind: Any = PrivateRegressor if classes == 0 else PrivateClassifier
-    options |= {"target_bounds": (-2, 2)} if classes == 0 else {"classes": list(range(classes))}
-    started = kind(public=wrong, **options).fit(X, y).score(X_test, y_test)
-    assert started > kind(**options).fit(X, y).score(X_test, y_test) - 0.02
+    score, plain, _ = _scores(100.0, classes, wrong=True)
+    assert score > plain - 0.02
 
 
 def test_sparse_rows_start_at_public_ones_too() -> None:

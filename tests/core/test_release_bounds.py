@@ -44,6 +44,8 @@ def test_a_query_is_never_split_into_physical_batches():
 class _Told(IdentityMap):
     """The identity, which says of the whole sum what it was told to say."""
 
+    settles = True
+
     def __init__(self, space: Any, ord: float, bound: float) -> None:
         super().__init__(space)
         self.ord, self.bound = ord, bound

@@ -67,7 +67,7 @@ def test_examples_that_meet_between_two_parts_are_refused_before_their_gradients
     with pytest.raises(InvalidInput, match="examples meet in the module"):
         total(module, engine, loop, *records(n))
     assert engine.driver._sum is None and len(engine.accountant) == 0
-    assert not engine.driver._accumulator.told and not engine.driver._between.way.steps
+    assert not engine.driver._accumulator.told and not engine.driver._between.steps
 
 
 DETACHED: dict[str, Loop] = {

@@ -14,15 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import (
-    PrivacyEngine,
-    PrivateClassifier,
-    PrivateSearch,
-    algorithms,
-    minimize,
-    private_score,
-    private_summary,
-)
+import isthmus
 from isthmus.objectives import LeastSquares
 from isthmus.privacy import BudgetExceeded, Ledger
 from isthmus.privacy.leaks import PrivacyBudgetWarning
@@ -31,7 +23,7 @@ RNG = np.random.default_rng(0)
 X = RNG.uniform(-1, 1, (400, 2))
 Y = (X[:, 0] > 0).astype(int)
 SMALL: dict[str, Any] = {"bounds": (-1, 1), "algorithm": "dp_gd", "max_iter": 2, "classes": [0, 1], "delta": 1e-5}
-RECIPE = algorithms.dp_gd(epsilon=0.5, delta=1e-5, clip=1.0, step=0.1, n="exact")
+RECIPE = isthmus.algorithms.dp_gd(epsilon=0.5, delta=1e-5, clip=1.0, step=0.1, n="exact")
 
 
 def parts() -> dict[str, Any]:
@@ -41,7 +33,7 @@ def parts() -> dict[str, Any]:
 
 
 def engine(path: Path) -> None:
-    made = PrivacyEngine(ledger=path).make_private(**parts(), noise_multiplier=1.0, max_grad_norm=1.0)
+    made = isthmus.PrivacyEngine(ledger=path).make_private(**parts(), noise_multiplier=1.0, max_grad_norm=1.0)
     module, optimizer, batches = made
     for x, y in batches:
         nn.functional.mse_loss(module(x), y).backward()
@@ -50,15 +42,15 @@ def engine(path: Path) -> None:
 
 DOORS: dict[str, Callable[[Path], Any]] = {
     "engine": engine,
-    "estimator": lambda path: PrivateClassifier(epsilon=0.5, **SMALL, ledger=path).fit(X, Y),
-    "search": lambda path: PrivateSearch(
-        PrivateClassifier(**SMALL), {"l2": [0.1, 0.2]}, epsilon=0.5, delta=1e-5, ledger=path
+    "estimator": lambda path: isthmus.PrivateClassifier(epsilon=0.5, **SMALL, ledger=path).fit(X, Y),
+    "search": lambda path: isthmus.PrivateSearch(
+        isthmus.PrivateClassifier(**SMALL), {"l2": [0.1, 0.2]}, epsilon=0.5, delta=1e-5, ledger=path
     ).fit(X, Y),
-    "scores": lambda path: private_score(
-        PrivateClassifier(**SMALL).fit(X, Y), X, Y, epsilon=0.5, delta=1e-5, ledger=path
+    "scores": lambda path: isthmus.private_score(
+        isthmus.PrivateClassifier(**SMALL).fit(X, Y), X, Y, epsilon=0.5, delta=1e-5, ledger=path
     ),
-    "summary": lambda path: private_summary({"a": X[:, 0]}, {"a": [-1, 1]}, epsilon=0.5, ledger=path),
-    "minimize": lambda path: minimize(LeastSquares(X, X[:, 0]), RECIPE, steps=2, ledger=path),
+    "summary": lambda path: isthmus.private_summary({"a": X[:, 0]}, {"a": [-1, 1]}, epsilon=0.5, ledger=path),
+    "minimize": lambda path: isthmus.minimize(LeastSquares(X, X[:, 0]), RECIPE, steps=2, ledger=path),
     "by-hand": lambda path: Ledger(path).pay("it", {"event": "Gaussian", "noise_multiplier": 4.0}),
 }
 
@@ -92,6 +84,8 @@ def test_a_target_is_the_limit_of_the_engines_new_ledger(tmp_path: Path) -> None
     target = {"target_epsilon": 2.0, "target_delta": 1e-5, "epochs": 1, "max_grad_norm": 1.0}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PrivacyEngine(ledger=tmp_path / "l").make_private_with_epsilon(**parts(), **target)
+        isthmus.PrivacyEngine(ledger=tmp_path / "l").make_private_with_epsilon(**parts(), **target)
         assert Ledger.open(tmp_path / "l").budget == (2.0, 1e-5)
-        PrivateClassifier(epsilon=0.5, **SMALL, checkpoint=tmp_path / "run").fit(X, Y)  # its own ledger is ours to open
+        isthmus.PrivateClassifier(epsilon=0.5, **SMALL, checkpoint=tmp_path / "run").fit(
+            X, Y
+        )  # its own ledger is ours to open

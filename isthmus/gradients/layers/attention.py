@@ -12,17 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
+from isthmus.gradients.layers import rules
 from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.rules import (
-    Found,
-    Handle,
-    LayerRule,
-    Trainable,
-    _factored,
-    _LinearRule,
-    _Replaced,
-    _replaced_forward,
-)
 from isthmus.gradients.layers.shared import _Shared, _Unseen
 from isthmus.gradients.rows import Dense
 
@@ -32,7 +23,7 @@ if TYPE_CHECKING:
 _EXTRAS = ("bias_k", "bias_v")
 
 
-class _AttentionRule(LayerRule[nn.MultiheadAttention]):
+class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
     """softmax(Q K' / sqrt(h)) V with Q = W_q x_q + c_q and so on: each projection is a linear layer of its own.
 
     Leaves `in_proj.q`, `in_proj.k` and `in_proj.v` lie over the rows of `in_proj_weight` and `in_proj_bias`, or over
@@ -48,7 +39,7 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
 
     kinds = (nn.MultiheadAttention,)
 
-    def bindings(self, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
+    def bindings(self, trainable: rules.Trainable, split: bool) -> dict[str, LeafBinding]:
         """Rows of the stacked parameters; a bias joins its weight where both are stacked alike and trained."""
         leaves: dict[str, LeafBinding] = {}
         owned, size = self.layer._parameters, self.layer.embed_dim
@@ -70,7 +61,7 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
                 leaves[name] = LeafBinding(extra)
         return leaves
 
-    def install(self, layers: Layers) -> list[Handle]:
+    def install(self, layers: Layers) -> list[rules.Handle]:
         """A forward with taps while someone listens; torch's fused inference is kept from going round it."""
         layer = self.layer
 
@@ -88,9 +79,9 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
 
         nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
         return [
-            _replaced_forward(layer, run),
+            rules._replaced_forward(layer, run),
             layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
-            *(_Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
+            *(rules._Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
         ]
 
     def dim(self, output: Tensor) -> int:
@@ -165,10 +156,12 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
         dim = self.dim(x)
         a = x.detach().transpose(0, dim)
 
-        def found(b: Tensor) -> Found:
+        def found(b: Tensor) -> rules.Found:
             pieces = b.detach().transpose(0, dim).chunk(len(parts), -1)
             return [
-                found for own, piece in zip(wanted, pieces, strict=True) for found in _factored(self, own, a, piece)
+                found
+                for own, piece in zip(wanted, pieces, strict=True)
+                for found in rules._factored(self, own, a, piece)
             ]
 
         feeds = [self.leaves[suffix] for leaves in wanted for suffix in leaves]
@@ -180,7 +173,7 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
         assert bias is not None
         rows = bias.expand(n, 1, -1).clone()
 
-        def found(b: Tensor) -> Found:
+        def found(b: Tensor) -> rules.Found:
             return [(self, name, Dense(b.detach().flatten(1)))]
 
         if name in self.wanted:
@@ -193,12 +186,12 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
         return heads.transpose(1, 2)
 
 
-class _OutputRule(_LinearRule):
+class _OutputRule(rules._LinearRule):
     """The output projection of an attention layer: torch reads its weight and never calls it, so its owner has to."""
 
     kinds = (NonDynamicallyQuantizableLinear,)
 
-    def install(self, layers: Layers) -> list[Handle]:
+    def install(self, layers: Layers) -> list[rules.Handle]:
         """The taps of a linear layer, and a forward that calls it in every owner that has none yet."""
         handles = super().install(layers)
         for name, owner in layers.module.named_modules():

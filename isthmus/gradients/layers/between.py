@@ -21,7 +21,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -64,11 +64,38 @@ class _Step:
         return str(self.what.__name__)
 
 
-class _Way:
-    """What was done with a batch so far."""
+class _Followed(Tensor):
+    """A tensor that a part has returned, or that was computed from one."""
 
-    def __init__(self, token: object) -> None:
-        self.token, self.open = token, True
+    way: Between
+    token: object
+    """The pass that it belongs to: it is a plain tensor once that is over."""
+    place: int
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation on such tensors."""
+        kwargs = kwargs or {}
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, _Followed) and x.token is x.way.token:
+                return x.way.follow(func, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+
+class Between:
+    """Follows a loop from part to part, for `look`."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self._places = itertools.count(1)
+        self._call: _Step | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Another batch, or none: tensors that are still around become plain ones at their next use."""
+        self.token: object = object()
+        """Whose pass it is that is followed."""
         self.parted = False
         """Whether a part was called by itself."""
         self.steps: list[_Step] = []
@@ -76,15 +103,84 @@ class _Way:
         """What came from elsewhere, examples or what they share, by place."""
         self.returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """What the module itself returned, which is handed to the loop as it is."""
-        self._places = itertools.count(1)
+
+    def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """A part (or "", the module) is called by the loop: its arguments, plain."""
+        self._call = None
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again what was followed
+            self._check_again(name)
+            return args, kwargs
+        leaves, spec = tree_flatten((args, kwargs))
+        now = self.layers.now
+        if now.batch and self.layers.listens():
+            if self.token is not now.token:
+                self.forget()
+                self.token = now.token
+            self._call = _Step(name, self.references(leaves), spec)
+            if name:
+                self._check_followed(self._call)
+        if _Followed not in map(type, leaves):
+            return args, kwargs
+        plain: tuple[Args, Kwargs] = tree_map_only(_Followed, _plain, (args, kwargs))
+        return plain
+
+    def _check_followed(self, part: _Step) -> None:
+        """Refuse a part that is given what came of the module by a way that is not written down."""
+        given = [x.number for x in part.leaves if isinstance(x, _Place) and x.number in self.given]
+        if any(self._of_module(self.given[number]) for number in given):
+            raise validate.InvalidInput(
+                f"the part {part.what!r} of the module is given a tensor that was computed from what the module "
+                "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
+                "functions, or code after the module's own forward): examples could meet there unseen; move "
+                "this code into the module's forward"
+            )
+
+    def _check_again(self, name: str) -> None:
+        """Refuse a part that computes inside a backward pass and was not called by the loop before."""
+        called = [step.what for step in self.steps if isinstance(step.what, str)]
+        known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
+        if self.layers.listens() and not known:
+            raise validate.InvalidInput(
+                f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
+                "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
+                "torch.utils.checkpoint use_reentrant=False"
+            )
+
+    def leave(self, output: Any) -> Any:
+        """It has returned: what comes of a part is followed from now on."""
+        call, self._call = self._call, None
+        if call is None or output is None:
+            return output
+        self.steps.append(call)
+        if not call.what:
+            return mapped(partial(self.keep, call), output)
+        self.parted = True
+        self.layers.now.pieces = None  # those of a part are compared with nothing
+        return mapped(partial(self.mark, call), output)
+
+    def look(self) -> None:
+        """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
+        if not self.parted or self.token is not self.layers.now.token:
+            return
+        given = tree_map_only(_Followed, _plain, tuple(self.given.values()))
+        names = tuple(step.name for step in self.tried())
+        self.token = object()  # what is done again is not written down
+        try:
+            look(self.layers, given, {}, self.layers.batch, lambda module, args, _: self.again(module, args), names)
+        finally:
+            self.layers.now.pieces = None
+            self.forget()
 
     def references(self, leaves: list[object]) -> list[object]:
         """Arguments as they are written down."""
         references: list[object] = tree_map_only(Tensor, self._place, leaves)
         return references
 
+    def _followed(self, x: Tensor) -> TypeGuard[_Followed]:
+        return isinstance(x, _Followed) and x.way is self and x.token is self.token
+
     def _place(self, x: Tensor) -> _Place:
-        if isinstance(x, _Followed) and x.way is self:
+        if self._followed(x):
             return _Place(x.place)
         known = self.returned.get(id(x))
         if known is not None and known[0]() is x:
@@ -114,10 +210,10 @@ class _Way:
 
     def mark(self, step: _Step, x: Tensor) -> _Followed:
         """A result of a step, as a tensor that knows its place."""
-        if not (isinstance(x, _Followed) and x.way is self):  # what is changed in place keeps its place
+        if not self._followed(x):  # what is changed in place keeps its place
             with torch._C.DisableTorchFunctionSubclass():
                 followed: _Followed = x.as_subclass(_Followed)
-            followed.way, followed.place = self, next(self._places)
+            followed.way, followed.token, followed.place = self, self.token, next(self._places)
             x = followed
         step.results.append(x.place)
         return x
@@ -153,108 +249,6 @@ class _Way:
                 found += [x for x in tree_leaves(step.what(*args, **kwargs)) if isinstance(x, Tensor)]
             known |= dict(zip(step.results, found, strict=True))
         return answer
-
-
-class _Followed(Tensor):
-    """A tensor that a part has returned, or that was computed from one."""
-
-    way: _Way
-    place: int
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every operation on such tensors."""
-        kwargs = kwargs or {}
-        ways = [x.way for x in tree_flatten((args, kwargs))[0] if isinstance(x, _Followed)]
-        way = next((way for way in ways if way.open), None)
-        if way is not None:
-            return way.follow(func, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
-
-
-class Between:
-    """Follows a loop from part to part, for `look`."""
-
-    def __init__(self, layers: Layers) -> None:
-        self.layers, self.way = layers, _Way(None)
-        self.forget()
-        self._call: _Step | None = None
-
-    def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """A part (or "", the module) is called by the loop: its arguments, plain."""
-        self._call = None
-        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again what was followed
-            self._check_again(name)
-            return args, kwargs
-        leaves, spec = tree_flatten((args, kwargs))
-        now = self.layers.now
-        if now.batch and self.layers.listens():
-            if self.way.token is not now.token:
-                self.forget()
-                self.way = _Way(now.token)
-            self._call = _Step(name, self.way.references(leaves), spec)
-            if name:
-                self._check_followed(self._call)
-        if _Followed not in map(type, leaves):
-            return args, kwargs
-        plain: tuple[Args, Kwargs] = tree_map_only(_Followed, _plain, (args, kwargs))
-        return plain
-
-    def _check_followed(self, part: _Step) -> None:
-        """Refuse a part that is given what came of the module by a way that is not written down."""
-        given = [x.number for x in part.leaves if isinstance(x, _Place) and x.number in self.way.given]
-        if any(self._of_module(self.way.given[number]) for number in given):
-            raise validate.InvalidInput(
-                f"the part {part.what!r} of the module is given a tensor that was computed from what the module "
-                "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
-                "functions, or code after the module's own forward): examples could meet there unseen; move "
-                "this code into the module's forward"
-            )
-
-    def _check_again(self, name: str) -> None:
-        """Refuse a part that computes inside a backward pass and was not called by the loop before."""
-        called = [step.what for step in self.way.steps if isinstance(step.what, str)]
-        known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
-        if self.layers.listens() and not known:
-            raise validate.InvalidInput(
-                f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
-                "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
-                "torch.utils.checkpoint use_reentrant=False"
-            )
-
-    def leave(self, output: Any) -> Any:
-        """It has returned: what comes of a part is followed from now on."""
-        call, self._call = self._call, None
-        if call is None or output is None:
-            return output
-        self.way.steps.append(call)
-        if not call.what:
-            return mapped(partial(self.way.keep, call), output)
-        self.way.parted = True
-        self.layers.now.pieces = None  # those of a part are compared with nothing
-        return mapped(partial(self.way.mark, call), output)
-
-    def look(self) -> None:
-        """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
-        way = self.way
-        if not way.parted or way.token is not self.layers.now.token:
-            return
-        steps = way.tried()
-        given = tree_map_only(_Followed, _plain, tuple(way.given.values()))
-        names = tuple(step.name for step in steps)
-        way.open = False  # what is done again is not written down
-        try:
-            look(self.layers, given, {}, self.layers.batch, lambda module, args, _: way.again(module, args), names)
-        finally:
-            self.layers.now.pieces = None
-            self.forget()
-
-    def forget(self) -> None:
-        """Another batch, or none: tensors that are still around become plain ones at their next use."""
-        way = self.way
-        way.open = way.parted = False
-        way.steps, way.given, way.returned = [], {}, {}
 
     def _of_module(self, x: Tensor) -> bool:
         """Whether a tensor has one of our taps in its history."""

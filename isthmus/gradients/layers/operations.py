@@ -34,19 +34,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.gradients import rounding
+from isthmus.gradients.layers import rules
 from isthmus.gradients.layers.convolution import _weight_rows
 from isthmus.gradients.layers.embedding import _counts, _table_rows
 from isthmus.gradients.layers.folding import _folded, _pieces_of
-from isthmus.gradients.layers.rules import (
-    Args,
-    Found,
-    Kwargs,
-    RowsOf,
-    _as_multiplied,
-    _bias_rows,
-    _examples_dim,
-    _positions,
-)
 from isthmus.gradients.layers.shared import (
     HANDLERS,
     READ,
@@ -90,7 +81,7 @@ TURNS = {*(turn.__get__ for turn in _ASIDE), torch.t, Tensor.t}
 class _Operation:
     """One call of an operation on shared values."""
 
-    def __init__(self, func: Function, args: Args, kwargs: Kwargs) -> None:
+    def __init__(self, func: Function, args: rules.Args, kwargs: rules.Kwargs) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
         self.name = getattr(func, "__name__", "").strip("_")
         self.leaves, self.spec = tree_flatten((args, kwargs))
@@ -132,7 +123,7 @@ def _without_history(leaves: Leaves) -> Leaves:
     return answer
 
 
-def _operate(func: Function, args: Args, kwargs: Kwargs) -> object:
+def _operate(func: Function, args: rules.Args, kwargs: rules.Kwargs) -> object:
     """What every operation on shared values does."""
     op = _Operation(func, args, kwargs)
     name = op.name
@@ -192,7 +183,7 @@ def _fixed(x: Tensor, module: nn.Module) -> bool:
 
 def _dim(value: _Shared, ndim: int) -> int:
     """Where a tensor of so many dimensions keeps its examples."""
-    return _examples_dim(ndim, value.history.leaves[0].layers.batch_dim)
+    return rules._examples_dim(ndim, value.history.leaves[0].layers.batch_dim)
 
 
 def _where(op: _Operation, x: Tensor) -> int:
@@ -354,7 +345,7 @@ def _joined(x: object, value: _Shared, k: int, name: str) -> object:
 def _of_none(out: object, values: list[_Shared]) -> object:
     """What an operation gives of no examples, which vmap cannot do: there are no rows."""
 
-    def rows(b: Tensor) -> Found:
+    def rows(b: Tensor) -> rules.Found:
         return [found for value in values for found in _pulled(value, Dense(b.new_zeros(0, value.numel())))]
 
     return _tap(values, out, [], rows) if isinstance(out, Tensor) else out
@@ -436,7 +427,7 @@ def _single(op: _Operation) -> object:
 def _copies(value: _Shared, n: int, _: object = None) -> Tensor:
     """A copy of a value for every example, with a tap."""
 
-    def rows(b: Tensor) -> Found:
+    def rows(b: Tensor) -> rules.Found:
         return _pulled(value, Dense(b.reshape(n, value.numel())))
 
     return _tap([value], _bare(value).expand(n, *value.shape), [], rows)
@@ -454,7 +445,7 @@ def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
         answer: Tensor = op.of(fixed)
         return answer
 
-    def rows(b: Tensor) -> Found:
+    def rows(b: Tensor) -> rules.Found:
         weights = [_bare(value).clone() for value in values]  # rows may be read when the parameters have moved on
 
         def chunk(which: int, lo: int, hi: int) -> Tensor:
@@ -489,7 +480,7 @@ def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Te
     return lowered
 
 
-def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: RowsOf) -> Tensor:
+def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: rules.RowsOf) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
     feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
@@ -536,14 +527,14 @@ def _product(x: Tensor, weight: _Shared, bias: Tensor | None = None, turned: boo
     biases = [bias] if isinstance(bias, _Shared) and bias.ndim == 1 else []
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
-        x, plain = _as_multiplied(whole[0]), _bare(weight)
+        x, plain = rules._as_multiplied(whole[0]), _bare(weight)
         out = F.linear(x, plain.mT if turned else plain, *map(_bare, biases))
         kept = x.detach()
 
-        def rows(b: Tensor) -> Found:
-            a, b = _positions(kept), _positions(b)
+        def rows(b: Tensor) -> rules.Found:
+            a, b = rules._positions(kept), rules._positions(b)
             found = _pulled(weight, Outer(b, a) if turned else Outer(a, b))
-            return found + [each for own in biases for each in _pulled(own, _bias_rows(b))]
+            return found + [each for own in biases for each in _pulled(own, rules._bias_rows(b))]
 
         return _tap([weight, *biases], out, [x], rows)
 
@@ -599,7 +590,7 @@ def _read(op: _Operation) -> Tensor | None:
     def below(n: int, whole: list[Tensor]) -> Tensor:
         (index,) = whole
 
-        def rows(b: Tensor) -> Found:
+        def rows(b: Tensor) -> rules.Found:
             places = index.reshape(n, -1)
             values = b.reshape(*places.shape, table.numel() // max(1, len(table)))
             return _pulled(table, _table_rows(places, values, len(table), padding))
@@ -627,10 +618,10 @@ def _convolution(op: _Operation) -> Tensor | None:
         kept = x.detach()
         out = op.func(x, _bare(weight), *map(_bare, biases), groups=groups, **spans)
 
-        def rows(b: Tensor) -> Found:
+        def rows(b: Tensor) -> rules.Found:
             b = b.flatten(2)
             found = _pulled(weight, _folded(_weight_rows(layer, kept, b, ones=False), n))
-            return found + [each for own in biases for each in _pulled(own, _folded(_bias_rows(b.mT), n))]
+            return found + [each for own in biases for each in _pulled(own, _folded(rules._bias_rows(b.mT), n))]
 
         tapped = _tap([weight, *biases], out, [x], rows)
         return tapped.reshape(n, len(tapped) // n, *tapped.shape[1:])

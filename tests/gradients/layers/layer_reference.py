@@ -50,10 +50,16 @@ def truth(module, loss, x, y, batch_dim=0):
     return torch.stack(rows) if rows else torch.zeros(0, layers.space.d, dtype=torch.float64)
 
 
+def attached(module, **options):
+    """Taps on a module itself."""
+    layers = Layers(module, **options)
+    layers.attach()
+    return layers
+
+
 def capture(module, loss, x, y, batch_dim=0):
     """The layers of a copy of the module, and its rows: one forward and one backward pass of the whole batch."""
-    layers = Layers(copy.deepcopy(module), batch_first=batch_dim == 0)
-    layers.attach()
+    layers = attached(copy.deepcopy(module), batch_first=batch_dim == 0)
     seen = {leaf.name: [] for leaf in layers.space.leaves}
     with layers.listening(lambda name, rows: seen[name].append(rows), x.shape[batch_dim]):
         loss(layers.module(x), y).backward()

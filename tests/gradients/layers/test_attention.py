@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from layer_reference import Built, agree, capture, squares, truth
+from layer_reference import Built, agree, attached, capture, squares, truth
 from torch import nn
 
 from isthmus.base.validate import InvalidInput
@@ -218,8 +218,7 @@ def test_the_replaced_forward_gives_torchs_numbers_with_torchs_draws(options, we
     module = Attend(cross="kdim" in options, weights=weights, dropout=0.4, **options).double()
     x, _ = data()
     plain = copy.deepcopy(module)
-    layers = Layers(module)
-    layers.attach()
+    layers = attached(module)
     torch.manual_seed(11)
     expected = plain(x)
     torch.manual_seed(11)
@@ -261,8 +260,7 @@ def test_objects_names_and_inference_stay_as_they_were():
 
 def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
     module = Attend().double()
-    layers = Layers(module)
-    layers.attach()
+    layers = attached(module)
     twin = copy.deepcopy(module)
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -280,8 +278,7 @@ def test_an_activation_in_place_after_attention():
 
 
 def test_a_sequence_that_is_not_a_batch_is_refused():
-    layers = Layers(nn.MultiheadAttention(6, 2))
-    layers.attach()
+    layers = attached(nn.MultiheadAttention(6, 2))
     x = torch.randn(3, 6)
     with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="three dimensions"):
         layers.module(x, x, x)

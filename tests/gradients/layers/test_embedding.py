@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from layer_reference import Built, agree, capture
+from layer_reference import Built, agree, attached, capture
 from torch import nn
 
 from isthmus.base.space import Space
@@ -43,17 +43,10 @@ def test_below_other_layers_with_the_examples_second(dtype):
     agree(module, places(6, 5), draw(6, 5, 3, dtype=dtype), batch_dim=1)
 
 
-class Positions(nn.Module):
-    """Tokens plus positions, whose ids have one row for all examples."""
-
-    def __init__(self, batch_dim):
-        super().__init__()
-        self.token, self.place, self.out = nn.Embedding(7, 4), nn.Embedding(9, 4), nn.Linear(4, 2)
-        self.examples = batch_dim
-
-    def forward(self, x):
-        ids = torch.arange(x.shape[1 - self.examples]).unsqueeze(self.examples)
-        return self.out(torch.tanh(self.token(x) + self.place(ids)))
+def positioned(places):
+    """Tokens plus positions, whose ids come from the shape of the batch."""
+    parts = {"token": nn.Embedding(7, 4), "place": nn.Embedding(9, 4), "out": nn.Linear(4, 2)}
+    return Built(lambda m, x: m.out(torch.tanh(m.token(x) + m.place(places(x)))), **parts).double()
 
 
 @pytest.mark.parametrize("n", [1, 4, 6])
@@ -63,18 +56,14 @@ def test_position_ids_of_one_row_are_taken_for_every_example(n, batch_dim):
     x, y = places(n, 6), draw(n, 6, 2)
     if batch_dim:
         x, y = x.T, y.transpose(0, 1)
-    module = Positions(batch_dim).double()
+    module = positioned(lambda x: torch.arange(x.shape[1 - batch_dim]).unsqueeze(batch_dim))
     agree(module, x, y, batch_dim=batch_dim)
 
 
 @pytest.mark.parametrize("n", [1, 4, 9])
 def test_positions_that_all_examples_share_are_rows_of_each(n):
-    class Bare(Positions):
-        def forward(self, x):
-            return self.out(self.token(x) + self.place(torch.arange(x.shape[1])))
-
     torch.manual_seed(0)
-    module = Bare(0).double()
+    module = positioned(lambda x: torch.arange(x.shape[1]))
     rows = agree(module, places(n, 6), draw(n, 6, 2))
     assert isinstance(dict(rows.leaves())["place"], Lookup)
 
@@ -224,8 +213,7 @@ def test_wrong_shapes_are_refused(index, values, match):
 def test_positions_shared_by_all_examples_are_refused_even_when_there_are_as_many():
     """Shape (T,) with T examples would pass for one place an example: the rows would mix examples."""
     module = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 2))
-    layers = Layers(module)
-    layers.attach()
+    layers = attached(module)
     with layers.listening(lambda name, rows: None, 6), pytest.raises(InvalidInput, match=r"shape \(1, T\)"):
         module(torch.arange(6))
     with layers.listening(lambda name, rows: None, 6):

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from layer_reference import Built, agree, capture, squares, truth
+from layer_reference import Built, agree, attached, capture, squares, truth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -42,13 +42,10 @@ class Scale(nn.Module):
         return self.s.exp() * x * more["gate"] + self.shift * y
 
 
-class Nested(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale, self.register_gate = Scale(3), nn.Buffer(torch.tensor([1.0, 2.0, 3.0]))
-
-    def forward(self, x):
-        return self.scale((x, (x.cos(),)), more={"gate": self.register_gate, "flag": True, "none": None})
+def nested():
+    gate = nn.Buffer(torch.tensor([1.0, 2.0, 3.0]))
+    more = {"flag": True, "none": None}
+    return Built(lambda m, x: m.scale((x, (x.cos(),)), more={"gate": m.gate, **more}), scale=Scale(3), gate=gate)
 
 
 class Vision(nn.Module):
@@ -68,16 +65,10 @@ class Vision(nn.Module):
         return self.head(x[:, 0])
 
 
-class Many(nn.Module):
+def many(m, x):
     """Several outputs, one of them used inside for another, one an argument, one twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.w, self.v = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        h = x @ self.w
-        return {"h": h, "more": [torch.sin(h) * self.v, x, h], "index": h.argmax(-1), "none": None}
+    h = x @ m.w
+    return {"h": h, "more": [torch.sin(h) * m.v, x, h], "index": h.argmax(-1), "none": None}
 
 
 def uses_many(m, x):
@@ -86,26 +77,19 @@ def uses_many(m, x):
     return found["h"] + 2 * sine + passed.square() + again * found["index"].unsqueeze(-1)
 
 
-class Curved(nn.Module):
+def several():
+    parts = {"w": nn.Parameter(torch.randn(3, 3)), "v": nn.Parameter(torch.randn(3))}
+    return Built(uses_many, first=nn.Linear(3, 3), many=Built(many, **parts))
+
+
+def curved(p, q):
     """x' W_k x: an operation that keeps no factors, so that each example has a copy of W, or rows come in chunks."""
-
-    def __init__(self, p, q, dropout=0.0):
-        super().__init__()
-        self.w, self.drop = nn.Parameter(torch.randn(q, p, p)), nn.Dropout(dropout)
-
-    def forward(self, x):
-        return torch.einsum("bi,bj,kij->bk", self.drop(x), x, self.w)
+    return Built(lambda m, x: torch.einsum("bi,bj,kij->bk", x, x, m.w), w=nn.Parameter(torch.randn(q, p, p)))
 
 
-class Distances(nn.Module):
+def distances(p, q):
     """Distances from points, which depend on these otherwise than linearly."""
-
-    def __init__(self, p, q):
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(q, p))
-
-    def forward(self, x):
-        return torch.cdist(x[:, None], self.w)[:, 0]
+    return Built(lambda m, x: torch.cdist(x[:, None], m.w)[:, 0], w=nn.Parameter(torch.randn(q, p)))
 
 
 class Outside(nn.Module):
@@ -141,11 +125,11 @@ def pair(module, *shape, dtype=torch.float64, seed=0):
 CASES = {
     "low rank": (lambda: nn.Sequential(nn.Linear(5, 4), LowRank(4, 3)), (5, 5)),
     "low rank, positions": (lambda: nn.Sequential(LowRank(4, 3), nn.ReLU(inplace=True), LowRank(3, 2)), (4, 2, 4)),
-    "nested arguments": (Nested, (4, 3)),
-    "curved": (lambda: nn.Sequential(nn.Linear(5, 4), Curved(4, 3), nn.Tanh(), nn.Linear(3, 2)), (5, 5)),
+    "nested arguments": (nested, (4, 3)),
+    "curved": (lambda: nn.Sequential(nn.Linear(5, 4), curved(4, 3), nn.Tanh(), nn.Linear(3, 2)), (5, 5)),
     "vision": (Vision, (5, 3, 4)),
     "one example": (Vision, (1, 3, 4)),
-    "many outputs": (lambda: Built(uses_many, first=nn.Linear(3, 3), many=Many()), (4, 3)),
+    "many outputs": (several, (4, 3)),
     "called twice": (lambda: Built(lambda m, x: m.layer(m.layer(x).tanh()), layer=LowRank(3, 3)), (4, 3)),
 }
 
@@ -161,7 +145,7 @@ def test_rows_and_their_codes_are_those_of_the_reference(case, dtype):
 
 def test_rows_that_do_not_fit_are_computed_in_chunks_with_the_weights_of_their_time(no_room, monkeypatch):
     torch.manual_seed(1)
-    module = nn.Sequential(nn.Linear(5, 4), Distances(4, 3), nn.Dropout(0.5), nn.Linear(3, 2)).double()
+    module = nn.Sequential(nn.Linear(5, 4), distances(4, 3), nn.Dropout(0.5), nn.Linear(3, 2)).double()
     x, y = pair(module, 5, 5)
     torch.manual_seed(2)
     layers, rows = capture(module, squares, x, y)
@@ -179,7 +163,7 @@ def test_rows_that_do_not_fit_are_computed_in_chunks_with_the_weights_of_their_t
 
 def test_rows_that_do_not_fit_are_those_of_single_examples(no_room):
     torch.manual_seed(1)
-    module = nn.Sequential(nn.Linear(5, 4), Curved(4, 3), nn.Linear(3, 2)).double()
+    module = nn.Sequential(nn.Linear(5, 4), curved(4, 3), nn.Linear(3, 2)).double()
     agree(module, *pair(module, 5, 5))
 
 
@@ -263,8 +247,7 @@ def test_what_single_examples_cannot_follow_is_refused(case):
 def test_random_numbers_of_a_layer_are_those_of_its_one_pass():
     """The gradient of x * mask * w at w = 1 is the output."""
     module, seen = bad(lambda x, w: nn.functional.dropout(x, 0.5) * w), []
-    layers = Layers(module)
-    layers.attach()
+    layers = attached(module)
     with layers.listening(lambda _, rows: seen.append(rows), 40):
         output = module(torch.randn(40, 3))
         output.sum().backward()
@@ -329,8 +312,7 @@ def test_an_argument_changed_in_place_after_the_call_is_found_out():
 
 
 def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
-    layers = Layers(LowRank(3, 2))
-    layers.attach()
+    layers = attached(LowRank(3, 2))
     twin = copy.deepcopy(layers.module)
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -342,8 +324,7 @@ def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
 def test_batches_of_many_sizes_are_checked_once(monkeypatch):
     checked = []
     monkeypatch.setattr(opened, "_near_enough", lambda *_: checked.append(1) or True)
-    layers = Layers(nn.Sequential(LowRank(3, 2)))
-    layers.attach()
+    layers = attached(nn.Sequential(LowRank(3, 2)))
     for n in (4, 6, 1):
         with layers.listening(lambda *_: None, n):
             layers.module(torch.randn(n, 3)).sum().backward()

@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 import torch
-from layer_reference import Built, agree, capture, squares, truth
+from layer_reference import Built, agree, attached, capture, squares, truth
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -226,8 +226,7 @@ def test_a_table_that_all_examples_read_at_the_same_places(n):
     module = Built(attend, bias=nn.Embedding(6, 2), first=nn.Linear(P, P), out=nn.Linear(P, 2)).double()
     x, y = torch.randn(n, 5, P, dtype=torch.float64), torch.randn(n, 5, 2, dtype=torch.float64)
     plain = copy.deepcopy(module)
-    layers = Layers(module)
-    layers.attach()
+    layers = attached(module)
     look(layers, (x,), {}, n)  # where 5 examples have 5 positions, it is known from the trial what is what
     seen: dict[str, list] = {leaf.name: [] for leaf in layers.space.leaves}
     with layers.listening(lambda name, rows: seen[name].append(rows), n):
@@ -255,8 +254,7 @@ def test_pieces_that_are_not_one_example_after_another_are_refused(n):
         flat = m.first(x).transpose(0, 1).reshape(-1, P)
         return m.out(flat.tanh()).view(x.shape[1], len(x), 2).transpose(0, 1)
 
-    layers = Layers(Built(turned, first=nn.Linear(P, P), out=nn.Linear(P, 2)))
-    layers.attach()
+    layers = attached(Built(turned, first=nn.Linear(P, P), out=nn.Linear(P, 2)))
     with pytest.raises(InvalidInput, match="examples meet"):
         look(layers, (torch.randn(n, 3, P),), {}, n)
 
@@ -264,8 +262,7 @@ def test_pieces_that_are_not_one_example_after_another_are_refused(n):
 def test_rows_picked_by_the_data_are_refused_though_there_are_as_many_of_each_by_chance():
     """A trial saw two of every example; what comes has eight of four examples, but three of one and one of another."""
     picked = Built(lambda m, x, mask: m.out(m.first(x)[mask]), first=nn.Linear(P, P), out=nn.Linear(P, 2))
-    layers = Layers(picked)
-    layers.attach()
+    layers = attached(picked)
     x, mask = torch.randn(8, 3, P), torch.zeros(8, 3, dtype=torch.bool)
     mask[:, 0] = True
     mask[4:, 1] = True
@@ -278,8 +275,7 @@ def test_a_layer_may_see_other_pieces_than_in_its_trial_only_after_another_trial
     def tokens(m: nn.Module, x: Tensor) -> Tensor:
         return m.out(m.first(x)[:, m.drop :].reshape(-1, P)).view(len(x), -1, 2)
 
-    layers = Layers(Built(tokens, first=nn.Linear(P, P), out=nn.Linear(P, 2), drop=0))
-    layers.attach()
+    layers = attached(Built(tokens, first=nn.Linear(P, P), out=nn.Linear(P, 2), drop=0))
     x = torch.randn(6, 4, P)
     pieces = look(layers, (x,), {}, 6)
     assert pieces == {("out", 4)}
@@ -392,8 +388,7 @@ def test_the_signature_of_a_module_stays():
 def test_a_pass_leaves_nothing_behind(kind):
     """Tensors of a pass are freed when its rows are, without the garbage collector."""
     module = kind("computed weight").double()
-    layers, x = Layers(module), torch.randn(5, 3, P, dtype=torch.float64)
-    layers.attach()
+    layers, x = attached(module), torch.randn(5, 3, P, dtype=torch.float64)
 
     def tensors() -> int:
         return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
