@@ -1,10 +1,7 @@
-"""Who holds the records, and the processes that run one program together.
+"""The processes that run one program together.
 
-An `Aggregator` gives one message of a stage from wherever the records are: `Local` of this process and the ranks it
-belongs to, `Clients` of several holders in this process, others from holders that are asked over a wire.
-
-A `Group` is the processes that run one program, each with records of its own; alone, all of it is the identity.  With
-several, over `torch.distributed`, a round is
+A `Group` is those processes, each with records of its own; alone, all of it is the identity.  With several, over
+`torch.distributed`, a round is
 
     all_gather   64 bytes a rank: whether it failed, and digests of its order, its maps and its message
     reduce       the clipped sums, to rank 0: m numbers a rank
@@ -19,13 +16,11 @@ from __future__ import annotations
 
 import math
 import struct
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,11 +33,11 @@ from isthmus.base.randomness import key
 from isthmus.core.wire import Message
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
-from isthmus.privacy.sampling import FixedSize, Sampler, rate_of
+from isthmus.privacy.sampling import rate_of
 from isthmus.problems.queries import Query
 
 if TYPE_CHECKING:
-    from isthmus.core.pipeline import Round, RunContext, Stage
+    from isthmus.core.pipeline import Round, Stage
 
 T = TypeVar("T")
 _Figure = TypeVar("_Figure", float, Tensor)
@@ -327,40 +322,3 @@ def _raised(failure: storage.Fields, rank: int) -> BaseException:
     if failure["kind"] == "input":
         return _known(validate.InvalidInput(failure["text"]))
     return _known(RankFailed(f"rank {rank} failed with {failure['kind']}: {failure['text']}"))
-
-
-# ---------------------------------------------------------------- who holds the records
-
-
-class Aggregator(ABC):
-    """Collects one message from wherever the data is.
-
-    `problems` are the holders of records that this process knows of, `group` the processes that run the loop.
-    """
-
-    problems: Sequence[Any]
-    group: Group = ALONE
-
-    def holding(self, problems: Sequence[Any]) -> Self:
-        """The same holders with other problems, as after something was bought."""
-        other = copy(self)
-        object.__setattr__(other, "problems", tuple(problems))  # of a frozen class too
-        return other
-
-    @abstractmethod
-    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
-        """The added message of one stage of a round, whose maps are bound here.
-
-        Holders elsewhere are asked by an `isthmus.distributed.order.Order`.  Sums that come with the noise of their
-        stage are paid for (`isthmus.core.pipeline.pay`) before they leave their holders.
-        """
-
-    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
-        """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
-
-
-def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
-    """Refuse samplers that draw from all records together where each holder draws its own."""
-    remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
-    for sampler in samplers:
-        validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)

@@ -31,15 +31,6 @@ from isthmus.core.sound import others_parts, stopped
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint
 from isthmus.engine.accountant import FIXED, UNSEEN, Accountant, claims
-from isthmus.engine.filling import (
-    GradientEmbedding,
-    Norm,
-    _check_loss,
-    _check_options,
-    _looks_at_public,
-    _Unnoised,
-    releases,
-)
 from isthmus.engine.loader import Draws, PrivateLoader, _check_draws, _check_loader, _check_physical, _collates
 from isthmus.engine.optimizer import (
     _check_fresh,
@@ -51,6 +42,15 @@ from isthmus.engine.optimizer import (
     _restore_steps,
     _scale_of,
     unwrapped,
+)
+from isthmus.engine.options import (
+    GradientEmbedding,
+    Norm,
+    _check_loss,
+    _check_options,
+    _looks_at_public,
+    _Unnoised,
+    releases,
 )
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.passes import KEPT, PIECES
