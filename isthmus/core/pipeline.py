@@ -55,6 +55,7 @@ from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, p
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
+from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.privacy.sampling import FixedSize, Sampler
 from isthmus.problems.queries import Answered, Query
@@ -415,12 +416,10 @@ def fragment(
     """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
     values, codes = dict(ready or {}), codes or {}
     for release, slot in stage.slots:
-        if release.name in values:
-            continue
         if round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = ClippedSum(rows.sum(), 2, math.inf)
-        else:
+        elif release.name not in values:
             bound, own = round.bounds.get(slot, math.inf), codes.get(release.name)
             values[release.name] = measure(release, round.sketches[slot], bound, rows, own, rounding)
     return Message(values, 0.0)
@@ -500,11 +499,11 @@ def _batches(
         most = min(most, widest)
     if count <= most:
         return [index], apart
-    if index is not None:
-        return index.split(most), apart
-    if spans:
+    if index is None and spans:
         return [slice(lo, min(lo + most, count)) for lo in range(0, count, most)], apart
-    return torch.arange(count).split(most), apart
+    if index is None:
+        index = torch.arange(count)
+    return index.split(most), apart
 
 
 # ---------------------------------------------------------------- who holds the records
@@ -670,11 +669,8 @@ def close_stage(
     round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is, charge BEFORE the release; everywhere, lift what was released and hold it in the round."""
-    make = partial(_release, round, stage, message, keys, ledger)
-    if round.group.size == 1:
-        released = make()
-    else:
-        released = round.group.on_leader(make, met=True)
+    released = round.group.on_leader(partial(_release, round, stage, message, keys, ledger), met=True)
+    if round.group.rank:  # what was told lies in this rank's main memory
         released = {name: value.to(message.values[name].value.device) for name, value in released.items()}
     lifted: list[Lifted] = []
     for release, slot in stage.slots:
