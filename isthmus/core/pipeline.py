@@ -44,7 +44,7 @@ from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step
 from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
-from isthmus.gradients.layers.passes import private_records
+from isthmus.gradients.layers.forward_guard import private_records
 from isthmus.gradients.rounding import kappa
 from isthmus.lifts import Lift, Lifted, pinv
 from isthmus.privacy.accounting import Adjacency, joint

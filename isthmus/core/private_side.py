@@ -18,7 +18,7 @@ from isthmus.core.parts import said
 from isthmus.core.pipeline import Pipeline, Promise, RunContext, Stage, look
 from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys, Memo, State
-from isthmus.gradients.layers.passes import KEPT, MIXING, PIECES, RANDOM
+from isthmus.gradients.layers.forward_guard import KEPT, MIXING, PIECES, RANDOM
 from isthmus.privacy import event_json
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.leaks import leak, warn_of_large_delta

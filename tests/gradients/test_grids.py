@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus.gradients import Outer
-from isthmus.gradients import rows as module
+from isthmus.gradients import Outer, rounding
 from isthmus.gradients.computed import as_computed
 from isthmus.gradients.rounding import GRID, _integer_sum
 from isthmus.privacy import Clip
