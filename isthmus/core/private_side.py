@@ -161,11 +161,11 @@ class PrivateSide:
         account, networks, kept = self._account(pipe, planned), self._said("assumptions"), self._said("kept")
         if MIXING in networks and cut:
             networks.append(PIECES)
-        lines = [line for line in networks if line != RANDOM or not self.seeded]
-        lines += [*assumed(pipe, self._bought), *stopped(planned, done)]
+        assumptions = [line for line in networks if line != RANDOM or not self.seeded]
+        assumptions += [*assumed(pipe, self._bought), *stopped(planned, done)]
         if resumed is not None:
-            lines.append(f"{GONE}, {resumed}: its ledger has what that cost")
-        account.assumptions = (*self.promise.assumptions, *lines)
+            assumptions.append(f"{GONE}, {resumed}: its ledger has what that cost")
+        account.assumptions = (*self.promise.assumptions, *assumptions)
         if kept:
             account.leaks = (*self.leaks, f"{KEPT}: {kept}")
         return account.statement()
