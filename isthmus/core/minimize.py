@@ -38,7 +38,7 @@ from isthmus.core.pipeline import (
 from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
-from isthmus.gradients.layers.passes import KEPT, MIXING, PIECES, RANDOM
+from isthmus.gradients.layers.forward_guard import KEPT, MIXING, PIECES, RANDOM
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy import event_json
 from isthmus.privacy.clips import Clip
@@ -363,11 +363,11 @@ class PrivateSide:
         account, networks, kept = self.account(pipe, planned), self._said("assumptions"), self._said("kept")
         if MIXING in networks and cut:
             networks.append(PIECES)
-        lines = [line for line in networks if line != RANDOM or not self.seeded]
-        lines += [*assumed(pipe, self.bought), *stopped(planned, done)]
+        assumptions = [line for line in networks if line != RANDOM or not self.seeded]
+        assumptions += [*assumed(pipe, self.bought), *stopped(planned, done)]
         if resumed is not None:
-            lines.append(f"{GONE}, {resumed}: its ledger has what that cost")
-        account.assumptions = (*self.promise.assumptions, *lines)
+            assumptions.append(f"{GONE}, {resumed}: its ledger has what that cost")
+        account.assumptions = (*self.promise.assumptions, *assumptions)
         if kept:
             account.leaks = (*self.leaks, f"{KEPT}: {kept}")
         return account.statement()

@@ -47,8 +47,8 @@ from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step
 from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
-from isthmus.gradients.adding import kappa
-from isthmus.gradients.layers.passes import private_records
+from isthmus.gradients.layers.forward_guard import private_records
+from isthmus.gradients.rounding import kappa
 from isthmus.lifts import Lift, Lifted, pinv
 from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum

@@ -53,7 +53,7 @@ from isthmus.engine.options import (
     releases,
 )
 from isthmus.gradients.layers import Layers
-from isthmus.gradients.layers.passes import KEPT, PIECES
+from isthmus.gradients.layers.forward_guard import KEPT, PIECES
 from isthmus.gradients.rows import Stack
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.accounting import Adjacency

@@ -30,7 +30,7 @@ from isthmus.core.pipeline import (
 )
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.gradients import Dense
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 from isthmus.lifts import adjoint, discard
 from isthmus.parts import AgainstAnchor, Client, Clients, Full, Restart, Shuffle, Step, Uniform
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
