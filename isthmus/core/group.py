@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import math
 import struct
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -33,11 +35,11 @@ from isthmus.base.randomness import key
 from isthmus.core.wire import Message
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
-from isthmus.privacy.sampling import rate_of
+from isthmus.privacy.sampling import Sampler, rate_of
 from isthmus.problems.queries import Query
 
 if TYPE_CHECKING:
-    from isthmus.core.pipeline import Round, Stage
+    from isthmus.core.pipeline import Round, RunContext, Stage
 
 T = TypeVar("T")
 _Figure = TypeVar("_Figure", float, Tensor)
@@ -322,3 +324,33 @@ def _raised(failure: storage.Fields, rank: int) -> BaseException:
     if failure["kind"] == "input":
         return _known(validate.InvalidInput(failure["text"]))
     return _known(RankFailed(f"rank {rank} failed with {failure['kind']}: {failure['text']}"))
+
+
+# ---------------------------------------------------------------- who holds the records
+
+
+class Aggregator(ABC):
+    """Collects one message from wherever the data is.
+
+    `problems` are the holders of records that this process knows of, `group` the processes that run the loop.
+    """
+
+    problems: Sequence[Any]
+    group: Group = ALONE
+
+    def holding(self, problems: Sequence[Any]) -> Self:
+        """The same holders with other problems, as after something was bought."""
+        other = copy(self)
+        object.__setattr__(other, "problems", tuple(problems))  # of a frozen class too
+        return other
+
+    @abstractmethod
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
+        """The added message of one stage of a round, whose maps are bound here.
+
+        Holders elsewhere are asked by an `isthmus.distributed.order.Order`.  Sums that come with the noise of their
+        stage are paid for (`isthmus.core.pipeline.pay`) before they leave their holders.
+        """
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
+        """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""

@@ -18,10 +18,9 @@ from torch import Tensor
 from isthmus.base import notebook, validate
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
-from isthmus.core.group import Group
+from isthmus.core.group import Aggregator, Group
 from isthmus.core.parts import Problem, Threshold, Update, said
 from isthmus.core.pipeline import (
-    Aggregator,
     Clients,
     Local,
     Pipeline,

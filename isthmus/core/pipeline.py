@@ -22,15 +22,13 @@ A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a sta
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -42,7 +40,7 @@ from isthmus.base.parallel import in_order
 from isthmus.base.randomness import generator
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
-from isthmus.core.group import ALONE, Group
+from isthmus.core.group import ALONE, Aggregator, Group
 from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step, Update, current, said
 from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
@@ -507,33 +505,6 @@ def _batches(
 
 
 # ---------------------------------------------------------------- who holds the records
-
-
-class Aggregator(ABC):
-    """Collects one message from wherever the data is.
-
-    `problems` are the holders of records that this process knows of, `group` the processes that run the loop.
-    """
-
-    problems: Sequence[Any]
-    group: Group = ALONE
-
-    def holding(self, problems: Sequence[Any]) -> Self:
-        """The same holders with other problems, as after something was bought."""
-        other = copy(self)
-        object.__setattr__(other, "problems", tuple(problems))  # of a frozen class too
-        return other
-
-    @abstractmethod
-    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
-        """The added message of one stage of a round, whose maps are bound here.
-
-        Holders elsewhere are asked by an `isthmus.distributed.order.Order`.  Sums that come with the noise of their
-        stage are paid for (`isthmus.core.pipeline.pay`) before they leave their holders.
-        """
-
-    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
-        """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
 
 
 def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:

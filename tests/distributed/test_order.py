@@ -14,7 +14,8 @@ import torch
 import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
 from isthmus.base import storage
-from isthmus.core.pipeline import Aggregator, Client, Local, Pipeline, Release, Stage
+from isthmus.core.group import Aggregator
+from isthmus.core.pipeline import Client, Local, Pipeline, Release, Stage
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.distributed.order import DataSite, Order, order_of
 from isthmus.parts import AgainstAnchor, Clients, Full, Restart, Shuffle, Uniform

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.codecs import CodecError
+from isthmus.core.group import Aggregator
 from isthmus.core.minimize import Result, minimize
 from isthmus.core.pipeline import (
-    Aggregator,
     Client,
     Round,
     RunContext,
