@@ -15,8 +15,8 @@ from torch import nn
 from isthmus.base import validate
 from isthmus.core.driver import TorchDriver
 from isthmus.engine import PrivacyEngine
-from isthmus.engine.filling import Norm
 from isthmus.engine.optimizer import beside, unwrapped
+from isthmus.engine.options import Norm
 from isthmus.gradients.layers import Layers
 from isthmus.opacus_compat.names import IAccountant, ModuleValidator, method
 

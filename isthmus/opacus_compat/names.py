@@ -15,8 +15,8 @@ from isthmus import modules
 from isthmus.base import validate
 from isthmus.engine import checkpoint, loader
 from isthmus.engine.accountant import Accountant
-from isthmus.engine.filling import REFUSED
 from isthmus.engine.loader import PrivateLoader as DPDataLoader
+from isthmus.engine.options import REFUSED
 from isthmus.modules import GRU as DPGRU
 from isthmus.modules import LSTM as DPLSTM
 from isthmus.modules import RNN as DPRNN
