@@ -32,17 +32,8 @@ from isthmus.core.group import Aggregator, check_samplers
 from isthmus.core.minimize import Result, minimize
 from isthmus.core.pipeline import Client, Round, RunContext, Stage, contribute, pay
 from isthmus.core.wire import Message, State
-from isthmus.distributed.flower.federation import Elsewhere, Federation, _narrowed, _NoisedSum, _reach_of, _shortened
-from isthmus.distributed.flower.records import (
-    RECORD,
-    _answer_in,
-    _config_of,
-    _read_answer,
-    ask,
-    flower,
-    from_arrays,
-    to_arrays,
-)
+from isthmus.distributed.flower import federation as agreed
+from isthmus.distributed.flower.federation import RECORD, Elsewhere, Federation, flower, from_arrays, to_arrays
 from isthmus.distributed.order import Order, _stage_of, order_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
 from isthmus.privacy.event_json import DpEvent
@@ -191,7 +182,7 @@ class FlowerClients(Aggregator):
         fresh.memory = {}
         message = contribute(fresh, stage, client, context.keys)
         message = replace(message, coded={}, dims=0, bytes=0)
-        return _narrowed(message, self.plan, stage.sampler) if stage.private else message
+        return agreed._narrowed(message, self.plan, stage.sampler) if stage.private else message
 
     def asked(self, round: Round, stage: Stage, context: RunContext) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
@@ -232,7 +223,7 @@ class FlowerClients(Aggregator):
         replies = list(self.grid.send_and_receive(letters, timeout=self.timeout))
         for reply in replies:
             try:
-                data = _answer_in(reply)
+                data = agreed._answer_in(reply)
                 traffic.up += len(data)
                 take(reply, data)
             except (validate.InvalidInput, CodecError, BadMessage) as error:
@@ -250,17 +241,17 @@ class FlowerClients(Aggregator):
             return []
         for node, visit in visits:
             since = holds.get(node) if plan.down == "update" else None
-            contents.append((node, ask(order, plan.whole, visit, since, plan.digest)))
+            contents.append((node, agreed.ask(order, plan.whole, visit, since, plan.digest)))
             holds[node] = order.w
-        sampler, sent = _stage_of(plan.at_clients, order.stage).sampler, _config_of(contents[0][1])["order"]
+        sampler, sent = _stage_of(plan.at_clients, order.stage).sampler, agreed.config_of(contents[0][1])["order"]
         divisor = None if plan.private else partial(sampler.divisor, t=order.t)
         messages: dict[str, Message] = {}
 
         def take(reply: Letter, data: bytes) -> None:
-            came = _read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
+            came = agreed._read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
             if plan.private:  # a sum that is longer than the public length is shortened here too
-                own = _reach_of(plan, sampler)[0]
-                came = replace(came, values={name: _shortened(b, own) for name, b in came.values.items()})
+                own = agreed._reach_of(plan, sampler)[0]
+                came = replace(came, values={name: agreed._shortened(b, own) for name, b in came.values.items()})
             messages.setdefault(reply.metadata.reply_to_message_id, came)
 
         replies = self._exchange(contents, str(order.t), take)
@@ -294,7 +285,7 @@ class FlowerClients(Aggregator):
                     raise NobodyAnswered(f"{words}: {self.traffic.why()}. Start more clients, or {more}") from refused
                 if refused.charged:
                     total = torch.zeros_like(like.value)
-        value = _NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
+        value = agreed._NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
@@ -308,7 +299,7 @@ class FlowerClients(Aggregator):
             for node, data in letters.items():
                 content = app.RecordDict({RECORD: app.ConfigRecord({"plan": self.plan.digest})})
                 if step == "vector":
-                    content = ask(order, self.plan.whole, plan=self.plan.digest)
+                    content = agreed.ask(order, self.plan.whole, plan=self.plan.digest)
                 content[RECORD].update({"step": step, "data": data, "index": index[node], "m": plan.m})
                 contents.append((node, content))
             self._exchange(contents, step, lambda reply, data: server.receive(data, index[reply.metadata.src_node_id]))
@@ -353,7 +344,6 @@ class LocalGrid:
     ) -> None:
         validate.positive_int(clients=clients)
         flower().serverapp.Grid.register(type(self))
-        flower_app = flower().app
         self.app, self.between, self.up, self.down = app, between, 0, 0
         self.serde: Any = importlib.import_module("flwr.common.serde")
         who = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
@@ -361,36 +351,21 @@ class LocalGrid:
             who.run_id, who.node_id, who.task_id = 1, 1, 1
         self.contexts: dict[int, Context] = {}
         for number in range(clients):
-            node = {"partition-id": number, "num-partitions": clients}
-            options = {"run_id": 1, "node_id": 1000 + number, "node_config": node, "run_config": dict(config or {})}
-            self.contexts[1000 + number] = flower_app.Context(state=flower_app.RecordDict(), **options)
-        self._waiting: dict[str, Letter] = {}
+            node, state = {"partition-id": number, "num-partitions": clients}, flower().app.RecordDict()
+            self.contexts[1000 + number] = flower().app.Context(1, 1000 + number, node, state, dict(config or {}))
 
     def get_node_ids(self) -> list[int]:
         """All nodes."""
         return list(self.contexts)
 
-    def push_messages(self, messages: Iterable[Letter]) -> list[str]:
-        """Run the app of every addressee."""
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-            ids.append(message.metadata.message_id)
-            reply = self._answered(message)
-            if reply is not None:
-                self._waiting[ids[-1]] = reply
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Letter]:
-        """The replies that have come."""
-        return [self._waiting.pop(message_id) for message_id in message_ids if message_id in self._waiting]
-
     def send_and_receive(self, messages: Iterable[Letter], *, timeout: float | None = None) -> list[Letter]:
-        """The replies to messages; nobody waits for those that never come."""
-        return self.pull_messages(self.push_messages(messages))
+        """Run the app of every addressee; the replies, without those that never come."""
+        replies = [self._answered(message) for message in messages]
+        return [reply for reply in replies if reply is not None]
 
     def _answered(self, message: Letter) -> Letter | None:
         app, node = flower().app, message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = str(uuid4())
         came, size = self._travelled(message)
         self.down += size
         try:
