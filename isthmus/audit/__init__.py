@@ -20,9 +20,9 @@ An audit can refute a promise, never prove it: its numbers are lower bounds of e
 """
 
 from isthmus.audit import known_bad
+from isthmus.audit.canaries import OneRun, one_run, one_run_epsilon, one_run_p_value, orthogonal_canaries, training
 from isthmus.audit.distinguish import AuditReport, attack, clopper_pearson, epsilon_from_counts
 from isthmus.audit.neighbours import LinearRecords, Movement, Pair, Probe, movement, movements, worst_pair
-from isthmus.audit.canaries import OneRun, one_run, one_run_epsilon, one_run_p_value, orthogonal_canaries, training
 from isthmus.audit.replays import Replayed, ReplayedRelease, replay
 
 __all__ = ["AuditReport", "LinearRecords", "Movement", "OneRun", "Pair", "Probe", "Replayed", "ReplayedRelease"]
