@@ -36,10 +36,9 @@ from isthmus.distributed.flower import federation as agreed
 from isthmus.distributed.flower.federation import RECORD, Elsewhere, Federation, flower, from_arrays, to_arrays
 from isthmus.distributed.order import Order, _stage_of, order_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
+from isthmus.privacy import Ledger, PrivacyStatement
 from isthmus.privacy.event_json import DpEvent
-from isthmus.privacy.ledger import Chargeable, Ledger
 from isthmus.privacy.sampling import Sampler, rate_of
-from isthmus.privacy.statement import PrivacyStatement
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
@@ -81,10 +80,9 @@ class _Traffic:
     holds: dict[int, Tensor] = field(default_factory=dict, repr=False)
     """The iterate that a client has kept, by node, where changes are sent."""
 
-    def note(self, **counts: int) -> dict[str, int]:
-        """The counts of one more stage, or attempt: t, and how many clients did what."""
-        self.rounds.append({"asked": 0, "answered": 0, "late": 0, "failed": 0} | counts)
-        return self.rounds[-1]
+    def note(self, t: int, asked: int, answered: int = 0, late: int = 0, failed: int = 0) -> None:
+        """The counts of one more stage, or attempt."""
+        self.rounds.append({"asked": asked, "answered": answered, "late": late, "failed": failed, "t": t})
 
     def why(self) -> str:
         """The most frequent reasons."""
@@ -92,19 +90,17 @@ class _Traffic:
 
 
 @dataclass(frozen=True)
-class _ForStage:
-    """The loop's ledger, as what a round of secure aggregation is paid from."""
+class _LoopsLedger:
+    """What secure aggregation is paid from: the loop, which has asked for all of its rounds before the first."""
 
-    round: Round
-    stage: Stage
-    ledger: Chargeable | None
+    charge: Callable[[], None]
 
     def require(self, event: DpEvent, what: str) -> None:
-        """Nothing: the loop has asked for all its rounds before the first."""
+        """Nothing is asked again."""
 
     def pay(self, what: str, event: DpEvent, rounds: int = 1, *, seeded: bool = False) -> None:
         """Charge the stage."""
-        pay(self.round, self.stage, self.ledger)
+        self.charge()
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,7 @@ class FlowerClients(Aggregator):
         order, there = order_of(round, stage), _stage_of(self.plan.at_clients, stage.name)
         empty = self.nothing(round, there, context)
         if self.plan.dropouts is not None:
-            return self._secured(order, _ForStage(round, stage, context.ledger), there, empty)
+            return self._secured(order, _LoopsLedger(partial(pay, round, stage, context.ledger)), there, empty)
         visits = self.asked(round, stage, context)
         answers = self._answers(order, visits, empty)
         if answers:
@@ -180,20 +176,21 @@ class FlowerClients(Aggregator):
         client = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients)
         fresh = copy(round)
         fresh.memory = {}
-        message = contribute(fresh, stage, client, context.keys)
-        message = replace(message, coded={}, dims=0, bytes=0)
-        return agreed._narrowed(message, self.plan, stage.sampler) if stage.private else message
+        message = replace(contribute(fresh, stage, client, context.keys), coded={}, dims=0, bytes=0)
+        if stage.private:
+            return agreed._narrowed(message, self.plan, stage.sampler)
+        return message
 
     def asked(self, round: Round, stage: Stage, context: RunContext) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
         nodes, per_round = self._connected(), self.plan.pipe.wire.per_round
+        if not stage.private and nodes:
+            return [(nodes[place], visit) for place, visit in drawn_clients(per_round, round, len(nodes))]
         if stage.private and self.plan.unit == "client":
             assert context.keys.noise is not None
-            coins = context.keys.noise.mask(len(nodes), float(stage.sampler.rate))  # type: ignore[attr-defined]
-            return [(node, 0) for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
-        if stage.private or not nodes:
-            return [(node, 0) for node in nodes]
-        return [(nodes[place], visit) for place, visit in drawn_clients(per_round, round, len(nodes))]
+            coins = context.keys.noise.mask(len(nodes), rate_of(stage.sampler))
+            nodes = [node for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
+        return [(node, 0) for node in nodes]
 
     def _connected(self, needed: int = 0) -> list[int]:
         """The nodes that are there; the first round waits for all, later ones for as many as are `needed`.
@@ -237,7 +234,7 @@ class FlowerClients(Aggregator):
         plan, holds, contents = self.plan, self.traffic.holds, []
         assert order.w is not None
         if not visits:
-            self.traffic.note(t=order.t)
+            self.traffic.note(order.t, 0)
             return []
         for node, visit in visits:
             since = holds.get(node) if plan.down == "update" else None
@@ -258,26 +255,25 @@ class FlowerClients(Aggregator):
         for node in {node for node, _ in visits} - {reply.metadata.src_node_id for reply in replies}:
             holds.pop(node, None)
         late, failed = len(visits) - len(replies), len(replies) - len(messages)
-        self.traffic.note(t=order.t, asked=len(visits), answered=len(messages), late=late, failed=failed)
+        self.traffic.note(order.t, len(visits), len(messages), late, failed)
         return list(messages.values())
 
     # ------------------------------------------------------------ secure aggregation
 
-    def _secured(self, order: Order, payer: _ForStage, stage: Stage, empty: Message) -> Message:
+    def _secured(self, order: Order, payer: _LoopsLedger, stage: Stage, empty: Message) -> Message:
         """The noisy total of secure aggregation; where too few were left after the round was paid for, zero."""
         ((name, like),) = empty.values.items()
         plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
         total = None
         while total is None:
             nodes = self._connected(plan.needed)
-            counts = self.traffic.note(t=order.t, asked=len(nodes), failed=1)
             try:
                 total = self._secure_total(order, plan, nodes, payer)
-                counts |= {"answered": 1, "failed": 0}
                 self.traffic.silent = 0
+                self.traffic.note(order.t, len(nodes), answered=1)
             except RoundRefused as refused:
-                self.traffic.silent += 1
-                silent = self.traffic.silent
+                self.traffic.note(order.t, len(nodes), failed=1)
+                self.traffic.silent = silent = self.traffic.silent + 1
                 self.traffic.reasons[str(refused)] += 1
                 if silent >= self.patience or (refused.charged and silent >= self.plan.rounds):
                     words = f"{silent} attempts in a row at a total have failed (the last in round {order.t})"
@@ -289,7 +285,7 @@ class FlowerClients(Aggregator):
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
-    def _secure_total(self, order: Order, plan: SecurePlan, nodes: list[int], payer: _ForStage) -> Tensor:
+    def _secure_total(self, order: Order, plan: SecurePlan, nodes: list[int], payer: _LoopsLedger) -> Tensor:
         """The noisy total in the units of the vectors; `RoundRefused` where too few clients were left."""
         server, app = SecureServer(plan, payer), flower().app
         index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
@@ -319,7 +315,9 @@ class FlowerClients(Aggregator):
         if not stage.private:
             if not answers:
                 return replace(empty, divisor=1.0, fixed=False)
-            records = None if plan.unit == "client" or plan.uniform else plan.terms
+            records = None
+            if plan.unit == "record" and not plan.uniform:
+                records = plan.terms
             return reduce(add, [counted(each, records, plan.pipe.wire.per_round, plan.clients) for each in answers])
         total = replace(empty, divisor=source.divisor(plan.terms), fixed=True)
         for message in answers:
@@ -327,8 +325,8 @@ class FlowerClients(Aggregator):
         share = float(plan.clients)
         if plan.unit == "client":
             share *= rate_of(source)
-        sizes = [(bounded.value.numel(), bounded.value.element_size()) for bounded in empty.values.values()]
-        dims, count = sum(size for size, _ in sizes), sum(size * width for size, width in sizes)
+        numbers = [bounded.value for bounded in empty.values.values()]
+        dims, count = sum(value.numel() for value in numbers), sum(value.nbytes for value in numbers)
         return replace(total, dims=round(share * dims), bytes=round(share * count))
 
 
@@ -477,12 +475,14 @@ class SketchStrategy:
     @property
     def outsiders(self) -> PrivacyStatement | None:
         """The statement of the run; None before it has ended, and where it is not private."""
-        return None if self.found is None else self.found.privacy
+        return self.found and self.found.privacy
 
     @property
     def insiders(self) -> PrivacyStatement | None:
         """The statement for those who know whom each round asked."""
-        return self.plan.insiders(seeded=self.noise_seed is not None) if self.plan.private else None
+        if not self.plan.private:
+            return None
+        return self.plan.insiders(seeded=self.noise_seed is not None)
 
     # ------------------------------------------------------------ the hooks of other strategies' loops
 
