@@ -203,7 +203,7 @@ _GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 """The public generators: every training begins with them as they were, and afterwards they are the user's."""
 
 
-def _watched(run: Callable[[Data], object], data: Data, tape: _Tape) -> _Tape:
+def _watched(run: Callable[[Data], object], data: Data, tape: _Tape) -> None:
     """One training, and everything that the world sees of it."""
     output, errors, result, raised = io.StringIO(), io.StringIO(), None, warnings.catch_warnings(record=True)
     with tempfile.TemporaryDirectory(prefix="isthmus-replay-") as parent, secret.standing_in(tape), raised as warned:
@@ -216,16 +216,14 @@ def _watched(run: Callable[[Data], object], data: Data, tape: _Tape) -> _Tape:
             except Exception as problem:
                 tape.error, tape.ended = problem, f"{type(problem).__name__}: {problem}"
         tape.facts |= {"ended": tape.ended, "number of releases": tape.count}
-        tape.facts |= {
-            f"state of {name} generator": _digest(pickle.dumps(get())) for name, (get, _) in _GENERATORS.items()
-        }
+        for name, (get, _) in _GENERATORS.items():
+            tape.facts[f"state of {name} generator"] = _digest(pickle.dumps(get()))
         for name, text in (("output", output), ("errors", errors)):
             lines = _WHILE.sub("(a while)", text.getvalue()).splitlines()
             tape.facts |= _facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
         for number, warning in enumerate(warned, 1):
             tape.facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
         tape.facts |= _facts_of_folder(folder) | _facts_of(result)
-    return tape
 
 
 # ---------------------------------------------------------------- which record differs
@@ -282,10 +280,8 @@ def _size(data: object) -> int:
     if sp.issparse(column):
         return int(column.shape[0])
     if not isinstance(column, Sized) or not hasattr(column, "__getitem__"):
-        kinds = (
-            "an array, a tuple or dict of arrays, a list, a table or a torch data set, whose records can be compared"
-        )
-        validate.refuse("data", type(column).__name__, f"give {kinds}")
+        kinds = "an array, a tuple or dict of arrays, a list, a table or a torch data set"
+        validate.refuse("data", type(column).__name__, f"give {kinds}, whose records can be compared")
     return len(column)
 
 
@@ -295,9 +291,10 @@ def _columns(data: Any) -> list[Any]:
         data = tuple(data.values())
     if isinstance(data, tuple):
         return [column for part in data for column in _columns(part)]
-    for read in ("to_numpy", "tocsr"):  # of a table, and of a sparse array
-        if hasattr(data, read):
-            return [getattr(data, read)()]
+    if sp.issparse(data):
+        return [data.tocsr()]
+    if hasattr(data, "to_numpy"):  # a table, of any library
+        return [data.to_numpy()]
     return [data]
 
 
@@ -426,39 +423,38 @@ class _Tape:
         """Of the record that differs."""
         if self.place.both and not self.present:
             return _NEVER
-        return {True: _IN, False: _OUT}[self.takes_part]
+        if self.takes_part:
+            return _IN
+        return _OUT
 
     # ------------------------------------------------------------ releases
 
     def answer(self, name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor:
         """What the first training released, whatever was handed."""
-        number, value = self.count, handed.value.detach().cpu().clone()
-        told_of = f"release {number + 1} ({name})"
-        dtype = getattr(handed, "dtype", None) or value.dtype
+        value = handed.value.detach().cpu().clone()
+        told_of = f"release {self.count + 1} ({name})"
         self.facts |= {f"{told_of}: norm": handed.ord, f"{told_of}: bound": handed.bound}
-        self.facts |= {f"{told_of}: shape": tuple(value.shape), f"{told_of}: dtype": str(dtype)}
-        if self.first:
-            made = self._made(make)
-            self.kept.append((value, made.detach().clone()))
-        elif number < len(self.kept) and self.kept[number][0].shape == value.shape:
-            first, made = self.kept[number]
-            self.moved.append(self._movement(told_of, first, value, handed))
-            made = made.clone()
-        else:
-            made = self._made(make)
-            self.moved.append(ReplayedRelease(told_of, math.inf, handed.bound, math.inf))
+        self.facts |= {f"{told_of}: shape": tuple(value.shape), f"{told_of}: dtype": str(handed.dtype or value.dtype)}
+        before = None
+        if not self.first and self.count < len(self.kept) and self.kept[self.count][0].shape == value.shape:
+            before = self.kept[self.count]
         self.count += 1
-        return made
-
-    def _made(self, make: Callable[[], Tensor]) -> Tensor:
+        if before is not None:
+            self.moved.append(self._movement(told_of, _distance(before[0], value, handed.ord), handed.bound))
+            return before[1].clone()
         self._noising = True
         try:
-            return make()
+            made = make()
         finally:
             self._noising = False
+        if self.first:
+            self.kept.append((value, made.detach().clone()))
+        else:
+            self.moved.append(ReplayedRelease(told_of, math.inf, handed.bound, math.inf))
+        return made
 
-    def _movement(self, name: str, ours: Tensor, theirs: Tensor, handed: Handed) -> ReplayedRelease:
-        bound, moved, ratio = handed.bound, _distance(ours, theirs, handed.ord), math.inf
+    def _movement(self, name: str, moved: float, bound: float) -> ReplayedRelease:
+        ratio = math.inf
         if self.place.more == 0:
             bound *= 2
         if moved == 0:
@@ -473,11 +469,9 @@ def _distance(one: Tensor, other: Tensor, ord: float) -> float:
     if not (torch.isfinite(one).all() and torch.isfinite(other).all()):
         return math.inf
     gap = (one.double() - other.double()).abs().reshape(-1)
-    if gap.numel() == 0:
+    if not gap.any():
         return 0.0
     largest = float(gap.max())
-    if largest == 0 or math.isinf(ord):
-        return largest
     return float(torch.linalg.vector_norm(gap / largest, ord)) * largest
 
 
@@ -534,9 +528,6 @@ def _opened(item: object) -> tuple[object, _Parts]:
         if item.dtype == object:
             return f"array of {item.shape}", [(f"[{i}]", part) for i, part in enumerate(item.reshape(-1).tolist())]
         return item.copy(), []
-    if isinstance(item, sp.sparray | sp.spmatrix):
-        whole = item.tocoo()
-        return f"{type(item).__name__} {whole.shape}", [(".data", whole.data), (".places", np.stack(whole.coords))]
     if isinstance(item, torch.Generator):
         return _digest(item.get_state().numpy().tobytes()), []
     if isinstance(item, np.random.Generator):
@@ -594,10 +585,9 @@ def _facts_of_folder(folder: Path) -> Facts:
         name = path.relative_to(folder).as_posix()
         if path.is_dir():
             found[f"folder {name}"] = "here"
-            continue
-        data = path.read_bytes()
-        found[f"file {name}"] = "here"
-        found |= dict(_contents(f"contents of {name}", data))
+        else:
+            found[f"file {name}"] = "here"
+            found |= dict(_contents(f"contents of {name}", path.read_bytes()))
     return found
 
 
