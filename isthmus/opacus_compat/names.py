@@ -24,9 +24,9 @@ from isthmus.base import validate
 from isthmus.core.driver import TorchDriver
 from isthmus.engine import PrivacyEngine, checkpoint, loader
 from isthmus.engine.accountant import Accountant
-from isthmus.engine.filling import REFUSED, Norm
 from isthmus.engine.loader import PrivateLoader as DPDataLoader
 from isthmus.engine.optimizer import beside, unwrapped
+from isthmus.engine.options import REFUSED, Norm
 from isthmus.gradients.layers import Layers
 from isthmus.modules import GRU as DPGRU
 from isthmus.modules import LSTM as DPLSTM

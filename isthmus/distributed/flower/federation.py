@@ -44,7 +44,7 @@ from isthmus.core.wire import Keys, Message
 from isthmus.distributed.order import Order, _digest_of
 from isthmus.distributed.secagg import SecurePlan
 from isthmus.gradients import Dense
-from isthmus.gradients.layers.passes import MEAN, MIXING, RANDOM, SHAPES
+from isthmus.gradients.layers.forward_guard import MEAN, MIXING, RANDOM, SHAPES
 from isthmus.gradients.rounding import gamma
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.accounting import Adjacency, joint

@@ -27,10 +27,19 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.codecs import CodecError
-from isthmus.core.clients import counted, drawn_clients
-from isthmus.core.group import Aggregator, check_samplers
+from isthmus.core.group import Aggregator
 from isthmus.core.minimize import Result, minimize
-from isthmus.core.pipeline import Client, Round, RunContext, Stage, contribute, pay
+from isthmus.core.pipeline import (
+    Client,
+    Round,
+    RunContext,
+    Stage,
+    check_samplers,
+    contribute,
+    counted,
+    drawn_clients,
+    pay,
+)
 from isthmus.core.wire import Message, State
 from isthmus.distributed.flower import federation as agreed
 from isthmus.distributed.flower.federation import RECORD, Elsewhere, Federation, flower, from_arrays, to_arrays
