@@ -477,7 +477,8 @@ class GradSampleModule:
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Copies and pickles are of the module's own class."""
-        make, arguments, *state = self._plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
+        reduced: Any = self._plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
+        make, arguments, *state = reduced
         own = (self._plain if part is type(self) else part for part in arguments)
         return make, tuple(own), *state
 

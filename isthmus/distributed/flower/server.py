@@ -484,7 +484,9 @@ class SketchStrategy:
     @property
     def outsiders(self) -> PrivacyStatement | None:
         """The statement of the run; None before it has ended, and where it is not private."""
-        return self.found and self.found.privacy
+        if self.found is None:
+            return None
+        return self.found.privacy
 
     @property
     def insiders(self) -> PrivacyStatement | None:
