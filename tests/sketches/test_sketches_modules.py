@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sketch_cases import CASES, draw
-from test_sketches_layers import SPACE, N, Rounds, normal, rows
+from sketch_cases import CASES, draw, normal
+from test_sketches_layers import SPACE, N, Rounds, rows
 
 from isthmus import sketches
 from isthmus.base.space import Space
