@@ -84,14 +84,6 @@ def test_public_subspace_is_the_identity_before_its_epoch_and_passes_the_loss():
     assert encoder.bind(context, state)[0].m == 2 and context.asked == [("d", "l")]
 
 
-def test_float32_public_maps():
-    context = Rounds(rows())
-    context.w = context.w.float()
-    for encoder in (sketches.PublicSubspace(3, data=0), sketches.KroneckerSubspace(2, 2, data=0)):
-        sketch = encoder.bind(context, None)[0]
-        assert sketch.norm >= float(torch.linalg.svdvals(sketch.dense())[0])
-
-
 @pytest.mark.parametrize(
     "encoder", [sketches.CountSketch(5), sketches.PublicSubspace(3, data=0), sketches.Kronecker(2, 2)]
 )

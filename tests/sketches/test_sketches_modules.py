@@ -146,7 +146,7 @@ def test_blocks_that_cut_a_leaf():
     torch.testing.assert_close(sketch.join(pieces).dense(), rows().dense() @ sketch.dense().T)
 
 
-@pytest.mark.parametrize("blocks", [["hidden", ["out", "bias"]], [["hidden", 3], ["out"]]])
+@pytest.mark.parametrize("blocks", [["nothing"], ["hidden", ["out", "bias"]], [["hidden", 3], ["out"]]])
 def test_wrong_groups_are_refused(blocks):
     with pytest.raises((KeyError, ValueError), match="this space has|names of leaves or as indices"):
         sketches.Blocks(blocks).draw(SPACE)
