@@ -136,7 +136,7 @@ class Reader:
             self.within(values, top, what)
         return values
 
-    def within(self, values: Array, top: int, what: str) -> None:
+    def within(self, values: NDArray[np.integer], top: int, what: str) -> None:
         """Refuse numbers above `top`."""
         self.check(bool((values <= top).all()), f"{what} hold a number of more than {top}")
 
