@@ -107,7 +107,7 @@ def get_compatible_module(module: nn.Module, *, num_groups: int | None = None) -
     return new.get(id(whole), whole)
 
 
-def _replacement(layer: nn.Module, num_groups: int | None) -> nn.Module | None:
+def _replacement(layer: Any, num_groups: int | None) -> nn.Module | None:
     """The layer in its place, on the same Parameter objects; None where it may stay."""
     fit: nn.Module | None = None
     if isinstance(layer, LazyModuleMixin):
