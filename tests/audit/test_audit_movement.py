@@ -65,16 +65,6 @@ def test_no_pair_moves_a_sum_beyond_its_bound(name: str, before: bool, adjacency
             assert max(move.ratio for move in moves) > REACHED - 1e-6
 
 
-@pytest.mark.parametrize("adjacency", list(Adjacency))
-@pytest.mark.parametrize(
-    "encode", [sketches.GaussianSketch(50, scaling="jl"), sketches.CountSketch(50)], ids=["gaussian-jl", "count"]
-)
-def test_wide_maps(encode, adjacency: Adjacency) -> None:
-    moves = movements(private(encode, Clip(1.0), adjacency), 10_000, 1000)
-    assert {"generic", "top singular", "kernel"} <= {move.pair.name for move in moves}
-    assert all(move.ratio <= 1 for move in moves)
-
-
 def test_the_published_map_breaks_its_bound_by_the_number_of_records() -> None:
     pipe = known_bad.published_privsgd(1000, 50)
     by_name = {each.pair.name: each for each in movements(pipe, 10_000, 1000)}
