@@ -25,6 +25,7 @@ import numpy as np
 from isthmus import estimators
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write, sync
+from isthmus.tables.columns import _word
 from isthmus.tables.files import Table, check_numbers, numbers_of
 from isthmus.tables.schema import Schema
 
@@ -221,8 +222,8 @@ def predictions(
 def _entries(values: Series) -> np.ndarray:
     """Identifiers as they were read; text where nothing is "" ."""
     if values.dtype.kind in "iufb":
-        return values.to_numpy()
-    return values.astype(object).where(values.notna(), "").to_numpy().astype(str)
+        return np.asarray(values)
+    return np.array([str(entry) if _word(entry) else "" for entry in values.tolist()])
 
 
 def _load_model(folder: RunFolder) -> tuple[estimators.PrivateClassifier | estimators.PrivateRegressor, Schema]:
