@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -92,8 +92,8 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters = (_number, _duration, _moment, _first_up, _decimals, _one_in, _times, _listed, _argument, _measured)
-    filters += (_spread, _meaning, _fact, _epsilon, rounded_up)
+    filters: list[Callable[..., str]] = [_number, _duration, _moment, _first_up, _decimals, _one_in, _times, _listed]
+    filters += [_argument, _measured, _spread, _meaning, _fact, _epsilon, rounded_up]
     environment.filters |= {words.__name__.lstrip("_"): words for words in filters}
     css = (_HERE / "report.css").read_text(encoding="utf-8")
     environment.globals["css"] = Markup(re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL).strip())

@@ -234,6 +234,13 @@ def as_words(values: Series) -> tuple[np.ndarray, np.ndarray]:
     return np.array(distinct, dtype=object)[codes], absent[codes]
 
 
+def as_written(values: Series) -> np.ndarray:
+    """Numbers as they are; other entries as text, "" where nothing is."""
+    if values.dtype.kind in "iufb":
+        return np.asarray(values)
+    return np.array([str(entry) if _word(entry) else "" for entry in values.tolist()])
+
+
 def _distinct(values: Series) -> tuple[list[str], np.ndarray]:
     """The different words of a column, the empty one first, and which of them each entry is."""
     entries, codes = _entries(values)
