@@ -25,8 +25,8 @@ import torch
 from isthmus.algorithms.purchases import BINS, octaves, ranges
 from isthmus.base import validate
 from isthmus.estimators.base import LedgerLike
-from isthmus.estimators.figures import _Bins
-from isthmus.estimators.scoring import Looks
+from isthmus.estimators.looks import Looks
+from isthmus.estimators.scoring import _Bins
 from isthmus.privacy import PrivacyStatement
 from isthmus.tables.encode import NamedColumns, as_frame, encode, readable
 from isthmus.tables.entries import from_days
