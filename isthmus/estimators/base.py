@@ -25,7 +25,7 @@ from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.filling import algorithm_of
 from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import buying
-from isthmus.base import notebook, secret, validate
+from isthmus.base import notebook, secret, storage, validate
 from isthmus.base.matrix import CHUNK_BYTES, Matrix, matmul
 from isthmus.base.parallel import one_thread
 from isthmus.core.group import ALONE, Group
@@ -33,9 +33,9 @@ from isthmus.core.minimize import Binding, Recipe, Result, minimize
 from isthmus.core.pipeline import Local, Pipeline
 from isthmus.core.private_side import GONE, unspent
 from isthmus.core.wire import State
-from isthmus.estimators import intervals, partial_fit_claims, rank_group, stored
+from isthmus.estimators import intervals, partial_fit_claims, stored
 from isthmus.estimators.inputs import _read
-from isthmus.estimators.problem import _check_bounds, _posed, _Problem
+from isthmus.estimators.problem import _check_bounds, _largest_eigenvalue, _posed, _Problem, _shared_rows
 from isthmus.estimators.stateless_steps import _warn_of_repeated_fits
 from isthmus.objectives.linear import Loss, loss_of
 from isthmus.objectives.targets import CountTargets
@@ -213,8 +213,8 @@ class _PrivateLinear(_PrivateEstimator):
             for name in (*stored._PARTIAL, "_partial_state"):  # a fit begins anew
                 self.__dict__.pop(name, None)
             rows, targets = self._read(X, y, reset=True)
-            state = rank_group._shared_state(self._group, self._checkpointed)
-            self._train(rows, targets, sample_weight, state)
+            saved = self._group.on_leader(self._checkpointed)
+            self._train(rows, targets, sample_weight, saved and State(**saved))
         return self
 
     def _partial(self, X: object, y: object, sample_weight: ArrayLike | None, group: GroupLike) -> Self:
@@ -226,8 +226,10 @@ class _PrivateLinear(_PrivateEstimator):
             run, charged = self._run_of_calls()
             remedy = f"fit again, or plan more calls: partial_calls={calls} share the budget, and all of them were made"
             validate.require(past < calls, f"Call {past + 1} of partial_fit is one too many: {remedy}")
-            claims = self._private and not charged  # no ledger counts what every copy spends
-            self._train(rows, targets, sample_weight, self._partial_state, calls, past, (run, claims))
+            claim = None
+            if self._private and not charged:  # no ledger counts what every copy spends
+                claim = partial(partial_fit_claims._claim, run, past)
+            self._train(rows, targets, sample_weight, self._partial_state, calls, past, claim)
         parts = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = past + 1, self.result_.state.replace(parts=parts)
         self._run, self._charged = run, charged
@@ -235,7 +237,9 @@ class _PrivateLinear(_PrivateEstimator):
 
     def _run_of_calls(self) -> tuple[str | None, str | bool]:
         """The name of this run of partial fits, and the ledger that counts all of it: that of the first call."""
-        own = partial_fit_claims._identity_of(self._opened_ledger())
+        ledger, own = self._opened_ledger(), ""
+        if ledger is not None:  # somebody's own has no name but that of its class
+            own = (*partial_fit_claims.identities(ledger), type(ledger).__name__)[0]
         if self._calls == 0:
             return partial_fit_claims._begin(), own
         remedy = "give the ledger that earlier calls were charged to again, set_params(ledger=...): this is another one"
@@ -251,8 +255,9 @@ class _PrivateLinear(_PrivateEstimator):
         state: State | None,
         calls: int = 1,
         past: int = 0,
-        claimed: tuple[str | None, bool] = (None, False),
+        claim: Callable[[], None] | None = None,
     ) -> None:
+        """Plan and run call `past` + 1 of `calls`; `claim` takes it just before anything is spent."""
         began = time.perf_counter()
         problem = _posed(self, X, y, weight)
         if state is not None:  # what rounds already made rest on, and what was read from the data for them
@@ -269,7 +274,11 @@ class _PrivateLinear(_PrivateEstimator):
         wanted = self._private and self.scale in ("columns", "moments")
         remedy = 'leave it out: only algorithm="dp_gd" buys scales, and not over a set'
         validate.check(not wanted or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
-        problem = self._started(problem, choice)
+        takes = self._private and choice.direct and not (choice.of and choice.of.needs) and not self.as_published
+        if not takes:  # a run that has no place for a start
+            problem = replace(problem, labelled=None)
+        elif problem.labelled is not None:
+            problem = replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, _STARTED))))
         rests_on = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         if not choice.direct and not problem.buys:
             assert isinstance(problem.objective.X, Scaled)
@@ -278,13 +287,9 @@ class _PrivateLinear(_PrivateEstimator):
         rounds, history, checkpoint = choice.rounds * calls, list[dict[str, float]](), self.checkpoint
         if self._group.rank:
             checkpoint = None
-        run, claims = claimed
-        if claims:
-            partial_fit_claims._claim(run, past)
+        if claim is not None:
+            claim()
         ledger = self._run_ledger()
-        spends: dict = {}
-        if self._private:
-            spends = {"ledger": ledger, "noise_seed": self.noise_seed}
         with one_thread(X.shape[0] * X.shape[1] < _THREADED):  # waiting for others would take longer than the products
             result = minimize(
                 problem.objective,
@@ -297,7 +302,8 @@ class _PrivateLinear(_PrivateEstimator):
                 record=1,
                 callbacks=[_RoundNotes(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, rests_on)],
                 progress=bool(self.verbose),
-                **spends,
+                ledger=ledger,
+                noise_seed=self.noise_seed,
             )
         self._paid = partial_fit_claims.identities(ledger)
         self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, rests_on
@@ -316,50 +322,40 @@ class _PrivateLinear(_PrivateEstimator):
         validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
         return plan(**{name: value for name, value in own.items() if value is not None}, **more)
 
-    def _started(self, problem: _Problem, choice: Choice) -> _Problem:
-        """The problem with a start from labelled public rows, where the run has a place for one."""
-        takes = self._private and choice.direct and not (choice.of and choice.of.needs) and not self.as_published
-        if problem.labelled is None or not takes:
-            return replace(problem, labelled=None)
-        return replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, _STARTED))))
-
     def _recipe(self, problem: _Problem, choice: Choice, smooth: float, calls: int) -> Recipe:
-        options, n = dict(self.options or {}), dict[str, int | str]()
+        """The chosen recipe with what the user fixed, what is bought first, and a start from labelled public rows."""
+        options = dict(self.options or {})
+        n: int | str = "exact"
         if self.as_published:
             options["as_published"] = True
         if self._private:
-            n["n"] = self.n or problem.n
-            if self.n is None and calls == 1:
-                n["n"] = "exact"
             if self.clip is not None and "clip" in choice.arguments:
                 options["clip"] = self.clip
+            if self.n is not None or calls > 1:
+                n = self.n or problem.n
         elif self.step is None and choice.batch_size is None and "step" in choice.arguments:
             curvature = problem.objective.curvature or 1.0  # the data may be looked at
-            top = rank_group._largest_eigenvalue(self._group, problem.objective.X)
+            top = _largest_eigenvalue(self._group, problem.objective.X)
             longest = problem.n / (curvature * max(top, 1e-12))
             options.setdefault("step", longest * choice.arguments["step"] * smooth)
-        recipe = choice.recipe(public=problem.facts["public"], constraint=self.constraint, **n, **options)
+        recipe = choice.recipe(n=n, public=problem.facts["public"], constraint=self.constraint, **options)
         if self._private:
-            recipe = self._promised(recipe)
+            recipe = replace(recipe, build=partial(self._within_budget, recipe))
         if problem.buys:
             recipe = buying(recipe, problem.buys, copy=not choice.direct)
         if problem.labelled is not None:
             recipe = starting(recipe, *problem.labelled)
         return recipe
 
-    def _promised(self, recipe: Recipe) -> Recipe:
-        """The recipe, refused before it looks at anything where its promise is not the budget that was asked for."""
+    def _within_budget(self, recipe: Recipe, binding: Binding) -> Pipeline:
+        """The pipeline, refused before it looks at anything where its promise is not the budget that was asked for."""
         published = self.as_published or bool((self.options or {}).get("as_published"))  # its statement tells
-
-        def build(binding: Binding) -> Pipeline:
-            pipe, most = recipe.bind(binding), self._delta(self._records(binding.n))
-            given = pipe.promise
-            within = given is not None and (published or given.epsilon <= self.epsilon and given.delta <= most)
-            remedy = f"pass epsilon and delta on to its Budget: its promise, {given}, is not the budget it was given"
-            validate.check(within, "algorithm", recipe.name, remedy)
-            return pipe
-
-        return replace(recipe, build=build)
+        pipe, most = recipe.bind(binding), self._delta(self._records(binding.n))
+        given = pipe.promise
+        within = given is not None and (published or given.epsilon <= self.epsilon and given.delta <= most)
+        remedy = f"pass epsilon and delta on to its Budget: its promise, {given}, is not the budget it was given"
+        validate.check(within, "algorithm", recipe.name, remedy)
+        return pipe
 
     def _run_ledger(self) -> Ledger | None:
         """What the rounds are charged to: beside a checkpoint a ledger of the run's own, which charges that of all."""
@@ -406,8 +402,11 @@ class _PrivateLinear(_PrivateEstimator):
             # a partial fit goes on from its own last round, and rounds that a kill lost are counted below
             others = [text for text in statement.assumptions if not text.startswith(GONE)]
             statement = replace(statement, assumptions=(*problem.assumptions, *others), leaks=leaks)
-            with_lost = partial(self._with_lost_rounds, statement, result.state)
-            statement = rank_group._shared_statement(self._group, with_lost)
+            if self._group.rank == 0:
+                statement = self._with_lost_rounds(statement, result.state)
+            if self._group.size > 1:  # the ledger of rank 0 knows what was charged
+                told = self._group.on_leader(statement.to_json)
+                statement = PrivacyStatement.from_json(told, recompute=False)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 assumption = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.n, assumptions=(assumption, *statement.assumptions))
@@ -579,19 +578,22 @@ class _PrivateLinear(_PrivateEstimator):
         tags.non_deterministic = not repeatable  # secret noise never comes twice
         return tags
 
-    def _checkpointed(self) -> State | None:
+    def _checkpointed(self) -> storage.Fields | None:
+        """The state that was saved where the ledger is, by its fields; None where there is none."""
         if self.checkpoint is None or not Path(self.checkpoint).exists():
             return None
         there = not (self._private and self._tallied) or Path(f"{self.checkpoint}.ledger").exists()
         remedy = "restore the file <checkpoint>.ledger, which has what this run has spent, or remove both to begin anew"
         validate.check(there, "checkpoint", str(self.checkpoint), remedy)
-        return State.load(self.checkpoint)
+        state = State.load(self.checkpoint)
+        remedy = "leave the checkpoint out: every rank remembers what it left out, and it has the memory of rank 0 only"
+        validate.check(self._group.size == 1 or not state.memory, "checkpoint", "with error feedback", remedy)
+        return storage.fields_of(state)
 
     def _read(self, X: object, y: object, reset: bool) -> tuple[Matrix, np.ndarray]:
         several = self._group.size > 1
         rows, targets = _read(self, X, y, reset=reset, least=1 - several)
         if several:
-            rows, self._whole = rank_group._shared_rows(
-                self._group, rows, list(vars(self).get("feature_names_in_", ()))
-            )
+            names = list(vars(self).get("feature_names_in_", ()))
+            rows, self._whole = _shared_rows(self._group, rows, names)
         return rows, targets

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from isthmus.algorithms.purchases import ClassCounts, SumPurchase
 from isthmus.base import validate
-from isthmus.estimators import rank_group
 from isthmus.estimators.base import GroupLike, _PrivateLinear
-from isthmus.estimators.problem import Objective
+from isthmus.estimators.problem import Objective, _shared_labels
 from isthmus.estimators.stored import _storable
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
 from isthmus.privacy.leaks import leak
@@ -162,7 +161,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
             known = bool(np.isin(y, self.classes_).all())
             validate.require(known, f"y holds {words}: {_other_labels(y, self.classes_)}")
         elif not self._calls:  # what the first call read is in its state
-            self.classes_ = rank_group._labels(self._group, y)
+            self.classes_ = _shared_labels(self._group, y)
             validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
             if self._private:
                 return (leak(*CLASSES_READ),)

@@ -15,7 +15,7 @@ from isthmus.algorithms.purchases import TargetRange, scaled_targets, target_map
 from isthmus.base import validate
 from isthmus.core.minimize import Result
 from isthmus.estimators.base import GroupLike, _PrivateLinear
-from isthmus.estimators.problem import Objective, _Problem, _ranges_of
+from isthmus.estimators.problem import Objective, _check_range, _Problem, _ranges_of
 from isthmus.estimators.stored import _storable
 from isthmus.objectives import Huber
 from isthmus.objectives.linear import Loss, loss_of
@@ -75,10 +75,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         if isinstance(bounds, str):
             validate.one_of(("data",), target_bounds=bounds)
         elif bounds is not None:
-            pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
-            validate.check(pair, "target_bounds", bounds, "give (low, high)")
-            ok = -math.inf < float(bounds[0]) < float(bounds[1]) < math.inf
-            validate.check(ok, "target_bounds", bounds, "give finite numbers with low below high")
+            _check_range("target_bounds", bounds, "give (low, high)")
             never = self._counts and bounds[0] < 0
             validate.check(not never, "target_bounds", bounds, "give a low of at least 0: counts are never negative")
 
