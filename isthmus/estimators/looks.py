@@ -17,7 +17,7 @@ from isthmus.core.group import ALONE, Group
 from isthmus.core.parts import FixedRows
 from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
 from isthmus.core.wire import Keys
-from isthmus.estimators.base import LedgerLike
+from isthmus.estimators.linear import LedgerLike
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.lifts import discard
 from isthmus.privacy.event_json import dpa

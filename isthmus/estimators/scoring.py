@@ -31,7 +31,7 @@ from sklearn.utils.validation import _num_samples
 from isthmus.base import validate
 from isthmus.core.group import Group
 from isthmus.estimators import partial_fit_claims
-from isthmus.estimators.base import GroupLike, LedgerLike
+from isthmus.estimators.linear import GroupLike, LedgerLike
 from isthmus.estimators.looks import Looks
 from isthmus.privacy import PrivacyStatement
 from isthmus.privacy.leaks import warn_of_large_delta
