@@ -227,8 +227,10 @@ class _PrivateLinear(_PrivateEstimator):
             for name in (*stored._PARTIAL, "_partial_state"):  # a fit begins anew
                 self.__dict__.pop(name, None)
             rows, targets = self._read(X, y, reset=True)
-            saved = self._group.on_leader(self._checkpointed)
-            self._train(rows, targets, sample_weight, saved and State(**saved))
+            saved, state = self._group.on_leader(self._checkpointed), None
+            if saved is not None:
+                state = State(**saved)
+            self._train(rows, targets, sample_weight, state)
         return self
 
     def partial_fit(
@@ -707,7 +709,11 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
         *,
         group: GroupLike = None,
     ) -> Self:
-        """As that of a regressor; `classes` has all labels, at the first call."""
+        """One of `partial_calls` calls that share the budget, whether or not their records overlap.
+
+        The first call buys what the plan buys; later ones go on from the last point.  `classes` has all labels, at the
+        first call; `group` is that of `fit`.
+        """
         if classes is not None:
             self._declared = classes
         return super().partial_fit(X, y, sample_weight, group=group)
