@@ -17,8 +17,7 @@ from estimator_tables import classifier, labelled, regressor
 from sklearn.base import clone
 
 from isthmus import InvalidInput
-from isthmus.estimators import linear
-from isthmus.estimators import load
+from isthmus.estimators import linear, load
 from isthmus.privacy import BudgetExceeded, Ledger
 
 X, Y = labelled()

@@ -19,8 +19,7 @@ import isthmus
 from isthmus.algorithms.purchases import ranged
 from isthmus.base.matrix import rmatmul
 from isthmus.core.minimize import Binding
-from isthmus.estimators import linear
-from isthmus.estimators import load
+from isthmus.estimators import linear, load
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.penalties import NoPenalty

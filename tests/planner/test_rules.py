@@ -147,7 +147,7 @@ def test_the_bound_of_vertices_grows_with_the_logarithm_of_d_only() -> None:
 # ---------------------------------------------------------------- tables and docs
 
 
-@pytest.mark.parametrize(("rules", "epsilon"), zip(RULES, (1.0, INF), strict=True))
+@pytest.mark.parametrize(("rules", "epsilon"), list(zip(RULES, (1.0, INF), strict=True)))
 def test_every_rule_names_what_it_prefers_and_why(rules: Any, epsilon: float) -> None:
     names = {filling.of.name for filling in FILLINGS if filling.shortfall is not None}
     assert names == {filling.of.name for filling in FILLINGS}  # every one of them was measured
