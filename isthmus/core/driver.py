@@ -52,10 +52,9 @@ from isthmus.core.pipeline import (
 )
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients.computed import Computed, as_computed
-from isthmus.gradients.layers import passes
-from isthmus.gradients.layers.apart import look
-from isthmus.gradients.layers.between import Between
+from isthmus.gradients.layers import forward_guard
 from isthmus.gradients.layers.rules import Args, Kwargs
+from isthmus.gradients.layers.trial import Between, look
 from isthmus.gradients.rows import Rows, Stack, compact
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, merged, unused
@@ -398,7 +397,7 @@ class TorchDriver:
         if self.private:
             mine = frozenset(map(id, module.parameters()))
         self.losses = Losses(reduction, self.layers.batch_dim, mine)
-        self.guard = passes.Guard(module, secret, watched=self._parameters)
+        self.guard = forward_guard.Guard(module, secret, watched=self._parameters)
         self._between, self._correction = Between(self.layers), _MeanLossCorrection()
         fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
         self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
@@ -430,7 +429,7 @@ class TorchDriver:
             return output
 
         watched = [p for p in module.parameters() if self.private and p.requires_grad]
-        self.handles: list[Any] = [p.register_post_accumulate_grad_hook(passes.clear_raw) for p in watched]
+        self.handles: list[Any] = [p.register_post_accumulate_grad_hook(forward_guard.clear_raw) for p in watched]
         self.handles += layers.attach()
         # first of all: before a layer's own taps have silenced its weights
         self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
@@ -462,7 +461,7 @@ class TorchDriver:
         self._ticket, self.unmoved, self._handed = ticket, True, batch
         self._cut |= not ticket.last
         if not self._followed:
-            self._draws = passes.public_state()
+            self._draws = forward_guard.public_state()
         self._new_physical_batch(ticket.size)
 
     def rest(self) -> object:
@@ -667,7 +666,7 @@ class TorchDriver:
         if size is not None:
             self._batch = size
 
-    def _look(self, args: Args, kwargs: Kwargs) -> passes.Things:
+    def _look(self, args: Args, kwargs: Kwargs) -> forward_guard.Things:
         """Refuse private batches that no guarantee holds for; what the module holds."""
         things = self.guard.check()
         self._looks = self.losses.due()
@@ -692,7 +691,7 @@ class TorchDriver:
                     low |= parameter.dtype.itemsize < 4
                 output = self._correction.outputs(output, self.layers.anchor, self._batch, low)
                 if self._correction.on:
-                    self._correction.check_kept(things or passes.things(self.module))
+                    self._correction.check_kept(things or forward_guard.things(self.module))
             if self._looks:
                 self.losses.expect(output, self._batch, self.loss_scale)
                 self._looks = False
@@ -714,7 +713,7 @@ class TorchDriver:
         """A gradient has come to a layer."""
         if self._draws:
             before, self._draws = self._draws, b""
-            if passes.public_state() not in (b"", before, passes.first_state()):
+            if forward_guard.public_state() not in (b"", before, forward_guard.first_state()):
                 self._followed = True
                 warnings.warn(_FOLLOWS, stacklevel=3)
         if self._correction.on:
@@ -781,7 +780,7 @@ class TorchDriver:
             if len(accumulator.told) < len(self._names):
                 idle = [name for name in self._names if name not in accumulator.told]
             if self._parts and self.private:
-                passes.check_idle(idle, self._left_out)
+                forward_guard.check_idle(idle, self._left_out)
             self._left_out = idle
             if idle:  # sums and noise keep all their coordinates
                 for name, rows in unused(self.layers, idle, accumulator.n or self._batch, self._unused):
@@ -822,7 +821,7 @@ class TorchDriver:
             compiled = "_orig_mod" in each._modules or each._compiled_call_impl is not None
             validate.check(not compiled, "module", type(each).__name__, _COMPILED)
         if self.guard.secret:
-            passes.check_public_draws(passes.things(self.module))
+            forward_guard.check_public_draws(forward_guard.things(self.module))
 
     def _check_ready(self) -> None:
         """Refuse a pass of private records, of the module or a part of it, that no guarantee holds for."""

@@ -1,10 +1,7 @@
-"""Who holds the records, and the processes that run one program together.
+"""The processes that run one program together.
 
-An `Aggregator` gives one message of a stage from wherever the records are: `Local` of this process and the ranks it
-belongs to, `Clients` of several holders in this process, others from holders that are asked over a wire.
-
-A `Group` is the processes that run one program, each with records of its own; alone, all of it is the identity.  With
-several, over `torch.distributed`, a round is
+A `Group` is those processes, each with records of its own; alone, all of it is the identity.  With several, over
+`torch.distributed`, a round is
 
     all_gather   64 bytes a rank: whether it failed, and digests of its order, its maps and its message
     reduce       the clipped sums, to rank 0: m numbers a rank
@@ -38,7 +35,7 @@ from isthmus.base.randomness import key
 from isthmus.core.wire import Message
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
-from isthmus.privacy.sampling import FixedSize, Sampler, rate_of
+from isthmus.privacy.sampling import Sampler, rate_of
 from isthmus.problems.queries import Query
 
 if TYPE_CHECKING:
@@ -357,10 +354,3 @@ class Aggregator(ABC):
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
         """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
-
-
-def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
-    """Refuse samplers that draw from all records together where each holder draws its own."""
-    remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
-    for sampler in samplers:
-        validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.base import validate
-from isthmus.gradients.layers.passes import MEAN, MIXING, RANDOM, SHAPES
+from isthmus.gradients.layers.forward_guard import MEAN, MIXING, RANDOM, SHAPES
 from isthmus.privacy import Charge, FixedSize, FullBatch, Poisson, PrivacyPlan, accounting, event_json
 from isthmus.privacy.accounting import Adjacency, solve
 from isthmus.privacy.event_json import DpEvent, dpa

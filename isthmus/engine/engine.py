@@ -31,15 +31,6 @@ from isthmus.core.sound import others_parts, stopped
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint
 from isthmus.engine.accountant import FIXED, UNSEEN, Accountant, claims
-from isthmus.engine.filling import (
-    GradientEmbedding,
-    Norm,
-    _check_loss,
-    _check_options,
-    _looks_at_public,
-    _Unnoised,
-    releases,
-)
 from isthmus.engine.loader import Draws, PrivateLoader, _check_draws, _check_loader, _check_physical, _collates
 from isthmus.engine.optimizer import (
     _check_fresh,
@@ -52,8 +43,17 @@ from isthmus.engine.optimizer import (
     _scale_of,
     unwrapped,
 )
+from isthmus.engine.options import (
+    GradientEmbedding,
+    Norm,
+    _check_loss,
+    _check_options,
+    _looks_at_public,
+    _Unnoised,
+    releases,
+)
 from isthmus.gradients.layers import Layers
-from isthmus.gradients.layers.passes import KEPT, PIECES
+from isthmus.gradients.layers.forward_guard import KEPT, PIECES
 from isthmus.gradients.rows import Stack
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.accounting import Adjacency

@@ -1,7 +1,7 @@
 """The private loader: secret batches, cut to what memory holds, with a ticket for each.
 
 Membership is drawn from the operating system's generator in the main process; workers only fetch.  What a dataset draws
-while it is read (augmentation) is secret too, unless the noise has a seed: see `isthmus.gradients.layers.passes`.
+while it is read (augmentation) is secret too, unless the noise has a seed: see `gradients.layers.forward_guard`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from isthmus.base import secret, validate
 from isthmus.core.driver import Ticket, TorchDriver
 from isthmus.core.wire import Keys
 from isthmus.gradients.layers import Layers
-from isthmus.gradients.layers.apart import EXAMPLES, depends, due, examples_of
-from isthmus.gradients.layers.passes import hide
+from isthmus.gradients.layers.forward_guard import Dice, hide
 from isthmus.gradients.layers.rules import Args, Kwargs
-from isthmus.gradients.layers.twin import Dice
+from isthmus.gradients.layers.trial import EXAMPLES, depends, due, examples_of
 from isthmus.privacy import FixedSize, Poisson
 from isthmus.privacy.noise import Source
 
@@ -226,7 +225,7 @@ class _Collating:
     """Whether a record's part of a batch is its own: some are collated alone, and together, and given to the module.
 
     Padding to the longest record of a batch, for instance, moves every other record's gradient unless it is masked.
-    Tried out when a shape of batches is first seen (of four, as `isthmus.gradients.layers.apart` does), and by chance
+    Tried out when a shape of batches is first seen (of four, as `isthmus.gradients.layers.trial` does), and by chance
     later.  Where it cannot be told (the loop computes other arguments from the batch; collating draws random numbers)
     nothing is refused: whether it could be told may depend on the data, so the statement of every training with a
     collate function of its own names the assumption.

@@ -31,9 +31,8 @@ from isthmus.base import notebook, secret, storage, validate
 from isthmus.base.matrix import CHUNK_BYTES, Matrix, matmul
 from isthmus.base.parallel import one_thread
 from isthmus.core.group import ALONE, Group
-from isthmus.core.minimize import Binding, Recipe, Result, minimize
+from isthmus.core.minimize import GONE, Binding, Recipe, Result, minimize, unspent
 from isthmus.core.pipeline import Local, Pipeline
-from isthmus.core.private_side import GONE, unspent
 from isthmus.core.wire import State
 from isthmus.estimators import intervals, partial_fit_claims, stored
 from isthmus.estimators.problem import (

@@ -28,7 +28,8 @@ from isthmus.estimators.linear import LedgerLike
 from isthmus.estimators.looks import Looks
 from isthmus.estimators.scoring import _Bins
 from isthmus.privacy import PrivacyStatement
-from isthmus.tables.encode import NamedColumns, as_frame, encode, readable
+from isthmus.tables.columns import readable
+from isthmus.tables.encode import NamedColumns, as_frame, encode
 from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
 
@@ -279,22 +280,22 @@ class _Grid:
         return replace(column_summary, mean=float(mean), mean_noise=spread, sd=sd, quantiles=quantiles)
 
 
-def _place(column: Column, value: float) -> str:
+def _place(column: Column | ColumnSummary, value: float) -> str:
     return from_days(value).isoformat() if column.type == "date" else f"{value:.5g}"
 
 
 def _lines(column: ColumnSummary) -> list[str]:
     """A column as text: what it is, what it has on average, and a bar for each cell."""
-    span, where, days = Column(column.name, column.type), "", " days" * (column.type == "date")
+    where, days = "", " days" * (column.type == "date")
     if column.bounds is not None:
-        where = " from " + " to ".join(_place(span, bound) for bound in column.bounds)
+        where = " from " + " to ".join(_place(column, bound) for bound in column.bounds)
     lines = [f"{column.name}: {column.type}{where}; counts have noise of s.d. {column.noise:.3g}"]
     if column.note:
         lines.append(f"  {column.note}")
     if column.mean is not None:
         noise = f"(noise s.d. {column.mean_noise:.2g}{days})"
-        lines.append(f"  mean {_place(span, column.mean)} {noise}, standard deviation {column.sd:.4g}{days}")
-        lines.append("  " + ", ".join(f"{level:.0%} {_place(span, at)}" for level, at in column.quantiles.items()))
+        lines.append(f"  mean {_place(column, column.mean)} {noise}, standard deviation {column.sd:.4g}{days}")
+        lines.append("  " + ", ".join(f"{level:.0%} {_place(column, at)}" for level, at in column.quantiles.items()))
     cells = [*column.cells, ("(missing)", column.missing)]
     cells = [cell for cell in cells if cell[1] > 2 * column.noise or column.bounds is None]
     most = max([count for _, count in cells], default=1.0)

@@ -7,7 +7,7 @@ batched product of its factors gives, in TF32, in bfloat16 with float32 sums, or
   * its norm is measured on that matrix itself, a slab of rows of it at a time: no bound of the product's own rounding
     is needed, however much its terms cancel, only that of adding squares (gamma_p / 2,
     relative; gamma_512 / 2 where kernels of our own add them);
-  * its share of the sum is that matrix again, times a weight: n terms, added as `isthmus.gradients.adding` adds rows.
+  * its share of the sum is that matrix again, times a weight: n terms, added as `isthmus.gradients.rounding` adds rows.
 
 Slabs cut the output q, never the examples or the terms, so both passes run the same product on the same numbers and
 get the same bits (a library call on equal arguments is a function of them; a few rows of the first slab are compared,
@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import precision, with_precision
-from isthmus.gradients import adding, fused, grids, rounding
-from isthmus.gradients._products import _cheaper_ghost, _from_grams, _grams
-from isthmus.gradients.rounding import CHUNK_BYTES
+from isthmus.gradients import fused, rounding
+from isthmus.gradients.rounding import CHUNK_BYTES, _cheaper_ghost, _from_grams, _grams
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, _LinearMap, total
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ class Computed(Rows):
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, c = self._room(rho, out), self._cast(weights)
-        quick = self.skips and room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE
+        quick = self.skips and room.dtype == self.dtype and self.n <= rounding.most_terms(rho, self.dtype)
         if self.skips and not quick and self._out is None:
             return self.masked(c != 0).sum_to(c, rho, room)
         gone, shares = self._out, c
@@ -185,7 +184,7 @@ class Computed(Rows):
         if self.factor != 1.0:
             c = rounding.times(c, self.factor)
         flat = place.view(1, -1) if place.is_contiguous() else place.new_empty(1, place.numel())
-        adding._outer_sum(g.flatten(1), c[:, None], rho, flat)
+        rounding._outer_sum(g.flatten(1), c[:, None], rho, flat)
         if not place.is_contiguous():
             place.copy_(flat.view(place.shape))
 
@@ -248,7 +247,7 @@ def as_computed(rows: Rows, bound: float | None = None) -> Rows:
     if isinstance(rows, Lookup):
         return rows.distinct
     if isinstance(rows, Outer) and isinstance(rows.a, Tensor) and rows.positions == 1:
-        large = rows.device.type == "cuda" and rows.d >= grids.MIN_COLUMNS and rows.dtype == torch.float32
+        large = rows.device.type == "cuda" and rows.d >= rounding.MIN_COLUMNS and rows.dtype == torch.float32
         return Outer(rows.a, rows.b, rows.ones, grid=bound) if large else rows
     pieces = rows.pieces if isinstance(rows, Sum) else [rows]
     fitting = [piece for piece in pieces if _fits(piece)]

@@ -40,8 +40,7 @@ from isthmus.base.matrix import (
     with_data,
 )
 from isthmus.base.space import Space
-from isthmus.gradients import _products, adding, fused, rounding
-from isthmus.gradients.grids import _integer_sum, applies
+from isthmus.gradients import fused, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES
 
 
@@ -87,7 +86,7 @@ class Rows(ABC):
 
     @abstractmethod
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        """sum_i c_i g_i, off by at most rho sum_i c_i M_i in the norm of `mass` (see `isthmus.gradients.adding`).
+        """sum_i c_i g_i, off by at most rho sum_i c_i M_i in the norm of `mass` (see `isthmus.gradients.rounding`).
 
         In the rows' own dtype where that can hold it, else in float64.
         """
@@ -225,7 +224,7 @@ class Rows(ABC):
         """Where a sum within rho is written."""
         if out is not None:
             return out
-        dtype = self.dtype if adding.holds(rho, self.dtype) else torch.float64
+        dtype = self.dtype if rounding.holds(rho, self.dtype) else torch.float64
         return torch.empty(self.d, dtype=dtype, device=self.device)
 
     def _cast(self, weights: Tensor) -> Tensor:
@@ -258,12 +257,12 @@ class Dense(Rows):
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, c, values = self._room(rho, out), self._cast(weights), self.values
-        if self.skips and room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
+        if self.skips and room.dtype == self.dtype and self.n <= rounding.most_terms(rho, self.dtype):
             fused._weighted_sum_of(values[:, None], c, room.view(1, -1))
             return room
         if self.skips:
             values = _kept(values, c != 0)
-        adding._outer_sum(values, c[:, None], rho, room.view(1, -1))
+        rounding._outer_sum(values, c[:, None], rho, room.view(1, -1))
         return room
 
     def part(self, lo: int, hi: int) -> Dense:
@@ -326,10 +325,10 @@ class Lazy(Rows):
         return _joined([rounding.upper_norms(self._rows(*span), ord) for span in self._spans()], self.device)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        c, exact = self._cast(weights), self.n > adding.roundings(rho, torch.float64) - adding.SPARE
+        c, exact = self._cast(weights), self.n > rounding.most_terms(rho, torch.float64)
         total, piece = Total((1, self.d), self.device, exact), self._zeros(1, self.d).double()
         for lo, hi in self._spans():
-            adding._outer_sum(self._rows(lo, hi), c[lo:hi, None], rho, piece)
+            rounding._outer_sum(self._rows(lo, hi), c[lo:hi, None], rho, piece)
             total.add(piece)
         return self._room(rho, out).copy_(total.result()[0])
 
@@ -542,7 +541,7 @@ class Outer(Rows):
         b: (n, q) or (n, T, q) tensor; its dtype, raised to float32 at least, is that of the results.
         ones: a has one more column than it shows, of ones (the input of a layer's bias); p counts it.
         sizes: ord -> upper bounds of the norms of the rows of a 2-d factor a, where they are known already.
-        grid: the bound that single terms are clipped to, where many are summed in whole numbers (`gradients.grids`).
+        grid: the bound that single terms are clipped to, where many are summed in whole numbers (`gradients.rounding`).
 
     >>> rows = Outer(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
     >>> rows.sum(), rows.norms(1)
@@ -582,7 +581,7 @@ class Outer(Rows):
             return rounding._product_upper(self._sizes(ord), rounding.upper_norms(b, ord))
         rounding._check_ord(ord)
         assert isinstance(self.a, Tensor)
-        return _products.upper(self.a, self.b, ord, self.ones)
+        return rounding.product_norms(self.a, self.b, ord, self.ones)
 
     def underflow(self) -> float | Tensor:
         """What c b loses is multiplied by a: a long a beside a short b loses much."""
@@ -609,13 +608,13 @@ class Outer(Rows):
         if not isinstance(self.a, Tensor):
             return room.copy_(self._seen_sum(weights, rho))
         c, matrix = weights.to(dtype=self.dtype, device=self.device), room.view(self.q, self.p)
-        if self.grid is not None and applies(self.n, rho, self.dtype):
+        if self.grid is not None and rounding.fits_grid(self.n, rho, self.dtype):
             a, b = self.a.flatten(1).to(self.dtype), self.b.flatten(1).to(self.dtype)
-            _integer_sum(a, b, c, self.grid, matrix[:, : a.shape[1]])
+            rounding._integer_sum(a, b, c, self.grid, matrix[:, : a.shape[1]])
             if self.ones and self.skips:
                 matrix[:, -1] = fused.column_sums(b, c)
             elif self.ones:
-                adding._row_sum(b * c[:, None], rho, matrix[:, -1])
+                rounding._row_sum(b * c[:, None], rho, matrix[:, -1])
             return room
         if self.skips:
             return self.masked(c != 0).sum_to(c, rho, room)
@@ -624,9 +623,9 @@ class Outer(Rows):
             b = b * c.view(-1, 1)
         else:
             a, b = _flat(a), _flat(b * c.view(-1, 1, 1))
-        adding._outer_sum(a, b, rho, matrix[:, : a.shape[1]])
+        rounding._outer_sum(a, b, rho, matrix[:, : a.shape[1]])
         if self.ones:
-            adding._row_sum(b, rho, matrix[:, -1])
+            rounding._row_sum(b, rho, matrix[:, -1])
         return room
 
     def _seen_sum(self, weights: Tensor, rho: float) -> Tensor:
@@ -634,7 +633,7 @@ class Outer(Rows):
         a = self.a
         if isinstance(a, View):  # a map has roundings of its own
             rho = max(0.0, rho - rounding.gamma(a.roundings, torch.float64))
-        elif self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
+        elif self.n <= rounding.most_terms(rho, self.dtype):
             return rmatmul(a, self._wide(self.b) * self._cast(weights)[:, None]).T.reshape(-1)
         b = self.b.to(torch.float64) * weights.to(self.b.device, torch.float64)[:, None]
 
@@ -642,7 +641,7 @@ class Outer(Rows):
             part = a if (lo, hi) == (0, self.n) else a[lo:hi]
             return rmatmul(part, b[lo:hi]).T.reshape(-1)
 
-        return adding.in_float64(self.n, rho, (self.d,), self.device, add, max(1, self.n))
+        return rounding.in_float64(self.n, rho, (self.d,), self.device, add, max(1, self.n))
 
     def part(self, lo: int, hi: int) -> Outer:
         return Outer(self.a[lo:hi], self.b[lo:hi], self.ones)
@@ -816,7 +815,7 @@ class Lookup(Rows):
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         """Only the places that were read are added up; the table is written once."""
         room, values = self._room(rho, out), self.distinct.values
-        if self.n <= adding.roundings(rho, self.dtype) - adding.SPARE and room.dtype == self.dtype:
+        if self.n <= rounding.most_terms(rho, self.dtype) and room.dtype == self.dtype:
             values = values * self._cast(weights)[:, None, None]
             table = room.zero_().view(self.vocabulary, self.width)
             table.index_add_(0, self.index.flatten(), values.flatten(0, 1))
@@ -829,7 +828,7 @@ class Lookup(Rows):
             return part.index_add_(0, slots[lo:hi].flatten(), (values[lo:hi] * c[lo:hi]).flatten(0, 1))
 
         most = max(1, CHUNK_BYTES // (8 * max(1, self.positions * self.width)))
-        total = adding.in_float64(self.n, rho, shape, self.device, add, most)
+        total = rounding.in_float64(self.n, rho, shape, self.device, add, most)
         room.zero_().view(self.vocabulary, self.width)[places] = total.to(room.dtype)
         return room
 
@@ -908,7 +907,7 @@ class Sum(Rows):
         if ord == 2 and pair is not None:
             outer, _ = pair
             numbers = 3 * self.positions**2 + outer.positions * outer.q + self.positions * outer.p
-            if _products._cheaper_ghost(self.positions, outer.p, outer.q):
+            if rounding._cheaper_ghost(self.positions, outer.p, outer.q):
                 spans, norms = row_spans(self.n, 8 * numbers), Sum._ghost
         return _joined([norms(self.part(lo, hi), ord) for lo, hi in spans], self.device)
 
@@ -922,7 +921,7 @@ class Sum(Rows):
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         first, *rest = self.pieces
         total = first.sum_to(weights, rho)
-        if len(rest) > adding.SPARE - 4:  # each addition is one more rounding
+        if len(rest) > rounding.SPARE - 4:  # each addition is one more rounding
             total = total.to(torch.float64)
         for more in rest:
             total += more.sum_to(weights, rho)
@@ -970,7 +969,7 @@ class Sum(Rows):
         equal = (index[:, :, None] == index[:, None, :]).double()
         with exact_products(self.device):
             right = torch.cat([torch.cat([b @ b.mT, cross], 2), torch.cat([cross.mT, equal], 2)], 1)
-            upper, mass, _ = _products._from_grams(inner @ inner.mT, right, p + q + 8)
+            upper, mass, _ = rounding._from_grams(inner @ inner.mT, right, p + q + 8)
         upper += rounding.gamma(self.positions + 4, self.dtype) * mass  # of the sum, which is not float64
         live = (a.any(2) & b.any(2)).any(1) | lookup.values.flatten(1).any(1) | upper.isnan()
         upper = torch.where(live, upper, 0.0)

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset
 
 from isthmus import PrivacyEngine
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 from isthmus.privacy import GeneratorSource
 from isthmus.sketches.selection import SelectionMap
 

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
 from isthmus.core.driver import Ticket
-from isthmus.gradients.layers import apart
-from isthmus.gradients.layers.between import _Followed
+from isthmus.gradients.layers import trial
+from isthmus.gradients.layers.trial import _Followed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the layers .* took no part")
 N = 24
@@ -118,7 +118,7 @@ def test_a_part_in_which_examples_meet_is_refused_although_the_module_itself_is_
 
 @pytest.mark.parametrize("case", APART)
 def test_loops_that_keep_examples_apart_pass_at_every_batch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "AGAIN", 1)
+    monkeypatch.setattr(trial, "AGAIN", 1)
     module, engine = private(Parts(), N)
     torch.seed()  # a loop that draws under a known seed is warned
 

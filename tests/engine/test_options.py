@@ -35,7 +35,7 @@ from isthmus import (
 )
 from isthmus.core.driver import Ticket
 from isthmus.engine import BatchMemoryManager
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, "1", None]
 

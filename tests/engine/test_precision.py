@@ -15,7 +15,7 @@ from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import Ticket, _BackwardAccumulator
 from isthmus.core.pipeline import _measure_leaf, _measured_leaves
 from isthmus.gradients import Computed, Dense
-from isthmus.gradients.adding import kappa
+from isthmus.gradients.rounding import kappa
 from isthmus.privacy import PerLeafClip
 from isthmus.privacy.clips import Rounding
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
 from isthmus.core.driver import Ticket
-from isthmus.gradients.layers.passes import hidden, hide
+from isthmus.gradients.layers.forward_guard import hidden, hide
 
 N, WIDTH = 64, 40
 

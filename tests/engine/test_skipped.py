@@ -13,7 +13,7 @@ from engine_cases import BATCH, C, N, Z, data, flat, per_example, private
 from torch import Tensor, nn
 
 from isthmus import InvalidInput, Kronecker, PublicSubspace
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 
 pytestmark = pytest.mark.filterwarnings("ignore:the layers .* took no part")
 

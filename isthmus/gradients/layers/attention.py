@@ -13,8 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
 from isthmus.gradients.layers import rules
-from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.shared import _Shared, _Unseen
+from isthmus.gradients.layers.operations import _Shared, _Unseen
 from isthmus.gradients.rows import Dense
 
 if TYPE_CHECKING:
@@ -39,9 +38,9 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
 
     kinds = (nn.MultiheadAttention,)
 
-    def bindings(self, trainable: rules.Trainable, split: bool) -> dict[str, LeafBinding]:
+    def bindings(self, trainable: rules.Trainable, split: bool) -> dict[str, rules.LeafBinding]:
         """Rows of the stacked parameters; a bias joins its weight where both are stacked alike and trained."""
-        leaves: dict[str, LeafBinding] = {}
+        leaves: dict[str, rules.LeafBinding] = {}
         owned, size = self.layer._parameters, self.layer.embed_dim
         stacked, bias = owned["in_proj_weight"], owned["in_proj_bias"]
         joined = not split and trainable(stacked) and trainable(bias)
@@ -52,13 +51,13 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
                 weight, over = stacked, rows
             if weight is not None and trainable(weight):
                 own = f"{name}.weight" if split else name
-                leaves[own] = LeafBinding(weight, bias if joined else None, over)
+                leaves[own] = rules.LeafBinding(weight, bias if joined else None, over)
             if bias is not None and trainable(bias) and not joined:
-                leaves[f"{name}.bias"] = LeafBinding(bias, rows=rows)
+                leaves[f"{name}.bias"] = rules.LeafBinding(bias, rows=rows)
         for name in _EXTRAS:
             extra = owned.get(name)
             if extra is not None and trainable(extra):
-                leaves[name] = LeafBinding(extra)
+                leaves[name] = rules.LeafBinding(extra)
         return leaves
 
     def install(self, layers: Layers) -> list[rules.Handle]:

@@ -14,7 +14,7 @@ from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import TorchDriver
 from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.gradients import Dense, Lazy, rounding
-from isthmus.gradients.layers import Layers, opened
+from isthmus.gradients.layers import Layers, operations
 from isthmus.parts import Shuffle
 
 
@@ -323,7 +323,7 @@ def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
 
 def test_batches_of_many_sizes_are_checked_once(monkeypatch):
     checked = []
-    monkeypatch.setattr(opened, "_near_enough", lambda *_: checked.append(1) or True)
+    monkeypatch.setattr(operations, "_near_enough", lambda *_: checked.append(1) or True)
     layers = attached(nn.Sequential(LowRank(3, 2)))
     for n in (4, 6, 1):
         with layers.listening(lambda *_: None, n):

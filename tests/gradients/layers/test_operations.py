@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer
 from isthmus.gradients.layers import Layers
-from isthmus.gradients.layers.apart import look
+from isthmus.gradients.layers.trial import look
 from isthmus.gradients.rows import Lookup
 
 P = 4
