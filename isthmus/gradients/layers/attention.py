@@ -156,7 +156,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         a = x.detach().transpose(0, dim)
 
         def found(b: Tensor) -> rules.Found:
-            pieces = b.detach().transpose(0, dim).chunk(len(parts), -1)
+            pieces = b.chunk(len(parts), -1)
             return [
                 found
                 for own, piece in zip(wanted, pieces, strict=True)
@@ -173,7 +173,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         rows = bias.expand(n, 1, -1).clone()
 
         def found(b: Tensor) -> rules.Found:
-            return [(self, name, Dense(b.detach().flatten(1)))]
+            return [(self, name, Dense(b.flatten(1)))]
 
         if name in self.wanted:
             rows = layers.tap(self, rows, 0, [], found, [self.leaves[name]])

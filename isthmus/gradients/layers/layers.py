@@ -34,14 +34,8 @@ from isthmus.gradients.layers.operations import _open_layers, _open_leaves, _Ope
 from isthmus.gradients.layers.rules import AnyRule, Args, Handle, Kwargs, LeafBinding, RowsOf, Trainable
 from isthmus.gradients.rows import Outer, Rows, Stack
 
-_RULES: list[type[AnyRule]] = [_OutputRule, rules._LinearRule, _AttentionRule]
-_RULES += [
-    rules._ConvolutionRule,
-    rules._LayerNormRule,
-    rules._GroupNormRule,
-    rules._EmbeddingRule,
-    rules._EmbeddingBagRule,
-]
+_RULES: list[type[AnyRule]] = [_OutputRule, _AttentionRule, rules._LinearRule, rules._ConvolutionRule]
+_RULES += [rules._NormalisationRule, rules._EmbeddingRule, rules._EmbeddingBagRule]
 
 _REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
 _REFUSED: dict[type, str] = {
@@ -335,8 +329,8 @@ class Layers:
     ) -> Tensor:
         """An output of a layer with a tap on it: its gradient gives the rows of this and perhaps other layers.
 
-        The examples are in dimension `dim`; the inputs may not be changed before the gradient arrives; `feeds` names
-        the leaves whose rows it gives, each as often as it does.
+        The examples are in dimension `dim`, and come first in what `rows_of` is given; the inputs may not be changed
+        before the gradient arrives; `feeds` names the leaves whose rows it gives, each as often as it does.
         """
         if self.shown is not None:
             return self.shown(rule, output, dim)
@@ -349,7 +343,7 @@ class Layers:
                     f"the input of layer {rule.name!r} was changed in place after the layer used it: write y = f(x) in "
                     "place of f_(x)"
                 )
-            for owner, suffix, rows in rows_of(b):
+            for owner, suffix, rows in rows_of(b.detach().transpose(0, dim)):
                 if rows.n != self.now.batch:
                     rows = self._of_examples(owner, rows)
                 if self.now.listener is not None:

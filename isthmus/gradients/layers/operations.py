@@ -681,7 +681,7 @@ def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: r
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
     feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
-    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, lambda b: rows_of(b.detach()), feeds)
+    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of, feeds)
 
 
 # ------------------------------------------------------------ products, tables and convolutions
