@@ -65,16 +65,13 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         layer = self.layer
 
         def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> object:
-            restore = layers.silence(layer.parameters())  # the output projection's too: torch reads it here
-            try:
+            with layers.silenced(layer.parameters()):  # the output projection's too: torch reads it here
                 if not layers.listens():
                     return nn.MultiheadAttention.forward(layer, query, key, value, *args, **kwargs)
                 for x in (query, key, value):
                     if isinstance(x, _Shared):
                         raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
                 return self._attend(layers, query, key, value, *args, **kwargs)
-            finally:
-                restore()
 
         nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
         return [

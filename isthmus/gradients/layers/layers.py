@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -194,18 +194,18 @@ class Layers:
         mine = {id(parameter) for parameter in self.parameters()}
         return [(name, parameter) for name, parameter in self.module.named_parameters() if id(parameter) in mine]
 
-    def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
-        """Parameters that ask for no gradient until what is returned is called."""
+    @contextmanager
+    def silenced(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        """Parameters that ask for no gradient meanwhile."""
         asking: list[Tensor] = []
         for parameter in parameters:
             if parameter.requires_grad and not self.plain:
                 asking.append(parameter.requires_grad_(False))
-
-        def restore() -> None:
+        try:
+            yield
+        finally:
             for parameter in asking:
                 parameter.requires_grad_(True)
-
-        return restore
 
     def pack(self) -> Tensor:
         """The parameters as one flat vector."""
@@ -248,47 +248,33 @@ class Layers:
         """The number of examples of the pass in progress, where it is known."""
         return self.now.batch
 
-    def tap_layer(self, rule: AnyRule) -> list[Handle]:
-        """Hooks that stand as close to a layer's own forward as can be; returns their handles.
+    def tap_layer(self, rule: AnyRule) -> Handle:
+        """A tap around the layer's own forward: what hooks do with its output or its weights is done by others.
 
-        What other hooks do with its output or its weights is seen as done by others.  While the layer computes, its
-        parameters ask for no gradient; where its input holds no examples they are shared tensors, and so is its output.
+        While the layer computes, its parameters ask for no gradient; where its input holds no examples they are shared
+        tensors, and so is its output.
         """
-        endings: list[Callable[[], None]] = []
+        layer, plain = rule.layer, rule.layer.forward
 
-        # a copy of the layer has its hooks too, and is none of ours
-        def enter(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-            if layer is not rule.layer:
-                return None
-            if self.now.listener is None or not torch.is_grad_enabled():
-                endings.append(self.silence(rule.parameters))
-                return None
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self.listens():
+                with self.silenced(rule.parameters):
+                    return plain(*args, **kwargs)
             args = rule.prepare(args)
-            if self._given_no_examples(rule, args, kwargs):
-                endings.append(_while_placed(rule.layer, _open_leaves(rule, self, self.now.batch), None))
-            elif self.known.read:  # what others were given of the parameters is taken away meanwhile
-                own = dict.fromkeys(rule.layer._parameters)
-                endings.append(_while_placed(rule.layer, own, self.silence(rule.parameters)))
-            else:
-                endings.append(self.silence(rule.parameters))
-            return args, kwargs
-
-        def leave(layer: nn.Module, args: Args, kwargs: Kwargs, output: Tensor | None) -> Tensor | None:
-            if layer is not rule.layer:
-                return output
-            if endings:
-                endings.pop()()
-            quiet = self.now.listener is None or not torch.is_grad_enabled()
-            if output is None or quiet or isinstance(output, _Shared):
+            with ExitStack() as stack:
+                stack.enter_context(self.silenced(rule.parameters))
+                if self._given_no_examples(rule, args, kwargs):
+                    stack.enter_context(_placed(layer, _open_leaves(rule, self, self.now.batch)))
+                elif self.known.read:  # what others were given of the parameters is taken away meanwhile
+                    stack.enter_context(_placed(layer, dict.fromkeys(layer._parameters)))
+                output = plain(*args, **kwargs)
+            if isinstance(output, _Shared):
                 return output
             self._check_dimensions(rule, output)
-            inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            inputs = list(filter(torch.is_tensor, (*args, *kwargs.values())))
             return self.tap(rule, output, rule.dim(output), inputs, rule.watch(args, kwargs), rule.leaves.values())
 
-        return [
-            rule.layer.register_forward_pre_hook(enter, with_kwargs=True),
-            rule.layer.register_forward_hook(leave, prepend=True, always_call=True, with_kwargs=True),
-        ]
+        return rules._replaced_forward(layer, run)
 
     def _given_no_examples(self, rule: AnyRule, args: Args, kwargs: Kwargs) -> bool:
         """Whether all examples share the input: it comes from parameters alone, or has not one entry for each."""
@@ -410,17 +396,6 @@ class _Watch:
                 "itself, or tie a second layer to the same Parameter; write .detach() where no gradient is meant, "
                 "let the optimiser do penalties (weight_decay=), or freeze it before training is made private"
             )
-
-
-def _while_placed(
-    layer: nn.Module, values: Mapping[str, object], after: Callable[[], None] | None
-) -> Callable[[], None]:
-    """Attributes before a layer's parameters until what is returned is called, which calls `after` first."""
-    with ExitStack() as stack:
-        stack.enter_context(_placed(layer, values))
-        if after is not None:
-            stack.callback(after)
-        return stack.pop_all().close
 
 
 def _watched(parameter: nn.Parameter) -> bool:

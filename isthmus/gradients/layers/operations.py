@@ -931,11 +931,8 @@ class _Host:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, the parameters shared tensors while someone listens."""
         if not self.layers.listens():
-            restore = self.layers.silence(p for rule in self.rules for p in rule.parameters)
-            try:
+            with self.layers.silenced(p for rule in self.rules for p in rule.parameters):
                 return self.plain(*args, **kwargs)
-            finally:
-                restore()
         if not self.rules and not self.layers.known.read:
             return self.plain(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))

@@ -200,7 +200,7 @@ class LayerRule(Generic[L]):
 
     def install(self, layers: Layers) -> list[Handle]:
         """Put the hooks of the layer in place; returns their handles."""
-        return layers.tap_layer(self)
+        return [layers.tap_layer(self)]
 
     def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The tensor that should hold examples, and where; None where its shape does not tell whether it does."""
