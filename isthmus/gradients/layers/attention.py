@@ -65,17 +65,15 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         layer = self.layer
 
         def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> object:
+            for x in (query, key, value):
+                if isinstance(x, _Shared):
+                    raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
             with layers.silenced(layer.parameters()):  # the output projection's too: torch reads it here
-                if not layers.listens():
-                    return nn.MultiheadAttention.forward(layer, query, key, value, *args, **kwargs)
-                for x in (query, key, value):
-                    if isinstance(x, _Shared):
-                        raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
                 return self._attend(layers, query, key, value, *args, **kwargs)
 
         nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
         return [
-            rules._replaced_forward(layer, run),
+            layers.replace_forward(layer, list(layer.parameters()), run),
             layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
             *(rules._Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
         ]

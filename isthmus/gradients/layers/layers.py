@@ -11,12 +11,14 @@ backward pass that goes back through such a slope is refused; a slope that no lo
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -257,9 +259,6 @@ class Layers:
         layer, plain = rule.layer, rule.layer.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not self.listens():
-                with self.silenced(rule.parameters):
-                    return plain(*args, **kwargs)
             args = rule.prepare(args)
             with ExitStack() as stack:
                 stack.enter_context(self.silenced(rule.parameters))
@@ -274,7 +273,26 @@ class Layers:
             inputs = list(filter(torch.is_tensor, (*args, *kwargs.values())))
             return self.tap(rule, output, rule.dim(output), inputs, rule.watch(args, kwargs), rule.leaves.values())
 
-        return rules._replaced_forward(layer, run)
+        return self.replace_forward(layer, rule.parameters, run)
+
+    def replace_forward(
+        self, layer: nn.Module, parameters: Iterable[Tensor], run: Callable[..., object]
+    ) -> rules._Replaced:
+        """Another forward of this one object while someone listens: else its own, and its parameters are silenced."""
+        plain = layer.forward
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> object:
+            if self_ is not layer:  # a copy has its own again
+                return type(self_).forward(self_, *args, **kwargs)
+            if self.listens():
+                return run(*args, **kwargs)
+            with self.silenced(parameters):
+                return plain(*args, **kwargs)
+
+        forward.tapped = True  # type: ignore[attr-defined]
+        # trainers read from it which columns a model takes
+        forward.__signature__ = inspect.signature(type(layer).forward)  # type: ignore[attr-defined]
+        return rules._Replaced(layer, "forward", MethodType(forward, layer))
 
     def _given_no_examples(self, rule: AnyRule, args: Args, kwargs: Kwargs) -> bool:
         """Whether all examples share the input: it comes from parameters alone, or has not one entry for each."""

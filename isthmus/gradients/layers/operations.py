@@ -900,7 +900,11 @@ def _open_layers(layers: Layers) -> list[Handle]:
     for rule in layers.sites:
         if isinstance(rule, _OperationRule):
             hosts.setdefault(_owner(rule, layers.module), []).append(rule)
-    return [rules._replaced_forward(layer, _Host(layer, layers, own).run) for layer, own in hosts.items()]
+    handles: list[Handle] = []
+    for layer, own in hosts.items():
+        parameters = [parameter for rule in own for parameter in rule.parameters]
+        handles.append(layers.replace_forward(layer, parameters, _Host(layer, layers, own).run))
+    return handles
 
 
 def _owner(rule: _OperationRule, module: nn.Module) -> nn.Module:
@@ -929,10 +933,7 @@ class _Host:
         """For shapes of calls that were checked: what each of their outputs holds."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's own forward, the parameters shared tensors while someone listens."""
-        if not self.layers.listens():
-            with self.layers.silenced(p for rule in self.rules for p in rule.parameters):
-                return self.plain(*args, **kwargs)
+        """The layer's own forward, its parameters shared tensors."""
         if not self.rules and not self.layers.known.read:
             return self.plain(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))

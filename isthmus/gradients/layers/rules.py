@@ -6,12 +6,10 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -141,18 +139,6 @@ class _Replaced:
             self.owner.__dict__.pop(self.name, None)
         else:
             setattr(self.owner, self.name, self.before)
-
-
-def _replaced_forward(layer: nn.Module, run: Callable[..., object]) -> _Replaced:
-    """Another forward of this one object; a copy of it has its own again."""
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> object:
-        return run(*args, **kwargs) if self is layer else type(self).forward(self, *args, **kwargs)
-
-    forward.tapped = True  # type: ignore[attr-defined]
-    # trainers read from it which columns a model takes
-    forward.__signature__ = inspect.signature(type(layer).forward)  # type: ignore[attr-defined]
-    return _Replaced(layer, "forward", MethodType(forward, layer))
 
 
 class LayerRule(Generic[L]):
