@@ -379,10 +379,7 @@ def _bags(index: Tensor, weights: Tensor, offsets: Tensor, last: bool) -> tuple[
     """Flat bags as rows, filled up with place 0 and weight 0 (the longest bag decides, so the host waits for it)."""
     if not last:
         offsets = torch.cat([offsets, offsets.new_full((1,), len(index))])
-    sizes = offsets.diff().tolist()
-    if not sizes:
-        return index.new_zeros(0, 0), weights.new_zeros(0, 0)
-    bags = slice(int(offsets[0]), int(offsets[-1]))
+    sizes, bags = offsets.diff().tolist(), slice(int(offsets[0]), int(offsets[-1]))
     places, shares = (nn.utils.rnn.pad_sequence(x[bags].split(sizes), batch_first=True) for x in (index, weights))
     return places, shares
 
