@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from engine_cases import sums
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import PrivacyEngine
-from isthmus.core.driver import Ticket
 
 
 class Own(nn.Module):
@@ -52,15 +52,7 @@ def private(module: nn.Module, count: int = 64, **options: Any) -> tuple[nn.Modu
 
 def clipped_sum(module: nn.Module, engine: PrivacyEngine, x: Tensor, y: Tensor, loss: Any = F.cross_entropy) -> Tensor:
     """The sum of the clipped gradients, just before the noise."""
-    driver = engine.driver
-    assert driver is not None
-    driver.begin(Ticket(len(x)))
-    loss(module(x), y, reduction="sum").backward()
-    driver._finish_backward()
-    assert driver._sum is not None
-    value = driver._sum.values["gradient"].value.double().clone()
-    driver.forget()
-    return value
+    return sums(engine, lambda: loss(module(x), y, reduction="sum"), len(x))["gradient"].value.double()
 
 
 def movement(module: nn.Module, x: Tensor, y: Tensor) -> float:

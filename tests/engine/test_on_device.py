@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engine_cases import sums
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import Kronecker, PrivacyEngine
-from isthmus.core.driver import Ticket
 from isthmus.modules import GRU, LSTM, RNN
 from isthmus.privacy.clips import ClippedSum
 
@@ -104,13 +104,7 @@ def summed(name: str, device: str, dtype: torch.dtype, options: dict[str, Any], 
     engine.make_private(
         module=module, optimizer=sgd, data_loader=loader, noise_multiplier=1.0, max_grad_norm=0.3, **options
     )
-    driver = engine.driver
-    assert driver is not None
-    driver.begin(Ticket(len(x)))
-    F.cross_entropy(module(x.to(device)), y.to(device)).backward()
-    driver._finish_backward()
-    assert driver._sum is not None
-    return dict(driver._sum.values)
+    return sums(engine, lambda: F.cross_entropy(module(x.to(device)), y.to(device)), len(x))
 
 
 @pytest.mark.parametrize("options", [{}, {"clipping": "per_layer"}, {"sketch": Kronecker(2, 2)}], ids=str)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, C, Reference, Trained, Z, assert_same, clipped, data, mlp, private, train, write
+from engine_cases import BATCH, C, Reference, Trained, Z, assert_same, clipped, data, mlp, private, step, train, write
 from test_sketches import plain_direction
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
@@ -126,8 +126,7 @@ def test_any_physical_size_gives_the_same_training(physical: int, manager: bool,
         for i, x, y in batches:
             assert len(i) <= physical
             t = run.engine.driver.state.t
-            F.cross_entropy(run.module(x), y).backward()
-            run.optimizer.step()
+            step(run, x, y)
             run.optimizer.zero_grad()
             moved = not all(torch.equal(a, b) for a, b in zip(before, run.module.parameters(), strict=True))
             assert moved == (run.engine.driver.state.t > t)
@@ -153,8 +152,7 @@ def twice(run: Trained, how: str) -> Trained:
             (F.cross_entropy(run.module(x), y) + F.cross_entropy(run.module(x), y)).backward()
         else:
             for _ in range(2):
-                F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+                step(run, x, y)
     return run
 
 
@@ -186,8 +184,7 @@ def test_step_without_backward_is_refused_before_anything_is_charged() -> None:
         with pytest.raises(RuntimeError, match="no gradient"):
             run.optimizer.step()
         assert run.engine.ledger.rounds() == {}
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
         break
     assert run.engine.ledger.rounds() == {"main": 1}
 
@@ -195,8 +192,7 @@ def test_step_without_backward_is_refused_before_anything_is_charged() -> None:
 def test_a_second_step_is_an_empty_round_of_its_own() -> None:
     run = private(mlp(), data())
     for _, x, y in run.loader:
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
         run.optimizer.step()
         break
     assert run.engine.ledger.rounds() == {"main": 2}
@@ -417,8 +413,7 @@ def test_a_schedule_that_counts_pieces_is_refused(name: str) -> None:
     scheduler = SCHEDULERS[name](run.optimizer)
     with pytest.raises(InvalidInput, match="changed between two pieces of one batch"):
         for _, x, y in run.loader:
-            F.cross_entropy(run.module(x), y).backward()
-            run.optimizer.step()
+            step(run, x, y)
             scheduler.step()
 
 
@@ -426,9 +421,7 @@ def test_a_schedule_may_follow_what_is_released() -> None:
     run = private(mlp(), data(), max_physical_batch_size=1)
     scheduler = StepLR(run.optimizer, 2, 0.5)
     run.optimizer.register_step_post_hook(lambda *_: scheduler.step())
-    for _, x, y in run.loader:
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+    train(run, 1)
     assert scheduler.last_epoch == 4 == len(run.rounds)
 
 
