@@ -12,8 +12,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, _BudgetOptions, _diameter_of, _published_budget, rounds_of
-from isthmus.algorithms.descent import StepRule, _Descent, _step_rule
+from isthmus.algorithms.base import Budget, StepRule, _BudgetOptions, _Descent, _diameter_of, _step_rule, rounds_of
 from isthmus.algorithms.facts import CONSTANTS, Facts
 from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _full_rounds, _stepped, algorithm, full_run
 from isthmus.base import validate
@@ -69,7 +68,9 @@ def compressive_dp_sgd(
     validate.check(p is None or p >= 3, "p", p, "give a whole number of at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
     validate.check(not sampled, "batch_size", batch_size, "leave it out: selection gains nothing from sampling")
-    budget = _published_budget(**terms) if as_published else Budget(**terms)
+    budget = Budget(**terms)
+    if as_published:
+        budget = budget.as_published()
     descent, kept, codes = _Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
     Clip(clip)
 
@@ -178,10 +179,10 @@ def _fill_gaussian(facts: Facts) -> Choice:
     d = facts.parameters
     if d < 3:
         raise Refusal("fewer than 3 parameters: nothing to compress")
-    p = max(3, min(d, CONSTANTS.codes[int(facts.sparse)], facts.max_dims or d))
-    kappa, rounds = max(1, min(CONSTANTS.kappa, p // 5)), CONSTANTS.full_rounds[0]
-    if d > CONSTANTS.small:
-        rounds = CONSTANTS.decodings
+    p = max(3, min(d, 100 if facts.sparse else 50, facts.max_dims or d))
+    kappa, rounds = max(1, min(10, p // 5)), 100
+    if d > CONSTANTS.small:  # decoding takes long
+        rounds = 20
     run = full_run(facts, facts.the_clip, p, rounds)
     norm = run.sigma * math.sqrt(kappa)  # what the decoder keeps of the noise
     flops = run.rounds * p * (60 * d + facts.n * facts.filled)
@@ -198,9 +199,9 @@ def _fill_selection(facts: Facts) -> Choice:
     """kappa coordinates chosen by the exponential mechanism, then their values."""
     if facts.parameters < 3:
         raise Refusal("fewer than 3 parameters: nothing to compress")
-    wanted, kappa = CONSTANTS.full_rounds[0], min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
+    wanted, kappa = 100, min(facts.sparsity or 10, facts.parameters)
     if facts.sparsity:
-        wanted = CONSTANTS.selections
+        wanted = 20
     rounds = _full_rounds(facts, wanted)
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
-from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.base import Budget, _BudgetOptions, rounds_of
+from isthmus.algorithms.facts import Facts
 from isthmus.algorithms.filling import AVERAGED, Build, Choice, Run, _sampled_run, algorithm, full_run
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
@@ -196,15 +196,15 @@ def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
 def _fill_blocks(facts: Facts) -> Choice:
     """Ten blocks (more where fewer numbers may leave), of like columns where their smoothness is public."""
     shape, d, name, shortfall = facts.component_smoothness, facts.parameters, "equal blocks", None
-    blocks = min(d, max(CONSTANTS.blocks, -(-d // (facts.max_dims or d))))
+    blocks = min(d, max(10, -(-d // (facts.max_dims or d))))
     size = -(-d // blocks)
     run = _sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
     base = facts.smooth / 2  # steps of 2 / L
     arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
-    arguments |= {"inner": min(CONSTANTS.inner, run.rounds), "smoothness": base, "blocks": blocks}
+    arguments |= {"inner": min(250, run.rounds), "smoothness": base, "blocks": blocks}
     unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
     if shape is not None:
-        wide = base * np.maximum(shape / shape.max(), CONSTANTS.block_floor)
+        wide = base * np.maximum(shape / shape.max(), 0.1)
         parts = np.array_split(np.argsort(-wide, kind="stable"), blocks)
         arguments |= {"smoothness": wide.tolist(), "probabilities": "importance"}
         if not (np.diff(wide) <= 0).all():
@@ -230,13 +230,12 @@ def _fill_single(facts: Facts) -> Choice:
     if wide is None:  # one number stands for all coordinates where nothing tells them apart
         wide = np.array([facts.smooth * facts.entry**2])
     bounds = facts.the_clip * np.sqrt(wide / facts.smooth)
-    low, high = CONSTANTS.coordinate_rounds
-    run = full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
+    run = full_run(facts, 1.0, 1, min(max(20 * d, 500), 2000))
     sigma = run.sigma * bounds
     unit = _margin(run, wide, np.full(len(wide), 1 / d), sigma)
     step = facts.step or min(1.0, facts.tau / unit)
     return run.choice(
-        {"smoothness": _few(wide), "clip": _few(bounds), "inner": max(1, run.rounds // CONSTANTS.loops), "step": step},
+        {"smoothness": _few(wide), "clip": _few(bounds), "inner": max(1, run.rounds // 4), "step": step},
         noise_norm=float(np.sqrt((sigma**2).mean())),
         margin_noise=step * unit,
         seconds=facts.seconds(run.rounds, None, 1),

@@ -7,8 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from isthmus.algorithms.descent import Family, StepRule, Stop, WidthRule, _Descent, _step_rule
-from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.base import (
+    SIMPLEX_ONLY,
+    Family,
+    StepRule,
+    Stop,
+    WidthRule,
+    _Descent,
+    _mirror_of,
+    _step_rule,
+)
+from isthmus.algorithms.facts import Facts
 from isthmus.algorithms.filling import Build, Choice, Run, _free_run, algorithm
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
@@ -190,6 +199,40 @@ def comp_dist_sgd(
     return _NarrowDescent(sampler=sampler, wire=wire, shifts=shifts, heavy=hitters, **options).build
 
 
+@algorithm(left_out=SIMPLEX_ONLY)
+def mirror_descent(
+    *,
+    step: StepRule | None = None,
+    m: Size | WidthRule | None = None,
+    batch_size: int | None = None,
+    schedule: Schedule | None = None,
+    output: str = "average",
+    sketch: Family = CountSketch,
+) -> Build:
+    """Entropic mirror descent over `Simplex(radius)`, from its middle unless told otherwise.
+
+    step        eta, or a rule t -> eta: sqrt(2 log d / T) over the largest entry of a gradient is the theorem's
+    m           None takes gradients as they are; else m numbers of each, lifted without bias (times d / m)
+    batch_size  None: all records
+    output      as for `sgd`; the theorem is about the average
+
+    >>> mirror_descent(step=0.1).name
+    'mirror_descent'
+    """
+    rule, sampler = _step_rule(step, schedule), Full() if batch_size is None else Shuffle(batch_size)
+    descent = _Descent(m=m, schedule=schedule, output=output)
+    if descent.narrowed:
+        descent = replace(descent, sketch=sketch)
+
+    def build(binding: Binding) -> Pipeline:
+        release = Release(encode=descent.encode(binding, sampler.rounds(binding.n)))
+        if descent.narrowed:
+            release = replace(release, lift=unbiased)
+        return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=_mirror_of(binding))
+
+    return build
+
+
 _SAMPLERS: dict[str, Callable[[int | Callable[[int], int]], Sampler]] = {
     "shuffle": Shuffle,
     "independent": Uniform,
@@ -263,7 +306,7 @@ class _NarrowDescent(_FreeDescent):
 def _fill_sgd(facts: Facts) -> Choice:
     """Shuffled batches; averages where the loss has corners."""
     run = _free_run(facts, facts.parameters, sampled=True)
-    step = facts.step or CONSTANTS.free_step / facts.smooth
+    step = facts.step or 1 / facts.smooth
     return run.choice({"step": step, "batch_size": run.batch_size, "output": _output_of(facts)})
 
 
@@ -271,8 +314,8 @@ def _fill_sgd(facts: Facts) -> Choice:
 def _fill_gd(facts: Facts) -> Choice:
     """All records."""
     run = _free_run(facts, facts.parameters, sampled=False)
-    step = facts.step or CONSTANTS.free_step / facts.smooth
-    return run.choice({"step": step, "momentum": CONSTANTS.momentum, "output": "last"})
+    step = facts.step or 1 / facts.smooth
+    return run.choice({"step": step, "momentum": 0.9, "output": "last"})
 
 
 @comp_minibatch.filling(evidence="Theorems 8, 9 (000); as comp_sgd", shortfall=(0.003, 0.002), research=True)
@@ -296,7 +339,7 @@ def _fill_comp_gd(facts: Facts) -> Choice:
 
 def _with_feedback(run: Run, more: dict[str, Any]) -> Choice:
     # a coordinate waits d / m rounds for its turn: steps that are stable without memory are too long with it
-    step = run.facts.step or CONSTANTS.feedback_step / run.facts.smooth
+    step = run.facts.step or 0.25 / run.facts.smooth
     return run.choice({"m": run.dims, "step": step, "error_feedback": True, **more}, "error feedback")
 
 

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
-from isthmus.algorithms.descent import WidthRule, _Descent
+from isthmus.algorithms.base import Budget, WidthRule, _BudgetOptions, _Descent, rounds_of
 from isthmus.algorithms.facts import CONSTANTS, Facts
 from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _free_run, _full_rounds, algorithm
 from isthmus.base import validate

@@ -24,7 +24,7 @@ import torch
 from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
-from isthmus.algorithms.purchases import _ShrunkStatistics, linear_model, scaled_targets
+from isthmus.algorithms.purchases import ShrunkStatistics, linear_model, scaled_targets
 from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
@@ -395,7 +395,7 @@ def _preconditioned(
     assert isinstance(update, Preconditioned) and prepared.start is not None
     lengths, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
     energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
-    usual = _ShrunkStatistics().usual(prepared)
+    usual = ShrunkStatistics().usual(prepared)
     off = (_OFF * fit.variance(energies, public.n)).clamp(min=1e-12 * usual, max=usual)
     if update.pull is None:
         curvatures, squares = 1 / lengths.clamp(min=1e-300), torch.full_like(lengths, noise**2)

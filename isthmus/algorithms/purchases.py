@@ -530,7 +530,7 @@ class TargetShape(_Histogram):
 
 
 @dataclass(frozen=True)
-class _ShrunkStatistics(Statistics):
+class ShrunkStatistics(Statistics):
     """(X'X, X'y) of centred targets or known class shares: a start, and steps that go only where they outweigh noise.
 
     With H the curvature of the loss times X'X, s^2 the variance that noise will have added to a coordinate of the sum

@@ -20,8 +20,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import _BudgetOptions
-from isthmus.algorithms.descent import StepRule
+from isthmus.algorithms.base import StepRule, _BudgetOptions, _unless_bought
 from isthmus.algorithms.facts import Facts
 from isthmus.algorithms.filling import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm
 from isthmus.algorithms.private import _PrivateDescent, _PrivateOptions
@@ -173,15 +172,9 @@ def dp_subspace_gd(
     """
     validate.positive_int(k=k)
     validate.open_unit(share=share)
-    fixed = not isinstance(clip, AdaptiveClip)
-    validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
-    buys: tuple[SumPurchase, ...] = (_Directions(k, share=share),)
-    rule: StepRule | None = None
-    if isinstance(step, str):
-        validate.one_of(("auto",), step=step)
-        buys = (*buys, Lambda())
-    else:
-        rule = step
+    rule, buys = _unless_bought(step), (_Directions(k, share=share), Lambda())
+    if rule is not None:
+        buys = buys[:1]
     return _PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Unpack
 
-from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
-from isthmus.algorithms.descent import StepRule, _step_rule
-from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
+from isthmus.algorithms.base import Budget, StepRule, _BudgetOptions, _step_rule, rounds_of
+from isthmus.algorithms.facts import NUMBER, Facts
 from isthmus.algorithms.filling import Build, Choice, Run, _batch_of, _sampled_rounds, algorithm, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
@@ -77,7 +76,7 @@ def dp_svrg(
 )
 def _fill(facts: Facts) -> Choice:
     """A private anchor every 20 rounds, private differences in between."""
-    clip, batch, inner = facts.the_clip, _batch_of(facts), CONSTANTS.svrg_inner
+    clip, batch, inner = facts.the_clip, _batch_of(facts), 20
     rounds = _sampled_rounds(facts, batch, facts.passes / (1 + facts.n / (inner * batch)))
     inner = max(2, min(inner, rounds))
     looks = -(-rounds // inner)
@@ -89,7 +88,7 @@ def _fill(facts: Facts) -> Choice:
     run = Run(facts, rounds, batch, clip, numbers["difference"], facts.parameters)
     anchor = numbers["anchor"] * clip / facts.n  # the same noise in every step of an inner loop
     unit = math.hypot(walk(run, 1.0, "average"), math.sqrt(looks) * inner / 2 * anchor)
-    step = facts.step or min(CONSTANTS.svrg_step / facts.smooth, facts.tau / unit)
+    step = facts.step or min(1 / facts.smooth, facts.tau / unit)
     arguments = {"clip": clip, "inner": inner, "step": step, "batch_size": batch}
     return run.choice(
         arguments,
