@@ -109,7 +109,8 @@ def _unless_bought(step: StepRule | str | None) -> StepRule | None:
 class _Descent:
     """A step on C by gradients as they are, or through maps of a narrow dimension m.
 
-    sketch  the family of maps, as a function of m; None compresses nothing
+    sketch    the family of maps, as a function of m; None compresses nothing
+    optional  whether gradients may be taken as they are where no m is given
     """
 
     step: StepRule | None = None
@@ -119,6 +120,7 @@ class _Descent:
     stop: Stop | None = None
     m: Size | WidthRule | None = None
     sketch: Family | None = None
+    optional: bool = False
     tol: float = 1e-2
     pick: str = "nearest"
 
@@ -128,14 +130,11 @@ class _Descent:
         average_of(self.output)
         if self.step is not None:
             _step_rule(self.step, None)
-        validate.check(
-            self.sketch is None or self.narrowed, "m", self.m, "give the narrow dimension, or a schedule that has one"
-        )
-
-    @property
-    def narrowed(self) -> bool:
-        """Whether a narrow dimension was given, or a schedule that has a distortion."""
-        return self.m is not None or (self.schedule is not None and self.schedule.beta is not None)
+        narrow = self.m is not None or (self.schedule is not None and self.schedule.beta is not None)
+        if not narrow:
+            remedy = "give the narrow dimension, or a schedule that has one"
+            validate.check(self.sketch is None or self.optional, "m", self.m, remedy)
+            object.__setattr__(self, "sketch", None)
 
     @property
     def scheduled(self) -> int | None:

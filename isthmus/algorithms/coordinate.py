@@ -84,15 +84,18 @@ def dp_skgd(
         validate.check(schedule is None, "inner", inner, "give either inner or a schedule, which has it already")
     if isinstance(probabilities, str):
         validate.one_of(("uniform", "importance"), probabilities=probabilities)
-    bounds, smooth = (validate.as_tensor(*pair).double() for pair in (("clip", clip), ("smoothness", smoothness)))
+    bounds, smooth = validate.as_tensor("clip", clip).double(), validate.as_tensor("smoothness", smoothness).double()
+    validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
     if smooth.ndim == 2:
         schedules.smoothness_matrix(smooth.numpy())
-    elif not bool((smooth > 0).all()):
-        validate.refuse("smoothness", smoothness, "give finite numbers above 0")
-    validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
+    else:
+        validate.check(bool((smooth > 0).all()), "smoothness", smoothness, "give finite numbers above 0")
 
     def build(binding: Binding) -> Pipeline:
-        parts = _parts(binding.d, sampling, blocks)
+        subsets = blocks
+        if isinstance(blocks, int) and sampling == "block":
+            subsets = _equal_blocks(binding.d, blocks)
+        parts = schedules.subsets(sampling, binding.d, subsets)
         encode, drawn, m = _law(binding, bounds, smooth, parts, probabilities, tau if sampling == "nice" else None)
         sampler, records = budget.sampler(binding, batch_size), budget.records(binding)
         loop, scheduled = inner, None
@@ -125,7 +128,7 @@ def _law(
     binding: Binding,
     clip: Tensor,
     smoothness: Tensor,
-    parts: list[Tensor],
+    parts: list[list[int]],
     probabilities: str | Sequence[float],
     tau: int | None,
 ) -> tuple[Encoder, Tensor, Tensor]:
@@ -133,47 +136,36 @@ def _law(
 
     parts, tau  the blocks that are drawn; or the size of a random subset
     """
-    d, matrix = binding.d, smoothness.ndim == 2
+    d, matrix, law = binding.d, smoothness.ndim == 2, None
     c, alone = _spread("clip", clip, d), parts
     if tau is not None and tau < d:  # random subsets can cut between any two coordinates
-        alone = list(torch.arange(d).split(1))
-    separate = all(binding.penalty.separates(part, d) for part in alone)
+        alone = schedules.subsets("single", d)
+    separate = all(binding.penalty.separates(torch.tensor(part), d) for part in alone)
     remedy = "its proximal map mixes coordinates of different blocks: give blocks that keep it whole, or use dp_gd"
     validate.check(separate, "penalty", type(binding.penalty).__name__, remedy)
     if matrix:
         validate.shape((d, d), smoothness=smoothness)
-        v = smoothness.diagonal()
+        v = smoothness.diagonal()  # what one coordinate needs
     else:
         v = _spread("smoothness", smoothness, d)
+    if probabilities == "importance":
+        law = schedules.importance_probabilities(v.numpy(), parts)
+    elif probabilities != "uniform":
+        law = np.array([float(value) for value in probabilities])
+    drawn, subsets = schedules.sampling_probabilities("block", d, blocks=parts, chances=law), parts
+    encode: Encoder = Blocks(parts, [float(torch.linalg.vector_norm(c[part])) for part in parts], law)
     if tau is not None:
-        validate.at_most(d, "the dimension d", tau=tau)
-        if matrix:
-            v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), tau=tau))
-        return Nice(tau, bounds=c.tolist()), torch.full((d,), tau / d, dtype=torch.float64), v
-    lists = [part.tolist() for part in parts]
-    if probabilities == "uniform":
-        law = [1 / len(lists)] * len(lists)
-    elif probabilities == "importance":  # of a matrix its diagonal: what one coordinate needs
-        law = schedules.importance_probabilities(v.numpy(), lists).tolist()
-    else:
-        law = [float(value) for value in probabilities]
+        drawn, subsets = schedules.sampling_probabilities("nice", d, tau=tau), None
+        encode = Nice(tau, bounds=c.tolist())
     if matrix:
-        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), lists, law))
-    drawn = torch.from_numpy(schedules.sampling_probabilities("block", d, blocks=lists, chances=law))
-    return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
+        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), subsets, law, tau=tau))
+    return encode, torch.from_numpy(drawn), v
 
 
-def _parts(d: int, sampling: str, blocks: int | Sequence[Sequence[int]]) -> list[Tensor]:
-    """The blocks, one of all coordinates, or each alone."""
-    if sampling in ("full", "nice"):
-        return [torch.arange(d)]
-    if sampling == "single":
-        return list(torch.arange(d).split(1))
-    if isinstance(blocks, int):
-        validate.positive_int(blocks=blocks)
-        validate.at_most(d, "the dimension d", blocks=blocks)
-        return list(torch.tensor_split(torch.arange(d), blocks))
-    return [torch.tensor(part) for part in schedules.cover([[int(j) for j in block] for block in blocks], d)]
+def _equal_blocks(d: int, blocks: int) -> list[list[int]]:
+    validate.positive_int(blocks=blocks)
+    validate.at_most(d, "the dimension d", blocks=blocks)
+    return [part.tolist() for part in np.array_split(np.arange(d), blocks)]
 
 
 def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
@@ -205,14 +197,12 @@ def _fill_blocks(facts: Facts) -> Choice:
     unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
     if shape is not None:
         wide = base * np.maximum(shape / shape.max(), 0.1)
-        parts = np.array_split(np.argsort(-wide, kind="stable"), blocks)
+        parts = [part.tolist() for part in np.array_split(np.argsort(-wide, kind="stable"), blocks)]
         arguments |= {"smoothness": wide.tolist(), "probabilities": "importance"}
         if not (np.diff(wide) <= 0).all():
-            arguments["blocks"] = [part.tolist() for part in parts]
-        wide = wide[np.concatenate(parts)]
-        inner = [part.tolist() for part in np.array_split(np.arange(d), blocks)]
-        chances = schedules.importance_probabilities(wide, inner)
-        law = schedules.sampling_probabilities("block", d, blocks=inner, chances=chances)
+            arguments["blocks"] = parts
+        chances = schedules.importance_probabilities(wide, parts)
+        law = schedules.sampling_probabilities("block", d, blocks=parts, chances=chances)
         unit, name = _margin(run, wide, law, np.full(d, run.sigma)), "M by public smoothness, importance"
         if facts.wide:
             shortfall = 0.015  # word ranks were measured too

@@ -333,14 +333,11 @@ class Facts:
     @property
     def component_smoothness(self) -> np.ndarray | None:
         """Public component smoothness of every parameter: the caller's, or curvature times public second moments."""
-        if self.smoothness is not None:
-            smoothness = np.array(self.smoothness)
-        elif self.public is not None and self.public.moments is not None:
+        smoothness = self.smoothness
+        if smoothness is None and self.public is not None and self.public.moments is not None:
             moments = np.array(self.public.moments)
             smoothness = self.smooth * np.maximum(moments, 0.01 * max(moments.max(), 1e-12))
-        else:
-            return None
-        return np.tile(smoothness, self.parameters // len(smoothness))
+        return None if smoothness is None else np.tile(smoothness, self.parameters // len(smoothness))
 
     @property
     def entry(self) -> float:
@@ -350,10 +347,9 @@ class Facts:
     @cached_property
     def filled(self) -> float:
         """Entries of a row that are not 0."""
-        share = self.density or 1.0
         if self.sparse and self.density is None:
-            share = min(1.0, 100 / self.d)
-        return self.d * share
+            return min(self.d, 100.0)
+        return self.d * (self.density or 1.0)
 
     @cached_property
     def mu(self) -> float:
@@ -401,8 +397,6 @@ class Facts:
 
     def poisson_multiplier(self, rate: float, rounds: int) -> float:
         """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
-        if not self.exact and rate < 1:
-            return _sampled(rate * self.full_multiplier(rounds))
         return self.split(Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
 
     def full_multiplier(self, rounds: int, share: float = 1.0) -> float:
@@ -436,7 +430,8 @@ class Facts:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values; the set by its words, long vectors by their range."""
-        values = asdict(replace(self, constraint=None, public=None, smoothness=None)) | {"loss": self.loss_name}
+        values = asdict(replace(self, constraint=None, public=None, smoothness=None))
+        values |= {"loss": self.loss_name, "parameters": self.parameters}
         if not self.private:
             values["epsilon"] = None
         if self.constraint is not None:
@@ -445,7 +440,7 @@ class Facts:
             values["public"] = self.public.to_dict()
         if self.smoothness is not None:
             values["smoothness"] = [min(self.smoothness), max(self.smoothness)]
-        return {**values, "parameters": self.parameters}
+        return values
 
 
 def _first_order(item: Charge, mu: float) -> float:
@@ -453,11 +448,6 @@ def _first_order(item: Charge, mu: float) -> float:
     number = item.number_at(1 / mu)
     if item.template.selects or item.sampler.rate == 1:
         return number
-    return _sampled(number)
-
-
-def _sampled(number: float) -> float:
-    """The multiplier of a sampled round that costs to first order what q times this multiplier would."""
     return 1 / math.sqrt(math.log1p(number**-2))
 
 

@@ -53,9 +53,8 @@ def sgd(
     >>> sgd(step=0.1).name
     'sgd'
     """
-    return _FreeDescent(
-        sampler=_sampler(draw, batch_size), step=step, momentum=momentum, schedule=schedule, output=output
-    ).build
+    sampler = _sampler(draw, batch_size)
+    return _FreeDescent(sampler=sampler, step=step, momentum=momentum, schedule=schedule, output=output).build
 
 
 @algorithm(direct=True)
@@ -141,11 +140,11 @@ def comp_minibatch(
     Other arguments as for `comp_sgd`.
     """
     schedule, usual = options.get("schedule"), "subset"
-    if batch_size is None:
-        if schedule is None:
-            validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
+    if batch_size is None and schedule is not None:
         batch_size, usual = schedule.batch_size, "independent"
-    sampler = _sampler(draw or usual, batch_size, ("subset", "independent"))
+    if batch_size is None:
+        validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
+    sampler = _sampler(draw or usual, batch_size, "subset")
     return _NarrowDescent(sampler=sampler, stop=stop, **options).build
 
 
@@ -220,31 +219,21 @@ def mirror_descent(
     'mirror_descent'
     """
     rule, sampler = _step_rule(step, schedule), Full() if batch_size is None else Shuffle(batch_size)
-    descent = _Descent(m=m, schedule=schedule, output=output)
-    if descent.narrowed:
-        descent = replace(descent, sketch=sketch)
+    descent = _Descent(m=m, schedule=schedule, output=output, sketch=sketch, optional=True)
 
     def build(binding: Binding) -> Pipeline:
-        release = Release(encode=descent.encode(binding, sampler.rounds(binding.n)))
-        if descent.narrowed:
-            release = replace(release, lift=unbiased)
+        release = Release(encode=descent.encode(binding, sampler.rounds(binding.n)), lift=unbiased)
         return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=_mirror_of(binding))
 
     return build
 
 
-_SAMPLERS: dict[str, Callable[[int | Callable[[int], int]], Sampler]] = {
-    "shuffle": Shuffle,
-    "independent": Uniform,
-    "subset": WithoutReplacement,
-}
-
-
-def _sampler(
-    draw: str, size: int | Callable[[int], int], draws: tuple[str, ...] = ("shuffle", "independent")
-) -> Sampler:
-    validate.one_of(draws, draw=draw)
-    return _SAMPLERS[draw](size)
+def _sampler(draw: str, size: int | Callable[[int], int], other: str = "shuffle") -> Sampler:
+    """Independent draws, or the other way that a recipe offers."""
+    validate.one_of((other, "independent"), draw=draw)
+    if draw == "shuffle":
+        return Shuffle(size)
+    return Uniform(size) if draw == "independent" else WithoutReplacement(size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,16 +294,14 @@ class _NarrowDescent(_FreeDescent):
 @sgd.filling(evidence="measured (001-figure-1d): IMDB .874 over an l1 ball, 12 passes", shortfall=(0.001, 0.0))
 def _fill_sgd(facts: Facts) -> Choice:
     """Shuffled batches; averages where the loss has corners."""
-    run = _free_run(facts, facts.parameters, sampled=True)
-    step = facts.step or 1 / facts.smooth
+    run, step = _free_run(facts, facts.parameters, sampled=True), facts.step or 1 / facts.smooth
     return run.choice({"step": step, "batch_size": run.batch_size, "output": _output_of(facts)})
 
 
 @gd.filling(evidence="the reference: O(1/T) for smooth convex losses", shortfall=(0.0, 0.0))
 def _fill_gd(facts: Facts) -> Choice:
     """All records."""
-    run = _free_run(facts, facts.parameters, sampled=False)
-    step = facts.step or 1 / facts.smooth
+    run, step = _free_run(facts, facts.parameters, sampled=False), facts.step or 1 / facts.smooth
     return run.choice({"step": step, "momentum": 0.9, "output": "last"})
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from isthmus.algorithms.base import StepRule, _BudgetOptions, _unless_bought
 from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm
+from isthmus.algorithms.filling import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm, require
 from isthmus.algorithms.private import _PrivateDescent, _PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, _with_unit_rows
 from isthmus.base import validate
@@ -128,12 +128,12 @@ def _fill_public(facts: Facts) -> Choice:
     """The top-k eigenspace of public gradients, k from the energy curve."""
     if facts.public is None:
         raise Refusal("no public rows: give public=X or (X, y)")
-    if facts.outputs > 1 and not facts.public.labelled:
-        raise Refusal("several outputs: the public rows need labels")
-    k, gain, captured = facts.public_size, 1.0, "no energy curve"
+    require(facts.outputs == 1 or facts.public.labelled, "several outputs: the public rows need labels")
+    k, captured = facts.public_size, "no energy curve"
     share = facts.public.share(k)
-    if share:  # a row lies in the subspace up to what the subspace misses
-        gain, captured = math.sqrt(share), f"{share:.0%} of the public hold-out energy in k = {k} directions"
+    if share:
+        captured = f"{share:.0%} of the public hold-out energy in k = {k} directions"
+    gain = math.sqrt(share or 1.0)  # a row lies in the subspace up to what the subspace misses
     run = _sampled_run(facts, facts.the_clip, k)
     rows, parameters = facts.public.rows, facts.parameters
     flops = run.rounds / REFRESH * (2 * rows**2 * parameters + rows**3)
