@@ -2,7 +2,6 @@
 
 # ruff: noqa: F401
 
-from isthmus.core.clients import Clients
 from isthmus.core.parts import (
     AgainstAnchor,
     Delegate,
@@ -25,4 +24,4 @@ from isthmus.core.parts import (
     WithoutReplacement,
     current,
 )
-from isthmus.core.pipeline import AllReduce, Client, Local
+from isthmus.core.pipeline import AllReduce, Client, Clients, Local

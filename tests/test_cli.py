@@ -185,7 +185,7 @@ def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
     assert "no run has used this budget yet" in invoke("budget", path).output
     other = invoke("budget", path, "--epsilon", "9", "--delta", "1e-6", code=2)
     assert "give (2.0, 1e-06), with which this ledger was opened" in other.output
-    Path(path).write_text(Path(path).read_text().replace("2.0", "9.0"))
+    Path(path).write_bytes(Path(path).read_bytes().replace(b"[2.0", b"[9.0"))
     assert "was altered" in invoke("budget", path, code=5).output
 
 

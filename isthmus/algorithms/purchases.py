@@ -35,7 +35,7 @@ from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
 from isthmus.core.pipeline import Pipeline, Purchase, Release, Stage
 from isthmus.gradients import Counts, Glm, Rows, Stack
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 from isthmus.lifts import discard
 from isthmus.objectives.linear import LinearModel
 from isthmus.objectives.targets import CountTargets
@@ -82,7 +82,7 @@ class SumPurchase(ABC):
     share: float
     """Of the budget."""
     rounded: ClassVar[float] = 1 + KAPPA
-    """Room for the rounding of its sums (see `isthmus.gradients.adding`)."""
+    """Room for the rounding of its sums (see `isthmus.gradients.rounding`)."""
     adds_up: ClassVar[bool] = True
     """Whether it is a sum over records: else it looks at all of them together."""
 

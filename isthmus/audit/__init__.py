@@ -20,23 +20,11 @@ An audit can refute a promise, never prove it: its numbers are lower bounds of e
 """
 
 from isthmus.audit import known_bad
-from isthmus.audit.bounds import clopper_pearson, epsilon_from_counts, one_run_epsilon, one_run_p_value
-from isthmus.audit.canaries import OneRun, one_run, orthogonal_canaries, training
-from isthmus.audit.distinguish import AuditReport, attack
-from isthmus.audit.neighbours import Movement, movement, movements, worst_pair
-from isthmus.audit.probe import Probe
-from isthmus.audit.records import LinearRecords, Pair
+from isthmus.audit.canaries import OneRun, one_run, one_run_epsilon, one_run_p_value, orthogonal_canaries, training
+from isthmus.audit.distinguish import AuditReport, attack, clopper_pearson, epsilon_from_counts
+from isthmus.audit.neighbours import LinearRecords, Movement, Pair, Probe, movement, movements, worst_pair
 from isthmus.audit.replays import Replayed, ReplayedRelease, replay
 
-__all__ = ["clopper_pearson", "epsilon_from_counts", "one_run_epsilon", "one_run_p_value", "OneRun", "one_run"]
-__all__ += [
-    "orthogonal_canaries",
-    "training",
-    "AuditReport",
-    "attack",
-    "Movement",
-    "movement",
-    "movements",
-    "worst_pair",
-]
-__all__ += ["Probe", "LinearRecords", "Pair", "Replayed", "ReplayedRelease", "replay", "known_bad"]
+__all__ = ["AuditReport", "LinearRecords", "Movement", "OneRun", "Pair", "Probe", "Replayed", "ReplayedRelease"]
+__all__ += ["attack", "clopper_pearson", "epsilon_from_counts", "known_bad", "movement", "movements", "one_run"]
+__all__ += ["one_run_epsilon", "one_run_p_value", "orthogonal_canaries", "replay", "training", "worst_pair"]

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
+from scipy.special import betaincinv, ndtri
 from torch import Tensor
 
-from isthmus.audit.bounds import clopper_pearson, epsilon_from_counts
-from isthmus.audit.neighbours import Movement, _inner, _law, movement
-from isthmus.audit.probe import Probe, Values
-from isthmus.audit.records import Pair
+from isthmus.audit.neighbours import Movement, Pair, Probe, Values, _inner, _law, movement
 from isthmus.base import validate
-from isthmus.core.pipeline import Pipeline, Release, Stage, slots
+from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import SecretSource, Source
+from isthmus.privacy.sampling import FixedSize, Sampler, rate_of
 
 _BATCH = 1 << 21
 """Numbers drawn at once."""
@@ -60,7 +57,9 @@ class AuditReport:
     @property
     def verdict(self) -> str:
         """ "violation" where the lower bound exceeds the claim, else "consistent"."""
-        return {True: "violation", False: "consistent"}[self.lower > self.claimed]
+        if self.lower > self.claimed:
+            return "violation"
+        return "consistent"
 
     def __str__(self) -> str:
         return (
@@ -140,7 +139,7 @@ def _all_gaussian(pipe: Pipeline, t: int) -> bool:
     """Whether everything a round releases is Gaussian and nothing is sampled."""
     stages = [stage for stage in pipe.stages if stage.private and t % stage.every == 0]
     releases = [release for stage in stages for release in stage.releases]
-    full = all(getattr(stage.sampler, "rate", 1.0) == 1 for stage in stages)
+    full = all(rate_of(stage.sampler) == 1 for stage in stages)
     return full and all(isinstance(_inner(release.mechanism), Gaussian) for release in releases)
 
 
@@ -171,8 +170,8 @@ class _Game:
     """One stage against one pair: what it releases when the record that differs is in the sample, and when not."""
 
     def __init__(self, probe: Probe, stage: Stage, pair: Pair) -> None:
-        self.rate = float(getattr(stage.sampler, "rate", 1.0))
-        self.releases = {slot: release for _, release, slot in slots([stage])}
+        self.rate = rate_of(stage.sampler)
+        self.releases = {slot: release for release, slot in stage.slots}
         members, absent = _samples(stage.sampler, pair)
         self.cases: list[tuple[Values, Values]] = []
         for left in (True, False):
@@ -221,11 +220,11 @@ class _Game:
         return torch.logaddexp(within.sum(0) + np.log(self.rate), without.sum(0) + np.log1p(-self.rate))
 
 
-def _samples(sampler: Any, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
+def _samples(sampler: Sampler, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
     """The records of a sample with, and of one without, the record that differs (which comes last)."""
-    size = getattr(sampler, "batch_size", None)
-    if size is None or size == pair.n:
+    if not isinstance(sampler, FixedSize) or sampler.batch_size == pair.n:
         return None, torch.arange(pair.n - 1)
+    size = sampler.batch_size
     return torch.cat([torch.arange(size - 1), torch.tensor([pair.n - 1])]), torch.arange(size)
 
 
@@ -253,8 +252,45 @@ def _log_likelihood(release: Release, case: ClippedSum, drawn: Tensor) -> Tensor
         return (chosen * _law(mechanism, case).clamp(min=-1e6)).sum(1)
     if isinstance(mechanism, TopK):  # the first-order part of the ratio: how much the chosen places gained
         return drawn.double() @ _law(mechanism, case).clamp(min=-1e6)
-    scale = float(getattr(mechanism, "multiplier", 1.0)) * case.bound
+    scale = mechanism.number * case.bound
     apart = (drawn.double() - case.value.double().reshape(-1)) / scale
     if case.ord == 1:
         return -apart.abs().sum(1)
     return -apart.square().sum(1) / 2
+
+
+# ---------------------------------------------------------------- from counts to lower bounds
+
+
+def clopper_pearson(hits: ArrayLike, trials: int, confidence: float) -> tuple[_Array, _Array]:
+    """One-sided exact bounds `(low, high)` of a binomial probability, EACH with the given confidence.
+
+    Both at once hold with confidence `2 confidence - 1` at least.  `hits` may be an array.
+
+    >>> [round(float(x), 4) for x in clopper_pearson(3, 10, 0.975)]
+    [0.0667, 0.6525]
+    """
+    validate.positive_int(trials=trials)
+    validate.open_unit(confidence=confidence)
+    k = np.asarray(hits, dtype=np.float64)
+    validate.check(bool(((k >= 0) & (k <= trials)).all()), "hits", hits, f"give counts from 0 to trials = {trials}")
+    tail = 1 - confidence
+    low = np.where(k > 0, betaincinv(np.maximum(k, 1), trials - k + 1, tail), 0.0)
+    high = np.where(k < trials, betaincinv(k + 1, np.maximum(trials - k, 1), confidence), 1.0)
+    return low[()], high[()]
+
+
+def epsilon_from_counts(hits: ArrayLike, alarms: ArrayLike, trials: int, delta: float, confidence: float) -> _Array:
+    """`log((tpr - delta) / fpr)` with tpr bounded from below and fpr from above: at most epsilon, with confidence.
+
+    `hits` of `trials` draws of one dataset and `alarms` of as many of its neighbour fell into an event that was
+    fixed beforehand; an (epsilon, delta) mechanism has `tpr <= e^epsilon fpr + delta`.  The failure probability is
+    split evenly over the two bounds.  Never below 0.
+
+    >>> round(float(epsilon_from_counts(900, 100, 1000, 1e-5, 0.95)), 3)
+    1.99
+    """
+    level = (1 + confidence) / 2
+    tpr, fpr = clopper_pearson(hits, trials, level)[0], clopper_pearson(alarms, trials, level)[1]
+    bound: _Array = np.log(np.maximum((tpr - delta) / fpr, 1.0))
+    return bound

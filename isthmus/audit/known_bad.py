@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -12,18 +12,15 @@ from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release
 from isthmus.penalties import NoPenalty
-from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.event_json import DpEvent
-from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import Source
 from isthmus.sets import Whole
+from isthmus.theory.printed import Printed
 
 __all__ = ["_Halved", "halved", "published_privsgd"]
 
 
-@dataclass(frozen=True)
-class _Halved(Mechanism):
+class _Halved(Printed):
     """A mechanism that states the noise of another one and adds half of it.  Broken on purpose.
 
     >>> from isthmus.privacy import Gaussian
@@ -31,20 +28,9 @@ class _Halved(Mechanism):
     GaussianDpEvent(noise_multiplier=2.0)
     """
 
-    inner: Mechanism
-
-    @property
-    def ords(self) -> tuple[float, ...]:  # type: ignore[override]
-        """As stated."""
-        return tuple(self.inner.ords)
-
     def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """Noise is relative to the bound: half the bound is half the noise."""
-        return self.inner.release(replace(bounded, bound=bounded.bound / 2), noise)
-
-    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
-        """The event of the full noise."""
-        return self.inner.event(adjacency)
+        return super().release(replace(bounded, bound=bounded.bound / 2), noise)
 
 
 def halved(pipe: Pipeline) -> Pipeline:
@@ -54,18 +40,18 @@ def halved(pipe: Pipeline) -> Pipeline:
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
-    >>> halved(pipe).stages[0].releases[0].mechanism
-    _Halved(inner=Gaussian(multiplier=4.0))
+    >>> halved(pipe).stages[0].releases[0].mechanism.inner
+    Gaussian(multiplier=4.0)
     """
     validate.check(pipe.private, "pipe", pipe, "give a private pipeline")
-    stages = [replace(stage, releases=[_halved(release) for release in stage.releases]) for stage in pipe.stages]
+
+    def halve(release: Release) -> Release:
+        if not release.mechanism.private:
+            return release
+        return replace(release, mechanism=_Halved(release.mechanism))
+
+    stages = [replace(stage, releases=[halve(release) for release in stage.releases]) for stage in pipe.stages]
     return replace(pipe, stages=stages)
-
-
-def _halved(release: Release) -> Release:
-    if not release.mechanism.private:
-        return release
-    return replace(release, mechanism=_Halved(release.mechanism))
 
 
 def published_privsgd(

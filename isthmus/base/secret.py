@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # ledgers load no torch
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 
 class _StandIn(Protocol):
@@ -55,6 +55,8 @@ class Handed(Protocol):
     def ord(self) -> float: ...
     @property
     def bound(self) -> float: ...
+    @property
+    def dtype(self) -> dtype | None: ...
 
 
 _HERE: ContextVar[_StandIn | None] = ContextVar("isthmus_replay", default=None)

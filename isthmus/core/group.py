@@ -1,10 +1,7 @@
-"""Who holds the records, and the processes that run one program together.
+"""The processes that run one program together.
 
-An `Aggregator` gives one message of a stage from wherever the records are: `Local` of this process and the ranks it
-belongs to, `Clients` of several holders in this process, others from holders that are asked over a wire.
-
-A `Group` is the processes that run one program, each with records of its own; alone, all of it is the identity.  With
-several, over `torch.distributed`, a round is
+A `Group` is those processes, each with records of its own; alone, all of it is the identity.  With several, over
+`torch.distributed`, a round is
 
     all_gather   64 bytes a rank: whether it failed, and digests of its order, its maps and its message
     reduce       the clipped sums, to rank 0: m numbers a rank
@@ -38,7 +35,7 @@ from isthmus.base.randomness import key
 from isthmus.core.wire import Message
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.ledger import BudgetExceeded
-from isthmus.privacy.sampling import FixedSize, Sampler, rate_of
+from isthmus.privacy.sampling import Sampler, rate_of
 from isthmus.problems.queries import Query
 
 if TYPE_CHECKING:
@@ -196,9 +193,7 @@ class Group:
         told = self.all((n, torch.as_tensor(value, dtype=torch.float64)))
         total = sum(each * count for count, each in told if count)  # the mean of no records is no number
         mean = torch.as_tensor(total / sum(count for count, _ in told))
-        if isinstance(value, Tensor):
-            return mean.to(value.dtype)
-        return float(mean)
+        return mean.to(value.dtype) if isinstance(value, Tensor) else float(mean)
 
     @contextmanager
     def joined(self, place: str) -> Iterator[None]:
@@ -242,10 +237,9 @@ class Group:
             flat = [values[name].value.reshape(-1) for name in names]
             parts = self.reduce(torch.cat(flat)).split([len(vector) for vector in flat])
             values |= {name: replace(values[name], value=part) for name, part in zip(names, parts, strict=True)}
-        message = replace(message, values=values, dims=message.dims * self.size)
-        if not message.fixed:
-            message = replace(message, divisor=sum(entry[4] for entry in headers))
-        return replace(message, bytes=sum(int(entry[5]) for entry in headers))
+        divisor = message.divisor if message.fixed else sum(entry[4] for entry in headers)
+        size = sum(int(entry[5]) for entry in headers)
+        return replace(message, values=values, divisor=divisor, dims=message.dims * self.size, bytes=size)
 
     def _bounds_of_others(self, message: Message, empty: list[bool]) -> dict[str, ClippedSum]:
         """The values of a message with the bounds of a rank that has records, where some rank has none."""
@@ -314,9 +308,8 @@ def _as_values(error: BaseException | None) -> storage.Fields:
     if isinstance(error, BudgetExceeded):
         asked = [error.what, error.rounds, error.spent, error.asked, *error.budget]
         return {"kind": "budget", "text": str(error), "asked": asked}
-    if isinstance(error, validate.InvalidInput):
-        return {"kind": "input", "text": str(error)}
-    return {"kind": type(error).__name__, "text": str(error)}
+    kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
+    return {"kind": kind, "text": str(error)}
 
 
 def _raised(failure: storage.Fields, rank: int) -> BaseException:
@@ -357,10 +350,3 @@ class Aggregator(ABC):
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
         """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
-
-
-def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
-    """Refuse samplers that draw from all records together where each holder draws its own."""
-    remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
-    for sampler in samplers:
-        validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)

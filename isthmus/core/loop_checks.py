@@ -43,9 +43,8 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from isthmus.base import secret, validate
-from isthmus.gradients.layers.apart import AGAIN, returned_examples
-from isthmus.gradients.layers.between import mapped
-from isthmus.gradients.layers.tap import trains
+from isthmus.gradients.layers.layers import trains
+from isthmus.gradients.layers.trial import AGAIN, mapped, returned_examples
 
 FIRST = 3
 """Batches that are always looked at."""

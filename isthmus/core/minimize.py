@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,17 +18,35 @@ from torch import Tensor
 from isthmus.base import notebook, validate
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
-from isthmus.core.clients import Clients
-from isthmus.core.group import Aggregator
+from isthmus.core.group import Aggregator, Group
 from isthmus.core.parts import Problem, Threshold, Update, said
-from isthmus.core.pipeline import Local, Pipeline, Release, RunContext, StepSize, bind_stage, run, start
-from isthmus.core.private_side import Given, PrivateSide, _same_terms
+from isthmus.core.pipeline import (
+    Clients,
+    Local,
+    Pipeline,
+    Promise,
+    Release,
+    RunContext,
+    Stage,
+    StepSize,
+    bind_stage,
+    look,
+    run,
+    start,
+)
+from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
+from isthmus.gradients.layers.forward_guard import KEPT, MIXING, PIECES, RANDOM
 from isthmus.penalties import NoPenalty, Penalty
+from isthmus.privacy import event_json
 from isthmus.privacy.clips import Clip
+from isthmus.privacy.event_json import DpEvent
+from isthmus.privacy.leaks import leak, warn_of_large_delta
+from isthmus.privacy.ledger import Chargeable, Ledger, opened
+from isthmus.privacy.noise import SecretSource, SeededSource, Source
 from isthmus.privacy.plan import Charge
-from isthmus.privacy.statement import PrivacyStatement
+from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.problems.scaling import RowMaps
 from isthmus.sets import ConvexSet, Whole
 from isthmus.sketches import Encoder, Identity
@@ -35,6 +56,9 @@ if TYPE_CHECKING:
 
 Record = dict[str, float]
 _Callback = Callable[[Record, State], bool | None]
+Given = Ledger | str | os.PathLike[str] | None
+"""A ledger, its path, or none."""
+GONE = "nobody has seen what the interrupted run released after the round it was resumed from"
 
 
 @dataclass(frozen=True)
@@ -164,17 +188,16 @@ class Purchased:
 
     def fill(self, pipe: Pipeline) -> Pipeline:
         """The pipeline with what was bought in its slots; a clip that follows the norms keeps its own bound."""
-        stages = [
-            replace(stage, releases=[self._filled(release) for release in stage.releases]) for stage in pipe.stages
-        ]
-        return replace(pipe, stages=stages, step=self.step or pipe.step, update=self.update or pipe.update)
 
-    def _filled(self, release: Release) -> Release:
-        if self.clip is not None and type(release.clip) is Clip:
-            release = replace(release, clip=replace(release.clip, bound=self.clip))
-        if self.encode is not None and isinstance(release.encode, Identity):
-            release = replace(release, encode=self.encode)
-        return release
+        def filled(release: Release) -> Release:
+            if self.clip is not None and type(release.clip) is Clip:
+                release = replace(release, clip=replace(release.clip, bound=self.clip))
+            if self.encode is not None and isinstance(release.encode, Identity):
+                release = replace(release, encode=self.encode)
+            return release
+
+        stages = [replace(stage, releases=[*map(filled, stage.releases)]) for stage in pipe.stages]
+        return replace(pipe, stages=stages, step=self.step or pipe.step, update=self.update or pipe.update)
 
 
 def _take_purchases(
@@ -185,27 +208,218 @@ def _take_purchases(
     Gives what follows here, the released values by name for the state, and the holders of records: what was released
     is public, and every holder sees its own records through the same maps.
     """
-    prepared = Purchased(objective)
+    purchased = Purchased(objective)
     if side is None or not pipe.before:
-        return prepared, {}, aggregator
+        return purchased, {}, aggregator
     for item in pipe.before:
         item.check(objective)
-    bought: dict[str, Tensor | None] = {}
-    holders = [prepared if problem is objective else Purchased(problem) for problem in aggregator.problems]
+    values: dict[str, Tensor | None] = {}
+    holders = [purchased if problem is objective else Purchased(problem) for problem in aggregator.problems]
     for item in pipe.before:
-        look, value = item.stage(prepared.objective), None
-        if look is not None:
+        looks = item.stage(purchased.objective)
+        if looks is not None:
+            stage, space = looks
             if resume is None:
-                value = side.look(look[0], aggregator, look[1])
+                values[item.name] = side.look(stage, aggregator, space)
             else:
-                value = resume.parts["prepare"][item.name]
-                side.recall(look[0])
-            bought[item.name] = value
+                values[item.name] = resume.parts["prepare"][item.name]
+            side.bought.append(stage)
+        value = values.get(item.name)
         with aggregator.group.alike():
-            before, prepared = prepared, item.apply(prepared, value)
-            holders = [prepared if holder is before else item.apply(holder, value) for holder in holders]
+            before, purchased = purchased, item.apply(purchased, value)
+            holders = [purchased if holder is before else item.apply(holder, value) for holder in holders]
         aggregator = aggregator.holding([holder.objective for holder in holders])
-    return prepared, {"prepare": bought}, aggregator
+    return purchased, {"prepare": values}, aggregator
+
+
+# ---------------------------------------------------------------- what a private run pays and states
+
+
+class PrivateSide:
+    """Pays for every release of a run before it happens, and says afterwards what was promised.
+
+    ledger      a `Ledger` or its path, perhaps shared by several runs; None: one of this run alone with its promise
+    noise_seed  for tests only: the noise can then be subtracted, and the statement says "not private"
+    whole       how many records all holders of data have together; 0 where this process has them all
+    leads       whether this process has the ledger: another one charges nothing, and states the same
+    """
+
+    def __init__(
+        self, promise: Promise, ledger: Given = None, noise_seed: int | None = None, whole: int = 0, leads: bool = True
+    ) -> None:
+        self.promise, self.whole, self.leads = promise, whole, leads
+        self.noise: Source = SecretSource() if noise_seed is None else SeededSource(noise_seed)
+        self.seeded, self.leaks = self.noise.seeded, tuple[str, ...]()
+        budget = (promise.epsilon, promise.delta) if math.isfinite(promise.epsilon) else None
+        remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
+        validate.check(budget is not None or ledger is None, "ledger", ledger, remedy)
+        if ledger is None:
+            ledger = Ledger(budget=budget, adjacency=promise.adjacency)
+        self.ledger: Ledger | Chargeable = opened(ledger, promise.adjacency)
+        """Of one that is none of this library's nothing is asked but to charge."""
+        self.bought: list[Stage] = []
+        """Looks before the loop that were taken and charged, now or before an interruption."""
+        self._objectives: tuple[object, ...] = ()
+        """Who holds the records: networks say what the promise rests on with them, and what their passes have kept."""
+        if isinstance(self.ledger, Ledger):
+            counted = self.ledger.adjacency
+            remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {counted.value}"
+            validate.check(counted == promise.adjacency, "ledger", self.ledger, remedy)
+
+    def warn(self, *objectives: object) -> None:
+        """Warn, before anything is spent, of what the promise does not cover."""
+        deltas = [self.promise.delta]
+        if isinstance(self.ledger, Ledger) and self.ledger.budget is not None:
+            deltas.append(self.ledger.budget[1])
+        for delta in dict.fromkeys(deltas):
+            warn_of_large_delta(delta, self.promise.records or self.promise.n)
+        self._objectives = objectives
+        self.leaks = tuple(leak(*read) for read in self._said("read_off"))
+
+    def _said(self, name: str) -> list[Any]:
+        """What the holders of the records say under a name, each thing once."""
+        return list(dict.fromkeys(each for objective in self._objectives for each in said(objective, name)))
+
+    def require(self, pipe: Pipeline, rounds: int) -> None:
+        """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
+        if not math.isfinite(self.promise.epsilon):
+            return
+        account = self.account(pipe, rounds)
+        for item in pipe.before:
+            account.add(item.event(self.promise.adjacency))
+        if self.leads and isinstance(self.ledger, Ledger):
+            self.ledger.require(account.event())
+        cost, promised = account.epsilon(), self.promise.epsilon
+        remedy = f"promise at least {cost:.6g}, which {rounds} rounds cost, or plan the run by its budget"
+        validate.check(cost <= promised, "promise.epsilon", promised, remedy)
+
+    def look(self, stage: Stage, holders: Aggregator, space: Space) -> Tensor:
+        """One look at the data outside the loop: charged, then released."""
+        with self._run([stage]) as book:
+            context = RunContext(holders, space, Keys(0, self.noise), ledger=book, whole=self.whole or None)
+            (value,) = look(stage, context, self.promise).values()
+        return value
+
+    def open(self, pipe: Pipeline, first: int, rounds: int) -> AbstractContextManager[Chargeable | None]:
+        """What charges rounds first..rounds-1, as a context: some are reserved at a time, so few wait for the disk.
+
+        At its end those that were never begun are given back.
+        """
+        private = [stage for stage in pipe.stages if stage.private]
+        reserve = {stage.name: _reserve(stage.looks(rounds) - stage.looks(first)) for stage in private}
+        return self._run(private, reserve)
+
+    def _run(
+        self, stages: Sequence[Stage], reserve: int | Mapping[str, int] = 1
+    ) -> AbstractContextManager[Chargeable | None]:
+        """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
+        if not self.leads:
+            return nullcontext(None)
+        if not isinstance(self.ledger, Ledger):
+            return nullcontext(self.ledger)
+        events = {stage.name: stage.event(self.promise.adjacency) for stage in stages}
+        return self.ledger.run(events, reserve, seeded=self.seeded)
+
+    def terms(self, pipe: Pipeline, planned: int) -> str:
+        """What was bought, what a round of each stage costs and how many are planned: a run goes on on these terms."""
+
+        def cost(stage: Stage) -> event_json.Json:
+            return event_json.to_json(stage.event(self.promise.adjacency))
+
+        terms = {
+            "rounds": {stage.name: cost(stage) for stage in pipe.stages if stage.private},
+            "every": {stage.name: stage.every for stage in pipe.stages},
+            "planned": planned,
+            "before": [cost(stage) for stage in self.bought],
+            "n": self.promise.n,
+        }
+        return event_json.canonical(terms)
+
+    def go_on(self, pipe: Pipeline, planned: int, resume: State | None) -> Memo:
+        """What the state of the run keeps of these terms, with what an earlier part says of noise and leaks."""
+        earlier = {} if resume is None else resume.parts
+        self.seeded = self.seeded or bool(earlier.get("seeded"))
+        self.leaks = tuple(dict.fromkeys([*earlier.get("leaks", ()), *self.leaks]))
+        return {"terms": self.terms(pipe, planned), "seeded": self.seeded, "leaks": list(self.leaks)}
+
+    def check_same(self, group: Group, pipe: Pipeline, planned: int) -> None:
+        """Refuse processes that promise something else than the one that pays: each states what it was told."""
+        promised, terms = [self.promise.epsilon, self.promise.delta, self.seeded], self.terms(pipe, planned)
+        theirs, agreed = group.on_leader(lambda: (promised, terms))
+        remedy = f"give all ranks the same budget, rounds and seeds: rank 0 pays for {theirs[:2]}"
+        same = _near(theirs, promised) and _near(json.loads(agreed), json.loads(terms))
+        validate.check(same, "epsilon, delta", promised[:2], remedy)
+
+    def statement(
+        self, pipe: Pipeline, planned: int, done: int, resumed: int | None = None, cut: bool = False
+    ) -> PrivacyStatement:
+        """What this run promises: all its planned releases, those before the loop included.
+
+        A run that was stopped earlier states its whole plan too: what it had released may have decided when to stop,
+        and then only the plan's epsilon holds (see "Stopping" in docs/privacy.md).  `cut` says whether batches went
+        through in physical pieces.
+        """
+        account, networks, kept = self.account(pipe, planned), self._said("assumptions"), self._said("kept")
+        if MIXING in networks and cut:
+            networks.append(PIECES)
+        assumptions = [line for line in networks if line != RANDOM or not self.seeded]
+        assumptions += [*assumed(pipe, self.bought), *stopped(planned, done)]
+        if resumed is not None:
+            assumptions.append(f"{GONE}, {resumed}: its ledger has what that cost")
+        account.assumptions = (*self.promise.assumptions, *assumptions)
+        if kept:
+            account.leaks = (*self.leaks, f"{KEPT}: {kept}")
+        return account.statement()
+
+    def account(self, pipe: Pipeline, rounds: int) -> Account:
+        """Everything that so many rounds release, after the looks before the loop."""
+        promise, noise = self.promise, self.noise.describe()
+        account = Account(promise.delta, promise.adjacency, promise.n, self.seeded, leaks=self.leaks)
+        looks = [(stage, 1, "") for stage in self.bought]
+        looks += [(stage, stage.looks(rounds), stage.sampler.describe()) for stage in pipe.stages if stage.private]
+        for stage, count, sampler in looks:
+            mechanisms = [release.mechanism for release in stage.releases]
+            names = [release.name for release in stage.releases]
+            event = stage.event(promise.adjacency)
+            account.add(event, *mechanisms, names=names, count=count, sampler=sampler, noise=noise)
+        return account
+
+
+def _same_terms(old: str | None, new: str | None) -> bool:
+    """Whether a run goes on on the terms it was begun with (see `PrivateSide.terms`).
+
+    States of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less: where that is all
+    that differs they go on.
+    """
+    if old == new or old is None or new is None:
+        return old == new
+    terms = json.loads(old)
+    return terms.pop("sound", None) is True and _near(terms, json.loads(new))
+
+
+def _near(old: object, new: object) -> bool:
+    """Equal values, numbers within 1e-9 of each other."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(_near(old[key], new[key]) for key in old)
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_near, old, new))
+    if isinstance(old, float) and isinstance(new, float):
+        return math.isclose(old, new, rel_tol=1e-9)
+    return bool(old == new)
+
+
+def unspent(terms: str, done: int) -> DpEvent:
+    """The event of the rounds that a run on these terms has planned and not made after `done` of them."""
+    plan = json.loads(terms)
+    remaining = {name: -(-plan["planned"] // k) - -(-done // k) for name, k in plan["every"].items()}
+    return event_json.composed(
+        (event, remaining[name]) for name, event in plan["rounds"].items() if remaining[name] > 0
+    )
+
+
+def _reserve(looks: int) -> int:
+    """The largest divisor of a number of rounds, at most 100 and a tenth of it: reservations end with the run."""
+    return max(k for k in range(1, max(1, min(100, looks // 10)) + 1) if looks % k == 0)
 
 
 # ---------------------------------------------------------------- the front door
@@ -300,12 +514,12 @@ def minimize(
             side.check_same(group, pipe, rounds)
             if resume is None:
                 group.on_leader(partial(side.require, pipe, rounds))
-        prepared, parts, aggregator = _take_purchases(pipe, objective, side, resume, aggregator)
-        pipe, objective = prepared.fill(pipe), prepared.objective
+        purchased, parts, aggregator = _take_purchases(pipe, objective, side, resume, aggregator)
+        pipe, objective = purchased.fill(pipe), purchased.objective
         if side is not None:
             parts |= side.go_on(pipe, rounds, resume)
         if resume is None:
-            first = prepared.start
+            first = purchased.start
             if first is None:
                 first = _start_point(objective, constraint, x0)
             state = replace(start(pipe, first, seed), parts=parts)
@@ -338,7 +552,7 @@ def minimize(
         if side is not None:
             resumed = None if resume is None else resume.t
             privacy = side.statement(pipe, rounds, state.t, resumed, physical_batch_size is not None)
-        counts, facts = (state.dims, state.bytes, seconds), (prepared.transform, prepared.target, prepared.centre)
+        counts, facts = (state.dims, state.bytes, seconds), (purchased.transform, purchased.target, purchased.centre)
         return Result(x, average, status, tuple(watch.history), privacy, *counts, state, certificate, *facts)
 
 
@@ -480,7 +694,7 @@ class _Watch:
         """Whether to stop."""
         self.bar.update(1)
         if self.side is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
-            spent, promised = (self.side.epsilon(self.pipe, t) for t in (state.t, self.rounds))
+            spent, promised = (self.side.account(self.pipe, t).epsilon() for t in (state.t, self.rounds))
             self.bar.set_postfix(epsilon=f"{spent:.4g} of {promised:.4g}", refresh=False)
         if self.every is None or (state.t % self.every and state.t != self.rounds):
             return False

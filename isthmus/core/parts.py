@@ -7,9 +7,11 @@ which is kept with the state of the run.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import torch
@@ -234,10 +236,7 @@ class Update(Protocol):
 
 def _direction_of(lifted: Sequence[Lifted]) -> Tensor:
     """The sum of the directions of all releases (a subspace and its residual, an anchor and a difference)."""
-    total = lifted[0].direction
-    for other in lifted[1:]:
-        total = total + other.direction
-    return total
+    return reduce(add, [each.direction for each in lifted])
 
 
 @dataclass(frozen=True)
@@ -404,9 +403,7 @@ class FrankWolfe(Update):
         validate.non_negative(error=self.error)
         self.constraint.require("lmo")
         if self.rule == "short":
-            if self.smoothness is None:
-                validate.refuse("smoothness", None, "give a finite number above 0")
-            validate.positive(smoothness=self.smoothness)
+            validate.positive(smoothness=self.smoothness)  # type: ignore[arg-type]
         remedy = "give the loss, which a line search needs; it is not for private runs"
         validate.check(self.rule != "line" or self.loss is not None, "loss", self.loss, remedy)
 
@@ -452,14 +449,14 @@ class FrankWolfe(Update):
             return min(float(eta), longest)
         if self.rule == "short":
             size = float(move @ move) * (self.smoothness or 1.0)
-            if size <= 0:
-                return 0.0
-            return min(max(-float(g @ move) / size, 0.0), longest)
-        loss = self.loss
-        assert loss is not None
-        best = minimize_scalar(lambda gamma: loss(w + gamma * move), bounds=(0.0, longest), method="bounded")
-        ends = {0.0: loss(w), longest: loss(w + longest * move), float(best.x): float(best.fun)}
-        return min(ends, key=lambda gamma: ends[gamma])
+            return min(max(-float(g @ move) / size, 0.0), longest) if size > 0 else 0.0
+
+        def along(gamma: float) -> float:
+            assert self.loss is not None
+            return self.loss(w + gamma * move)
+
+        best = minimize_scalar(along, bounds=(0.0, longest), method="bounded")
+        return min((0.0, longest, float(best.x)), key=along)
 
 
 # ---------------------------------------------------------------- averages
@@ -491,8 +488,8 @@ class Last(Average):
 
 @dataclass(frozen=True)
 class Weighted(Average):
-    """sum_t eta_t w_t / sum_t eta_t, from round `start` on: eta_t is the step that was taken FROM w_t, so the start
-    counts and the last point, which no step was taken from, does not (a per-coordinate step counts by its mean).
+    """sum_t eta_t w_t / sum_t eta_t: eta_t is the step that was taken FROM w_t, so the start counts and the last
+    point, which no step was taken from, does not (a per-coordinate step counts by its mean).
 
     >>> memo = Weighted().init(torch.tensor([1.0]), 0)
     >>> for t, (w, eta) in enumerate([(4.0, 1.0), (9.0, 2.0)]):
@@ -501,23 +498,17 @@ class Weighted(Average):
     tensor([3.])
     """
 
-    start: int = 0
-
     def init(self, w: Tensor, seed: int) -> Memo:
         """An empty mean, and the point that the first step is taken from."""
         return {"mean": w.clone(), "weight": 0.0, "point": w}
 
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """The running weighted mean."""
-        if t < self.start:
-            return {**memo, "point": w}, w
         if isinstance(eta, Tensor):
-            eta = eta.mean()
-        weight = memo["weight"] + float(eta)
+            eta = float(eta.mean())
+        weight, mean = memo["weight"] + eta, memo["point"]
         if weight > 0:
-            mean = torch.lerp(memo["mean"], memo["point"], float(eta) / weight)
-        else:
-            mean = memo["point"].clone()
+            mean = torch.lerp(memo["mean"], mean, eta / weight)
         return {"mean": mean, "weight": weight, "point": w}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
@@ -538,22 +529,13 @@ class UniformRandom(Average):
 
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """Take w_t with probability 1/(t+1)."""
-        choice = memo["choice"]
         if generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1:
-            choice = memo["point"].clone()
-        return {**memo, "choice": choice, "point": w}, w
+            memo = {**memo, "choice": memo["point"].clone()}
+        return {**memo, "point": w}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The chosen iterate."""
-        chosen: Tensor = memo["choice"]
-        return chosen
-
-
-def _mean_of(before: Tensor, w: Tensor, count: int) -> Tensor:
-    """The mean of `count` points, the last of which is w."""
-    if count == 1:
-        return w.clone()
-    return torch.lerp(before, w, 1 / count)
+        return memo["choice"]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -571,7 +553,7 @@ class Tail(Average):
         if t < self.start:
             return memo, w
         count = memo["count"] + 1
-        return {"mean": _mean_of(memo["mean"], w, count), "count": count}, w
+        return {"mean": torch.lerp(memo["mean"], w, 1 / count), "count": count}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The mean, or the iterate when nothing was averaged yet."""
@@ -634,18 +616,15 @@ class Restart(Average):
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """The mean of this inner loop; at its end, the iterate."""
         position = t % self.rounds + 1
-        mean = _mean_of(memo["mean"], w, position)
-        following = {"mean": mean, "output": memo["output"]}
+        mean = torch.lerp(memo["mean"], w, 1 / position)
+        memo = {**memo, "mean": mean}
         if 2 * position >= self.rounds or t < self.rounds:
-            following["output"] = mean
-        if position == self.rounds:
-            w = mean
-        return following, w
+            memo["output"] = mean
+        return memo, mean if position == self.rounds else w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The average of the last inner loop that counts."""
-        mean: Tensor = memo["output"]
-        return mean
+        return memo["output"]  # type: ignore[no-any-return]
 
 
 def average_of(output: str) -> Average:
@@ -655,10 +634,9 @@ def average_of(output: str) -> Average:
     Suffix(count=10)
     """
     named: dict[str, Average] = {"last": Weighted(), "average": Weighted(), "random": UniformRandom()}
-    if isinstance(output, str) and output.startswith("last "):
-        count = output.removeprefix("last ")
-        if count.isdecimal() and int(count) > 0:
-            return Suffix(int(count))
+    last = re.fullmatch("last 0*([1-9][0-9]*)", str(output))
+    if last is not None:
+        return Suffix(int(last[1]))
     if output not in named:
         validate.refuse("output", output, f"choose one of {[*named, 'last K']}, such as 'last 10'")
     return named[output]

@@ -22,11 +22,12 @@ A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a sta
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial, reduce
-from operator import add, attrgetter
+from operator import add
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -36,16 +37,16 @@ from torch import Tensor
 from isthmus.base import storage, validate
 from isthmus.base.matrix import exact_products
 from isthmus.base.parallel import in_order
-from isthmus.base.randomness import key
+from isthmus.base.randomness import generator
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
-from isthmus.core.group import ALONE, Aggregator, Group, check_samplers
+from isthmus.core.group import ALONE, Aggregator, Group
 from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step, Update, current, said
 from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
-from isthmus.gradients.adding import kappa
-from isthmus.gradients.layers.passes import private_records
+from isthmus.gradients.layers.forward_guard import private_records
+from isthmus.gradients.rounding import kappa
 from isthmus.lifts import Lift, Lifted, pinv
 from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
@@ -54,7 +55,7 @@ from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
 from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
-from isthmus.privacy.sampling import Sampler
+from isthmus.privacy.sampling import FixedSize, Sampler
 from isthmus.problems.queries import Answered, Query
 from isthmus.sketches import Encoder, Identity, Sketch
 
@@ -272,18 +273,12 @@ class Round:
         self.t, self.parts, self.held, self.memory = state.t, state.parts, dict(state.held), dict(state.memory)
         if self.eta is None:
             self.eta = self.pipe.step(self.t)
-        if self.read is None:
-            self.w = state.w
-        self.active: list[Stage] = []
-        for stage in self.pipe.stages:
-            if self.t % stage.every == 0:
-                self.active.append(stage)
+        self.active = [stage for stage in self.pipe.stages if self.t % stage.every == 0]
 
     @cached_property
     def w(self) -> Tensor:
         """The iterate."""
-        assert self.read is not None
-        return self.read()
+        return self.state.w if self.read is None else self.read()
 
     def rows(self, data: object) -> Rows:
         """Per-example gradients at the iterate on public data."""
@@ -305,13 +300,10 @@ class Round:
 
                 def learned(before: Any = before) -> Any:
                     following = encoder.bind(self, before)[1]
-                    if following is before:  # nothing was learned in this round
-                        return None
-                    return following
+                    return None if following is before else following  # nothing was learned in this round
 
-                following = self.group.on_leader(learned)
-                if following is not None:
-                    before = following
+                learnt = self.group.on_leader(learned)
+                before = before if learnt is None else learnt
             sketch, state = encoder.bind(self, before)
             if self.place is not None:
                 sketch = self.place(slot, sketch)
@@ -360,9 +352,7 @@ class Client:
     @property
     def role(self) -> str:
         """What its draws are keyed by: a client asked twice draws twice."""
-        if self.visit:
-            return f"{self.name}/{self.visit}"
-        return self.name
+        return f"{self.name}/{self.visit}" if self.visit else self.name
 
 
 def measure(
@@ -424,12 +414,10 @@ def fragment(
     """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
     values, codes = dict(ready or {}), codes or {}
     for release, slot in stage.slots:
-        if release.name in values:
-            continue
         if round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = ClippedSum(rows.sum(), 2, math.inf)
-        else:
+        elif release.name not in values:
             bound, own = round.bounds.get(slot, math.inf), codes.get(release.name)
             values[release.name] = measure(release, round.sketches[slot], bound, rows, own, rounding)
     return Message(values, 0.0)
@@ -473,7 +461,7 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
         total = reduce(add, several(measured, range(len(parts))))
     fixed = said(sampler, "expected") is not None
     total = replace(total, divisor=divisor, fixed=fixed, records=0 if stage.private else n)
-    return _sent(round, stage, total, client.name, role)
+    return round.pipe.wire.send(round, stage, total, client.name, role)
 
 
 def _answered(query: Query, client: Client, physical: int | None, alone: bool) -> Query:
@@ -509,38 +497,21 @@ def _batches(
         most = min(most, widest)
     if count <= most:
         return [index], apart
-    if index is not None:
-        return index.split(most), apart
-    if spans:
+    if index is None and spans:
         return [slice(lo, min(lo + most, count)) for lo in range(0, count, most)], apart
-    return torch.arange(count).split(most), apart
+    if index is None:
+        index = torch.arange(count)
+    return index.split(most), apart
 
 
-def _sent(round: Round, stage: Stage, message: Message, sender: str, role: str) -> Message:
-    """Feedback and codec, and the count of what goes over the wire."""
-    wire, values, dims, size = round.pipe.wire, dict(message.values), 0, 0
-    coded: dict[str, bytes] = {}
-    for release, slot in stage.slots:
-        sketch, bounded = round.sketches[slot], values[release.name]
-        value, name = bounded.value, f"{sender}/{slot}"
-        error, corrected = round.memory.get(name), value
-        if wire.remembers:
-            corrected = wire.corrected(value, error, message.divisor, round.eta)
-            value = sketch.forward(corrected)
-        dims += value.numel()
-        if wire.codec is None:
-            size += replace(bounded, value=value).size
-        else:
-            if wire.feedback:  # an unbiased codec is a contraction only after this shrink
-                value = value / (1 + wire.codec.chi(value.numel()))
-            data = wire.codec.encode(value, key(round.seed, round.t, "codec", role, slot))
-            size += len(data)
-            coded[release.name] = data
-            value = wire.codec.decode(data, value)
-        if wire.remembers:
-            round.memory[name] = wire.remembered(corrected, value, sketch, error, message.divisor, round.eta)
-        values[release.name] = replace(bounded, value=value)
-    return replace(message, values=values, dims=dims, bytes=size, coded=coded)
+# ---------------------------------------------------------------- who holds the records
+
+
+def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
+    """Refuse samplers that draw from all records together where each holder draws its own."""
+    remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
+    for sampler in samplers:
+        validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)
 
 
 class Local(Aggregator):
@@ -576,6 +547,81 @@ class AllReduce(Local):
         super().__init__(problem, Group.of(True if group is None else group))
 
 
+PerRound = int | Callable[[int], int] | None
+
+
+@dataclass(frozen=True)
+class Clients(Aggregator):
+    """`per_round` of the clients, drawn with replacement, each with its own records and memory; it may be a rule of t.
+
+    Every record counts the same: the objective is that of all records together, f_i = (M / n) sum of client i's losses
+    (paper 001).  A client's mean is weighed by the number of its records, and where clients are drawn the sum is
+    divided by how many records so many clients have on average, which leaves it unbiased.  With `uniform=True` every
+    client counts the same, whatever it has: the objective is then the mean of the clients' own mean losses.
+
+    A private run asks every client once a round and adds sums: a client that is drawn twice would count its records
+    twice, and a mean of a client with few records would let one of them move the sum further than the others.
+    """
+
+    problems: Sequence[Any]
+    per_round: PerRound = None
+    uniform: bool = False
+
+    def __post_init__(self) -> None:
+        validate.check(len(self.problems) > 0, "problems", list(self.problems), "give at least one client")
+        if self.per_round is not None and not callable(self.per_round):
+            validate.positive_int(per_round=self.per_round)
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """All clients, once, their sums added; no client twice, and records that add up to n."""
+        remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
+        validate.check(self.per_round is None, "per_round", self.per_round, remedy)
+        remedy = "leave it out: a private run adds sums over records, and divides them by a public number"
+        validate.check(not self.uniform, "uniform", self.uniform, remedy)
+        different, total = {id(problem) for problem in self.problems}, sum(problem.n for problem in self.problems)
+        remedy = "give each of them once: a record belongs to one client"
+        validate.check(len(different) == len(self.problems), "clients", f"{len(self.problems)} clients", remedy)
+        remedy = f"give an objective of all the clients' records: this one has {n}"
+        validate.check(total == n, "clients", f"{total} records", remedy)
+        check_samplers(samplers, "clients")
+
+    def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
+        """The sum of the drawn clients' messages."""
+        messages, count = [], len(self.problems)
+        chosen = drawn_clients(self.per_round, round, count)
+        whole = None if self.uniform else sum(problem.n for problem in self.problems)
+        for number, visit in chosen:
+            client = Client(str(number), self.problems[number], visit, whole, 1 / len(chosen))
+            message = contribute(round, stage, client, context.keys, context.physical)
+            messages.append(counted(message, whole, self.per_round, count))
+        return reduce(add, messages)
+
+
+def drawn_clients(per_round: PerRound, round: Round, clients: int) -> list[tuple[int, int]]:
+    """Who is asked in a round, and how often each was before: all, or some by public randomness, perhaps twice."""
+    if per_round is None:
+        return [(number, 0) for number in range(clients)]
+    if callable(per_round):
+        per_round = per_round(round.t)
+    validate.positive_int(**{f"per_round({round.t})": per_round})
+    visits, drawn = Counter[int](), []
+    for number in generator(round.seed, round.t, "clients").integers(0, clients, per_round).tolist():
+        drawn.append((number, visits[number]))
+        visits[number] += 1
+    return drawn
+
+
+def counted(message: Message, records: int | None, per_round: PerRound, clients: int) -> Message:
+    """A client's message as it counts among `clients`, who have so many records together; None: all count the same."""
+    if records is None:
+        return message.over(message.divisor, 1.0)
+    if not message.fixed and message.records not in (0, message.divisor):  # the sum of a batch as one of all records
+        message = message.over(message.divisor / message.records, float(message.records))
+    if per_round is None or message.fixed:
+        return message
+    return replace(message, divisor=records / clients)
+
+
 # ---------------------------------------------------------------- where the noise is
 
 
@@ -594,11 +640,8 @@ def close_stage(
     round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is, charge BEFORE the release; everywhere, lift what was released and hold it in the round."""
-    make = partial(_release, round, stage, message, keys, ledger)
-    if round.group.size == 1:
-        released = make()
-    else:
-        released = round.group.on_leader(make, met=True)
+    released = round.group.on_leader(partial(_release, round, stage, message, keys, ledger), met=True)
+    if round.group.rank:  # what was told lies in this rank's main memory
         released = {name: value.to(message.values[name].value.device) for name, value in released.items()}
     lifted: list[Lifted] = []
     for release, slot in stage.slots:
@@ -660,8 +703,9 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
         for release, slot in stage.slots:
             if release.clip is not None:
                 parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
-    dims = state.dims + sum(map(attrgetter("dims"), sent))
-    size = state.bytes + sum(map(attrgetter("bytes"), sent))
+    dims, size = state.dims, state.bytes
+    for message in sent:
+        dims, size = dims + message.dims, size + message.bytes
     return State(w, round.t + 1, update, average, parts, round.memory, held, dims, size)
 
 

@@ -7,18 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from isthmus.base import storage, validate
+from isthmus.base.randomness import key
 from isthmus.codecs import Codec, named
 from isthmus.lifts import Lifted, unbiased
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import Source
-from isthmus.sketches import Sketch
 from isthmus.sketches.base import leave_pinv
+
+if TYPE_CHECKING:
+    from isthmus.core.pipeline import Round, Stage
 
 Memo = dict[str, Any]
 """What a part of a pipeline remembers from round to round: tensors and plain values by name."""
@@ -106,12 +109,12 @@ class Message:
         """The message as bytes, without pickle (`isthmus.base.storage`)."""
         values: dict[str, storage.Fields] = {}
         for name, bounded in self.values.items():
-            values[name] = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
+            sent: storage.Fields = {"value": bounded.value}
             if name in self.coded:
                 coded = torch.frombuffer(bytearray(self.coded[name]), dtype=torch.uint8)
-                values[name] |= {"coded": coded, "size": bounded.value.numel(), "kind": _word(bounded.value.dtype)}
-            else:
-                values[name]["value"] = bounded.value
+                sent = {"coded": coded, "size": bounded.value.numel(), "kind": _word(bounded.value.dtype)}
+            bound = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
+            values[name] = bound | sent
         tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
         return storage.pack("message", tree | {"fixed": self.fixed, "records": self.records})
 
@@ -202,21 +205,35 @@ class Wire:
         """Whether senders keep a vector of R^d."""
         return self.feedback or self.shift is not None
 
-    def corrected(self, value: Tensor, memory: Tensor | None, divisor: float, eta: float | Tensor) -> Tensor:
-        """What a sender encodes: its sum with the error of earlier rounds, or without its shift."""
-        if memory is None:
-            return value
-        return value + (divisor / eta if self.feedback else -divisor) * memory
-
-    def remembered(
-        self, value: Tensor, code: Tensor, sketch: Sketch, memory: Tensor | None, divisor: float, eta: float | Tensor
-    ) -> Tensor:
-        """What a sender keeps after it has sent the `code` of `value`."""
-        if self.feedback:
-            return eta * (value / divisor - leave_pinv(sketch, code / divisor))  # the receiver lifts the same
-        assert self.shift is not None
-        moved = unbiased(sketch, code, None, eta).direction.mul(self.shift / divisor)
-        return moved if memory is None else moved.add_(memory)
+    def send(self, round: Round, stage: Stage, message: Message, sender: str, role: str) -> Message:
+        """What goes over the wire: with memory, coded, and counted."""
+        values, coded, dims, size = dict(message.values), dict[str, Raw](), 0, 0
+        divisor, eta = message.divisor, round.eta
+        for release, slot in stage.slots:
+            sketch, bounded, name = round.sketches[slot], values[release.name], f"{sender}/{slot}"
+            corrected = value = bounded.value
+            memory = round.memory.get(name)
+            if self.remembers:
+                if memory is not None:  # the error of earlier rounds is added, or the shift taken away
+                    corrected = value + (divisor / eta if self.feedback else -divisor) * memory
+                value = sketch.forward(corrected)
+            dims += value.numel()
+            if self.codec is None:
+                size += replace(bounded, value=value).size
+            else:
+                if self.feedback:  # an unbiased codec is a contraction only after this shrink
+                    value = value / (1 + self.codec.chi(value.numel()))
+                data = self.codec.encode(value, key(round.seed, round.t, "codec", role, slot))
+                coded[release.name], size = data, size + len(data)
+                value = self.codec.decode(data, value)
+            if self.feedback:
+                lost = corrected / divisor - leave_pinv(sketch, value / divisor)  # the receiver lifts the same
+                round.memory[name] = eta * lost
+            elif self.shift is not None:
+                moved = unbiased(sketch, value, None, eta).direction.mul(self.shift / divisor)
+                round.memory[name] = moved if memory is None else moved.add_(memory)
+            values[release.name] = replace(bounded, value=value)
+        return replace(message, values=values, dims=dims, bytes=size, coded=coded)
 
 
 # ---------------------------------------------------------------- what is kept of a run

@@ -7,7 +7,7 @@ batched product of its factors gives, in TF32, in bfloat16 with float32 sums, or
   * its norm is measured on that matrix itself, a slab of rows of it at a time: no bound of the product's own rounding
     is needed, however much its terms cancel, only that of adding squares (gamma_p / 2,
     relative; gamma_512 / 2 where kernels of our own add them);
-  * its share of the sum is that matrix again, times a weight: n terms, added as `isthmus.gradients.adding` adds rows.
+  * its share of the sum is that matrix again, times a weight: n terms, added as `isthmus.gradients.rounding` adds rows.
 
 Slabs cut the output q, never the examples or the terms, so both passes run the same product on the same numbers and
 get the same bits (a library call on equal arguments is a function of them; a few rows of the first slab are compared,
@@ -24,9 +24,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import precision, with_precision
-from isthmus.gradients import adding, fused, grids, rounding
-from isthmus.gradients._products import _cheaper_ghost, _from_grams, _grams
-from isthmus.gradients.rounding import CHUNK_BYTES
+from isthmus.gradients import fused, rounding
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, _LinearMap, total
 
 if TYPE_CHECKING:
@@ -133,7 +131,7 @@ class Computed(Rows):
         On a device products are cheap and what they write is not: there the matrices are measured themselves.
         """
         (first, *rest), exact = self.pieces, self._precision[0] == "highest" and self.dtype != torch.float64
-        short = isinstance(first, Outer) and _cheaper_ghost(2 * first.positions, first.p, first.q)
+        short = isinstance(first, Outer) and rounding._cheaper_ghost(2 * first.positions, first.p, first.q)
         return short and not rest and exact and self.device.type == "cpu" and self._out is None
 
     def _gram_upper(self) -> Tensor:
@@ -143,22 +141,16 @@ class Computed(Rows):
         """
         (outer,) = self.pieces
         assert isinstance(outer, Outer) and isinstance(outer.a, Tensor)
-        t, step = outer.positions, max(1, CHUNK_BYTES // (2 * self.dtype.itemsize * outer.positions**2))
-        uppers, doubts = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.bool)]
-        for lo in range(0, self.n, step):
-            a, b = (x[lo : lo + step].to(self.dtype) for x in (outer.a, outer.b))
-            left, right = _grams(a, b, self.ones)
-            upper, mass, off = _from_grams(left, right, outer.p + outer.q + 8)
-            uppers.append((upper + rounding.gamma(t + 2, self.dtype) * mass) * (1 + 2.0**-20))
-            doubts.append(~((off <= 0.02) & (mass < 2.0**60)))  # NaN is not
-        faint = FAINT * abs(self.factor) * self.d**0.5
-        upper, unsure = torch.cat(uppers).mul_(abs(self.factor)).add_(faint), torch.cat(doubts)
+        upper, mass, off = rounding.ghost_norms(outer.a, outer.b, self.ones)
+        upper = (upper + rounding.gamma(outer.positions + 2, self.dtype) * mass) * (1 + 2.0**-20)
+        upper = upper * abs(self.factor) + FAINT * abs(self.factor) * self.d**0.5
+        sure = (off <= 0.02) & (mass < 2.0**60)  # NaN is not
         # the whole batch again, not the unsure alone: fewer records may be multiplied in another order
-        return torch.where(unsure, self._measured_upper(), upper) if bool(unsure.any()) else upper
+        return upper if bool(sure.all()) else torch.where(sure, upper, self._measured_upper())
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, c = self._room(rho, out), self._cast(weights)
-        quick = self.skips and room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE
+        quick = self.skips and room.dtype == self.dtype and self.n <= rounding.most_terms(rho, self.dtype)
         if self.skips and not quick and self._out is None:
             return self.masked(c != 0).sum_to(c, rho, room)
         gone, shares = self._out, c
@@ -185,7 +177,7 @@ class Computed(Rows):
         if self.factor != 1.0:
             c = rounding.times(c, self.factor)
         flat = place.view(1, -1) if place.is_contiguous() else place.new_empty(1, place.numel())
-        adding._outer_sum(g.flatten(1), c[:, None], rho, flat)
+        rounding._outer_sum(g.flatten(1), c[:, None], rho, flat)
         if not place.is_contiguous():
             place.copy_(flat.view(place.shape))
 
@@ -248,7 +240,7 @@ def as_computed(rows: Rows, bound: float | None = None) -> Rows:
     if isinstance(rows, Lookup):
         return rows.distinct
     if isinstance(rows, Outer) and isinstance(rows.a, Tensor) and rows.positions == 1:
-        large = rows.device.type == "cuda" and rows.d >= grids.MIN_COLUMNS and rows.dtype == torch.float32
+        large = rows.device.type == "cuda" and rows.d >= rounding.MIN_COLUMNS and rows.dtype == torch.float32
         return Outer(rows.a, rows.b, rows.ones, grid=bound) if large else rows
     pieces = rows.pieces if isinstance(rows, Sum) else [rows]
     fitting = [piece for piece in pieces if _fits(piece)]

@@ -1,25 +1,71 @@
-"""Norms that are never below the true ones: the error bounds of the package, in one place.
+"""Norms that are never below the true ones, and sums that are certain: the error bounds of the package, in one place.
 
 Notation: `u` is the unit roundoff of a dtype (2^-24 for float32), `gamma = k u / (1 - k u)` bounds the relative
 error of k roundings in any order (Higham, Accuracy and Stability, Lemma 3.1).  An upper bound is a float64 tensor;
 `round_up` turns it into a number of the wanted dtype without ever going below it.
 
-An l2 norm of k entries squares each (one rounding) and adds k of them (at most k - 1 roundings each), in any
-order: the sum is off by `gamma_k`, its root by `gamma_k / 2`, plus one rounding of the root.  Everything is added up
-in float64, where no square of a float32 leaves the range; rows of float64 near either end of theirs are done again,
-divided by a power of two.
+**Norms of rows.**  An l2 norm of k entries squares each (one rounding) and adds k of them (at most k - 1 roundings
+each), in any order: the sum is off by `gamma_k`, its root by `gamma_k / 2`, plus one rounding of the root.  Everything
+is added up in float64, where no square of a float32 leaves the range; rows of float64 near either end of theirs are
+done again, divided by a power of two.
+
+**Norms of sums of outer products**, g = sum_t b_t a_t', from the factors.
+
+With M = sum_t ||a_t|| ||b_t||, u the unit roundoff and gamma_k = k u / (1 - k u):
+
+* **ghost**: ||g||^2 = sum_{s,t} (a_s'a_t)(b_s'b_t).  A computed a_s'a_t is off by at most
+  gamma_p ||a_s|| ||a_t|| (Cauchy-Schwarz), so every term is off by gamma_{p+q+1} times
+  ||a_s|| ||a_t|| ||b_s|| ||b_t||, and the whole by gamma_{p+q+8} M^2.  A sum that nearly cancels has ||g|| << M, so
+  the error is added UNDER the root: it is never too small.  The T^2 terms are added in float64.
+  Rows that are not known within a factor `LOOSE`, or whose numbers leave the range, are done again by the direct route.
+* **direct**: the q x p entries are dot products of length T in float64, off by gamma_T sum_t |b_t||a_t|', so the norm
+  of any ord is off by gamma_T M_ord, which is added to it.
+
+**Sums.**  The COMPUTED sum of clipped records moves by at most C (1 + kappa) with one record.
+
+A clipped record has norm at most C, but the floating-point sum of n of them can move by far more when one comes or
+goes: near a power of two, one record changes how every later addition rounds.  What holds in any order of additions
+(Higham, Accuracy and Stability, section 4.2): a sum in which no term takes part in more than k roundings is off, entry
+by entry, by at most gamma_k times the sum of the terms' absolute values.  Hence, in every norm,
+
+    || computed - true || <= gamma_k * mass,    mass = sum_i c_i M_i,
+
+where M_i is the norm of the absolute sum of the terms that record i is made of: its own norm where it is one term,
+sum_t ||a_t|| ||b_t|| where it is sum_t b_t a_t', whose terms may cancel.  `Rows.sum_to(weights, rho)` chooses k so that
+gamma_k <= rho: one product where its length allows it, else chunks of terms whose sums are added in float64, else
+float64 throughout, chunked and compensated where even that is needed.  With rho = (kappa / 2) C / mass the computed
+sum of EVERY data set is within (kappa / 2) C of its true one, so that two neighbours' differ by at most C (1 + kappa).
+
+The choice may look at the data: what is promised is the error, and that does not depend on the choice.  `kappa` itself
+is public; it is part of the bound that the noise is scaled to.
+
+**Sums of outer products in whole numbers**: exact, whatever the number of records.
+
+One product b' a of thousands of records cannot be added up in float32 to within a part of one record's bound, and
+chunks that can are slow.  Integers can: the row of a record is taken to be its clipped gradient with factors rounded
+towards zero on a public grid, and integer products of the grid's numbers are added without any rounding.
+
+With c_i the weight of record i, C the bound, r_i = c_i |a_i||b_i| / C <= 1 its share of it, and N = 127 * 128,
+
+    x_i = trunc(N sqrt(r_i) b_i / |b_i|),   y_i = trunc(N sqrt(r_i) a_i / |a_i|),
+    sum_i c_i b_i a_i'  ~  (C / N^2) sum_i x_i y_i'.
+
+Rounding towards zero makes no entry larger, so the row x_i y_i' C / N^2 is no longer than c_i |a_i||b_i| <= C.  Every
+number is 128 h + l with |h|, |l| <= 127: three products of 8-bit integers with 32-bit sums, which GPUs multiply several
+times as fast as TF32.  A factor loses less than 1 / N of its longest possible entry.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, View, row_norms
+from isthmus.base.matrix import CACHE_BYTES, Matrix, Total, View, exact_products, row_norms
 from isthmus.gradients import fused
 
 ORDS = (1, 2, math.inf)
@@ -203,3 +249,288 @@ class Lengths:
             lengths = upper_norms(rows, ord).cpu()
             self._kept[ord][where] = lengths
         return lengths
+
+
+# ------------------------------------------------------------ norms of sums of outer products
+
+LOOSE = 1.25
+"""A ghost norm known less well than within this factor is computed directly."""
+
+
+def _cheaper_ghost(t: int, p: int, q: int) -> bool:
+    """Whether T^2 (p + q) multiplications are fewer than T p q."""
+    return t * (p + q) < p * q
+
+
+def product_norms(a: Tensor, b: Tensor, ord: float, ones: bool = False) -> Tensor:
+    """Upper bounds of ||sum_t b_it a_it'||_ord: a (n, T, p), with one more column of ones, and b (n, T, q).
+
+    >>> bound = product_norms(torch.ones(1, 2, 3), torch.ones(1, 2, 1), 2)
+    >>> bool(12**0.5 <= bound <= 12**0.5 * 1.001)
+    True
+    """
+    (n, t, p), q = a.shape, b.shape[2]
+    high = torch.full((n,), math.inf, dtype=torch.float64, device=a.device)
+    again = torch.arange(n, device=a.device)
+    if not t:
+        return torch.zeros_like(high)
+    if ord == 2 and _cheaper_ghost(t, p + ones, q):
+        high, mass, off = ghost_norms(a, b, ones)
+        sure = (off <= 1 - 2 / (LOOSE**2 + 1)) & (mass < 2.0**60)  # NaN is not
+        again = (~sure).nonzero()[:, 0]
+    with exact_products(a.device):
+        for rows in again.split(max(1, CHUNK_BYTES // (16 * (p + ones) * q + 16 * t * (p + q)))):
+            high[rows] = _direct(a[rows], b[rows], ord, ones)
+    return high
+
+
+def ghost_norms(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """`(upper, M, error / ||g||^2)` of sum_t b_it a_it', from the T x T inner products of both factors."""
+    (n, t, p), q, work = a.shape, b.shape[2], working(b.dtype)
+    found, step = [], max(1, CHUNK_BYTES // (2 * work.itemsize * t * (2 * t + p + q)))
+    with exact_products(a.device):
+        for lo in range(0, max(1, n), step):
+            x, y = a[lo : lo + step].to(work), b[lo : lo + step].to(work)
+            left = torch.bmm(x, x.mT)
+            if ones:
+                left.add_(1.0)
+            found.append(_from_grams(left, torch.bmm(y, y.mT), p + q + 9))
+    upper, mass, off = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return upper, mass, off
+
+
+def _from_grams(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ghost norms of products of at most k roundings: `(upper, M, error / ||g||^2)`; overwrites `left`."""
+    t, dtype = left.shape[1], left.dtype
+    inputs, outputs = (x.diagonal(dim1=1, dim2=2).double() for x in (left, right))
+    mass = (inputs * outputs).sqrt().sum(1) * (1 + 2 * gamma(k, dtype))
+    square = left.mul_(right).sum((1, 2), dtype=torch.float64)
+    lost = 64.0 * t * t * k * torch.finfo(dtype).tiny * (1 + inputs.amax(1) + outputs.amax(1))
+    error = (gamma(k, dtype) + gamma(t * t, torch.float64)) * mass.square() * (1 + 2.0**-20) + lost
+    return (square.clamp_min(0) + error).sqrt() * (1 + 2.0**-50), mass, error / square.clamp_min(0)
+
+
+def _direct(a: Tensor, b: Tensor, ord: float, ones: bool) -> Tensor:
+    """From the products themselves, in float64; factors of float64 are divided by powers of two, so that none leaves
+    the range."""
+    scale_a, scale_b = (_power_of_two(x, 900 * (x.dtype == torch.float64)) for x in (a, b))
+    live = a.flatten(1).any(1) & b.flatten(1).any(1)
+    a, b = a.double() / scale_a[:, None, None], b.double() / scale_b[:, None, None]
+    if ones:
+        live = b.flatten(1).any(1)
+        a = torch.cat([a, (1 / scale_a)[:, None, None].expand(*a.shape[:2], 1)], 2)
+    lengths = (torch.linalg.vector_norm(x, ord, dim=2) for x in (a, b))
+    mass = torch.stack(list(lengths)).prod(0).sum(1)
+    norms = upper_norms(torch.bmm(b.mT, a).flatten(1), ord)
+    high = norms + 2 * gamma(a.shape[1] + a.shape[2] + b.shape[2] + 8, torch.float64) * mass
+    high += torch.where(live, 16.0 * a.shape[1] * a.shape[2] * b.shape[2] * torch.finfo(torch.float64).tiny, 0.0)
+    return _product_upper(_product_upper(high, scale_a), scale_b)
+
+
+# ------------------------------------------------------------ sums
+
+KAPPA = 2.0**-10
+"""What rounding may add to the bound of one record in sums of codes and of float64 rows, relative."""
+WIDE, NETWORK = 1 / 20, 1 / 100
+"""The most and the least of it in float32 sums of whole gradients: one product serves batches of up to some 500."""
+RATIO = 2.0**16
+"""A record's terms may add up, in absolute value, to at most this many times the clip bound: else it is shortened."""
+MIN_ROUNDINGS = 16
+"""Chunks of fewer terms cost more than float64."""
+SPARE = 6
+"""Roundings kept for what comes after the chunks: their sum in float64, and its cast."""
+
+
+def kappa(batch: float | None, dtype: torch.dtype, encoded: bool) -> float:
+    """What rounding may add to the bound of one record, relative: from public things only.
+
+    batch    the expected number of records in a sum; None for a linear model, whose sums are float64 in any case
+    dtype    of the rows
+    encoded  whether a sketch stands before the clip
+
+    >>> [round(kappa(b, torch.float32, False), 4) for b in (64, 256, 4096)], kappa(1e6, torch.float64, False)
+    ([0.01, 0.0117, 0.05], 0.0009765625)
+    """
+    if batch is None or encoded or dtype == torch.float64:
+        return KAPPA
+    return min(WIDE, max(NETWORK, 3 * batch**2 * unit(dtype)))
+
+
+@lru_cache(1 << 10)
+def roundings(rho: float, dtype: torch.dtype) -> int:
+    """The largest k with gamma_k = k u / (1 - k u) <= rho.
+
+    >>> roundings(100 * 2.0**-24, torch.float32)
+    99
+    """
+    return int(min(rho / (1 + rho) / unit(dtype), 2.0**52))
+
+
+@lru_cache(1 << 10)
+def most_terms(rho: float, dtype: torch.dtype) -> int:
+    """How many terms a sum within rho may have, when roundings are kept for what comes after it."""
+    return roundings(rho, dtype) - SPARE
+
+
+def holds(rho: float, dtype: torch.dtype) -> bool:
+    """Whether a sum within rho may be kept in this dtype: its last rounding is small beside it."""
+    return roundings(rho, dtype) > 2 * SPARE
+
+
+def in_float64(
+    n: int, rho: float, shape: tuple[int, ...], device: torch.device, add: Callable[[int, int], Tensor], most: int
+) -> Tensor:
+    """The sum of n rows within rho, from `add(lo, hi)`: float64 sums of rows lo..hi-1.
+
+    At most `most` rows are taken at a time.  Where additions in any order are too many, chunks are as short as they
+    must be and their sum is compensated.
+    """
+    few = most_terms(rho, torch.float64)
+    total, step = Total(shape, device, exact=n > few), max(1, min(most, few))
+    for lo in range(0, n, step):
+        total.add(add(lo, min(lo + step, n)))
+    return total.result()
+
+
+def _outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
+    """out = sum_k b_k a_k', a (K, p) and b (K, q), within rho sum_k |b_k||a_k|' in every entry.
+
+    Call it among `exact_products`: in reduced precision the bound means nothing.
+
+    >>> out = torch.empty(1, 1)
+    >>> _outer_sum(torch.ones(4, 1), torch.full((4, 1), 0.25), 1e-6, out)
+    >>> float(out)
+    1.0
+    """
+    work, k = working(a.dtype, b.dtype), len(a)
+    few = most_terms(rho, work)
+    if k <= few:
+        if out.dtype == work and (out.is_cuda or out.is_contiguous()):
+            torch.mm(b.to(work).T, a.to(work), out=out)
+        else:
+            out.copy_(b.to(work).T @ a.to(work))
+    elif work == torch.float32 and few >= MIN_ROUNDINGS:
+        out.copy_(_chunked(a.to(work), b.to(work), few))
+    else:
+        small = not out.is_cuda and 64 * out.numel() <= CACHE_BYTES  # adding sums up costs next to nothing
+        most = max(1, (CACHE_BYTES if small else CHUNK_BYTES) // (8 * (a.shape[1] + b.shape[1])))
+
+        def add(lo: int, hi: int) -> Tensor:
+            return b[lo:hi].to(torch.float64).T @ a[lo:hi].to(torch.float64)
+
+        out.copy_(in_float64(k, rho, (b.shape[1], a.shape[1]), out.device, add, most))
+
+
+def _row_sum(b: Tensor, rho: float, out: Tensor) -> None:
+    """out = sum_k b_k for b (K, q), within rho sum_k |b_k|."""
+    if not b.is_cuda and len(b) <= most_terms(rho, b.dtype):  # products with 1 are exact
+        out[:, None].copy_(b.T @ b.new_ones(len(b), 1))
+        return
+    most = max(1, CHUNK_BYTES // (8 * max(1, b.shape[1])))
+
+    def add(lo: int, hi: int) -> Tensor:
+        return b[lo:hi].sum(0, dtype=torch.float64)
+
+    out.copy_(in_float64(len(b), rho, tuple(b.shape[1:]), out.device, add, most))
+
+
+def _chunked(a: Tensor, b: Tensor, few: int) -> Tensor:
+    """Products of `few` terms each in the working dtype, added in float64; as many together as `CHUNK_BYTES` holds."""
+    (k, p), q = a.shape, b.shape[1]
+    at_once = max(1, CHUNK_BYTES // (a.element_size() * p * q))
+    total = Total((q, p), a.device)
+    for lo, hi, pieces in _spans(k, few, at_once):
+        x, y = a[lo:hi], b[lo:hi]
+        if pieces == 1:
+            total.add(y.T @ x)
+        else:
+            parts = torch.bmm(y.reshape(pieces, -1, q).mT, x.reshape(pieces, -1, p))
+            total.add(parts.sum(0, dtype=torch.float64))
+    return total.result()
+
+
+def _spans(k: int, few: int, at_once: int) -> Iterable[tuple[int, int, int]]:
+    """`(lo, hi, pieces)`: ranges that cover 0..k-1, each of equal pieces of at most `few`, at most `at_once` of them.
+
+    >>> list(_spans(10, 3, 2)), list(_spans(2, 3, 2))
+    ([(0, 6, 2), (6, 9, 1), (9, 10, 1)], [(0, 2, 1)])
+    """
+    lo = 0
+    while lo < k:
+        pieces = max(1, min(at_once, (k - lo) // few))
+        hi = min(lo + pieces * few, k)
+        yield lo, hi, pieces
+        lo = hi
+
+
+# ------------------------------------------------------------ sums in whole numbers
+
+SIDE = 128
+GRID = 127 * SIDE
+MAX_RECORDS = 1 << 16
+"""Records whose products a 32-bit sum holds: 2 * 127^2 * MAX_RECORDS < 2^31."""
+MIN_COLUMNS = 1 << 20
+"""Entries of a matrix below which the ordinary sum is as fast."""
+ROUNDINGS = 24
+"""Roundings of the three integer sums on their way to one float32 sum, their parts being at most three times it."""
+
+
+def fits_grid(n: int, rho: float, dtype: torch.dtype) -> bool:
+    """Whether so many records are summed in whole numbers: more than one product adds up within rho."""
+    few = most_terms(rho, dtype)
+    return few < n <= MAX_RECORDS and few >= ROUNDINGS
+
+
+def _integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> None:
+    """out = sum_i c_i b_i a_i' on the grid, for a (n, p), b (n, q) with c_i |a_i||b_i| <= bound.
+
+    >>> out = torch.empty(1, 2)
+    >>> _integer_sum(torch.tensor([[3.0, 4.0]] * 2), torch.tensor([[1.0], [-0.5]]), torch.ones(2), 5.0, out)
+    >>> [round(value, 3) for value in out[0].tolist()]
+    [1.5, 2.0]
+    """
+    # in float64: squares, and products of a small weight with a small norm, leave the normal numbers of float32
+    longest_a, longest_b = (upper_norms(x) for x in (a, b))
+    share = (c * longest_a * longest_b / bound).clamp_max(1.0).sqrt()
+    (ah, al), (bh, bl) = (_digits(x, _usable(share / y, x.dtype)) for x, y in ((a, longest_a), (b, longest_b)))
+    middle = torch.cat([al, ah], 1)
+    for lo in range(0, len(bh), MAX_RECORDS // 8):
+        rows = slice(lo, lo + MAX_RECORDS // 8)
+        mixed = torch._int_mm(torch.cat([bh[rows], bl[rows]], 1), middle.T)
+        _join(torch._int_mm(bh[rows], ah.T), mixed, torch._int_mm(bl[rows], al.T), bound / GRID**2, out[rows])
+
+
+def _usable(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scales of rows, 0 where they are no normal number of the dtype: rounding up may double others, or is endless.
+
+    >>> _usable(torch.tensor([0.5, 1e-40, 1e40, torch.nan], dtype=torch.float64), torch.float32)
+    tensor([0.5000, 0.0000, 0.0000, 0.0000])
+    """
+    near, info = scale.to(dtype), torch.finfo(dtype)
+    return torch.where((near >= info.tiny) & (near <= info.max), near, 0.0)
+
+
+def _join(high: Tensor, mixed: Tensor, low: Tensor, scale: float, place: Tensor) -> None:
+    """place = scale (128^2 high + 128 mixed + low), without the zeros that rows and columns were filled up with."""
+    if fused.can_sum(place.device, place.dtype):
+        fused.joined(high, mixed, low, SIDE, scale, place)
+        return
+    high, mixed, low = (x[: len(place), : place.shape[1]] for x in (high, mixed, low))
+    total = high.to(place.dtype).mul_(float(SIDE**2)).add_(mixed, alpha=SIDE).add_(low)
+    place.copy_(total.mul_(scale))
+
+
+def _digits(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """trunc(N scale_i x_i) = 128 h + l by its digits, transposed and filled up with zeros to multiples of 32: int8."""
+    if fused.can_sum(x.device, x.dtype):
+        return fused.digits(x, scale, GRID, SIDE)
+    whole = (x * scale[:, None] * GRID).nan_to_num_(0.0).trunc_().clamp_(-GRID, GRID)
+    high = (whole / SIDE).trunc_()
+    low = whole.sub_(high, alpha=SIDE)
+    n, k = x.shape
+    parts = []
+    for digits in (high, low):
+        room = torch.zeros(k + -k % 32, n + -n % 32, dtype=torch.int8, device=x.device)
+        room[:k, :n] = digits.T
+        parts.append(room)
+    return parts[0], parts[1]

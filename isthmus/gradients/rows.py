@@ -40,8 +40,7 @@ from isthmus.base.matrix import (
     with_data,
 )
 from isthmus.base.space import Space
-from isthmus.gradients import _products, adding, fused, rounding
-from isthmus.gradients.grids import _integer_sum, applies
+from isthmus.gradients import fused, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES
 
 
@@ -87,7 +86,7 @@ class Rows(ABC):
 
     @abstractmethod
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        """sum_i c_i g_i, off by at most rho sum_i c_i M_i in the norm of `mass` (see `isthmus.gradients.adding`).
+        """sum_i c_i g_i, off by at most rho sum_i c_i M_i in the norm of `mass` (see `isthmus.gradients.rounding`).
 
         In the rows' own dtype where that can hold it, else in float64.
         """
@@ -225,7 +224,7 @@ class Rows(ABC):
         """Where a sum within rho is written."""
         if out is not None:
             return out
-        dtype = self.dtype if adding.holds(rho, self.dtype) else torch.float64
+        dtype = self.dtype if rounding.holds(rho, self.dtype) else torch.float64
         return torch.empty(self.d, dtype=dtype, device=self.device)
 
     def _cast(self, weights: Tensor) -> Tensor:
@@ -258,12 +257,12 @@ class Dense(Rows):
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, c, values = self._room(rho, out), self._cast(weights), self.values
-        if self.skips and room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
+        if self.skips and room.dtype == self.dtype and self.n <= rounding.most_terms(rho, self.dtype):
             fused._weighted_sum_of(values[:, None], c, room.view(1, -1))
             return room
         if self.skips:
             values = _kept(values, c != 0)
-        adding._outer_sum(values, c[:, None], rho, room.view(1, -1))
+        rounding._outer_sum(values, c[:, None], rho, room.view(1, -1))
         return room
 
     def part(self, lo: int, hi: int) -> Dense:
@@ -326,10 +325,10 @@ class Lazy(Rows):
         return _joined([rounding.upper_norms(self._rows(*span), ord) for span in self._spans()], self.device)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        c, exact = self._cast(weights), self.n > adding.roundings(rho, torch.float64) - adding.SPARE
+        c, exact = self._cast(weights), self.n > rounding.most_terms(rho, torch.float64)
         total, piece = Total((1, self.d), self.device, exact), self._zeros(1, self.d).double()
         for lo, hi in self._spans():
-            adding._outer_sum(self._rows(lo, hi), c[lo:hi, None], rho, piece)
+            rounding._outer_sum(self._rows(lo, hi), c[lo:hi, None], rho, piece)
             total.add(piece)
         return self._room(rho, out).copy_(total.result()[0])
 
@@ -415,7 +414,27 @@ class Counts(Rows):
         return self.bins(lo, hi) + torch.arange(self.blocks) * self.width
 
 
-class Stack(Rows):
+class _Composite(Rows):
+    """Rows that are made of others: what is done to them is done to each of these."""
+
+    @abstractmethod
+    def each(self, change: Callable[[Rows], Rows]) -> Rows:
+        """The same rows, made of what each piece becomes."""
+
+    def part(self, lo: int, hi: int) -> Rows:
+        return self.each(lambda piece: piece.part(lo, hi))
+
+    def masked(self, keep: Tensor) -> Rows:
+        return self.each(lambda piece: piece.masked(keep))
+
+    def mixed(self, index: Tensor, shares: Tensor) -> Rows:
+        return self.each(lambda piece: piece.mixed(index, shares))
+
+    def scaled(self, factor: float) -> Rows:
+        return self.each(lambda piece: piece.scaled(factor))
+
+
+class Stack(_Composite):
     """Named rows side by side: g_i = (g_i^1, ..., g_i^L), the layers of a network, all multiplied by a factor.
 
     >>> rows = Stack([("a", Dense(torch.tensor([[3.0]]))), ("b", Dense(torch.tensor([[0.0, 4.0]])))])
@@ -478,17 +497,8 @@ class Stack(Rows):
             total = total + piece.underflow()
         return total * max(1.0, abs(self.factor))
 
-    def part(self, lo: int, hi: int) -> Stack:
-        return self._each(lambda piece: piece.part(lo, hi))
-
     def dense(self) -> Tensor:
         return torch.cat([piece.dense().to(self.dtype) for _, piece in self.items], dim=1) * self.factor
-
-    def masked(self, keep: Tensor) -> Stack:
-        return self._each(lambda piece: piece.masked(keep))
-
-    def mixed(self, index: Tensor, shares: Tensor) -> Stack:
-        return self._each(lambda piece: piece.mixed(index, shares))
 
     def scaled(self, factor: float) -> Stack:
         """Norms and weights take the factor: the leaves stay as they are."""
@@ -523,7 +533,7 @@ class Stack(Rows):
         pairs = zip(self.leaves(), other.leaves(), strict=True)
         return Stack([(name, mine.minus(theirs)) for (name, mine), (_, theirs) in pairs])
 
-    def _each(self, change: Callable[[Rows], Rows]) -> Stack:
+    def each(self, change: Callable[[Rows], Rows]) -> Stack:
         return Stack([(name, change(piece)) for name, piece in self.items], self.factor)
 
 
@@ -542,7 +552,7 @@ class Outer(Rows):
         b: (n, q) or (n, T, q) tensor; its dtype, raised to float32 at least, is that of the results.
         ones: a has one more column than it shows, of ones (the input of a layer's bias); p counts it.
         sizes: ord -> upper bounds of the norms of the rows of a 2-d factor a, where they are known already.
-        grid: the bound that single terms are clipped to, where many are summed in whole numbers (`gradients.grids`).
+        grid: the bound that single terms are clipped to, where many are summed in whole numbers (`gradients.rounding`).
 
     >>> rows = Outer(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
     >>> rows.sum(), rows.norms(1)
@@ -582,7 +592,7 @@ class Outer(Rows):
             return rounding._product_upper(self._sizes(ord), rounding.upper_norms(b, ord))
         rounding._check_ord(ord)
         assert isinstance(self.a, Tensor)
-        return _products.upper(self.a, self.b, ord, self.ones)
+        return rounding.product_norms(self.a, self.b, ord, self.ones)
 
     def underflow(self) -> float | Tensor:
         """What c b loses is multiplied by a: a long a beside a short b loses much."""
@@ -609,13 +619,13 @@ class Outer(Rows):
         if not isinstance(self.a, Tensor):
             return room.copy_(self._seen_sum(weights, rho))
         c, matrix = weights.to(dtype=self.dtype, device=self.device), room.view(self.q, self.p)
-        if self.grid is not None and applies(self.n, rho, self.dtype):
+        if self.grid is not None and rounding.fits_grid(self.n, rho, self.dtype):
             a, b = self.a.flatten(1).to(self.dtype), self.b.flatten(1).to(self.dtype)
-            _integer_sum(a, b, c, self.grid, matrix[:, : a.shape[1]])
+            rounding._integer_sum(a, b, c, self.grid, matrix[:, : a.shape[1]])
             if self.ones and self.skips:
                 matrix[:, -1] = fused.column_sums(b, c)
             elif self.ones:
-                adding._row_sum(b * c[:, None], rho, matrix[:, -1])
+                rounding._row_sum(b * c[:, None], rho, matrix[:, -1])
             return room
         if self.skips:
             return self.masked(c != 0).sum_to(c, rho, room)
@@ -624,9 +634,9 @@ class Outer(Rows):
             b = b * c.view(-1, 1)
         else:
             a, b = _flat(a), _flat(b * c.view(-1, 1, 1))
-        adding._outer_sum(a, b, rho, matrix[:, : a.shape[1]])
+        rounding._outer_sum(a, b, rho, matrix[:, : a.shape[1]])
         if self.ones:
-            adding._row_sum(b, rho, matrix[:, -1])
+            rounding._row_sum(b, rho, matrix[:, -1])
         return room
 
     def _seen_sum(self, weights: Tensor, rho: float) -> Tensor:
@@ -634,7 +644,7 @@ class Outer(Rows):
         a = self.a
         if isinstance(a, View):  # a map has roundings of its own
             rho = max(0.0, rho - rounding.gamma(a.roundings, torch.float64))
-        elif self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
+        elif self.n <= rounding.most_terms(rho, self.dtype):
             return rmatmul(a, self._wide(self.b) * self._cast(weights)[:, None]).T.reshape(-1)
         b = self.b.to(torch.float64) * weights.to(self.b.device, torch.float64)[:, None]
 
@@ -642,7 +652,7 @@ class Outer(Rows):
             part = a if (lo, hi) == (0, self.n) else a[lo:hi]
             return rmatmul(part, b[lo:hi]).T.reshape(-1)
 
-        return adding.in_float64(self.n, rho, (self.d,), self.device, add, max(1, self.n))
+        return rounding.in_float64(self.n, rho, (self.d,), self.device, add, max(1, self.n))
 
     def part(self, lo: int, hi: int) -> Outer:
         return Outer(self.a[lo:hi], self.b[lo:hi], self.ones)
@@ -816,7 +826,7 @@ class Lookup(Rows):
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         """Only the places that were read are added up; the table is written once."""
         room, values = self._room(rho, out), self.distinct.values
-        if self.n <= adding.roundings(rho, self.dtype) - adding.SPARE and room.dtype == self.dtype:
+        if self.n <= rounding.most_terms(rho, self.dtype) and room.dtype == self.dtype:
             values = values * self._cast(weights)[:, None, None]
             table = room.zero_().view(self.vocabulary, self.width)
             table.index_add_(0, self.index.flatten(), values.flatten(0, 1))
@@ -829,7 +839,7 @@ class Lookup(Rows):
             return part.index_add_(0, slots[lo:hi].flatten(), (values[lo:hi] * c[lo:hi]).flatten(0, 1))
 
         most = max(1, CHUNK_BYTES // (8 * max(1, self.positions * self.width)))
-        total = adding.in_float64(self.n, rho, shape, self.device, add, most)
+        total = rounding.in_float64(self.n, rho, shape, self.device, add, most)
         room.zero_().view(self.vocabulary, self.width)[places] = total.to(room.dtype)
         return room
 
@@ -877,7 +887,7 @@ class Lookup(Rows):
         return Lookup(self.index, values, self.vocabulary, self.apart)
 
 
-class Sum(Rows):
+class Sum(_Composite):
     """Rows g_i = g_i^1 + ... + g_i^K of pieces of one space, `Outer` or `Lookup`, held as the pieces.
 
     Norms are taken in float64, with gamma_k of its roundoff: of an `Outer` and a `Lookup` by ghost products, in which
@@ -903,14 +913,14 @@ class Sum(Rows):
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         rounding._check_ord(ord)
-        spans, norms = row_spans(self.n, 16 * self.d), Sum._direct
-        pair = self._tied()
-        if ord == 2 and pair is not None:
-            outer, _ = pair
-            numbers = 3 * self.positions**2 + outer.positions * outer.q + self.positions * outer.p
-            if _products._cheaper_ghost(self.positions, outer.p, outer.q):
-                spans, norms = row_spans(self.n, 8 * numbers), Sum._ghost
-        return _joined([norms(self.part(lo, hi), ord) for lo, hi in spans], self.device)
+        tied = self._tied() if ord == 2 else None
+        if tied is None:
+            parts = [Sum([piece.part(lo, hi) for piece in self.pieces]) for lo, hi in row_spans(self.n, 16 * self.d)]
+            return _joined([part._direct(ord) for part in parts], self.device)
+        outer, lookup = tied
+        numbers = 3 * self.positions**2 + outer.positions * outer.q + self.positions * outer.p
+        spans = row_spans(self.n, 8 * numbers)
+        return _joined([self._ghost(outer.part(*span), lookup.part(*span)) for span in spans], self.device)
 
     def mass(self, ord: float = 2) -> Tensor:
         """The sum of the pieces' own."""
@@ -922,45 +932,34 @@ class Sum(Rows):
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         first, *rest = self.pieces
         total = first.sum_to(weights, rho)
-        if len(rest) > adding.SPARE - 4:  # each addition is one more rounding
+        if len(rest) > rounding.SPARE - 4:  # each addition is one more rounding
             total = total.to(torch.float64)
         for more in rest:
             total += more.sum_to(weights, rho)
         return self._room(rho, out).copy_(total)
 
-    def part(self, lo: int, hi: int) -> Sum:
-        return Sum([piece.part(lo, hi) for piece in self.pieces])
-
     def dense(self) -> Tensor:
         return sum((piece.dense() for piece in self.pieces), self._zeros(self.n, self.d))
 
-    def masked(self, keep: Tensor) -> Rows:
-        return total([piece.masked(keep) for piece in self.pieces])
-
-    def mixed(self, index: Tensor, shares: Tensor) -> Rows:
-        return total([piece.mixed(index, shares) for piece in self.pieces])
-
-    def scaled(self, factor: float) -> Sum:
-        return Sum([piece.scaled(factor) for piece in self.pieces])
+    def each(self, change: Callable[[Rows], Rows]) -> Rows:
+        return total([change(piece) for piece in self.pieces])
 
     def through(self, sketch: _LinearMap, lo: int = 0) -> Rows:
-        return total([piece.through(sketch, lo) for piece in self.pieces])
+        return self.each(lambda piece: piece.through(sketch, lo))
 
     def _tied(self) -> tuple[Outer, Lookup] | None:
-        """An output layer and an embedding of one table, when that is what the pieces are."""
+        """An output layer and an embedding of one table, where their products are fewer than the table's numbers."""
         for outer, lookup in (self.pieces, self.pieces[::-1]) if len(self.pieces) == 2 else ():
             if isinstance(outer, Outer) and isinstance(lookup, Lookup) and isinstance(outer.a, Tensor):
-                if (outer.q, outer.p, outer.ones) == (lookup.vocabulary, lookup.width, False):
+                alike = (outer.q, outer.p, outer.ones) == (lookup.vocabulary, lookup.width, False)
+                if alike and rounding._cheaper_ghost(self.positions, outer.p, outer.q):
                     return outer, lookup
         return None
 
-    def _ghost(self, ord: float) -> Tensor:
+    def _ghost(self, outer: Outer, lookup: Lookup) -> Tensor:
         """Norms of sum_s b_s a_s' + sum_t e_{k_t} c_t' from the Gram matrices of both sides."""
-        pair = self._tied()
-        assert pair is not None
-        outer, lookup = pair
         assert isinstance(outer.a, Tensor)
-        (n, s, p, q), index = (self.n, outer.positions, outer.p, outer.q), lookup.index
+        (n, s, p, q), index = (outer.n, outer.positions, outer.p, outer.q), lookup.index
         most = 500 * (self.dtype == torch.float64)  # products of other numbers stay in the range
         scale_a, scale_b = (rounding._power_of_two(x, most) for x in (outer.a, outer.b))
         a = outer.a.double().reshape(n, s, p) / scale_a[:, None, None]
@@ -970,7 +969,7 @@ class Sum(Rows):
         equal = (index[:, :, None] == index[:, None, :]).double()
         with exact_products(self.device):
             right = torch.cat([torch.cat([b @ b.mT, cross], 2), torch.cat([cross.mT, equal], 2)], 1)
-            upper, mass, _ = _products._from_grams(inner @ inner.mT, right, p + q + 8)
+            upper, mass, _ = rounding._from_grams(inner @ inner.mT, right, p + q + 8)
         upper += rounding.gamma(self.positions + 4, self.dtype) * mass  # of the sum, which is not float64
         live = (a.any(2) & b.any(2)).any(1) | lookup.values.flatten(1).any(1) | upper.isnan()
         upper = torch.where(live, upper, 0.0)
@@ -984,7 +983,7 @@ class Sum(Rows):
         return rounding.upper_norms(whole, ord) + error + torch.where(mass == 0, 0.0, tiny)
 
 
-class ResidualRows(Rows):
+class ResidualRows(_Composite):
     """Rows r_i = g_i - Phi^+ c_i for a tight sketch (Phi Phi' = norm^2 I) and codes c_i = Phi g_i.
 
     Phi^+ Phi is an orthogonal projector, so by Pythagoras ||r||^2 = ||g||^2 - ||c||^2 / norm^2, and no
@@ -1053,23 +1052,11 @@ class ResidualRows(Rows):
         total = self.rows.sum_to(weights, rho, out)
         return total.copy_(total.to(torch.float64) - lifted)
 
-    def part(self, lo: int, hi: int) -> ResidualRows:
-        return self._each(lambda piece: piece.part(lo, hi))
-
     def dense(self) -> Tensor:
         lifted = [self.sketch.pinv(code)[None] for code in self.codes.dense()]
         return self.rows.dense() - torch.cat([self._zeros(0, self.d), *lifted]).to(self.dtype)
 
-    def masked(self, keep: Tensor) -> ResidualRows:
-        return self._each(lambda piece: piece.masked(keep))
-
-    def mixed(self, index: Tensor, shares: Tensor) -> ResidualRows:
-        return self._each(lambda piece: piece.mixed(index, shares))
-
-    def scaled(self, factor: float) -> ResidualRows:
-        return self._each(lambda piece: piece.scaled(factor))
-
-    def _each(self, change: Callable[[Rows], Rows]) -> ResidualRows:
+    def each(self, change: Callable[[Rows], Rows]) -> ResidualRows:
         return ResidualRows(change(self.rows), change(self.codes), self.sketch)
 
 

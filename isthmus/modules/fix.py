@@ -50,7 +50,7 @@ def validate(module: nn.Module, strict: bool = False) -> list[Problem]:
 
     Guarantee: a module without an entry of kind "error" mixes no examples in the layers torch itself supplies and keeps
     no statistic of the data outside its trained parameters, in the modes (training or not) its layers have now.  Code
-    between the layers cannot be read here: private training tries it out (`isthmus.gradients.layers.apart`).
+    between the layers cannot be read here: private training tries it out (`isthmus.gradients.layers.trial`).
 
     Args:
         module: any module; it is read, not run.

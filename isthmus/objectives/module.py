@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from isthmus.base import validate
 from isthmus.gradients.layers import Layers as Layers
-from isthmus.gradients.layers import passes
-from isthmus.gradients.layers.apart import Pieces, look
+from isthmus.gradients.layers import forward_guard
+from isthmus.gradients.layers.trial import Pieces, look
 from isthmus.gradients.rows import Rows, Stack, compact
 from isthmus.penalties import NoPenalty, Penalty
 
@@ -27,7 +27,7 @@ class ModuleObjective:
     """The mean loss of a torch module on data, as an objective over its flat parameter vector.
 
     `loss(output, target)` is a batch loss with the given reduction.  Per-example gradients stay factored.  A module
-    or a loss in which examples meet has none, and is refused (`isthmus.gradients.layers.apart`).
+    or a loss in which examples meet has none, and is refused (`isthmus.gradients.layers.trial`).
 
     >>> module, x, y = nn.Linear(3, 1), torch.randn(5, 3), torch.randn(5, 1)
     >>> objective = ModuleObjective(module, nn.functional.mse_loss, (x, y))
@@ -50,7 +50,7 @@ class ModuleObjective:
         self.layers = Layers(module)
         self.layers.attach()
         self.space, self.d = self.layers.space, self.layers.space.d
-        self.guard = passes.Guard(module, False, self.layers.parameters())
+        self.guard = forward_guard.Guard(module, False, self.layers.parameters())
         self.dtype = next(self.layers.parameters()).dtype
 
     def start(self) -> Tensor:
@@ -72,8 +72,8 @@ class ModuleObjective:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the promise of a private run rests on here."""
-        mean = (passes.MEAN,) if self.reduction == "mean" else ()
-        return (passes.MIXING, passes.RANDOM, *mean, passes.SHAPES)
+        mean = (forward_guard.MEAN,) if self.reduction == "mean" else ()
+        return (forward_guard.MIXING, forward_guard.RANDOM, *mean, forward_guard.SHAPES)
 
     @property
     def kept(self) -> list[str]:
@@ -83,19 +83,19 @@ class ModuleObjective:
     def rows(self, w: Tensor, index: Tensor | None = None) -> Stack:
         """The per-example gradients of the loss."""
         x, y = self._batch(w, index)
-        private, idle = passes.present(), list[str]()
+        private, idle = forward_guard.present(), list[str]()
         with self.guard.around(private):
             pieces = look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
             rows = captured(self.layers, self._loss, x, y, self.reduction, pieces, idle)
         if private is not None and private.cut:
-            passes.check_idle(idle, private.idle.setdefault(id(w), idle))
+            forward_guard.check_idle(idle, private.idle.setdefault(id(w), idle))
         return rows
 
     @torch.no_grad()
     def loss(self, w: Tensor, index: Tensor | None = None) -> float:
         """The mean loss plus the penalty."""
         x, y = self._batch(w, index)
-        with self.guard.around(passes.present()):
+        with self.guard.around(forward_guard.present()):
             value = float(self._loss(self.layers.module(x), y))
         if self.reduction == "sum":
             value /= len(x)
@@ -125,6 +125,8 @@ def captured(
 
     The layers that took no part are added to `idle`; `pieces` is what `look` has returned.
     """
+    if not len(x):  # many modules cannot be run on no example
+        return layers.no_rows()
     told: dict[str, list[Rows]] = {name: [] for name in layers.bindings}
     listener = layers.listening(lambda name, rows: told[name].append(compact(rows)), len(x), pieces)
     with listener, torch.enable_grad():

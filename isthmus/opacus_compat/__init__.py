@@ -8,9 +8,9 @@ what private training must keep to itself can be imported, and say so when they 
 import sys
 from types import ModuleType
 
-from isthmus.opacus_compat import engine, names
-from isthmus.opacus_compat.engine import GradSampleModule
-from isthmus.opacus_compat.engine import OpacusEngine as PrivacyEngine
+from isthmus.opacus_compat import names
+from isthmus.opacus_compat.names import GradSampleModule
+from isthmus.opacus_compat.names import OpacusEngine as PrivacyEngine
 
 MODULES = {
     "accountants": "GaussianAccountant IAccountant PRVAccountant RDPAccountant create_accountant",
@@ -37,16 +37,11 @@ MODULES = {
 """Opacus' modules, and the names that each of them has here."""
 
 
-def _mirror(path: str, listed: str) -> None:
-    module = ModuleType(f"{__name__}.{path}", f"The names of opacus.{path}.")
-    for name in listed.split():
-        setattr(module, name, vars(engine).get(name) or vars(names)[name])
-    sys.modules[module.__name__] = module
-    parent, _, own = module.__name__.rpartition(".")
-    setattr(sys.modules[parent], own, module)
-
-
 for _path, _listed in MODULES.items():
-    _mirror(_path, _listed)
+    _module = ModuleType(f"{__name__}.{_path}", f"The names of opacus.{_path}.")
+    vars(_module).update({_name: vars(names)[_name] for _name in _listed.split()})
+    sys.modules[_module.__name__] = _module
+    _parent, _, _own = _module.__name__.rpartition(".")
+    setattr(sys.modules[_parent], _own, _module)
 
 __all__ = ["GradSampleModule", "PrivacyEngine", "utils"]

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.gradients import Dense, Rows, rounding
-from isthmus.gradients.adding import RATIO, kappa
-from isthmus.gradients.rounding import gamma
+from isthmus.gradients.rounding import RATIO, gamma, kappa
 from isthmus.sketches import Context, Encoder
 from isthmus.sketches.base import Sketch
 
@@ -306,7 +305,7 @@ def _check_bound(name: str, value: float) -> None:
 class ClippedSum:
     """`value = sum_i c_i v_i` as it was computed: one record more or less moves it by at most `bound`, in norm `ord`.
 
-    The bound holds what rounding can add (see `isthmus.gradients.adding`); it is infinite when nothing was clipped.
+    The bound holds what rounding can add (see `isthmus.gradients.rounding`); it is infinite when nothing was clipped.
     A `spare` value is nobody else's: a mechanism may overwrite it.  `dtype` is what the released value is rounded to:
     the sum may need more digits than what is made of it.
 
@@ -344,7 +343,7 @@ class ClippedSum:
         Shortening a sum to a length R projects it onto a ball, which moves two points no further apart: neighbours
         stay as close as they were, and every sum is at most R long whatever the data are.  A float32 cast and at most
         terms - 1 additions in any order are then off by at most gamma_terms times the lengths of all sums together
-        (`isthmus.gradients.adding`), in every data set; neighbours differ by at most twice that more, which the bound
+        (`isthmus.gradients.rounding`), in every data set; neighbours differ by at most twice that more, which the bound
         gets.  Nothing of it looks at the data, so neither does the length of a message.
 
         >>> import torch
@@ -384,7 +383,7 @@ class ClippedSum:
 class Rounding:
     """How exactly a clipped sum is added up, so that its bound holds for what was computed: public things only.
 
-    `batch` is the expected number of records (None for linear models, see `gradients.adding.kappa`), `share` what the
+    `batch` is the expected number of records (None for linear models, see `gradients.rounding.kappa`), `share` what the
     part at hand may use of the error that a whole sum may have.
     """
 

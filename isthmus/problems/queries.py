@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import matmul, rmatmul
-from isthmus.gradients import Rows, adding, rounding
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients import Rows, rounding
+from isthmus.gradients.rounding import KAPPA
 from isthmus.objectives.linear import lanczos_top, top_eigenvalue
 from isthmus.problems.scaling import STEP, Scaled, unit_rows
 
@@ -115,7 +115,7 @@ class _OfRows(Rows):
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         c = weights.to(torch.float64)
-        total = adding.in_float64(self.n, rho, (self.d,), self.device, lambda lo, hi: self._add(lo, hi, c), STEP)
+        total = rounding.in_float64(self.n, rho, (self.d,), self.device, lambda lo, hi: self._add(lo, hi, c), STEP)
         return self._room(rho, out).copy_(total)
 
     @abstractmethod

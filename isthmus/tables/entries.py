@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
@@ -29,35 +28,6 @@ _SPACES = "'\u2019 \u00a0\u202f"
 """Signs between thousands that can be nothing else."""
 
 _MONEY = "$€£¥%"
-
-
-@dataclass(frozen=True)
-class Signs:
-    """The signs in the numbers of a file.
-
-    decimal    the decimal sign
-    thousands  the sign between thousands; None takes the other one of "." and ",", "" takes neither
-    declared   whether somebody said so; else entries that only another decimal sign explains are refused
-    """
-
-    decimal: str = "."
-    thousands: str | None = None
-    declared: bool = False
-
-    @staticmethod
-    def of(decimal: str | None, separator: str | None) -> Signs:
-        """Those of a file with this declared decimal sign (None: undeclared) and this separator of columns.
-
-        Where columns are not separated by commas a comma in a number may be either sign, and nothing but a declaration
-        can tell: then none is taken for a sign of thousands.
-
-        >>> Signs.of(None, ","), Signs.of(None, ";"), Signs.of(",", ";")
-        (Signs(decimal='.', thousands=None, declared=False), Signs(decimal='.', thousands='', declared=False), \
-Signs(decimal=',', thousands=None, declared=True))
-        """
-        if decimal is not None:
-            return Signs(decimal, declared=True)
-        return Signs() if separator in (None, ",") else Signs(thousands="")
 
 
 def number(word: str, decimal: str = ".", thousands: str | None = None) -> float:

@@ -38,11 +38,17 @@ def toml(path: str | Path) -> dict[str, Any]:
     """The tables in a TOML file."""
     validate.present(os.path.isfile(path), path)
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return parsed(Path(path).read_text(encoding="utf-8"), path)
     except (UnicodeDecodeError, OSError) as error:
         validate.unreadable(path, f"it is not UTF-8 text ({error}); save it as UTF-8")
+
+
+def parsed(text: str, where: object) -> dict[str, Any]:
+    """The tables in a TOML text; `where` is what errors name."""
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        validate.unreadable(path, f"it is not valid TOML ({error}); correct that line")
+        validate.unreadable(where, f"it is not valid TOML ({error}); correct that line")
 
 
 def known_keys(where: str, data: Mapping[str, object], allowed: Iterable[str]) -> None:

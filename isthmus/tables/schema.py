@@ -25,7 +25,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import date
@@ -34,11 +33,11 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.tables import readers
-from isthmus.tables.entries import OTHER, Signs, _check_format, from_days
+from isthmus.tables.columns import TYPES
+from isthmus.tables.entries import OTHER, _check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
-_TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
 _FORMS = (
     'a range [low, high] or "number"; words ["a", "b"] or "hash"; dates [2010-01-01, 2024-12-31]; "bool", "id", "drop"'
 )
@@ -47,22 +46,6 @@ _OPEN = "?"
 """What stands where a declaration is still to be written."""
 TASKS = ("classification", "regression")
 BUCKETS = 16
-_OWN_KEYS = {
-    "number": ("bounds", "missing", "absent", "fill", "thousands", "decimal"),
-    "bool": ("missing", "absent"),
-    "category": ("categories", "absent"),
-    "hash": ("buckets", "absent"),
-    "date": ("bounds", "missing", "absent", "format"),
-    "id": (),
-    "drop": (),
-}
-"""What can be declared of a column of each type."""
-_TREATMENT = {
-    "bool": "0 or 1",
-    "hash": "words hashed into {0.buckets} fixed buckets; none is learned",
-    "id": "carried along by predictions, never a feature",
-    "drop": "left out",
-}
 
 
 @dataclass(frozen=True)
@@ -82,7 +65,7 @@ class Column:
     """
 
     name: str
-    type: str = readers.setting("", readers.one_of(*_TYPES))
+    type: str = readers.setting("", readers.one_of(*TYPES))
     bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
     categories: tuple[str, ...] = readers.setting((), readers.words)
     buckets: int = readers.setting(BUCKETS, readers.checked(validate.positive_int, int))
@@ -97,62 +80,46 @@ class Column:
     @property
     def features(self) -> list[str]:
         """The names of the columns it becomes."""
-        if self.type in ("number", "bool", "date"):
-            return [self.name, f"{self.name} (missing)"][: 1 + (self.missing == "indicator")]
-        if self.type == "category":
-            return [f"{self.name}={category}" for category in (*self.categories, "(other)", "(missing)")]
-        if self.type == "hash":
-            return [*(f"{self.name}#{k}" for k in range(self.buckets)), f"{self.name}=(missing)"]
-        return []
+        return TYPES[self.type].features(self)
 
     @property
-    def filled(self) -> float:
-        """What stands where a number is missing: `fill`, else the middle of the range, else 0."""
-        if self.fill is not None:
-            return self.fill
-        low, high = {"bool": (0.0, 1.0)}.get(self.type, self.bounds) or (0.0, 0.0)
-        return (low + high) / 2
+    def has_signs(self) -> bool:
+        """Whether it says itself which signs its numbers have."""
+        return self.decimal != "." or self.thousands is not None
 
     def settled(self, bounds: tuple[float, float] | None, decimal: str | None) -> Column:
         """A number with the range and the decimal sign that were declared for all, where it has none of its own."""
         if self.type != "number":
             return self
         column = replace(self, bounds=self.bounds or bounds)
-        if self.decimal != "." or self.thousands is not None:
-            return column
-        return column.read_by(None, decimal)
+        return column if self.has_signs else column.read_by(None, decimal)
 
     def read_by(self, separator: str | None, decimal: str | None = None) -> Column:
-        """As a file with this separator is read: see `Signs.of`; what it says of its own signs stays.
+        """As a file with this separator of columns is read; what it says of its own signs stays.
 
-        A decimal sign that is declared for the file stands above what the column says.
+        Where columns are not separated by commas a comma in a number may be either sign, and nothing but a declaration
+        can tell: then none is taken for a sign of thousands.  A decimal sign that is declared for the file stands above
+        what the column says.
+
+        >>> [Column("a", "number").read_by(*file).thousands for file in ((",",), (";",), (";", ","))]
+        [None, '', '.']
         """
         if self.type != "number":
             return self
         if decimal is not None:
             return replace(self, decimal=decimal, thousands=OTHER.get(decimal))
-        if self.decimal != "." or self.thousands is not None:
+        if self.has_signs or separator in (None, ","):
             return self
-        return replace(self, thousands=Signs.of(None, separator).thousands)
+        return replace(self, thousands="")
 
     def to_dict(self) -> dict[str, object]:
         """What it declares, as `read_column` takes it; where it came from is no part of it."""
-        told = _told(self)
-        told.pop("source", None)
-        return told
+        return {key: value for key, value in _told(self).items() if key != "source"}
 
     def words(self) -> str:
         """One line for a reader."""
-        treatment = _TREATMENT.get(self.type, "range bought privately").format(self)
-        if self.type == "category":
-            treatment = f"{len(self.categories)} words and (other)"
-        elif self.bounds is not None and self.type == "number":
-            treatment = "from {:g} to {:g}".format(*self.bounds)
-        elif self.bounds is not None and self.type == "date":
-            treatment = " to ".join(from_days(bound).isoformat() for bound in self.bounds)
-            treatment += f", written as {self.format}" * bool(self.format)
         missing = "; missing is filled and marked" * (self.missing == "indicator")
-        return f"{self.type}, {treatment}{missing} ({self.source})"
+        return f"{self.type}, {TYPES[self.type].words(self)}{missing} ({self.source})"
 
 
 @dataclass(frozen=True)
@@ -169,7 +136,7 @@ class Field:
 class Target:
     """What is predicted: its column (or "y"), the task, the public classes or range.
 
-    `decimal` is the decimal sign of numbers in text; None was not declared, and reads "." (see `Signs.of`).
+    `decimal` is the decimal sign of numbers in text; None was not declared, and reads "." (see `Column.read_by`).
     """
 
     name: str
@@ -226,10 +193,7 @@ class Schema:
     @staticmethod
     def from_toml(text: str, where: str = "schema") -> Schema:
         """The schema in a TOML text; what it does not understand is refused by name."""
-        try:
-            return Schema.from_dict(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            validate.unreadable(where, f"it is not valid TOML ({error}); correct that line")
+        return Schema.from_dict(readers.parsed(text, where))
 
     @staticmethod
     def load(path: str | Path) -> Schema:
@@ -276,7 +240,7 @@ def read_column(name: str, value: object) -> Column:
     where = f"columns.{name}"
     if isinstance(value, str):
         validate.check(value != _OPEN, where, value, f"declare how it becomes numbers, as one of {_FORMS}")
-        validate.check(value in _TYPES, where, value, f"give a type of {list(_TYPES)}, a range or a list of words")
+        validate.check(value in TYPES, where, value, f"give a type of {list(TYPES)}, a range or a list of words")
         value = {"type": value}
     elif isinstance(value, (list, tuple)):
         if all(isinstance(item, str) for item in value):
@@ -289,8 +253,8 @@ def read_column(name: str, value: object) -> Column:
         validate.refuse(where, value, "give a type, a range, a list of words or a table")
     guesses = [kind for key, kind in (("categories", "category"), ("buckets", "hash")) if key in value]
     kind = value.get("type", [*guesses, "number"][0])
-    validate.one_of(_TYPES, **{f"{where}.type": kind})
-    readers.known_keys(where, value, ("type", "source", *_OWN_KEYS[kind]))
+    validate.one_of(TYPES, **{f"{where}.type": kind})
+    readers.known_keys(where, value, ("type", "source", *TYPES[kind].keys))
     needed = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
     validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
     if kind == "category":
@@ -308,11 +272,8 @@ def read_column(name: str, value: object) -> Column:
 
 def _told(item: Column | Target) -> dict[str, Any]:
     """Everything that is not left at its default; a column's name is the name of its table."""
-    told = [member.name for member in fields(item) if vars(item)[member.name] != member.default]
-    values = {name: vars(item)[name] for name in told}
-    if isinstance(item, Column):
-        del values["name"]
-    return values
+    members = fields(item)[isinstance(item, Column) :]
+    return {member.name: vars(item)[member.name] for member in members if vars(item)[member.name] != member.default}
 
 
 def _pairs(item: Column | Target) -> list[str]:

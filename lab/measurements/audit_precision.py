@@ -35,7 +35,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus import privacy
-from isthmus.audit import bounds
 from isthmus.audit import canaries as attack
 from isthmus.audit.canaries import OneRun, one_run
 from isthmus.base.atomic import atomic_write
@@ -163,7 +162,7 @@ def cases(given: Audit) -> dict[str, Audit]:
 
 def stamp(audit: Audit) -> str:
     """What a row follows from: settings, code, machine."""
-    own = code_of_files((Path(__file__), Path(bounds.__file__), Path(attack.__file__)))
+    own = code_of_files((Path(__file__), Path(attack.__file__)))
     return fingerprint({"audit": audit, "own": own, "library": library(), "machine": machine()})
 
 

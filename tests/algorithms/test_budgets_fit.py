@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from isthmus import InvalidInput, L1Ball, Simplex, Whole, algorithms
 from isthmus.algorithms.purchases import ClassCounts, Ranges, buying
 from isthmus.base.space import Space
-from isthmus.core.minimize import Binding, Recipe
-from isthmus.core.private_side import PrivateSide
+from isthmus.core.minimize import Binding, PrivateSide, Recipe
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Ledger
 from isthmus.privacy.ledger import BudgetExceeded

@@ -86,8 +86,7 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     from isthmus.algorithms import Budget
     from isthmus.algorithms.purchases import Lambda, Terms
     from isthmus.algorithms.purchases import _paid as buys
-    from isthmus.core.minimize import Binding
-    from isthmus.core.private_side import PrivateSide
+    from isthmus.core.minimize import Binding, PrivateSide
     from isthmus.objectives.linear import top_eigenvalue
     from isthmus.privacy import Charge
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 import isthmus
 from isthmus import L1Ball, L2Ball, Logistic, algorithms, minimize
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 from isthmus.privacy import Ledger, SeededSource
 from isthmus.sketches import Identity
 

@@ -37,10 +37,9 @@ from isthmus.algorithms.purchases import (
 )
 from isthmus.base.matrix import to_dense
 from isthmus.base.space import Space
-from isthmus.core.minimize import Purchased
+from isthmus.core.minimize import PrivateSide, Purchased
 from isthmus.core.pipeline import Local, Promise, Release, measure
-from isthmus.core.private_side import PrivateSide
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
 from isthmus.privacy.clips import Rounding
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled

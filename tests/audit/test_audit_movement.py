@@ -12,7 +12,7 @@ from isthmus.audit import LinearRecords, Pair, Probe, known_bad, movement, movem
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.gradients import Dense
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, Laplace, NoisyMax, PerLeafClip, TopK
 from isthmus.sketches import (
     SRHT,

@@ -15,7 +15,7 @@ from torch import Tensor
 import isthmus
 from isthmus import LeastSquares, Logistic, minimize
 from isthmus.base.space import Space
-from isthmus.core import clients as clients_file
+from isthmus.core import pipeline as pipeline_file
 from isthmus.core.pipeline import (
     Pipeline,
     Promise,
@@ -30,7 +30,7 @@ from isthmus.core.pipeline import (
 )
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.gradients import Dense
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 from isthmus.lifts import adjoint, discard
 from isthmus.parts import AgainstAnchor, Client, Clients, Full, Restart, Shuffle, Step, Uniform
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
@@ -124,7 +124,7 @@ def test_clients_drawn_with_replacement_are_unbiased_and_draw_twice(monkeypatch:
         seen.append((client.role, client.visit))
         return Message({"g": ClippedSum(torch.tensor([float(client.name)], dtype=torch.float64), 2, 1.0)}, 1.0)
 
-    monkeypatch.setattr(clients_file, "contribute", contribute)
+    monkeypatch.setattr(pipeline_file, "contribute", contribute)
     clients, context = Clients([0, 1, 2, 3], per_round=3, uniform=True), SimpleNamespace(keys=None, physical=None)
     sums = (clients.collect(SimpleNamespace(t=t, seed=0), None, context) for t in range(4000))
     means = [float(m.values["g"].value / m.divisor) for m in sums]

@@ -161,8 +161,8 @@ def test_an_adaptive_clip_follows_a_release_of_its_stage() -> None:
 
 def test_what_is_bought_before_the_loop_needs_a_promise_and_a_cost() -> None:
     from isthmus.base.space import Space
+    from isthmus.core.minimize import PrivateSide
     from isthmus.core.parts import FixedRows
-    from isthmus.core.private_side import PrivateSide
     from isthmus.gradients import Dense
 
     with pytest.raises(InvalidInput, match="promise"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from isthmus import InvalidInput, ModuleObjective, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.gradients import Dense
-from isthmus.gradients.layers.passes import KEPT, MEAN, MIXING, PIECES, RANDOM, SHAPES, hidden, private_records
+from isthmus.gradients.layers.forward_guard import KEPT, MEAN, MIXING, PIECES, RANDOM, SHAPES, hidden, private_records
 from isthmus.objectives.base import Objective
 
 N, C = 200, 0.5

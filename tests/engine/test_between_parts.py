@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engine_cases import sums
 from mixing_cases import private
 from test_mixing import APART, MEETING
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
 from isthmus.core.driver import Ticket
-from isthmus.gradients.layers import apart
-from isthmus.gradients.layers.between import _Followed
+from isthmus.gradients.layers import trial
+from isthmus.gradients.layers.trial import _Followed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the layers .* took no part")
 N = 24
@@ -43,13 +44,7 @@ def records(n: int = N) -> tuple[Tensor, Tensor]:
 
 def total(module: nn.Module, engine: Any, loop: Loop, x: Tensor, y: Tensor, loss: Any = F.cross_entropy) -> Tensor:
     """The clipped sum of a loop of one's own, just before the noise."""
-    driver = engine.driver
-    driver.begin(Ticket(len(x)))
-    loss(loop(module, x), y, reduction="sum").backward()
-    driver._finish_backward()
-    found = driver._sum.values["gradient"].value.double().clone()
-    driver.forget()
-    return found
+    return sums(engine, lambda: loss(loop(module, x), y, reduction="sum"), len(x))["gradient"].value.double()
 
 
 READ = ("branch above", "branch below", "divided by their number")
@@ -118,7 +113,7 @@ def test_a_part_in_which_examples_meet_is_refused_although_the_module_itself_is_
 
 @pytest.mark.parametrize("case", APART)
 def test_loops_that_keep_examples_apart_pass_at_every_batch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "AGAIN", 1)
+    monkeypatch.setattr(trial, "AGAIN", 1)
     module, engine = private(Parts(), N)
     torch.seed()  # a loop that draws under a known seed is warned
 

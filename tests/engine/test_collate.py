@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from isthmus import InvalidInput, PrivacyEngine
 from isthmus.engine.accountant import COLLATED
-from isthmus.gradients.layers import apart
+from isthmus.gradients.layers import trial
 
 Record = tuple[Tensor, int]
 
@@ -158,7 +158,7 @@ APART = {
 def test_records_that_are_kept_apart_or_cannot_be_told_apart_train_and_the_statement_says_what_is_assumed(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "AGAIN", 1)
+    monkeypatch.setattr(trial, "AGAIN", 1)
     make, collate = APART[case]
     engine = run(make(), collate)
     assert len(engine.accountant) == 3
@@ -182,7 +182,7 @@ def test_a_trial_of_collate_leaves_the_users_generators_as_they_were(monkeypatch
         drawn.append(float(torch.rand(())))
         return to_a_public_length(records)
 
-    monkeypatch.setattr(apart, "AGAIN", 1)
+    monkeypatch.setattr(trial, "AGAIN", 1)
     module = Net(masked_mean)
     torch.manual_seed(3)
     run(module, noisy)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from isthmus import InvalidInput, ModuleObjective
 from isthmus.core.driver import Ticket
-from isthmus.gradients.layers import Layers, apart
+from isthmus.gradients.layers import Layers, trial
 
 LAYERS = {"largest": lambda x, w: x / x.abs().max().clamp(min=1) * w, "mean": lambda x, w: (x + 5e-4 * x.mean(0)) * w}
 
@@ -27,7 +27,7 @@ def test_a_layer_of_ones_own_hands_on_what_each_example_gives_alone(
     case: str, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code mixes by less than a comparison on a first batch can see: a record still moves the sum by its bound."""
-    monkeypatch.setattr("isthmus.gradients.layers.apart.AGAIN", 1 << 60)  # a later look would see it, and refuse
+    monkeypatch.setattr("isthmus.gradients.layers.trial.AGAIN", 1 << 60)  # a later look would see it, and refuse
     torch.manual_seed(0)
     assert worst(nn.Sequential(Own(LAYERS[case]), nn.Linear(6, 3)), size=size) <= 1 + 1e-5
 
@@ -82,11 +82,11 @@ APART = {
 @pytest.mark.parametrize("case", APART)
 @pytest.mark.parametrize("n", [2, 3, 40])
 def test_modules_that_keep_examples_apart_pass_at_every_batch(case: str, n: int, monkeypatch) -> None:
-    monkeypatch.setattr(apart, "AGAIN", 1)
+    monkeypatch.setattr(trial, "AGAIN", 1)
     layers = Layers(Between(APART[case]))
     layers.attach()
     for _ in range(4):
-        apart.look(layers, (torch.randn(n, 6),), {}, n)
+        trial.look(layers, (torch.randn(n, 6),), {}, n)
 
 
 def test_what_waits_for_a_later_batch_is_found_when_chance_comes_to_it(monkeypatch) -> None:
@@ -97,20 +97,20 @@ def test_what_waits_for_a_later_batch_is_found_when_chance_comes_to_it(monkeypat
 
     layers = Layers(Between(later))
     layers.attach()
-    apart.look(layers, (torch.randn(8, 6),), {}, 8)
+    trial.look(layers, (torch.randn(8, 6),), {}, 8)
     calls.append(1)
-    monkeypatch.setattr(apart, "AGAIN", 1)
+    monkeypatch.setattr(trial, "AGAIN", 1)
     with pytest.raises(InvalidInput, match="examples meet"):
-        apart.look(layers, (torch.randn(8, 6),), {}, 8)
+        trial.look(layers, (torch.randn(8, 6),), {}, 8)
 
 
 def test_a_shape_is_tried_out_once_and_then_by_chance(monkeypatch) -> None:
     layers, tried = Layers(Between(lambda h, m: h)), []
-    monkeypatch.setattr(apart, "_try_out", lambda *_, **__: tried.append(1))
-    monkeypatch.setattr(apart.secret, "randbelow", lambda n: n - 1)
+    monkeypatch.setattr(trial, "_try_out", lambda *_, **__: tried.append(1))
+    monkeypatch.setattr(trial.secret, "randbelow", lambda n: n - 1)
     for n in (1, 4, 9, 1, 7):
-        apart.look(layers, (torch.randn(n, 6),), {}, n)
-    apart.look(layers, (torch.randn(5, 3, 6),), {}, 5)
+        trial.look(layers, (torch.randn(n, 6),), {}, n)
+    trial.look(layers, (torch.randn(5, 3, 6),), {}, 5)
     assert len(tried) == 2
 
 
@@ -135,7 +135,7 @@ def test_a_trial_leaves_no_trace() -> None:
     before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy(), module.own.get_state())
     last, x = module.last, torch.randn(8, 6)
     torch.set_rng_state(before[0])
-    apart.look(layers, (x,), {}, 8)
+    trial.look(layers, (x,), {}, 8)
     assert (module.calls, float(module.count)) == (1, 1.0) and module.last is last
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2]) and torch.equal(module.own.get_state(), before[3])
@@ -156,7 +156,7 @@ def test_an_argument_that_all_examples_share_may_have_as_many_rows_as_there_are_
     layers.attach()
     for n in (3, 8):
         mask = nn.Transformer.generate_square_subsequent_mask(n)
-        apart.look(layers, (torch.randn(n, n, 6), mask), {}, n)
+        trial.look(layers, (torch.randn(n, n, 6), mask), {}, n)
 
 
 IN_THE_MODULE = {
@@ -267,8 +267,8 @@ def test_rows_that_no_rule_gets_right_are_found() -> None:
     layers = Layers(Swapped())
     layers.attach()
     with pytest.raises(InvalidInput, match="examples"):
-        apart.look(layers, (torch.randn(5, 5, 3),), {}, 5)
-        apart.look(layers, (torch.randn(2, 2, 3),), {}, 2)
+        trial.look(layers, (torch.randn(5, 5, 3),), {}, 5)
+        trial.look(layers, (torch.randn(2, 2, 3),), {}, 2)
 
 
 class Unsteady(nn.Module):
@@ -284,7 +284,7 @@ def test_rounding_is_not_taken_for_examples_that_meet() -> None:
     module = nn.Sequential(nn.Linear(4, 8), Unsteady(), nn.Tanh(), nn.Linear(8, 3))
     for seed in range(8):
         x = torch.randn(32, 4, generator=torch.Generator().manual_seed(seed))
-        apart.look(Layers(module), (x,), {}, 32)
+        trial.look(Layers(module), (x,), {}, 32)
 
 
 def test_as_many_classes_as_examples_in_the_second_dimension_are_no_mixing() -> None:
@@ -299,4 +299,4 @@ def test_as_many_classes_as_examples_in_the_second_dimension_are_no_mixing() -> 
             return self.head(self.embed(tokens)).mean(0)
 
     for n in (2, 3, 4):
-        apart.look(Layers(Turned(), batch_first=False), (torch.randint(0, 9, (5, n)),), {}, n)
+        trial.look(Layers(Turned(), batch_first=False), (torch.randint(0, 9, (5, n)),), {}, n)

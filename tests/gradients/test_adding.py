@@ -16,7 +16,7 @@ from torch import Tensor
 from isthmus.base.matrix import Total
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Release, measure
-from isthmus.gradients import Dense, Lazy, Lookup, Outer, ResidualRows, Rows, Stack, adding
+from isthmus.gradients import Dense, Lazy, Lookup, Outer, ResidualRows, Rows, Stack, rounding
 from isthmus.gradients.rows import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip
 from isthmus.privacy.clips import ClippedSum, Rounding, encoded_sum, part_of_error, weighted_sum
@@ -123,8 +123,8 @@ def test_one_record_moves_the_computed_sum_by_no_more_than_its_bound(
     for k, batch in ((9, None), (13, None), (9, 2.0**10), (13, 2.0**14)):
         movement, bound = moved(kind, k, dtype, device, batch)
         assert movement <= bound
-        kappa = adding.kappa(batch, dtype, encoded=False)
-        assert bound == pytest.approx(1 + kappa) and kappa <= (adding.KAPPA if batch is None else adding.WIDE)
+        kappa = rounding.kappa(batch, dtype, encoded=False)
+        assert bound == pytest.approx(1 + kappa) and kappa <= (rounding.KAPPA if batch is None else rounding.WIDE)
 
 
 @pytest.mark.parametrize("kind", ["csr", "lookup"])
@@ -177,10 +177,10 @@ def test_records_whose_terms_are_far_too_long_are_shortened() -> None:
     """A record of norm 1 made of terms of length 10^9 could not be added up: it counts for less."""
     b = torch.tensor([[[1e9], [1.0], [-1e9]]], dtype=F64)
     rows = Outer(torch.ones_like(b), b)
-    short = weighted_sum(rows, Clip(1.0).weights(rows, 1.0), 1.0, adding.KAPPA)
-    assert 0 < float(short) <= adding.RATIO / 1e9
+    short = weighted_sum(rows, Clip(1.0).weights(rows, 1.0), 1.0, rounding.KAPPA)
+    assert 0 < float(short) <= rounding.RATIO / 1e9
     mild = Outer(torch.ones_like(b), torch.tensor([[[1e3], [1.0], [-1e3]]], dtype=F64))
-    assert float(weighted_sum(mild, Clip(1.0).weights(mild, 1.0), 1.0, adding.KAPPA)) == pytest.approx(1.0, rel=1e-9)
+    assert float(weighted_sum(mild, Clip(1.0).weights(mild, 1.0), 1.0, rounding.KAPPA)) == pytest.approx(1.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
@@ -235,10 +235,10 @@ def test_per_leaf_and_group_clips_state_their_own_bounds() -> None:
         rows = stacked(worst(11, extra, F32))
         clip = PerLeafClip({"a": 0.1, "b": 0.2, "c": 0.3})
         collected.append(measured(rows, clip))
-    assert collected[0].bound == pytest.approx(math.sqrt(0.14) * (1 + adding.KAPPA))
+    assert collected[0].bound == pytest.approx(math.sqrt(0.14) * (1 + rounding.KAPPA))
     assert float((collected[1].value.double() - collected[0].value.double()).norm()) <= collected[0].bound
     grouped = measured(outer(worst(5, False, F32)), GroupClip(1.0))
-    assert grouped.bound == pytest.approx(2 * (1 + adding.KAPPA))
+    assert grouped.bound == pytest.approx(2 * (1 + rounding.KAPPA))
 
 
 def test_tiny_bounds_do_not_underflow() -> None:
@@ -246,15 +246,15 @@ def test_tiny_bounds_do_not_underflow() -> None:
     g = torch.Generator().manual_seed(0)
     rows = Outer(torch.rand(50, 4, generator=g), torch.rand(50, 3, generator=g))
     bound = 1e-36
-    value = weighted_sum(rows, torch.full((50,), 1e-37), bound, adding.KAPPA)
+    value = weighted_sum(rows, torch.full((50,), 1e-37), bound, rounding.KAPPA)
     assert value.dtype == F64
     assert torch.allclose(value * 1e37, rows.dense().double().sum(0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("batch, kappa", [(1, 0.01), (100, 0.01), (256, 0.0117), (512, 0.0469), (4096, 0.05)])
 def test_kappa_of_whole_gradients(batch: int, kappa: float) -> None:
-    assert adding.kappa(float(batch), F32, False) == pytest.approx(kappa, abs=1e-4)
-    assert adding.kappa(float(batch), F32, True) == adding.kappa(float(batch), F64, False) == adding.KAPPA
+    assert rounding.kappa(float(batch), F32, False) == pytest.approx(kappa, abs=1e-4)
+    assert rounding.kappa(float(batch), F32, True) == rounding.kappa(float(batch), F64, False) == rounding.KAPPA
 
 
 def test_a_residual_whose_code_overflows_is_left_out() -> None:
@@ -279,7 +279,7 @@ def test_outer_sum_leaves_what_stands_beside_its_rows(dtype: torch.dtype, k: int
     g = torch.Generator().manual_seed(k + q)
     y, x = (torch.randn(*size, generator=g, dtype=dtype) for size in ((k, q), (k, p)))
     whole = torch.full((q, p + beside), 7.0, dtype=dtype)
-    adding._outer_sum(x, y, 1.0, whole[:, :p])
+    rounding._outer_sum(x, y, 1.0, whole[:, :p])
     assert (whole[:, p:] == 7).all()
     slow = (y.double()[:, :, None] * x.double()[:, None, :]).sum(0) if q * p < 1e6 else y.double().T @ x.double()
     off, mass = (whole[:, :p].double() - slow).abs(), y.double().abs().T @ x.double().abs()
@@ -292,12 +292,12 @@ def test_sums_of_rows_are_within_their_error(few: bool) -> None:
     v = worst(10, True, F32)[:, None] * torch.tensor([1.0, 0.5])
     rho = (len(v) + 8) * 2.0**-24 if few else 2.0**-22
     column = torch.full((2, 3), 7.0)
-    adding._row_sum(v, rho, column[:, 1])
+    rounding._row_sum(v, rho, column[:, 1])
     exact = [sum(Fraction(float(x)) for x in v[:, j]) for j in range(2)]
     for j in range(2):
         mass = sum(Fraction(abs(float(x))) for x in v[:, j])
         assert abs(Fraction(float(column[j, 1])) - exact[j]) <= Fraction(rho) * mass
     assert (column[:, [0, 2]] == 7).all()
     wide = torch.empty(2, dtype=F64)
-    adding._row_sum(v, rho, wide)
+    rounding._row_sum(v, rho, wide)
     torch.testing.assert_close(wide, v.double().sum(0), rtol=0, atol=rho * float(v.abs().sum()))

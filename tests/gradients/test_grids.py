@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus.gradients import Outer
-from isthmus.gradients import rows as module
+from isthmus.gradients import Outer, rounding
 from isthmus.gradients.computed import as_computed
-from isthmus.gradients.grids import GRID, _integer_sum
+from isthmus.gradients.rounding import GRID, _integer_sum
 from isthmus.privacy import Clip
 from isthmus.privacy.clips import weighted_sum
 
@@ -84,7 +83,7 @@ def test_a_record_that_is_not_finite_is_left_out():
 def test_few_records_and_small_matrices_are_added_as_ever(monkeypatch):
     outer = rows(8)
     weights = Clip(1.0).weights(outer, 1.0)
-    monkeypatch.setattr(module, "_integer_sum", lambda *_: pytest.fail("a product of eight terms is exact enough"))
+    monkeypatch.setattr(rounding, "_integer_sum", lambda *_: pytest.fail("a product of eight terms is exact enough"))
     torch.testing.assert_close(
         Outer(outer.a, outer.b, outer.ones, grid=1.0).sum_to(weights, 1e-4), outer.sum_to(weights, 1e-4)
     )

@@ -14,7 +14,7 @@ from row_cases import draw
 
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack, _products, rounding
+from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack, rounding
 
 
 def cancelling(n, t, p, q, dtype, size, seed=0):
@@ -31,7 +31,7 @@ def cancelling(n, t, p, q, dtype, size, seed=0):
 @pytest.mark.parametrize("size", [0.0, 1e-7, 1e-5, 1e-3, 1e-1])
 @pytest.mark.parametrize(("p", "q"), [(200, 300), (40, 30)], ids=["ghost", "direct"])
 def test_near_cancelling_sums_are_never_under_estimated(dtype, size, p, q):
-    assert _products._cheaper_ghost(64, p, q) == (p == 200)
+    assert rounding._cheaper_ghost(64, p, q) == (p == 200)
     a, b = cancelling(12, 64, p, q, dtype, size)
     norms, true = Outer(a, b).norms().double(), torch.linalg.vector_norm(outer_rows(a, b), dim=1)
     assert bool((norms >= true * (1 - 1e-13)).all())
@@ -152,18 +152,18 @@ def test_reduced_precision_settings_do_not_reach_the_norms():
 def test_chunks_do_not_change_the_norms(monkeypatch):
     a, b = draw(9, 6, 40, dtype=torch.float32, seed=1), draw(9, 6, 30, dtype=torch.float32, seed=2)
     for ord in (1, 2, math.inf):
-        whole = _products.upper(a, b, ord)
+        whole = rounding.product_norms(a, b, ord)
         with monkeypatch.context() as patch:
-            patch.setattr(_products, "CHUNK_BYTES", 1)
-            torch.testing.assert_close(_products.upper(a, b, ord), whole, rtol=1e-5, atol=0)
-    direct = _products._direct(a, b, 2, False)
+            patch.setattr(rounding, "CHUNK_BYTES", 1)
+            torch.testing.assert_close(rounding.product_norms(a, b, ord), whole, rtol=1e-5, atol=0)
+    direct = rounding._direct(a, b, 2, False)
     torch.testing.assert_close(Outer(a, b).norms().double(), direct, rtol=1e-3, atol=0)
 
 
 def test_no_buffer_passes_the_limit(monkeypatch):
     seen = []
-    inner = _products._direct
-    monkeypatch.setattr(_products, "_direct", lambda a, b, *rest: seen.append(len(a)) or inner(a, b, *rest))
+    inner = rounding._direct
+    monkeypatch.setattr(rounding, "_direct", lambda a, b, *rest: seen.append(len(a)) or inner(a, b, *rest))
     rows = Outer(torch.ones(3, 1, 1).expand(3, 600, 600), torch.ones(3, 1, 1).expand(3, 600, 700))
     rows.norms()
     assert sum(seen) == 3 and max(seen) * 8 * 600 * 700 <= rounding.CHUNK_BYTES

@@ -19,7 +19,7 @@ from isthmus.opacus_compat import GradSampleModule, PrivacyEngine, distributed, 
 from isthmus.opacus_compat.accountants import GaussianAccountant, PRVAccountant, RDPAccountant, create_accountant
 from isthmus.opacus_compat.accountants.utils import get_noise_multiplier
 from isthmus.opacus_compat.data_loader import DPDataLoader
-from isthmus.opacus_compat.engine import _by_layer
+from isthmus.opacus_compat.names import _by_layer
 from isthmus.opacus_compat.optimizers import DPOptimizer
 from isthmus.opacus_compat.utils import module_utils
 from isthmus.opacus_compat.utils.batch_memory_manager import BatchMemoryManager, wrap_data_loader

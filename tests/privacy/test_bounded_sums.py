@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients import Dense, Outer, Stack, adding, rounding
-from isthmus.gradients.adding import RATIO
+from isthmus.gradients import Dense, Outer, Stack, rounding
+from isthmus.gradients.rounding import RATIO
 from isthmus.privacy.clips import ClippedSum, Rounding, _shortened, encoded_sum, part_of_error, weighted_sum
 from isthmus.sketches import CountSketch
 
@@ -117,9 +117,9 @@ def test_what_underflows_is_kept_by_float64(ord: float) -> None:
 def test_a_record_that_is_no_number_is_left_out_of_a_sum() -> None:
     values = torch.tensor([[1.0, 2.0], [math.inf, 0.0], [0.5, math.nan], [3.0, 4.0]], dtype=F64)
     weights = torch.tensor([0.5, 0.0, 0.0, 0.25], dtype=F64)
-    assert weighted_sum(Dense(values), weights, 5.0, adding.KAPPA).tolist() == [1.25, 2.0]
+    assert weighted_sum(Dense(values), weights, 5.0, rounding.KAPPA).tolist() == [1.25, 2.0]
     both = Stack([("a", Dense(values)), ("b", Dense(values[:, :1]))])
-    found = weighted_sum(both, {"a": weights, "b": 2 * weights}, {"a": 5.0, "b": 5.0}, adding.KAPPA)
+    found = weighted_sum(both, {"a": weights, "b": 2 * weights}, {"a": 5.0, "b": 5.0}, rounding.KAPPA)
     assert found.tolist() == [1.25, 2.0, 2.5]
 
 
@@ -160,8 +160,8 @@ def test_the_sum_before_a_map_has_half_of_the_error() -> None:
     """600 records that float32 may add up within twice kappa, but not within half of it: they are added in float64."""
     values = torch.rand(600, 6, generator=torch.Generator().manual_seed(0)) * 0.4
     sketch, ones = CountSketch(3).draw(6, seed=1), torch.ones(600)
-    assert weighted_sum(Dense(values), ones, 1.0, 2 * adding.KAPPA).dtype == F32
-    total = encoded_sum(sketch, Dense(values), ones, 1.0, adding.KAPPA, 2)
+    assert weighted_sum(Dense(values), ones, 1.0, 2 * rounding.KAPPA).dtype == F32
+    total = encoded_sum(sketch, Dense(values), ones, 1.0, rounding.KAPPA, 2)
     torch.testing.assert_close(total, sketch.dense().double() @ values.double().sum(0), rtol=1e-12, atol=1e-12)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack
-from isthmus.gradients.adding import KAPPA
+from isthmus.gradients.rounding import KAPPA
 from isthmus.gradients.rows import Lookup, Sum
 from isthmus.privacy import AdaptiveClip, Clip, GroupClip, PerLeafClip, clips
 from isthmus.privacy.clips import weighted_sum

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import LeastSquares, algorithms, minimize
 from isthmus.base.validate import InvalidInput
+from isthmus.core.minimize import unspent
 from isthmus.core.parts import FirstOrderStationary
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.core.private_side import unspent
 from isthmus.engine import PrivacyEngine
 from isthmus.estimators import PrivateClassifier
 from isthmus.privacy import Clip, FullBatch, Gaussian, PrivacyStatement, epsilon_of

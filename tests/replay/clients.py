@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from isthmus import CountSketch, Logistic, Pipeline, Release, Stage, algorithms, minimize
-from isthmus.core.clients import Clients
-from isthmus.core.pipeline import Promise
+from isthmus.core.pipeline import Clients, Promise
 from isthmus.distributed.flower import Federation, LocalGrid, SketchStrategy, client_app
 from isthmus.distributed.secagg import SecureClient, SecurePlan, SecureServer, run_round
 from isthmus.privacy import Clip, FullBatch, Gaussian, Ledger

@@ -12,8 +12,8 @@ import pytest
 from messy import rows
 
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.encode import _as_days, _bucket, as_numbers, as_words, bounds_of, encode, encode_target
-from isthmus.tables.entries import Signs
+from isthmus.tables.columns import _as_days, _bucket, as_numbers, as_words
+from isthmus.tables.encode import bounds_of, encode, encode_target
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema, Target
 
@@ -135,7 +135,7 @@ def test_types_are_guessed(kind: str) -> None:
 
 def test_a_decimal_comma_is_no_thousand() -> None:
     values = pandas.Series(["1,234", "2,5", "?"])
-    column = infer("a", values, signs=Signs(",", declared=True)).column
+    column = infer("a", values, decimal=",").column
     assert (column.type, column.thousands, column.decimal) == ("number", None, ",")
     assert as_numbers(values, column)[:2].tolist() == [1.234, 2.5]
 

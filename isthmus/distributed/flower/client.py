@@ -13,9 +13,8 @@ from isthmus.base import validate
 from isthmus.core.parts import Records, said
 from isthmus.core.pipeline import Client
 from isthmus.core.wire import Keys, Message
-from isthmus.distributed.flower import records
-from isthmus.distributed.flower.federation import Federation, _narrowed, _OneTerm
-from isthmus.distributed.flower.records import ARRAYS, RECORD, flower, from_arrays, to_arrays
+from isthmus.distributed.flower import federation as agreed
+from isthmus.distributed.flower.federation import ARRAYS, RECORD, Federation, flower, from_arrays, to_arrays
 from isthmus.distributed.order import DataSite, Order, _stage_of
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
 from isthmus.distributed.secagg.wire import Kind, read
@@ -66,7 +65,7 @@ def client_app(
             problem = data(context)
             if plan.unit == "record":
                 return problem
-            return _OneTerm(lambda w: _term(plan, problem, w, order, name))
+            return agreed._OneTerm(lambda w: _term(plan, problem, w, order, name))
 
         return _Site(federation, context, terms, noise or SecretSource(), physical_batch_size, ledger).reply(message)
 
@@ -91,7 +90,7 @@ def sketch_mod(
         def change(plan: Federation, order: Order, name: str) -> Records:
             remedy = 'give unit="client": a mod sends what one client changed'
             validate.check(plan.unit == "client", "unit", plan.unit, remedy)
-            return _OneTerm(lambda w: w - trained(plan, w))
+            return agreed._OneTerm(lambda w: w - trained(plan, w))
 
         def trained(plan: Federation, w: Tensor) -> Tensor:
             arrays, rest = to_arrays(w, plan.whole), message.content.get("config", app.ConfigRecord())
@@ -148,28 +147,34 @@ class _Site:
     def reply(self, message: Letter) -> Letter:
         """The reply to an order, or to a step of secure aggregation."""
         plan, content, app = self.plan, message.content, flower().app
-        config = records._config_of(content)
+        config = agreed.config_of(content)
         sent = config.get("plan")  # looked at before any record is
-        remedy = f"give server and clients the same Federation: this one is {records.ANOTHER} than this client's"
+        remedy = f"give server and clients the same Federation: this one is {agreed.ANOTHER} than this client's"
         validate.check(sent == plan.digest, "plan", sent, f"{remedy} ({plan.digest})")
         if plan.dropouts is None:
-            order = records._read_ask(content, plan.whole, records._kept_vectors(self.context.state, _ITERATE).get("w"))
+            order = agreed._read_ask(content, plan.whole, self.kept(_ITERATE).get("w"))
             if plan.down == "update" and order.w is not None:
-                records.keep(self.context.state, _ITERATE, {"w": order.w})
+                self.context.state[_ITERATE] = agreed.record_of({"w": order.w})
             added = self.added(order, int(config["visit"]))
             self.pay(order.stage)
-            data = records.answer(added, config["order"], not plan.private)
+            data = agreed.answer(added, config["order"], not plan.private)
         else:
             data = self.secured(content, config)
         return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
 
+    def kept(self, name: str) -> dict[str, Tensor]:
+        """Vectors that this client keeps between messages."""
+        if name not in self.context.state:
+            return {}
+        return agreed.vectors_of(self.context.state.array_records[name])
+
     def added(self, order: Order, visit: int) -> Message:
         """What this client adds to a sum: sampled, encoded, clipped, coded."""
         plan, pipe = self.plan, self.plan.at_clients
-        keys, memory = Keys(order.seed), records._kept_vectors(self.context.state, _MEMORY)
+        keys = Keys(order.seed)
         if plan.private:
             keys = Keys(order.seed, self.noise)
-        site = DataSite(pipe, plan.whole, keys, physical=self.physical, memory=memory)
+        site = DataSite(pipe, plan.whole, keys, physical=self.physical, memory=self.kept(_MEMORY))
         problem = self.terms(plan, order, self.name)
         if plan.private and plan.unit == "record":
             read_off = [str(leak[0]) for leak in said(problem, "read_off")]
@@ -180,9 +185,9 @@ class _Site:
             validate.check(fits, "linear", plan.linear, f"give linear=False: {kind} is not a linear model")
         message = site.answer(order, Client(self.name, problem, visit, plan.terms, 1 / plan.clients))
         if pipe.wire.remembers:
-            records.keep(self.context.state, _MEMORY, site.memory)
+            self.context.state[_MEMORY] = agreed.record_of(site.memory)
         if plan.private and plan.dropouts is None:
-            return _narrowed(message, plan, _stage_of(pipe, order.stage).sampler)
+            return agreed._narrowed(message, plan, _stage_of(pipe, order.stage).sampler)
         return message
 
     def pay(self, stage: str) -> None:
@@ -202,7 +207,7 @@ class _Site:
         secure = plan.secure(stage, int(config["m"]), stage.releases[0].clipped.init())
 
         def vector() -> Tensor:
-            order = records._read_ask(content, plan.whole, None)
+            order = agreed._read_ask(content, plan.whole, None)
             (value,) = self.added(order, int(config["visit"])).values.values()
             validate.shape((secure.m,), vector=value.value)
             self.pay(order.stage)
@@ -238,17 +243,16 @@ def _secure_step(
             answer = client.shares(data)
         elif step == "shares":
             answer = client.reveal(data)
-        else:  # opened first: a server that repeats or alters a message must not cost a client any work
-            client.open(data)
+        else:
+            answer = client.masked(data, vector)
             saved["sent"] += 1
-            answer = client.vector(vector())
     state[_SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})
     return answer
 
 
 def _term(plan: Federation, problem: Records, w: Tensor, order: Order, name: str) -> Tensor:
     """The vector of a client that is one term."""
-    if plan.local is None:
-        mean: Tensor = problem.rows(w).sum() / problem.n
-        return mean
-    return plan.local.change(problem, w, order.t, order.seed, name)
+    if plan.local is not None:
+        return plan.local.change(problem, w, order.t, order.seed, name)
+    mean: Tensor = problem.rows(w).sum() / problem.n
+    return mean

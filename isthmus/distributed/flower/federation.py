@@ -1,33 +1,50 @@
-"""What the server and every client of a federation know beforehand: public things, made by the same code on both sides.
+"""What server and clients of a federation share: a plan of public things, and the messages that travel.
 
 A sum goes over **records** (each client adds up its own), or over **clients**: then all that a client has is one term,
 its mean gradient or what some local steps changed, and a private run protects the client as a whole.
 
-What server and clients agree on beforehand: how long sums may be, in public numbers, and a digest of the plan.
+Both sides make the plan by the same code.  From it follow how long sums may be, in public numbers, and a digest that
+tells it from other plans.  Orders and answers are records of Flower messages, bytes and arrays, no pickle:
+
+    down   "isthmus"  order   the order without its iterate: seed, t, step, clip bounds (`Order.short`)
+                      plan    digest of the plan: a client with another one refuses
+                      visit   how often the client was asked in this round before
+                      since   digest of the iterate that `update` changes, where only changes are sent
+           "arrays"           the iterate by leaves, or
+           "update"           places and values of the coordinates that have changed
+    up     "isthmus"  answer  8 bytes that show damage, then the codes
+
+An answer holds no shapes, bounds or dtypes: the server has these, and takes nobody's word for them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import io
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from functools import cached_property, lru_cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from isthmus.base import storage, validate
 from isthmus.base.space import Space, as_space
+from isthmus.codecs import Codec
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.parts import Shuffle
 from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.core.wire import Keys, Message
+from isthmus.distributed.order import Order, _digest_of
 from isthmus.distributed.secagg import SecurePlan
 from isthmus.gradients import Dense
-from isthmus.gradients.layers.passes import MEAN, MIXING, RANDOM, SHAPES
+from isthmus.gradients.layers.forward_guard import MEAN, MIXING, RANDOM, SHAPES
 from isthmus.gradients.rounding import gamma
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.accounting import Adjacency, joint
@@ -39,7 +56,9 @@ from isthmus.privacy.sampling import FullBatch, Poisson, Sampler, rate_of
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.sets import ConvexSet, Whole
 
-_UNITS, _DOWN = ("record", "client"), ("w", "update")
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, RecordDict
+    from flwr.app import Message as Letter
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +155,8 @@ class LocalSteps:
         v = w
         for k in range(t * self.steps, (t + 1) * self.steps):
             index = sampler.draw(problem.n, k, Keys(seed), name)
-            v = v - self.rate * problem.rows(v, index).sum() / (problem.n if index is None else len(index))
+            rows = problem.rows(v, index)
+            v = v - self.rate * rows.sum() / rows.n
         return w - v
 
 
@@ -186,8 +206,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         validate.positive_int(rounds=self.rounds, clients=self.clients)
-        validate.one_of(_UNITS, unit=self.unit)
-        validate.one_of(_DOWN, down=self.down)
+        validate.one_of(("record", "client"), unit=self.unit)
+        validate.one_of(("w", "update"), down=self.down)
         by_client, share = self.unit == "client", self.dropouts or 0.0
         uniform = 'leave it out: a client is one term, whatever it has (unit="record" counts records)'
         for right, name, remedy in (
@@ -209,7 +229,9 @@ class Federation:
     @property
     def terms(self) -> int:
         """How many terms a sum over everybody has: the public number that divisors come from."""
-        return self.clients if self.unit == "client" else int(self.n or 0)
+        if self.unit == "client":
+            return self.clients
+        return int(self.n or 0)
 
     @property
     def problem(self) -> Elsewhere:
@@ -263,7 +285,7 @@ class Federation:
         uniform = "leave it out: a private run adds sums over records, so every record counts (or every client)"
         shifts = "use error feedback: a client that is lost moves its shift, and the server does not"
         for right, name, value, remedy in (
-            (not pipe.before, "recipe", _name(self.recipe), bought),
+            (not pipe.before, "recipe", self.recipe, bought),
             (whole, "sampler", type(stage.sampler).__name__, "take all clients, or Poisson sampling of them"),
             (pipe.wire.shift is None, "shifts", pipe.wire.shift, shifts),
             (private or not hidden, "dropouts", self.dropouts, "use a private recipe: in others nobody adds noise"),
@@ -286,7 +308,7 @@ class Federation:
         promise = self.pipe.promise
         if promise is None:
             remedy = "use a private recipe: this one promises nothing, so there is no statement"
-            validate.refuse("recipe", _name(self.recipe), remedy)
+            validate.refuse("recipe", self.recipe, remedy)
         assumptions = (*promise.assumptions, "the reader may know which clients (or records) each round looked at")
         account = Account(promise.delta, promise.adjacency, promise.n, seeded, assumptions=assumptions)
         sampler = "as if every round had looked at all of them"
@@ -322,10 +344,6 @@ class Federation:
                 "and X25519, HKDF, ChaCha20 and Poly1305 are not broken: it sees nothing but the totals",
             ]
         return sentences
-
-
-def _name(recipe: Recipe | Pipeline) -> str:
-    return recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__
 
 
 _NOTHING = 2.0**-30
@@ -443,3 +461,180 @@ def _words(value: Any) -> Iterator[str]:
         yield type(value).__qualname__
     else:
         yield repr(value)
+
+
+# ---------------------------------------------------------------- vectors in Flower's messages
+
+
+@lru_cache(maxsize=1)
+def flower() -> SimpleNamespace:
+    """The modules of Flower's message API: `app`, `clientapp`, `serverapp`, `strategy`; it is an extra."""
+    names = {"app": "app", "clientapp": "clientapp", "serverapp": "serverapp", "strategy": "serverapp.strategy"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its command line warns of a later click while it is imported
+            return SimpleNamespace(**{key: importlib.import_module(f"flwr.{name}") for key, name in names.items()})
+    except ImportError as error:
+        raise ImportError(f"Clients of Flower need flwr 1.41 or later; {validate.extra('flower')}") from error
+
+
+RECORD, ARRAYS, _UPDATE = "isthmus", "arrays", "update"
+ANOTHER = "another plan"
+SEAL = 8
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def space_of(record: ArrayRecord) -> Space:
+    """The space of an `ArrayRecord`: one leaf an array, in its order; arrays of whole numbers are refused.
+
+    For models whose `state_dict` a Flower app sends: `space_of(ArrayRecord(model.state_dict()))`.
+    """
+    for name, array in record.items():
+        real = array.dtype.startswith(("float", "bfloat"))
+        validate.check(real, f"arrays[{name!r}]", array.dtype, "send trained parameters only: leave counters out")
+    return Space.of({name: tuple(array.shape) for name, array in record.items()})
+
+
+def to_arrays(w: Tensor, space: Space) -> ArrayRecord:
+    """A vector as an `ArrayRecord`, by leaves."""
+    return record_of({leaf.name: space.view(w, leaf.name) for leaf in space.leaves})
+
+
+def from_arrays(record: ArrayRecord, space: Space) -> Tensor:
+    """The vector of an `ArrayRecord` whose names and shapes are those of the space; others are refused."""
+    names = [leaf.name for leaf in space.leaves]
+    validate.check(set(record) == set(names), "arrays", sorted(record), f"give {names}")
+    arrays = vectors_of(record)
+    for leaf in space.leaves:
+        validate.shape(leaf.shape, **{f"arrays[{leaf.name!r}]": arrays[leaf.name]})
+    return torch.cat([arrays[name].reshape(-1) for name in names])
+
+
+def record_of(vectors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Tensors by name as an `ArrayRecord`."""
+    app = flower().app
+    return app.ArrayRecord({name: app.Array(vector.detach().cpu().numpy()) for name, vector in vectors.items()})
+
+
+def vectors_of(record: ArrayRecord) -> dict[str, Tensor]:
+    """What `record_of` made a record of."""
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+# ---------------------------------------------------------------- orders
+
+
+def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None, plan: str = "none") -> RecordDict:
+    """The content of a message that asks a client; `since` is an iterate that it has kept, `plan` a digest."""
+    app, w = flower().app, order.w
+    assert w is not None
+    config = {"order": order.short().to_bytes(), "visit": visit, "plan": plan}
+    sent = {ARRAYS: to_arrays(w, space)}
+    if since is not None:
+        bits = _BITS[w.itemsize]
+        places = (w.view(bits) != since.view(bits)).nonzero().reshape(-1)
+        if len(places) * (w.itemsize + 4) < w.numel() * w.itemsize:
+            sent = {_UPDATE: record_of({"places": places.to(torch.int32), "values": w[places]})}
+            config["since"] = _digest_of(since)
+    return app.RecordDict({RECORD: app.ConfigRecord(config), **sent})
+
+
+def config_of(content: RecordDict) -> dict[str, Any]:
+    """What a message says beside its arrays."""
+    return dict(content.config_records[RECORD])
+
+
+def _read_ask(content: RecordDict, space: Space, iterate: Tensor | None) -> Order:
+    """The order that `ask` wrote; `iterate` is what this client has kept of an earlier round."""
+    config = config_of(content)
+    order = Order.from_bytes(config["order"])
+    if ARRAYS in content:
+        w = from_arrays(content.array_records[ARRAYS], space)
+    else:
+        if iterate is None or _digest_of(iterate) != config["since"]:
+            validate.refuse("since", config["since"], "send the whole iterate: this client does not have that one")
+        changes = vectors_of(content.array_records[_UPDATE])
+        w = iterate.index_copy(0, changes["places"].long(), changes["values"])
+    remedy = "send the iterate whole: this client has another one"
+    validate.check(_digest_of(w) == order.digest, "order.digest", order.digest, remedy)
+    return replace(order, w=w)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def answer(message: Message, asked: bytes, counts: bool) -> bytes:
+    """A message as bytes: a seal, how many records its client has where that `counts`, the code of every release."""
+    body = b""
+    if counts:
+        body = message.records.to_bytes(8, "little")
+    for name, bounded in message.values.items():
+        data = message.coded.get(name)
+        if data is None:
+            data = bounded.value.detach().cpu().numpy().tobytes()
+        body += len(data).to_bytes(4, "little") + data
+    return _seal(asked, body) + body
+
+
+def _seal(order: bytes, body: bytes) -> bytes:
+    """Of an order and what answers it: a late answer to another order does not fit."""
+    return hashlib.blake2b(hashlib.blake2b(order, digest_size=16).digest() + body, digest_size=SEAL).digest()
+
+
+def _read_answer(
+    data: bytes, asked: bytes, like: Message, codec: Codec | None, divisor: Callable[[int], float] | None
+) -> Message:
+    """The message of an answer to `asked`, with the sizes, dtypes and bounds of `like`; anything else is refused.
+
+    `divisor` is what follows from how many records a client has; None where the divisor is that of `like`, and public.
+    """
+    right = isinstance(data, bytes) and len(data) > SEAL and data[:SEAL] == _seal(asked, data[SEAL:])
+    remedy = "ask the client again: the answer was damaged on the way, or belongs to another order"
+    validate.check(right, "answer", type(data).__name__, remedy)
+    body, values = io.BytesIO(data[SEAL:]), {}
+
+    def number(size: int) -> int:
+        return int.from_bytes(taken(size), "little")
+
+    def taken(size: int) -> bytes:
+        part = body.read(size)
+        remedy = "send the whole answer: this one ends too early"
+        validate.check(len(part) == size, "answer", f"{len(data)} bytes", remedy)
+        return part
+
+    if divisor is not None:
+        records = number(8)
+        validate.positive_int(records=records)
+        like = replace(like, divisor=divisor(records), records=records)
+    for name, bounded in like.values.items():
+        values[name] = _value(name, bounded, taken(number(4)), codec)
+    more = len(body.read())
+    validate.check(not more, "answer", f"{len(data)} bytes", f"send {len(data) - more} bytes, as the plan says")
+    return replace(like, values=values, dims=sum(b.value.numel() for b in values.values()), bytes=len(data))
+
+
+def _value(name: str, like: ClippedSum, data: bytes, codec: Codec | None) -> ClippedSum:
+    if codec is not None:
+        value = codec.decode(data, like.value)
+    else:
+        due = like.value.numel() * like.value.element_size()
+        remedy = f"send {due} bytes: both sides need the same federation, dtype={like.value.dtype} included"
+        validate.check(len(data) == due, f"answer[{name!r}]", f"{len(data)} bytes", remedy)
+        value = torch.frombuffer(bytearray(data), dtype=like.value.dtype)
+    remedy = "send finite numbers, as a sum of gradients is"
+    validate.check(bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", remedy)
+    return replace(like, value=value)
+
+
+def _answer_in(reply: Letter) -> bytes:
+    """The answer in a client's reply; a client that failed, or sent something else, is refused with what it said."""
+    if reply.has_error():
+        remedy = f"look at the client, which failed: {reply.error.reason}"
+        if ANOTHER in remedy:
+            remedy = f"give both sides the same Federation: the client has {ANOTHER}, and refused"
+        validate.refuse("reply", reply.error.code, remedy)
+    data = dict(reply.content.get(RECORD, {})).get("answer")
+    if not isinstance(data, bytes):
+        remedy = "run isthmus.distributed.flower at the client: its reply has no answer of bytes"
+        validate.refuse("reply", sorted(reply.content), remedy)
+    return data

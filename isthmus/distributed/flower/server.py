@@ -27,28 +27,27 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.codecs import CodecError
-from isthmus.core.clients import counted, drawn_clients
-from isthmus.core.group import Aggregator, check_samplers
+from isthmus.core.group import Aggregator
 from isthmus.core.minimize import Result, minimize
-from isthmus.core.pipeline import Client, Round, RunContext, Stage, contribute, pay
-from isthmus.core.wire import Message, State
-from isthmus.distributed.flower.federation import Elsewhere, Federation, _narrowed, _NoisedSum, _reach_of, _shortened
-from isthmus.distributed.flower.records import (
-    RECORD,
-    _answer_in,
-    _config_of,
-    _read_answer,
-    ask,
-    flower,
-    from_arrays,
-    to_arrays,
+from isthmus.core.pipeline import (
+    Client,
+    Round,
+    RunContext,
+    Stage,
+    check_samplers,
+    contribute,
+    counted,
+    drawn_clients,
+    pay,
 )
+from isthmus.core.wire import Message, State
+from isthmus.distributed.flower import federation as agreed
+from isthmus.distributed.flower.federation import RECORD, Elsewhere, Federation, flower, from_arrays, to_arrays
 from isthmus.distributed.order import Order, _stage_of, order_of
 from isthmus.distributed.secagg import BadMessage, RoundRefused, SecurePlan, SecureServer
+from isthmus.privacy import Ledger, PrivacyStatement
 from isthmus.privacy.event_json import DpEvent
-from isthmus.privacy.ledger import Chargeable, Ledger
 from isthmus.privacy.sampling import Sampler, rate_of
-from isthmus.privacy.statement import PrivacyStatement
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
@@ -90,10 +89,9 @@ class _Traffic:
     holds: dict[int, Tensor] = field(default_factory=dict, repr=False)
     """The iterate that a client has kept, by node, where changes are sent."""
 
-    def note(self, **counts: int) -> dict[str, int]:
-        """The counts of one more stage, or attempt: t, and how many clients did what."""
-        self.rounds.append({"asked": 0, "answered": 0, "late": 0, "failed": 0} | counts)
-        return self.rounds[-1]
+    def note(self, t: int, asked: int, answered: int = 0, late: int = 0, failed: int = 0) -> None:
+        """The counts of one more stage, or attempt."""
+        self.rounds.append({"asked": asked, "answered": answered, "late": late, "failed": failed, "t": t})
 
     def why(self) -> str:
         """The most frequent reasons."""
@@ -101,19 +99,17 @@ class _Traffic:
 
 
 @dataclass(frozen=True)
-class _ForStage:
-    """The loop's ledger, as what a round of secure aggregation is paid from."""
+class _LoopsLedger:
+    """What secure aggregation is paid from: the loop, which has asked for all of its rounds before the first."""
 
-    round: Round
-    stage: Stage
-    ledger: Chargeable | None
+    charge: Callable[[], None]
 
     def require(self, event: DpEvent, what: str) -> None:
-        """Nothing: the loop has asked for all its rounds before the first."""
+        """Nothing is asked again."""
 
     def pay(self, what: str, event: DpEvent, rounds: int = 1, *, seeded: bool = False) -> None:
         """Charge the stage."""
-        pay(self.round, self.stage, self.ledger)
+        self.charge()
 
 
 @dataclass(frozen=True)
@@ -171,7 +167,7 @@ class FlowerClients(Aggregator):
         order, there = order_of(round, stage), _stage_of(self.plan.at_clients, stage.name)
         empty = self.nothing(round, there, context)
         if self.plan.dropouts is not None:
-            return self._secured(order, _ForStage(round, stage, context.ledger), there, empty)
+            return self._secured(order, _LoopsLedger(partial(pay, round, stage, context.ledger)), there, empty)
         visits = self.asked(round, stage, context)
         answers = self._answers(order, visits, empty)
         if answers:
@@ -189,20 +185,21 @@ class FlowerClients(Aggregator):
         client = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients)
         fresh = copy(round)
         fresh.memory = {}
-        message = contribute(fresh, stage, client, context.keys)
-        message = replace(message, coded={}, dims=0, bytes=0)
-        return _narrowed(message, self.plan, stage.sampler) if stage.private else message
+        message = replace(contribute(fresh, stage, client, context.keys), coded={}, dims=0, bytes=0)
+        if stage.private:
+            return agreed._narrowed(message, self.plan, stage.sampler)
+        return message
 
     def asked(self, round: Round, stage: Stage, context: RunContext) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
         nodes, per_round = self._connected(), self.plan.pipe.wire.per_round
+        if not stage.private and nodes:
+            return [(nodes[place], visit) for place, visit in drawn_clients(per_round, round, len(nodes))]
         if stage.private and self.plan.unit == "client":
             assert context.keys.noise is not None
-            coins = context.keys.noise.mask(len(nodes), float(stage.sampler.rate))  # type: ignore[attr-defined]
-            return [(node, 0) for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
-        if stage.private or not nodes:
-            return [(node, 0) for node in nodes]
-        return [(nodes[place], visit) for place, visit in drawn_clients(per_round, round, len(nodes))]
+            coins = context.keys.noise.mask(len(nodes), rate_of(stage.sampler))
+            nodes = [node for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
+        return [(node, 0) for node in nodes]
 
     def _connected(self, needed: int = 0) -> list[int]:
         """The nodes that are there; the first round waits for all, later ones for as many as are `needed`.
@@ -232,7 +229,7 @@ class FlowerClients(Aggregator):
         replies = list(self.grid.send_and_receive(letters, timeout=self.timeout))
         for reply in replies:
             try:
-                data = _answer_in(reply)
+                data = agreed._answer_in(reply)
                 traffic.up += len(data)
                 take(reply, data)
             except (validate.InvalidInput, CodecError, BadMessage) as error:
@@ -246,47 +243,46 @@ class FlowerClients(Aggregator):
         plan, holds, contents = self.plan, self.traffic.holds, []
         assert order.w is not None
         if not visits:
-            self.traffic.note(t=order.t)
+            self.traffic.note(order.t, 0)
             return []
         for node, visit in visits:
             since = holds.get(node) if plan.down == "update" else None
-            contents.append((node, ask(order, plan.whole, visit, since, plan.digest)))
+            contents.append((node, agreed.ask(order, plan.whole, visit, since, plan.digest)))
             holds[node] = order.w
-        sampler, sent = _stage_of(plan.at_clients, order.stage).sampler, _config_of(contents[0][1])["order"]
+        sampler, sent = _stage_of(plan.at_clients, order.stage).sampler, agreed.config_of(contents[0][1])["order"]
         divisor = None if plan.private else partial(sampler.divisor, t=order.t)
         messages: dict[str, Message] = {}
 
         def take(reply: Letter, data: bytes) -> None:
-            came = _read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
+            came = agreed._read_answer(data, sent, empty, plan.pipe.wire.codec, divisor)
             if plan.private:  # a sum that is longer than the public length is shortened here too
-                own = _reach_of(plan, sampler)[0]
-                came = replace(came, values={name: _shortened(b, own) for name, b in came.values.items()})
+                own = agreed._reach_of(plan, sampler)[0]
+                came = replace(came, values={name: agreed._shortened(b, own) for name, b in came.values.items()})
             messages.setdefault(reply.metadata.reply_to_message_id, came)
 
         replies = self._exchange(contents, str(order.t), take)
         for node in {node for node, _ in visits} - {reply.metadata.src_node_id for reply in replies}:
             holds.pop(node, None)
         late, failed = len(visits) - len(replies), len(replies) - len(messages)
-        self.traffic.note(t=order.t, asked=len(visits), answered=len(messages), late=late, failed=failed)
+        self.traffic.note(order.t, len(visits), len(messages), late, failed)
         return list(messages.values())
 
     # ------------------------------------------------------------ secure aggregation
 
-    def _secured(self, order: Order, payer: _ForStage, stage: Stage, empty: Message) -> Message:
+    def _secured(self, order: Order, payer: _LoopsLedger, stage: Stage, empty: Message) -> Message:
         """The noisy total of secure aggregation; where too few were left after the round was paid for, zero."""
         ((name, like),) = empty.values.items()
         plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
         total = None
         while total is None:
             nodes = self._connected(plan.needed)
-            counts = self.traffic.note(t=order.t, asked=len(nodes), failed=1)
             try:
                 total = self._secure_total(order, plan, nodes, payer)
-                counts |= {"answered": 1, "failed": 0}
                 self.traffic.silent = 0
+                self.traffic.note(order.t, len(nodes), answered=1)
             except RoundRefused as refused:
-                self.traffic.silent += 1
-                silent = self.traffic.silent
+                self.traffic.note(order.t, len(nodes), failed=1)
+                self.traffic.silent = silent = self.traffic.silent + 1
                 self.traffic.reasons[str(refused)] += 1
                 if silent >= self.patience or (refused.charged and silent >= self.plan.rounds):
                     words = f"{silent} attempts in a row at a total have failed (the last in round {order.t})"
@@ -294,11 +290,11 @@ class FlowerClients(Aggregator):
                     raise NobodyAnswered(f"{words}: {self.traffic.why()}. Start more clients, or {more}") from refused
                 if refused.charged:
                     total = torch.zeros_like(like.value)
-        value = _NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
+        value = agreed._NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
-    def _secure_total(self, order: Order, plan: SecurePlan, nodes: list[int], payer: _ForStage) -> Tensor:
+    def _secure_total(self, order: Order, plan: SecurePlan, nodes: list[int], payer: _LoopsLedger) -> Tensor:
         """The noisy total in the units of the vectors; `RoundRefused` where too few clients were left."""
         server, app = SecureServer(plan, payer), flower().app
         index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
@@ -308,7 +304,7 @@ class FlowerClients(Aggregator):
             for node, data in letters.items():
                 content = app.RecordDict({RECORD: app.ConfigRecord({"plan": self.plan.digest})})
                 if step == "vector":
-                    content = ask(order, self.plan.whole, plan=self.plan.digest)
+                    content = agreed.ask(order, self.plan.whole, plan=self.plan.digest)
                 content[RECORD].update({"step": step, "data": data, "index": index[node], "m": plan.m})
                 contents.append((node, content))
             self._exchange(contents, step, lambda reply, data: server.receive(data, index[reply.metadata.src_node_id]))
@@ -328,7 +324,9 @@ class FlowerClients(Aggregator):
         if not stage.private:
             if not answers:
                 return replace(empty, divisor=1.0, fixed=False)
-            records = None if plan.unit == "client" or plan.uniform else plan.terms
+            records = None
+            if plan.unit == "record" and not plan.uniform:
+                records = plan.terms
             return reduce(add, [counted(each, records, plan.pipe.wire.per_round, plan.clients) for each in answers])
         total = replace(empty, divisor=source.divisor(plan.terms), fixed=True)
         for message in answers:
@@ -336,8 +334,8 @@ class FlowerClients(Aggregator):
         share = float(plan.clients)
         if plan.unit == "client":
             share *= rate_of(source)
-        sizes = [(bounded.value.numel(), bounded.value.element_size()) for bounded in empty.values.values()]
-        dims, count = sum(size for size, _ in sizes), sum(size * width for size, width in sizes)
+        numbers = [bounded.value for bounded in empty.values.values()]
+        dims, count = sum(value.numel() for value in numbers), sum(value.nbytes for value in numbers)
         return replace(total, dims=round(share * dims), bytes=round(share * count))
 
 
@@ -353,7 +351,6 @@ class LocalGrid:
     ) -> None:
         validate.positive_int(clients=clients)
         flower().serverapp.Grid.register(type(self))
-        flower_app = flower().app
         self.app, self.between, self.up, self.down = app, between, 0, 0
         self.serde: Any = importlib.import_module("flwr.common.serde")
         who = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
@@ -361,36 +358,21 @@ class LocalGrid:
             who.run_id, who.node_id, who.task_id = 1, 1, 1
         self.contexts: dict[int, Context] = {}
         for number in range(clients):
-            node = {"partition-id": number, "num-partitions": clients}
-            options = {"run_id": 1, "node_id": 1000 + number, "node_config": node, "run_config": dict(config or {})}
-            self.contexts[1000 + number] = flower_app.Context(state=flower_app.RecordDict(), **options)
-        self._waiting: dict[str, Letter] = {}
+            node, state = {"partition-id": number, "num-partitions": clients}, flower().app.RecordDict()
+            self.contexts[1000 + number] = flower().app.Context(1, 1000 + number, node, state, dict(config or {}))
 
     def get_node_ids(self) -> list[int]:
         """All nodes."""
         return list(self.contexts)
 
-    def push_messages(self, messages: Iterable[Letter]) -> list[str]:
-        """Run the app of every addressee."""
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-            ids.append(message.metadata.message_id)
-            reply = self._answered(message)
-            if reply is not None:
-                self._waiting[ids[-1]] = reply
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Letter]:
-        """The replies that have come."""
-        return [self._waiting.pop(message_id) for message_id in message_ids if message_id in self._waiting]
-
     def send_and_receive(self, messages: Iterable[Letter], *, timeout: float | None = None) -> list[Letter]:
-        """The replies to messages; nobody waits for those that never come."""
-        return self.pull_messages(self.push_messages(messages))
+        """Run the app of every addressee; the replies, without those that never come."""
+        replies = [self._answered(message) for message in messages]
+        return [reply for reply in replies if reply is not None]
 
     def _answered(self, message: Letter) -> Letter | None:
         app, node = flower().app, message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = str(uuid4())
         came, size = self._travelled(message)
         self.down += size
         try:
@@ -502,12 +484,16 @@ class SketchStrategy:
     @property
     def outsiders(self) -> PrivacyStatement | None:
         """The statement of the run; None before it has ended, and where it is not private."""
-        return None if self.found is None else self.found.privacy
+        if self.found is None:
+            return None
+        return self.found.privacy
 
     @property
     def insiders(self) -> PrivacyStatement | None:
         """The statement for those who know whom each round asked."""
-        return self.plan.insiders(seeded=self.noise_seed is not None) if self.plan.private else None
+        if not self.plan.private:
+            return None
+        return self.plan.insiders(seeded=self.noise_seed is not None)
 
     # ------------------------------------------------------------ the hooks of other strategies' loops
 

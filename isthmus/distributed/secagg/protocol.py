@@ -31,7 +31,7 @@ raises `BadMessage` and changes nothing: its sender counts as lost unless a righ
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -110,15 +110,15 @@ class SecureClient:
         self._due = Kind.INBOX
         return self._answer(Kind.SHARES, crypto.digest(self._seed), *letters)
 
-    def masked(self, inbox: bytes, rows: Vectors) -> bytes:
-        """The packed sum of its rows (one vector, or one a record), rounded, noised and masked."""
-        vectors = _matrix(rows, self.plan.m)  # before the letters: a wrong argument must not cost the round
-        self.open(inbox)
-        return self.vector(vectors)
+    def masked(self, inbox: bytes, rows: Vectors | Callable[[], Vectors]) -> bytes:
+        """The packed sum of its rows (one vector, or one a record), rounded, noised and masked.
 
-    def open(self, inbox: bytes) -> None:
-        """Take the letters; a client that has not made its vector yet makes it after this, and gives it to `vector`."""
+        A function that makes the rows is called once the letters are found right: a server that repeats or alters a
+        message costs no work.
+        """
         plan = self.plan
+        if not callable(rows):
+            rows = _matrix(rows, plan.m)  # before the letters: a wrong argument must not cost the round
         _, body = self._read(inbox, Kind.INBOX)
         letters = wire.records(body, 2 * plan.share_bytes + crypto.TAG, plan.clients, "letters")
         known = self.index not in letters and letters.keys() <= self._roster.keys()
@@ -130,14 +130,9 @@ class SecureClient:
             if letter is None:
                 raise BadMessage(f"The letter of client {peer} is not what it sealed for this client and roster")
             self._held[peer] = letter
-        self._due = Kind.VECTOR
-
-    def vector(self, rows: Vectors) -> bytes:
-        """What `masked` answers, once the letters are open."""
-        plan, vectors = self.plan, _matrix(rows, self.plan.m)
-        self._step(Kind.VECTOR)
-        self._due = Kind.SURVIVORS
-        own = self.integers(vectors)
+        if callable(rows):
+            rows = rows()
+        own = self.integers(_matrix(rows, plan.m))
         bounded = ClippedSum(torch.from_numpy(own).double(), 2, plan.sensitivity)
 
         def noised() -> Tensor:
@@ -145,10 +140,10 @@ class SecureClient:
 
         total = released(f"vector of client {self.index}", bounded, noised)
         words = wire.to_field(total.numpy(), plan.bits) + crypto.stream(self._seed, plan.m, plan.bits)
-        for peer in self._held:
-            if peer != self.index:
-                where = self._roster[peer], self._session, self._about
-                _add_pair(words, plan, self._masks, *where, self.index, peer)
+        for peer in letters:
+            where = self._roster[peer], self._session, self._about
+            _add_pair(words, plan, self._masks, *where, self.index, peer)
+        self._due = Kind.SURVIVORS
         return self._answer(Kind.VECTOR, wire.pack(words, plan.bits))
 
     def integers(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -174,12 +169,10 @@ class SecureClient:
     def to_bytes(self) -> bytes:
         """Everything that it must remember between two messages, its secrets included: for a place of its own."""
         tree: dict[str, object] = {"index": self.index, "due": self._due and int(self._due)}
-        for name in _SAVED:
-            kept = vars(self)[f"_{name}"]
-            if isinstance(kept, bytes):
-                tree[name] = kept.hex()
-            else:
-                tree[name] = {str(peer): value.hex() for peer, value in kept.items()}
+        for name in _SECRETS:
+            tree[name] = vars(self)[f"_{name}"].hex()
+        for name in _TABLES:
+            tree[name] = {str(peer): value.hex() for peer, value in vars(self)[f"_{name}"].items()}
         return storage.pack("secure client", tree)
 
     @classmethod
@@ -189,12 +182,10 @@ class SecureClient:
         with validate.reading("data", f"{len(data)} bytes", "give what SecureClient.to_bytes wrote"):
             client = cls(plan, tree["index"], noise)
             client._due = tree["due"] and Kind(tree["due"])
-            for name in _SAVED:
-                kept = tree[name]
-                if isinstance(kept, str):
-                    vars(client)[f"_{name}"] = bytes.fromhex(kept)
-                else:
-                    vars(client)[f"_{name}"] = {int(peer): bytes.fromhex(value) for peer, value in kept.items()}
+            for name in _SECRETS:
+                vars(client)[f"_{name}"] = bytes.fromhex(tree[name])
+            for name in _TABLES:
+                vars(client)[f"_{name}"] = {int(peer): bytes.fromhex(value) for peer, value in tree[name].items()}
         return client
 
     def _answer(self, kind: Kind, *parts: bytes) -> bytes:
@@ -205,20 +196,18 @@ class SecureClient:
 
     def _read(self, data: bytes, kind: Kind, length: int | None = None) -> tuple[bytes, bytes]:
         """Session and body of the message that is due; after this no other of its kind is answered."""
-        self._step(kind)
-        return wire.read(data, kind, self._session or None, length)
-
-    def _step(self, kind: Kind) -> None:
         due = self._due
         ensure(due is kind, f"A message {kind.name} came where {due and due.name} was due: each is answered once")
         self._due = None  # until the answer is complete
+        return wire.read(data, kind, self._session or None, length)
 
     def _letter_key(self, peer: int, sender: int, receiver: int) -> bytes:
         purpose = b"letter" + self._about + wire.number(sender) + wire.number(receiver)
         return crypto.agreed(self._letters, self._roster[peer][: crypto.KEY], self._session, purpose)
 
 
-_SAVED = ("session", "about", "letters", "masks", "seed", "roster", "held")
+_SECRETS = ("session", "about", "letters", "masks", "seed")
+_TABLES = ("roster", "held")
 
 
 def _matrix(rows: Vectors, m: int) -> NDArray[np.float64]:

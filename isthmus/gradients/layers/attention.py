@@ -13,8 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
 from isthmus.gradients.layers import rules
-from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.shared import _Shared, _Unseen
+from isthmus.gradients.layers.operations import _Shared, _Unseen
 from isthmus.gradients.rows import Dense
 
 if TYPE_CHECKING:
@@ -39,9 +38,9 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
 
     kinds = (nn.MultiheadAttention,)
 
-    def bindings(self, trainable: rules.Trainable, split: bool) -> dict[str, LeafBinding]:
+    def bindings(self, trainable: rules.Trainable, split: bool) -> dict[str, rules.LeafBinding]:
         """Rows of the stacked parameters; a bias joins its weight where both are stacked alike and trained."""
-        leaves: dict[str, LeafBinding] = {}
+        leaves: dict[str, rules.LeafBinding] = {}
         owned, size = self.layer._parameters, self.layer.embed_dim
         stacked, bias = owned["in_proj_weight"], owned["in_proj_bias"]
         joined = not split and trainable(stacked) and trainable(bias)
@@ -52,13 +51,13 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
                 weight, over = stacked, rows
             if weight is not None and trainable(weight):
                 own = f"{name}.weight" if split else name
-                leaves[own] = LeafBinding(weight, bias if joined else None, over)
+                leaves[own] = rules.LeafBinding(weight, bias if joined else None, over)
             if bias is not None and trainable(bias) and not joined:
-                leaves[f"{name}.bias"] = LeafBinding(bias, rows=rows)
+                leaves[f"{name}.bias"] = rules.LeafBinding(bias, rows=rows)
         for name in _EXTRAS:
             extra = owned.get(name)
             if extra is not None and trainable(extra):
-                leaves[name] = LeafBinding(extra)
+                leaves[name] = rules.LeafBinding(extra)
         return leaves
 
     def install(self, layers: Layers) -> list[rules.Handle]:
@@ -66,20 +65,15 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         layer = self.layer
 
         def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> object:
-            restore = layers.silence(layer.parameters())  # the output projection's too: torch reads it here
-            try:
-                if not layers.listens():
-                    return nn.MultiheadAttention.forward(layer, query, key, value, *args, **kwargs)
-                for x in (query, key, value):
-                    if isinstance(x, _Shared):
-                        raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
+            for x in (query, key, value):
+                if isinstance(x, _Shared):
+                    raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
+            with layers.silenced(layer.parameters()):  # the output projection's too: torch reads it here
                 return self._attend(layers, query, key, value, *args, **kwargs)
-            finally:
-                restore()
 
         nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
         return [
-            rules._replaced_forward(layer, run),
+            layers.replace_forward(layer, list(layer.parameters()), run),
             layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
             *(rules._Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
         ]
@@ -157,7 +151,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         a = x.detach().transpose(0, dim)
 
         def found(b: Tensor) -> rules.Found:
-            pieces = b.detach().transpose(0, dim).chunk(len(parts), -1)
+            pieces = b.chunk(len(parts), -1)
             return [
                 found
                 for own, piece in zip(wanted, pieces, strict=True)
@@ -174,7 +168,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         rows = bias.expand(n, 1, -1).clone()
 
         def found(b: Tensor) -> rules.Found:
-            return [(self, name, Dense(b.detach().flatten(1)))]
+            return [(self, name, Dense(b.flatten(1)))]
 
         if name in self.wanted:
             rows = layers.tap(self, rows, 0, [], found, [self.leaves[name]])

@@ -1,6 +1,11 @@
-"""What becomes of an operation in which a value computed from parameters meets examples.
+"""Layers without a rule of their own: taps at the operations on their parameters.
 
-It is done one example at a time, by `torch.func.vmap`, and there
+While such a layer computes, its parameters are handed to it as shared tensors, which know which parameters they come
+from.  What is computed from them and from constants is shared again; where one meets a tensor with examples, that
+operation is tapped, and the rows of the shared value are pulled back to the parameters: for S = f(w) and the row s_i of
+S, the row of w is J_f' s_i.
+
+An operation in which a shared value meets examples is done one example at a time, by `torch.func.vmap`, and there
 
     x W', x W, F.linear, addmm, einsum      are taken below vmap, on the whole batch, with a tap that keeps factors:
     F.embedding, W[k], F.conv1d/2d/3d       sum_t b_t a_t', sum_t e_(k_t) b_t'
@@ -17,12 +22,12 @@ number of entries before: then all examples share it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -33,24 +38,15 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
+from isthmus.base import validate
 from isthmus.gradients import rounding
 from isthmus.gradients.layers import rules
-from isthmus.gradients.layers.convolution import _weight_rows
-from isthmus.gradients.layers.embedding import _counts, _table_rows
-from isthmus.gradients.layers.folding import _folded, _pieces_of
-from isthmus.gradients.layers.shared import (
-    HANDLERS,
-    READ,
-    SAME,
-    TURNED,
-    _bare,
-    _mark,
-    _pulled,
-    _Shared,
-    _Trace,
-    _Unseen,
-)
-from isthmus.gradients.rows import Dense, Lazy, Outer
+from isthmus.gradients.layers.forward_guard import Dice
+from isthmus.gradients.layers.rules import AnyRule, Args, Found, Handle, Kwargs, LayerRule, LeafBinding, Trainable
+from isthmus.gradients.rows import Dense, Lazy, Outer, Rows, row_spans
+
+if TYPE_CHECKING:
+    from isthmus.gradients.layers.layers import Layers
 
 Function = Callable[..., Any]
 """An operation of torch."""
@@ -78,10 +74,211 @@ TURNS = {*(turn.__get__ for turn in _ASIDE), torch.t, Tensor.t}
 """Operations that lay a matrix on its side."""
 
 
+# ------------------------------------------------------------ values computed from parameters alone
+
+
+class _Shared(Tensor):
+    """A tensor that no example has touched, with a `_Trace` of where it comes from."""
+
+    history: _Trace
+    source: Tensor
+    """The same as a plain tensor, with its history."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation is looked at."""
+        return _operate(func, args, kwargs or {})
+
+
+@dataclass(eq=False)
+class _SharedLeaf:
+    """A parameter as one pass sees it."""
+
+    rule: AnyRule
+    suffix: str
+    """The leaf of the layer that the parameter lies in."""
+    attribute: str
+    """What the layer calls it."""
+    layers: Layers
+    value: Tensor
+    """The parameter's memory, asking for a gradient that nobody may send but `_pulled`."""
+    n: int | None
+    """The number of examples that the layer itself was given."""
+    single: bool = False
+    """Whether the layer is computed one example at a time."""
+    operations: int = 0
+    """How many operations were done with it: the place of an operation in the layer's code."""
+    gate: list[bool] = field(default_factory=list)
+    """Whether a gradient may come just now: not empty while `_pulled` sends one."""
+
+    @property
+    def name(self) -> str:
+        """The name that the module gives the parameter."""
+        return f"{self.rule.name}.{self.attribute}".strip(".")
+
+    def laid(self, rows: Rows) -> Rows:
+        """The rows of the parameter, its numbers in order, as rows of the leaf it lies in."""
+        binding = self.rule.wanted[self.suffix]
+        q, p = binding.shape
+        if binding.bias is None:
+            return _dense(rows) if isinstance(rows, Outer) and (rows.q, rows.p) != (q, p) else rows
+        if self.rule.layer._parameters[self.attribute] is binding.bias:
+            values = rows.dense()
+            return Outer(values.new_zeros(rows.n, p - 1), values, ones=True)
+        if isinstance(rows, Outer) and isinstance(rows.a, Tensor) and (rows.q, rows.p) == (q, p - 1):
+            return Outer(F.pad(rows.a, (0, 1)), rows.b)
+        return Dense(F.pad(rows.dense().view(rows.n, q, p - 1), (0, 1)).flatten(1))
+
+
+SAME, TURNED, READ = "same", "turned", "read"
+
+
+@dataclass(frozen=True, eq=False)
+class _Trace:
+    """Where a shared value comes from.
+
+    `form` says how its numbers stand to those of its one parameter, where factors of rows can be kept: all of them in
+    their order (`SAME`), a matrix laid on its side (`TURNED`), or a table read at the places `index` (`READ`; the place
+    `padding` gets no gradient).  None is anything else, of any number of parameters.
+    """
+
+    leaves: tuple[_SharedLeaf, ...]
+    form: str | None = None
+    index: Tensor | None = None
+    padding: int | None = None
+    repeat: Callable[[int, int], Tensor] | None = None
+    """The same made of a copy for each of n examples, where a constant has k entries for each and the value one."""
+
+
+class _Unseen(validate.InvalidInput):
+    """An operation on a parameter that shows no per-example gradient."""
+
+    def __init__(self, value: _Shared, why: str) -> None:
+        names = ", ".join(repr(leaf.name) for leaf in value.history.leaves)
+        super().__init__(
+            f"the parameter {names} {why}: its gradient cannot be told example by example; freeze it "
+            "(requires_grad_(False)), or use it in an operation with the examples in the first dimension"
+        )
+
+
+def _open_leaves(
+    rule: AnyRule, layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
+) -> dict[str, _Shared]:
+    """The parameters of a layer (those with the ids `only`) as shared tensors, by attribute."""
+    opened = {}
+    for attribute, parameter in rule.layer._parameters.items():
+        if parameter is None or (only is not None and id(parameter) not in only):
+            continue
+        for suffix, binding in rule.wanted.items():
+            if binding.rows is None and any(parameter is p for p in binding.parameters):
+                opened[attribute] = _open(_SharedLeaf(rule, suffix, attribute, layers, parameter.detach(), n, single))
+    return opened
+
+
+def _open(leaf: _SharedLeaf) -> _Shared:
+    """A parameter as a shared tensor; a gradient that reaches it round the taps is refused."""
+
+    gate, name = leaf.gate, leaf.name  # and not the leaf, which holds the tensor that holds the hook
+
+    def touched(gradient: Tensor) -> None:
+        if not gate:
+            raise validate.InvalidInput(
+                f"the parameter {name!r} is used by an operation that shows no per-example gradient (with a "
+                "tensor that has not one entry for every example, in a function written with torch.autograd.Function, "
+                "in a scripted function, or in the loss): use torch's own operations on it with the examples in the "
+                "first dimension, or freeze it"
+            )
+
+    leaf.value.requires_grad_(True).register_hook(touched)
+    return _mark(leaf.value, _Trace((leaf,), SAME))
+
+
+@contextmanager
+def _placed(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
+    """Attributes that stand before a module's parameters meanwhile; None takes one away."""
+    shelf = layer.__dict__
+    before = {name: shelf.pop(name, None) for name in values}
+    shelf.update({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            shelf.pop(name, None)
+            if value is not None:
+                shelf[name] = value
+
+
+def _mark(value: Tensor, history: _Trace) -> _Shared:
+    """The same memory and history as a shared tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        shared: _Shared = value.as_subclass(_Shared)
+    shared.history, shared.source = history, value
+    return shared
+
+
+def _bare(value: _Shared) -> Tensor:
+    """The numbers alone."""
+    return value.source.detach()
+
+
+def _pulled(value: _Shared, rows: Rows) -> Found:
+    """The rows of every parameter behind a shared value, from the rows of that value (its numbers in order)."""
+    trace = value.history
+    if trace.form is None:
+        return [(leaf.rule, leaf.suffix, leaf.laid(_back(value, leaf, rows))) for leaf in trace.leaves]
+    (leaf,) = trace.leaves
+    if trace.form == TURNED and isinstance(rows, Outer) and isinstance(rows.a, Tensor):
+        rows = Outer(rows.b, rows.a)
+    elif trace.form == TURNED:
+        rows = Dense(rows.dense().view(rows.n, *value.shape).transpose(1, 2).reshape(rows.n, rows.d))
+    elif trace.index is not None:
+        index = trace.index.expand(rows.n, -1)
+        vocabulary = leaf.value.shape[0]
+        values = rows.dense().reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
+        rows = rules._table_rows(index, values, vocabulary, trace.padding)
+    return [(leaf.rule, leaf.suffix, leaf.laid(rows))]
+
+
+def _dense(rows: Rows) -> Rows:
+    """Factors multiplied out, a chunk at a time where they are large."""
+    if rows.n * rows.d * rows.dtype.itemsize <= rounding.CHUNK_BYTES:
+        return Dense(rows.dense())
+    return Lazy(lambda lo, hi: rows.part(lo, hi).dense(), rows.n, rows.d, dtype=rows.dtype, device=rows.device)
+
+
+def _back(value: _Shared, leaf: _SharedLeaf, rows: Rows) -> Rows:
+    """Rows of one parameter through whatever was computed of it, by autograd, a chunk of examples at a time."""
+    plain, own = value.source, leaf.value
+
+    def chunk(lo: int, hi: int) -> Tensor:
+        pull = rows.part(lo, hi).dense().to(plain.dtype).view(hi - lo, *plain.shape)
+        for each in value.history.leaves:
+            each.gate.append(True)
+        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
+        try:
+            (gradient,) = torch.autograd.grad(plain, [own], pull, **options)
+        finally:
+            for each in value.history.leaves:
+                each.gate.pop()
+        if gradient is None:
+            return own.new_zeros(hi - lo, own.numel())
+        return gradient.detach().reshape(hi - lo, -1)
+
+    row_bytes = own.numel() * own.element_size()
+    if rows.n * row_bytes > rounding.CHUNK_BYTES:
+        return Lazy(chunk, rows.n, own.numel(), dtype=own.dtype, device=own.device)
+    spans = row_spans(rows.n, row_bytes + plain.numel() * plain.element_size())
+    parts = [chunk(lo, hi) for lo, hi in spans]
+    return Dense(torch.cat([own.detach().new_zeros(0, own.numel()), *parts]))
+
+
+# ------------------------------------------------------------ operations on them
+
+
 class _Operation:
     """One call of an operation on shared values."""
 
-    def __init__(self, func: Function, args: rules.Args, kwargs: rules.Kwargs) -> None:
+    def __init__(self, func: Function, args: Args, kwargs: Kwargs) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
         self.name = getattr(func, "__name__", "").strip("_")
         self.leaves, self.spec = tree_flatten((args, kwargs))
@@ -123,7 +320,7 @@ def _without_history(leaves: Leaves) -> Leaves:
     return answer
 
 
-def _operate(func: Function, args: rules.Args, kwargs: rules.Kwargs) -> object:
+def _operate(func: Function, args: Args, kwargs: Kwargs) -> object:
     """What every operation on shared values does."""
     op = _Operation(func, args, kwargs)
     name = op.name
@@ -148,8 +345,6 @@ def _operate(func: Function, args: rules.Args, kwargs: rules.Kwargs) -> object:
         return _spread(op, n)
     if name in _LIKE or not examples:
         return _without_examples(op)
-    if not n:
-        return _of_none(op.of(_without_history(op.leaves)), op.values)
     try:
         return _apart(op, n, examples)
     except _Unseen:
@@ -168,7 +363,7 @@ def _one_for_each(value: _Shared, place: object, size: int, n: int, x: Tensor | 
     if size != n:
         known.shared_places.add(key)
     elif key not in known.example_places:
-        if x is not None and (_fixed(x, leaf.layers.module) or _counts(x)):
+        if x is not None and (_fixed(x, leaf.layers.module) or rules._counts(x)):
             known.shared_places.add(key)
         else:
             known.example_places.add(key)
@@ -262,8 +457,6 @@ def _spread(op: _Operation, n: int) -> object:
     dim, lead = _lead(value, whole.ndim)
     times, left = divmod(whole.shape[dim], max(lead, 1))
     leaf = trace.leaves[0]
-    if not n and not times:
-        return _of_none(whole.detach(), [value])
     if left or (times == 1 and (leaf.rule.name, leaf.operations, op.name) not in leaf.layers.known.example_places):
         return result
     if lead == 1:
@@ -295,7 +488,7 @@ def _side_by_side(once: _Shared, n: int, dim: int) -> Tensor:
 def _apart(op: _Operation, n: int, examples: list[Tensor]) -> object:
     """An operation done one example at a time."""
     value, name, count = op.values[0], op.name, _size(op, examples[0])
-    leaf, k = value.history.leaves[0], _pieces_of(count, n) or 1
+    leaf, k = value.history.leaves[0], rules._pieces_of(count, n) or 1
     if any(_size(op, x) != n * k for x in examples):
         raise _Unseen(value, f"meets tensors without one entry for each of the examples in {name!r}")
     if k > 1:
@@ -342,15 +535,6 @@ def _joined(x: object, value: _Shared, k: int, name: str) -> object:
     return x.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def _of_none(out: object, values: list[_Shared]) -> object:
-    """What an operation gives of no examples, which vmap cannot do: there are no rows."""
-
-    def rows(b: Tensor) -> rules.Found:
-        return [found for value in values for found in _pulled(value, Dense(b.new_zeros(0, value.numel())))]
-
-    return _tap(values, out, [], rows) if isinstance(out, Tensor) else out
-
-
 def _is_plain(x: object) -> TypeGuard[Tensor]:
     """A tensor, but no shared one."""
     return isinstance(x, Tensor) and not isinstance(x, _Shared)
@@ -373,7 +557,7 @@ def _one_by_one(
         return tuple(x for x in flattened[-1][0] if _is_plain(x)) or mine[:1]
 
     pairs = [(x, cut) for x, cut in zip(leaves, cuts, strict=True) if cut is not None]
-    parts = [x.unflatten(cut, (n, x.shape[cut] // max(n, 1))) for x, cut in pairs]
+    parts = [x.unflatten(cut, (n, x.shape[cut] // n)) for x, cut in pairs]
     outputs = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs), randomness="different")(*parts))
     ((pieces, shape),) = flattened
     return [next(outputs) if _is_plain(x) else x for x in pieces], shape
@@ -427,7 +611,7 @@ def _single(op: _Operation) -> object:
 def _copies(value: _Shared, n: int, _: object = None) -> Tensor:
     """A copy of a value for every example, with a tap."""
 
-    def rows(b: Tensor) -> rules.Found:
+    def rows(b: Tensor) -> Found:
         return _pulled(value, Dense(b.reshape(n, value.numel())))
 
     return _tap([value], _bare(value).expand(n, *value.shape), [], rows)
@@ -445,7 +629,7 @@ def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
         answer: Tensor = op.of(fixed)
         return answer
 
-    def rows(b: Tensor) -> rules.Found:
+    def rows(b: Tensor) -> Found:
         weights = [_bare(value).clone() for value in values]  # rows may be read when the parameters have moved on
 
         def chunk(which: int, lo: int, hi: int) -> Tensor:
@@ -484,7 +668,7 @@ def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: r
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
     feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
-    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, lambda b: rows_of(b.detach()), feeds)
+    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of, feeds)
 
 
 # ------------------------------------------------------------ products, tables and convolutions
@@ -531,7 +715,7 @@ def _product(x: Tensor, weight: _Shared, bias: Tensor | None = None, turned: boo
         out = F.linear(x, plain.mT if turned else plain, *map(_bare, biases))
         kept = x.detach()
 
-        def rows(b: Tensor) -> rules.Found:
+        def rows(b: Tensor) -> Found:
             a, b = rules._positions(kept), rules._positions(b)
             found = _pulled(weight, Outer(b, a) if turned else Outer(a, b))
             return found + [each for own in biases for each in _pulled(own, rules._bias_rows(b))]
@@ -590,10 +774,10 @@ def _read(op: _Operation) -> Tensor | None:
     def below(n: int, whole: list[Tensor]) -> Tensor:
         (index,) = whole
 
-        def rows(b: Tensor) -> rules.Found:
+        def rows(b: Tensor) -> Found:
             places = index.reshape(n, -1)
             values = b.reshape(*places.shape, table.numel() // max(1, len(table)))
-            return _pulled(table, _table_rows(places, values, len(table), padding))
+            return _pulled(table, rules._table_rows(places, values, len(table), padding))
 
         return _tap([table], _bare(table)[index], [index], rows)
 
@@ -618,10 +802,10 @@ def _convolution(op: _Operation) -> Tensor | None:
         kept = x.detach()
         out = op.func(x, _bare(weight), *map(_bare, biases), groups=groups, **spans)
 
-        def rows(b: Tensor) -> rules.Found:
+        def rows(b: Tensor) -> Found:
             b = b.flatten(2)
-            found = _pulled(weight, _folded(_weight_rows(layer, kept, b, ones=False), n))
-            return found + [each for own in biases for each in _pulled(own, _folded(rules._bias_rows(b.mT), n))]
+            found = _pulled(weight, rules._folded(rules._weight_rows(layer, kept, b, ones=False), n))
+            return found + [each for own in biases for each in _pulled(own, rules._folded(rules._bias_rows(b.mT), n))]
 
         tapped = _tap([weight, *biases], out, [x], rows)
         return tapped.reshape(n, len(tapped) // n, *tapped.shape[1:])
@@ -647,4 +831,257 @@ FACTORED |= dict.fromkeys(TABLES, _read)
 FACTORED |= dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution)
 """Operations whose rows have factors, by name; None where the arguments are not those of a product."""
 
-HANDLERS.append(_operate)
+
+# ------------------------------------------------------------ layers that own bare parameters
+
+
+_HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
+"""Modules that only hold: whoever holds them computes."""
+_CHECKED = 4
+"""So many shapes of calls are compared with the output of single examples."""
+_REMEDY = (
+    "own the parameter in a small module that is given the examples and does only what needs it, or freeze it "
+    "(requires_grad_(False))"
+)
+_ALONE, _SHARED, _BARRED = "one for each example", "shared by all", "no entry for each"
+"""What an output of a layer may hold."""
+
+
+class _OperationRule(LayerRule[nn.Module]):
+    """Each use of a parameter with examples is tapped where it happens: the rows of a parameter are the sum over them.
+
+    For modules that own trainable parameters directly: class tokens, position embeddings, low-rank updates, layers of
+    one's own.  While the layer computes, its parameters are `_Shared` tensors: `isthmus.gradients.layers.operations`
+    says what becomes of them.  Children that own parameters keep their own rules.
+
+    Guarantees:
+      * a layer without children that have taps is computed one example at a time (`torch.func.vmap`): its output and
+        its rows of an example depend on no other, whatever its code does with a batch; and it gives the same numbers
+        for a batch as a whole, or it is refused (checked for the first shapes of call);
+      * a gradient that reaches a parameter round the taps is refused, in the backward pass of every batch.
+    """
+
+    def bindings(self, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
+        """One leaf for every parameter the layer owns, under its name."""
+        owned = self.layer.named_parameters(recurse=False, remove_duplicate=False)
+        return {name: LeafBinding(parameter) for name, parameter in owned if trainable(parameter)}
+
+    def check(self) -> None:
+        """Anything goes, but for what no embedding may do."""
+        if isinstance(self.layer, (nn.Embedding, nn.EmbeddingBag)):
+            rules._check_table(self.name, self.layer)
+
+    def install(self, layers: Layers) -> list[Handle]:
+        """What computes with the parameters is replaced by `_open_layers`."""
+        return []
+
+
+def _open_layers(layers: Layers) -> list[Handle]:
+    """Parameters without taps of their layer's are handed, as shared tensors, to whoever computes with them.
+
+    The root hands out those that are read outside their layers.
+    """
+    hosts: dict[nn.Module, list[_OperationRule]] = {}
+    if not any(rule.layer is layers.module and not isinstance(rule, _OperationRule) for rule in layers.sites):
+        hosts[layers.module] = []
+    for rule in layers.sites:
+        if isinstance(rule, _OperationRule):
+            hosts.setdefault(_owner(rule, layers.module), []).append(rule)
+    handles: list[Handle] = []
+    for layer, own in hosts.items():
+        parameters = [parameter for rule in own for parameter in rule.parameters]
+        handles.append(layers.replace_forward(layer, parameters, _Host(layer, layers, own).run))
+    return handles
+
+
+def _owner(rule: _OperationRule, module: nn.Module) -> nn.Module:
+    """The layer itself, or the nearest module above one that only holds parameters."""
+    path, layer = rule.name, rule.layer
+    while isinstance(layer, _HOLDERS):
+        if not path:
+            remedy = "give the module that computes with these parameters: this one only holds them"
+            validate.refuse("module", type(rule.layer).__name__, remedy)
+        path = path.rpartition(".")[0]
+        layer = module.get_submodule(path)
+    return layer
+
+
+class _Host:
+    """Whoever computes with the parameters of some layers without a rule, itself as a rule."""
+
+    def __init__(self, layer: nn.Module, layers: Layers, rules: list[_OperationRule]) -> None:
+        self.layer, self.layers, self.plain, self.rules = layer, layers, layer.forward, rules
+        self.own = next((rule for rule in rules if rule.layer is layer), None)
+        below = {id(child) for child in layer.modules() if child is not layer}
+        tapped = any(id(rule.layer) in below for rule in layers.sites)  # which must see the whole batch
+        self.single = self.own is not None and len(rules) == 1 and not tapped
+        """Whether it can be computed one example at a time."""
+        self._settled: dict[Hashable, list[str]] = {}
+        """For shapes of calls that were checked: what each of their outputs holds."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's own forward, its parameters shared tensors."""
+        if not self.rules and not self.layers.known.read:
+            return self.plain(*args, **kwargs)
+        leaves, spec = tree_flatten((args, kwargs))
+        n, cuts = 0, list[int | None]()
+        if self.single and not any(isinstance(x, nn.Module) for x in leaves):  # which may have taps
+            n, cuts = self._examples(leaves)
+        if n and any(cut is not None for cut in cuts):
+            return self._one_by_one(leaves, spec, n, cuts)
+        return self._as_a_whole(leaves, args, kwargs)
+
+    def _as_a_whole(self, leaves: Leaves, args: Args, kwargs: Kwargs) -> Any:
+        """Given its parameters and, at the root, those that others read, as shared tensors."""
+        layers = self.layers
+        n = next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), None)
+        with ExitStack() as stack, self._unchanged(leaves):
+            if self.layer is layers.module and layers.known.read:
+                read = {id(parameter) for name, parameter in layers.named() if name in layers.known.read}
+                for rule in layers.sites:
+                    stack.enter_context(_placed(rule.layer, _open_leaves(rule, layers, n, read)))
+            for rule in self.rules:
+                stack.enter_context(_placed(rule.layer, _open_leaves(rule, layers, n)))
+            return self.plain(*args, **kwargs)
+
+    def _one_by_one(self, leaves: Leaves, spec: TreeSpec, n: int, cuts: list[int | None]) -> Any:
+        """The output of every example alone."""
+        (rule,) = self.rules
+        own = _open_leaves(rule, self.layers, n, single=True)
+        device = rule.parameters[0].device
+
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            with _placed(rule.layer, own):
+                return self.plain(*args, **kwargs)
+
+        # batches of many sizes count as one kind of call
+        pairs = zip(leaves, cuts, strict=True)
+        call = tuple((cut, *_without(x.shape, cut)) if isinstance(x, Tensor) else None for x, cut in pairs)
+        held = self._settled.get(call)
+        if held is None and len(self._settled) >= _CHECKED:
+            held = next(iter(self._settled.values()))
+        dice = Dice(device) if held is None else None
+        try:
+            with self._unchanged(leaves), _plain_steps(device.type):
+                pieces, shape = _one_by_one(plain, leaves, spec, cuts, n)
+        except RuntimeError as error:
+            reason = str(error).strip().split("\n")[0]
+            raise validate.InvalidInput(
+                f"layer {rule.name!r} owns trainable parameters ({', '.join(rule.wanted)}) and cannot be run "
+                "one example at a time (control flow or shapes that depend on data, random numbers, gradient "
+                f"checkpointing, or an operation that torch.func.vmap does not know): {_REMEDY}. torch said: {reason}"
+            ) from error
+        for value in own.values():  # what is returned of them meets whole batches
+            value.history.leaves[0].single = False
+        alone = [self._joined(x) if _is_plain(x) else x for x in pieces]
+        whole: Leaves = []
+        drew = dice is not None and dice.drew()
+        if held is None or _BARRED in held:
+            args, kwargs = tree_unflatten(leaves, spec)
+            with torch.no_grad(), Dice(device):
+                whole = tree_flatten(self.plain(*args, **kwargs))[0]
+        if held is None:
+            held = self._compared(whole, alone, drew)
+            if n > 1:  # one example alone has nobody to meet
+                self._settled[call] = held
+        for place, kind in enumerate(held):
+            x = alone[place]
+            if kind == _SHARED:
+                dim = self._dim(x)
+                alone[place] = x.expand([*x.shape[:dim], n, *x.shape[dim + 1 :]])
+            elif kind == _BARRED:
+                alone[place] = self._barred(whole[place])
+        return tree_unflatten(alone, shape)
+
+    def _dim(self, x: Tensor) -> int:
+        return rules._examples_dim(x.ndim, self.layers.batch_dim)
+
+    def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
+        """How many examples there are, or pieces of them, and where each argument keeps them."""
+        held, n = [x for x in leaves if _is_plain(x) and x.ndim], self.layers.batch
+        if n is None:
+            n = next((x.shape[self._dim(x)] for x in held), 0)
+        cuts = self._cuts(leaves, n)
+        if all(cut is None for cut in cuts) and not self.layers.batch_dim:
+            n = next((len(x) for x in held if x.requires_grad and rules._pieces_of(len(x), n)), n)
+            cuts = self._cuts(leaves, n)
+        return n, cuts
+
+    def _cuts(self, leaves: Leaves, n: int) -> list[int | None]:
+        """Where each tensor keeps its examples, if it has one entry for each and never had another number of them.
+
+        A table of positions may have as many entries as one batch has examples, and another number than the next has.
+        Of one entry nothing is learned: it may be one example's, or one for all.
+        """
+        known, others = self.layers.known.shared_places, set[Hashable]()
+        cuts: list[int | None] = [None] * len(leaves)
+        for place, x in enumerate(leaves):
+            if not _is_plain(x) or not x.ndim:
+                continue
+            key, size = (self.own and self.own.name, "argument", place, x.ndim), x.shape[self._dim(x)]
+            if size == n and key not in known:
+                cuts[place] = self._dim(x)
+            elif size not in (1, n):
+                others.add(key)
+        if any(cut is not None for cut in cuts):
+            known |= others
+        return cuts
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """The outputs of batches of one, stacked in front, as the output of a batch (as they are if they are not)."""
+        dim = self._dim(x[0])
+        if x.ndim > 1 + dim and x.shape[1 + dim] == 1:
+            return x.squeeze(1 + dim).movedim(0, dim)
+        return x
+
+    def _compared(self, whole: Leaves, alone: Leaves, drew: bool) -> list[str]:
+        """Refuse outputs of single examples that are not those of the batch; what each of them holds."""
+        if len(whole) != len(alone):
+            self._refuse("returns other things for an example alone")
+        held = []
+        for x, y in zip(alone, whole, strict=True):
+            kind = _ALONE
+            if isinstance(x, _Shared):
+                x = _bare(x)
+                if isinstance(y, Tensor) and x.shape != y.shape and x.ndim == y.ndim:
+                    kind, x = _SHARED, x.expand_as(y)
+            if isinstance(x, Tensor) and (not isinstance(y, Tensor) or x.shape != y.shape):
+                kind = _BARRED
+            elif isinstance(x, Tensor) and x.is_floating_point() and not drew and not _near_enough(y, x):
+                self._refuse(
+                    "gives other numbers for an example alone than in the batch (random numbers, examples that meet, "
+                    "or an argument with as many entries as there are examples that is not one for each)"
+                )
+            held.append(kind)
+        return held
+
+    def _barred(self, x: Any) -> Any:
+        """An output that has no entry for every example: no gradient may come back through it."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+
+        def refuse(b: Tensor) -> Found:
+            self._refuse(
+                "returns no tensor with one entry for every example, from which its gradient could be computed"
+            )
+            return []
+
+        return self.layers.tap(self.rules[0], x, 0, [], refuse, self.rules[0].leaves.values())
+
+    @contextmanager
+    def _unchanged(self, leaves: Leaves) -> Iterator[None]:
+        """Refuse a layer that changes what it is given."""
+        versions = [x._version for x in leaves if isinstance(x, Tensor)]
+        yield
+        if versions != [x._version for x in leaves if isinstance(x, Tensor)]:
+            self._refuse("changes its arguments in place; write it out of place")
+
+    def _refuse(self, why: str) -> None:
+        """Refuse the layer, by its name."""
+        if self.own is not None:
+            raise validate.InvalidInput(f"layer {self.own.name!r} owns trainable parameters and {why}: {_REMEDY}")
+
+
+def _without(shape: torch.Size, cut: int | None) -> list[int]:
+    """The sizes of one example's part."""
+    return [size for place, size in enumerate(shape) if place != cut]

@@ -6,17 +6,23 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections.abc import Callable, Mapping
-from types import MethodType
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
-from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.rows import Dense, Outer, Rows
+from isthmus.base import validate
+from isthmus.base.matrix import exact_products
+from isthmus.gradients import fused, rounding
+from isthmus.gradients.rows import Dense, Lazy, Lookup, Outer, Rows, Stack, row_spans
 
 if TYPE_CHECKING:
     from isthmus.gradients.layers.layers import Layers
@@ -38,6 +44,88 @@ RowsOf: TypeAlias = Callable[[Tensor], Found]
 _ABSENT = object()
 
 
+@dataclass(frozen=True, eq=False)
+class LeafBinding:
+    """A leaf [W | c] of shape (q, p): a weight seen as q rows and, where there is one, its bias as the last column.
+
+    `rows` says which rows of the parameters the leaf covers, when it is not all of them (the query, key and value
+    parts of one stacked weight); a lone bias or bare parameter is a weight without a bias.
+
+    >>> layer = nn.Linear(4, 3)
+    >>> LeafBinding(layer.weight, layer.bias).shape
+    (3, 5)
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None = None
+    rows: slice | None = None
+    columns: bool = False
+    """A vector as one column (q, 1), as norm layers hold scale and shift, rather than as one row (1, q)."""
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The parameters the leaf covers."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """(q, p), the bias column counted."""
+        q, p = self._matrix(self.weight, self.weight).shape
+        return q, p + (self.bias is not None)
+
+    @cached_property
+    def spans(self) -> list[tuple[nn.Parameter, int, int]]:
+        """Each parameter, and the columns lo..hi-1 of the leaf that it is."""
+        width = self.shape[1]
+        if self.bias is None:
+            return [(self.weight, 0, width)]
+        return [(self.weight, 0, width - 1), (self.bias, width - 1, width)]
+
+    def places(self) -> list[tuple[nn.Parameter, Tensor, int, int]]:
+        """Each parameter, its matrix in memory, and its columns."""
+        return [(parameter, self._matrix(parameter, parameter.detach()), lo, hi) for parameter, lo, hi in self.spans]
+
+    def read(self) -> Tensor:
+        """The parameters as one q x p matrix."""
+        return torch.cat([self._matrix(parameter, parameter.detach()) for parameter in self.parameters], 1)
+
+    def packed(self, values: Mapping[int, Tensor]) -> Tensor:
+        """The leaf, flat, of other values of its parameters, given by the parameters' ids."""
+        return torch.cat([self._matrix(parameter, values[id(parameter)]) for parameter in self.parameters], 1).flatten()
+
+    @torch.no_grad()
+    def write(self, leaf: Tensor) -> None:
+        """Copy a leaf (flat or q x p) into the parameters."""
+        leaf = leaf.view(self.shape)
+        for parameter, lo, hi in self.spans:
+            part = self._part(parameter)
+            part.copy_(leaf[:, lo:hi].reshape(part.shape))
+
+    def set_gradients(self, columns: Callable[[int, int], Tensor]) -> None:
+        """Give the parameters their columns lo..hi-1 of a leaf as `.grad`, without a copy where they are whole."""
+        for parameter, lo, hi in self.spans:
+            values = columns(lo, hi).to(parameter.dtype)
+            if self.rows is None:
+                parameter.grad = values.reshape(parameter.shape)
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            part = self._part(parameter.grad)
+            part.copy_(values.reshape(part.shape))
+
+    def _part(self, x: Tensor) -> Tensor:
+        return x if self.rows is None else x[self.rows]
+
+    def _matrix(self, parameter: nn.Parameter, values: Tensor) -> Tensor:
+        """Values of a weight as q rows, of a bias as a column."""
+        part = self._part(values)
+        if self.columns or parameter is self.bias:
+            return part.reshape(-1, 1)
+        if part.ndim < 2:
+            return part.reshape(1, -1)
+        return part.reshape(part.shape[0], -1)
+
+
 class _Replaced:
     """A handle of an attribute of one object: `remove` puts back what was there."""
 
@@ -51,18 +139,6 @@ class _Replaced:
             self.owner.__dict__.pop(self.name, None)
         else:
             setattr(self.owner, self.name, self.before)
-
-
-def _replaced_forward(layer: nn.Module, run: Callable[..., object]) -> _Replaced:
-    """Another forward of this one object; a copy of it has its own again."""
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> object:
-        return run(*args, **kwargs) if self is layer else type(self).forward(self, *args, **kwargs)
-
-    forward.tapped = True  # type: ignore[attr-defined]
-    # trainers read from it which columns a model takes
-    forward.__signature__ = inspect.signature(type(layer).forward)  # type: ignore[attr-defined]
-    return _Replaced(layer, "forward", MethodType(forward, layer))
 
 
 class LayerRule(Generic[L]):
@@ -110,7 +186,7 @@ class LayerRule(Generic[L]):
 
     def install(self, layers: Layers) -> list[Handle]:
         """Put the hooks of the layer in place; returns their handles."""
-        return layers.tap_layer(self)
+        return [layers.tap_layer(self)]
 
     def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The tensor that should hold examples, and where; None where its shape does not tell whether it does."""
@@ -131,7 +207,7 @@ class LayerRule(Generic[L]):
 
     def dim(self, output: Tensor) -> int:
         """Where an output of the layer keeps its examples."""
-        return _examples_dim(output.ndim, self.batch_dim)
+        return self.batch_dim if output.ndim > 2 else 0
 
     def first(self, x: Tensor, least: int = 3) -> Tensor:
         """Examples in front: a tensor with fewer than `least` dimensions has them there already."""
@@ -162,7 +238,7 @@ class _LinearRule(LayerRule[nn.Linear]):
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """Outer products of the input and the gradient."""
         a = self.first(self.input(args, kwargs))
-        return lambda b: _factored(self, self.wanted, a, self.first(b))
+        return lambda b: _factored(self, self.wanted, a, b)
 
 
 def _as_multiplied(x: Tensor) -> Tensor:
@@ -196,3 +272,383 @@ def _bias_rows(b: Tensor) -> Dense:
 def _positions(x: Tensor) -> Tensor:
     """(n, p) as it is; (n, ..., p) with every position in the middle."""
     return x if x.ndim <= 2 else x.flatten(1, -2)
+
+
+# ------------------------------------------------------------ tables that are read at places, and bags of such places
+
+
+def _check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
+    settings = {
+        "max_norm": "set max_norm=None: it rewrites the rows that the data name, before any noise is added",
+        "scale_grad_by_freq": "set scale_grad_by_freq=False: it divides an example's gradient by counts of the batch",
+        "sparse": "set sparse=False: released gradients are dense, and which rows an example names is private",
+    }
+    for setting, remedy in settings.items():
+        value = getattr(layer, setting)
+        validate.check(value is None or value is False, f"{name}.{setting}".strip("."), value, remedy)
+
+
+class _EmbeddingRule(LayerRule[nn.Embedding]):
+    """z_t = W[k_t]: g = sum_t e_{k_t} b_t'; the padding row gets nothing."""
+
+    kinds = (nn.Embedding,)
+
+    def check(self) -> None:
+        """Refuse settings that leave no per-example gradient."""
+        _check_table(self.name, self.layer)
+
+    def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
+        """The places, whose examples are in front unless there are positions."""
+        index: Tensor = self.input(args, kwargs)
+        if index.ndim < 2:
+            return (index, 0) if index.ndim else None
+        return index, self.batch_dim
+
+    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
+        """The places and the gradients there; positions 0, 1, 2, ... that all share would pass for one an example."""
+        layer, index = self.layer, self.input(args, kwargs)
+        shared = index.ndim == 1 and len(index) > 1 and _counts(index)
+        remedy = "give ids that all examples share, as these seem to be, as one row of shape (1, T)"
+        validate.check(not shared, "index.shape", tuple(index.shape), remedy)
+        index = self.first(index, 2)
+        places = index.reshape(len(index), math.prod(index.shape[1:]))
+
+        def rows_of(b: Tensor) -> Found:
+            values = b.reshape(*places.shape, b.shape[-1])
+            rows = _table_rows(places, values, layer.num_embeddings, layer.padding_idx)
+            return [(self, suffix, rows) for suffix in self.wanted]
+
+        return rows_of
+
+
+class _EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
+    """z = sum_t v_t W[k_t] over the bag of an example: g = sum_t v_t e_{k_t} b'; v_t = 1 / |bag| for means."""
+
+    kinds = (nn.EmbeddingBag,)
+
+    def check(self) -> None:
+        """Only sums and means of a bag are linear in the table."""
+        _check_table(self.name, self.layer)
+        remedy = "use mode='sum' or mode='mean': which entry is the largest is not kept"
+        validate.check(self.layer.mode != "max", f"{self.name}.mode".strip("."), self.layer.mode, remedy)
+
+    def given(self, args: Args, kwargs: Kwargs) -> None:
+        """A flat list of places has bags as examples, not entries."""
+        return None
+
+    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
+        """The places of every bag, filled up to the longest, and their shares of the gradient (0 where filled up)."""
+        layer, names = self.layer, dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
+        index, offsets, weights = names["input"], names.get("offsets"), names.get("per_sample_weights")
+        if weights is None:
+            weights = torch.ones_like(index, dtype=layer.weight.dtype)
+        weights = weights.detach().to(rounding.working(layer.weight.dtype))
+        if index.ndim == 1:
+            if offsets is None:
+                validate.refuse("offsets", offsets, "give the start of every bag, which a flat input needs")
+            index, weights = _bags(index, weights, offsets, layer.include_last_offset)
+        if layer.padding_idx is not None:
+            weights = weights * (index != layer.padding_idx)
+        if layer.mode == "mean":
+            weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
+
+        def rows_of(b: Tensor) -> Found:
+            values = weights[:, :, None] * b[:, None, :]
+            rows = _table_rows(index, values, layer.num_embeddings, layer.padding_idx)
+            return [(self, suffix, rows) for suffix in self.wanted]
+
+        return rows_of
+
+
+def _counts(index: Tensor) -> bool:
+    """Whether places are 0, 1, 2, ..."""
+    whole = index.ndim == 1 and not index.is_floating_point()
+    return whole and torch.equal(index, torch.arange(len(index), device=index.device))
+
+
+def _table_rows(index: Tensor, values: Tensor, vocabulary: int, padding: int | None) -> Lookup:
+    """The rows of a table that is read at the places `index` (n, T), without those of its padding."""
+    index = index % vocabulary
+    if padding is not None:
+        values = values.masked_fill((index == padding)[:, :, None], 0.0)
+    return Lookup(index, values, vocabulary)
+
+
+def _bags(index: Tensor, weights: Tensor, offsets: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    """Flat bags as rows, filled up with place 0 and weight 0 (the longest bag decides, so the host waits for it)."""
+    if not last:
+        offsets = torch.cat([offsets, offsets.new_full((1,), len(index))])
+    sizes, bags = offsets.diff().tolist(), slice(int(offsets[0]), int(offsets[-1]))
+    places, shares = (nn.utils.rnn.pad_sequence(x[bags].split(sizes), batch_first=True) for x in (index, weights))
+    return places, shares
+
+
+# ------------------------------------------------------------ normalisations: a scale and a shift inside one example
+
+
+class _NormalisationRule(LayerRule[nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _InstanceNorm]):
+    """z_c = scale_c x^_c + shift_c at every place: the leaf [scale | shift] has the row (sum b x^, sum b).
+
+    A layer norm normalises the last dimensions together, which hold the channels, and all between are places.  A group
+    norm takes statistics of groups of channels, an instance norm of single ones: there examples come first, channels
+    second, places after them.  The normalised input x^ is computed again from the input, a chunk of examples at a time,
+    in float32 or better.
+    """
+
+    kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+    def check(self) -> None:
+        """Running statistics come from other examples and have no per-example gradient or bound."""
+        remedy = "make the layer with track_running_stats=False: running statistics mix examples"
+        mixes = isinstance(self.layer, _InstanceNorm) and self.layer.track_running_stats
+        validate.check(not mixes, f"{self.name}.track_running_stats", True, remedy)
+
+    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
+        """Scale and shift as columns."""
+        return LeafBinding(weight, bias, columns=True)
+
+    def dim(self, output: Tensor) -> int:
+        """In front, but for a layer norm with places."""
+        if isinstance(self.layer, (nn.LayerNorm, nn.RMSNorm)) and output.ndim >= 2 + len(self.layer.normalized_shape):
+            return self.batch_dim
+        return 0
+
+    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
+        """Scale and shift, or one of them; an input without a dimension for examples is refused."""
+        layer, x = self.layer, self.input(args, kwargs)
+        if isinstance(layer, _InstanceNorm):
+            dims = 1 + layer._get_no_batch_dim()
+            needed = f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)"
+            validate.check(x.ndim == dims, "input.ndim", x.ndim, needed)
+        elif not isinstance(layer, nn.GroupNorm):
+            needed = "keep the examples in a dimension of their own"
+            validate.check(x.ndim > len(layer.normalized_shape), "input.ndim", x.ndim, needed)
+        x = x.detach().transpose(0, self.dim(x))
+        return lambda b: self.rows(x, b)
+
+    def rows(self, x: Tensor, b: Tensor) -> Found:
+        """The rows of the leaves from input and gradient; on a device in one kernel, where they are one leaf."""
+        layer, work = self.layer, rounding.working(x.dtype, b.dtype)
+        whole = list(self.wanted) == [""] and self.wanted[""].bias is not None
+        if whole and b.numel() and isinstance(layer, nn.LayerNorm) and fused.can_sum(b.device, work):
+            shape = (len(b), -1, math.prod(layer.normalized_shape))
+            sums = fused.norm_sums(x.reshape(shape), b.reshape(shape), layer.eps)
+            if sums is not None:
+                return [(self, "", Dense(sums))]
+        parts: dict[str, list[Tensor]] = {suffix: [] for suffix in self.wanted}
+        for lo, hi in row_spans(len(b), 3 * work.itemsize * math.prod(b.shape[1:])) or [(0, 0)]:
+            out = b[lo:hi].to(work)
+            shift = self.channels(out)
+            for suffix, binding in self.wanted.items():
+                values = shift
+                if suffix != "bias":
+                    values = self.channels(out * self.normal(x[lo:hi].to(work)))
+                    if binding.bias is not None:
+                        values = torch.stack([values, shift], 2).flatten(1)
+                parts[suffix].append(values)
+        return [(self, suffix, Dense(torch.cat(pieces))) for suffix, pieces in parts.items()]
+
+    def normal(self, x: Tensor) -> Tensor:
+        """The input normalised, without scale and shift."""
+        layer = self.layer
+        if isinstance(layer, nn.RMSNorm):
+            return F.rms_norm(x, list(layer.normalized_shape), None, layer.eps)
+        if isinstance(layer, nn.LayerNorm):
+            return F.layer_norm(x, list(layer.normalized_shape), None, None, layer.eps)
+        if isinstance(layer, nn.GroupNorm):
+            return F.group_norm(x, layer.num_groups, None, None, layer.eps)
+        return F.instance_norm(x, eps=layer.eps)
+
+    def channels(self, x: Tensor) -> Tensor:
+        """(n, C): the sums over places."""
+        if isinstance(self.layer, (nn.LayerNorm, nn.RMSNorm)):
+            x = x.flatten(x.ndim - len(self.layer.normalized_shape))
+            return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
+        return x if x.ndim == 2 else x.flatten(2).sum(2)
+
+
+# ------------------------------------------------------------ convolutions: linear layers over patches
+
+
+_PRODUCT_BYTES = 1 << 24
+"""Sums of products that are larger than their factors are kept instead of them only below this size."""
+
+
+class _ConvolutionRule(LayerRule[_ConvNd]):
+    """z_t = W a_t + c for the patches a_t of the input: g = sum_t b_t [a_t, 1]', one such block for each group.
+
+    Where the sums are smaller than patches and output gradients, they are what is returned, and the patches of only
+    `CHUNK_BYTES` at a time are ever held.
+    """
+
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+    def dim(self, output: Tensor) -> int:
+        """Examples are always in front."""
+        return 0
+
+    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
+        """Products or factors of the weight, whichever are smaller; a bias alone is the sum of b over places."""
+        layer, dims = self.layer, len(self.layer.kernel_size) + 2
+        x: Tensor = self.input(args, kwargs).detach()
+        needed = f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)"
+        validate.check(x.ndim == dims, "input.ndim", x.ndim, needed)
+
+        def rows_of(b: Tensor) -> Found:
+            b = b.flatten(2)
+            rows: Found = []
+            for suffix, binding in self.wanted.items():
+                if suffix == "bias":
+                    rows.append((self, suffix, _bias_rows(b.mT)))
+                else:
+                    rows.append((self, suffix, _weight_rows(layer, x, b, ones=binding.bias is not None)))
+            return rows
+
+        return rows_of
+
+
+def _weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
+    """The rows of [W | c] or W from the input and b (n, C_out, T)."""
+    n, places, groups = len(x), b.shape[2], layer.groups
+    p, q, work = layer.weight[0].numel(), layer.out_channels // groups, rounding.working(b.dtype)
+    b = b.unflatten(1, (groups, q))
+    spans = row_spans(n, groups * places * p * work.itemsize)
+    if places * groups > 1 and _prefer_products(n * groups, places, p + ones, q, work.itemsize):
+        return Dense(_products(layer, x, b, spans, ones))
+    a = x.new_empty(n, groups, places, p)
+    for lo, hi in spans:
+        a[lo:hi] = _patches(layer, x[lo:hi])
+    b = b.mT.contiguous()
+    if groups > 1:
+        return Stack([(str(j), Outer(a[:, j], b[:, j], ones)) for j in range(groups)])
+    return Outer(a[:, 0, 0], b[:, 0, 0], ones) if places == 1 else Outer(a[:, 0], b[:, 0], ones)
+
+
+def _prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) -> bool:
+    """Whether q x p sums are smaller than their factors; below `_PRODUCT_BYTES` they may be twice as large.
+
+    They are computed once, where factors are multiplied again for norms, sums and codes.
+
+    >>> _prefer_products(250, 25, 257, 32, 4), _prefer_products(250, 4, 257, 64, 4)
+    (True, False)
+    """
+    factors, products = places * (p + q), p * q
+    return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= _PRODUCT_BYTES)
+
+
+def _patches(layer: _ConvNd, x: Tensor) -> Tensor:
+    """The patches of (n, C, ...) as (n, groups, T, p), in the order of the flattened weight.
+
+    >>> _patches(nn.Conv1d(1, 1, 2, stride=2), torch.arange(4.0).view(1, 1, 4)).tolist()
+    [[[[0.0, 1.0], [2.0, 3.0]]]]
+    """
+    view, k = _windows(layer, x), len(layer.kernel_size)
+    shape = (len(x), layer.groups, math.prod(view.shape[3 : 3 + k]), layer.weight[0].numel())
+    return view.permute(0, 1, *range(3, 3 + k), 2, *range(3 + k, 3 + 2 * k)).reshape(shape)
+
+
+def _windows(layer: _ConvNd, x: Tensor) -> Tensor:
+    """A view of the padded input: (n, groups, C / groups, *places, *kernel)."""
+    x = _padded(layer, x)
+    for dim, (size, step, gap) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), 2):
+        x = x.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap]
+    windows: Tensor = x.unflatten(1, (layer.groups, x.shape[1] // layer.groups))
+    return windows
+
+
+def _products(layer: _ConvNd, x: Tensor, b: Tensor, spans: list[tuple[int, int]], ones: bool) -> Tensor:
+    """sum_t b_t [a_t, 1]' of every example, a chunk of patches at a time; b is (n, groups, q, T)."""
+    n, groups, q, _ = b.shape
+    p, work = layer.weight[0].numel(), rounding.working(b.dtype)
+    # One channel in, one out: patches would cost far more to copy than to use, and convolving with b needs none.
+    alone = groups == layer.in_channels == layer.out_channels and x.device.type == "cpu"
+    total = torch.empty(n, groups, q, p + ones, dtype=work, device=b.device)
+    with exact_products(b.device):
+        for lo, hi in spans:
+            part, piece = b[lo:hi].to(work), x[lo:hi].to(work)
+            total[lo:hi, ..., :p] = (_convolved if alone else _multiplied)(layer, piece, part)
+            if ones:
+                total[lo:hi, ..., p] = part.sum(3)
+    return total.view(n, groups * q * (p + ones))
+
+
+def _multiplied(layer: _ConvNd, x: Tensor, b: Tensor) -> Tensor:
+    """(n, groups, q, p): b times patches, these laid out by places, which copies the longest runs."""
+    view, k = _windows(layer, x), len(layer.kernel_size)
+    shape = (len(x), layer.groups, layer.weight[0].numel(), b.shape[3])
+    return b @ view.permute(0, 1, 2, *range(3 + k, 3 + 2 * k), *range(3, 3 + k)).reshape(shape).mT
+
+
+def _convolved(layer: _ConvNd, x: Tensor, b: Tensor) -> Tensor:
+    """The same of one channel a group: every channel of every example convolved with its own b."""
+    x, k = _padded(layer, x), len(layer.kernel_size)
+    spare = zip(x.shape[2:], layer.kernel_size, layer.dilation, layer.stride, strict=True)
+    places = [(length - gap * (size - 1) - 1) // step + 1 for length, size, gap, step in spare]
+    count = x.shape[0] * x.shape[1]
+    kernels = b.reshape(count, 1, *places)
+    product = torch.convolution(
+        x.reshape(1, count, *x.shape[2:]), kernels, None, layer.dilation, [0] * k, layer.stride, False, [0] * k, count
+    )
+    for dim, size in enumerate(layer.kernel_size, 2):
+        product = product.narrow(dim, 0, size)
+    return product.reshape(*b.shape[:3], -1)
+
+
+def _padded(layer: _ConvNd, x: Tensor) -> Tensor:
+    """The input with what the layer adds around it."""
+    margins = [width for pair in reversed(_margins(layer)) for width in pair]
+    if not any(margins):
+        return x
+    return F.pad(x, margins, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+
+
+def _margins(layer: _ConvNd) -> list[tuple[int, int]]:
+    """How much is added before and after, in each dimension."""
+    sizes = list(zip(layer.kernel_size, layer.dilation, strict=True))
+    if not isinstance(layer.padding, str):
+        return [(width, width) for width in layer.padding]
+    spare = [gap * (size - 1) if layer.padding == "same" else 0 for size, gap in sizes]
+    return [(total // 2, total - total // 2) for total in spare]
+
+
+# ------------------------------------------------------------ examples that come in several pieces
+
+
+def _pieces_of(count: int, n: int | None) -> int:
+    """How many pieces of every one of n examples there are in `count` (0 where that is no whole number).
+
+    >>> _pieces_of(12, 4), _pieces_of(12, 5), _pieces_of(4, 4)
+    (3, 0, 1)
+    """
+    return count // n if n and count and count % n == 0 else 0
+
+
+def _folded(rows: Rows, n: int) -> Rows:
+    """The rows of n examples from the rows of their pieces, those of an example side by side: their sums.
+
+    >>> import torch
+    >>> _folded(Dense(torch.tensor([[1.0], [2.0], [3.0], [4.0]])), 2).dense()
+    tensor([[3.],
+            [7.]])
+    """
+    if rows.n == n:
+        return rows
+    k = rows.n // n
+    if isinstance(rows, Outer) and isinstance(rows.a, Tensor):
+        return Outer(_joined(rows.a, n), _joined(rows.b, n), rows.ones)
+    if isinstance(rows, Lookup):
+        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.width), rows.vocabulary)
+    if isinstance(rows, Stack):
+        return Stack([(name, _folded(piece, n)) for name, piece in rows.items], rows.factor)
+    if isinstance(rows, Dense):
+        return Dense(rows.values.view(n, k, rows.d).sum(1, dtype=rows.dtype))
+
+    def sums(lo: int, hi: int) -> Tensor:
+        return rows.part(lo * k, hi * k).dense().view(hi - lo, k, rows.d).sum(1)
+
+    return Lazy(sums, n, rows.d, dtype=rows.dtype, device=rows.device)
+
+
+def _joined(x: Tensor, n: int) -> Tensor:
+    return x.reshape(n, -1, x.shape[-1])

@@ -16,8 +16,7 @@ from isthmus import CountSketch, InvalidInput, Logistic, Pipeline, Release, Stag
 from isthmus.core.pipeline import Promise
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import Federation, LocalGrid, LocalSteps, NobodyAnswered, SketchStrategy, client_app
-from isthmus.distributed.flower.federation import _narrowed, _reach_of, _room, _shortened
-from isthmus.distributed.flower.records import RECORD, answer
+from isthmus.distributed.flower.federation import RECORD, _narrowed, _reach_of, _room, _shortened, answer
 from isthmus.privacy import Clip, Gaussian, Poisson
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.sampling import FullBatch

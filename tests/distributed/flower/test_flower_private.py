@@ -28,8 +28,8 @@ from isthmus.core.parts import Step
 from isthmus.core.pipeline import Promise
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import Federation, LocalGrid, SketchStrategy, client_app
-from isthmus.distributed.flower.records import RECORD, answer
-from isthmus.gradients.layers.passes import MIXING, RANDOM, SHAPES
+from isthmus.distributed.flower.federation import RECORD, answer
+from isthmus.gradients.layers.forward_guard import MIXING, RANDOM, SHAPES
 from isthmus.lifts import ProjectAndLift
 from isthmus.privacy import AdaptiveClip, BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.clips import ClippedSum

@@ -15,7 +15,7 @@ from isthmus.base.space import Space
 from isthmus.codecs import CodecError
 from isthmus.core.wire import Message
 from isthmus.distributed.flower import from_arrays, space_of, to_arrays
-from isthmus.distributed.flower.records import SEAL, _read_answer, _read_ask, answer, ask, flower
+from isthmus.distributed.flower.federation import SEAL, _read_answer, _read_ask, answer, ask, flower
 from isthmus.distributed.order import Order
 from isthmus.privacy.clips import ClippedSum
 

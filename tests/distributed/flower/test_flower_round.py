@@ -21,7 +21,7 @@ from isthmus.distributed.flower import (
     space_of,
     to_arrays,
 )
-from isthmus.distributed.flower.records import RECORD, flower
+from isthmus.distributed.flower.federation import RECORD, flower
 
 D, CLIENTS, ROUNDS = 40, 3, 5
 BALL = L1Ball(4.0)

@@ -11,8 +11,7 @@ from isthmus import CountSketch, InvalidInput, L1Ball, Logistic, Pipeline, Relea
 from isthmus.core.pipeline import Promise
 from isthmus.distributed.flower import Federation, FlowerClients, LocalGrid, NobodyAnswered, SketchStrategy, client_app
 from isthmus.distributed.flower.client import _secure_step, cost
-from isthmus.distributed.flower.federation import _AtClients
-from isthmus.distributed.flower.records import RECORD, flower
+from isthmus.distributed.flower.federation import RECORD, _AtClients, flower
 from isthmus.distributed.secagg import BadMessage, SecurePlan, SecureServer
 from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson, SecretSource
 from isthmus.privacy.event_json import SkellamDpEvent
@@ -299,11 +298,11 @@ class Twice(LocalGrid):
 
     again: list[Any]
 
-    def push_messages(self, messages: Any) -> list[str]:
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Any]:
         messages = list(messages)
-        ids = super().push_messages(messages)
+        replies = super().send_and_receive(messages)
         self.again = [*getattr(self, "again", []), *(self._answered(message) for message in messages)]
-        return ids
+        return replies
 
 
 class Wider(Federation):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Stack
 from isthmus.gradients.layers import Layers
-from isthmus.gradients.layers.apart import look
+from isthmus.gradients.layers.trial import look
 from isthmus.objectives.module import merged
 
 WORDS, LENGTH, N = 23, 7, 5

@@ -9,8 +9,8 @@ from torch import nn
 
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer, Stack
-from isthmus.gradients.layers import convolution
-from isthmus.gradients.layers.convolution import _patches
+from isthmus.gradients.layers import rules
+from isthmus.gradients.layers.rules import _patches
 from isthmus.gradients.rows import row_spans
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -124,11 +124,11 @@ def test_convolving_with_the_gradient_is_multiplying_patches_by_it(k, options, d
     x = torch.randn(2, 5, *SIZES[k]).to(dtype)
     b = torch.randn(layer(x).shape).to(dtype).flatten(2)[:, :, None]
     wide = x.double(), b.double()
-    torch.testing.assert_close(convolution._convolved(layer, *wide), convolution._multiplied(layer, *wide))
+    torch.testing.assert_close(rules._convolved(layer, *wide), rules._multiplied(layer, *wide))
     torch.testing.assert_close(
-        convolution._multiplied(layer, *wide), wide[1] @ _patches(layer, wide[0]), msg="patches in another layout"
+        rules._multiplied(layer, *wide), wide[1] @ _patches(layer, wide[0]), msg="patches in another layout"
     )
-    rows = convolution._weight_rows(layer, x, b[:, :, 0], False)
+    rows = rules._weight_rows(layer, x, b[:, :, 0], False)
     torch.testing.assert_close(rows.dense().double(), (wide[1] @ _patches(layer, wide[0])).flatten(1), **loose(dtype))
 
 
@@ -141,9 +141,9 @@ def test_chunks_change_nothing_and_no_more_patches_are_held(size, monkeypatch):
     torch.manual_seed(0)
     module, x, y = case(nn.Conv2d(4, 24, 3), (4, size, size), torch.float64, 7)
     exact, seen, limit = truth(module, squares, x, y), [], 2 * (size - 2) ** 2 * 36 * 8
-    inner = convolution._windows
-    monkeypatch.setattr(convolution, "row_spans", lambda n, size: row_spans(n, size, limit))
-    monkeypatch.setattr(convolution, "_windows", lambda layer, x: seen.append(inner(layer, x)) or seen[-1])
+    inner = rules._windows
+    monkeypatch.setattr(rules, "row_spans", lambda n, size: row_spans(n, size, limit))
+    monkeypatch.setattr(rules, "_windows", lambda layer, x: seen.append(inner(layer, x)) or seen[-1])
     _, rows = capture(module, squares, x, y)
     torch.testing.assert_close(rows.dense(), exact)
     assert isinstance(rows.leaves()[0][1], Outer if size == 4 else Dense)

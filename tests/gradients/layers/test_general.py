@@ -14,7 +14,8 @@ from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import TorchDriver
 from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.gradients import Dense, Lazy, rounding
-from isthmus.gradients.layers import Layers, opened
+from isthmus.gradients.layers import Layers, operations
+from isthmus.objectives.module import captured
 from isthmus.parts import Shuffle
 
 
@@ -175,7 +176,7 @@ def test_examples_in_the_second_dimension():
 
 
 def test_an_empty_batch_has_no_rows():
-    _, rows = capture(Vision(), squares, torch.zeros(0, 3, 4), torch.zeros(0, 2))
+    rows = captured(Layers(Vision()), squares, torch.zeros(0, 3, 4), torch.zeros(0, 2))
     assert rows.n == 0 and rows.sum().shape == (rows.d,) and not rows.sum().any()
 
 
@@ -323,7 +324,7 @@ def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
 
 def test_batches_of_many_sizes_are_checked_once(monkeypatch):
     checked = []
-    monkeypatch.setattr(opened, "_near_enough", lambda *_: checked.append(1) or True)
+    monkeypatch.setattr(operations, "_near_enough", lambda *_: checked.append(1) or True)
     layers = attached(nn.Sequential(LowRank(3, 2)))
     for n in (4, 6, 1):
         with layers.listening(lambda *_: None, n):

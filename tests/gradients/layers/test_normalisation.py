@@ -8,7 +8,7 @@ from layer_reference import Built, agree, capture, squares, truth
 from torch import nn
 
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients.layers import Layers, normalisation
+from isthmus.gradients.layers import Layers, rules
 
 DTYPES = [torch.float64, torch.float32]
 CASES = {
@@ -83,7 +83,7 @@ def test_sequences_with_the_examples_second():
 def test_chunks_change_nothing(monkeypatch):
     layer, x, y = case(nn.GroupNorm(2, 6), (6, 5), n=7)
     exact = truth(layer, squares, x, y)
-    monkeypatch.setattr(normalisation, "row_spans", lambda n, _: [(lo, min(lo + 3, n)) for lo in range(0, n, 3)])
+    monkeypatch.setattr(rules, "row_spans", lambda n, _: [(lo, min(lo + 3, n)) for lo in range(0, n, 3)])
     torch.testing.assert_close(capture(layer, squares, x, y)[1].dense(), exact)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients import Dense, Lazy, Outer, _products
+from isthmus.gradients import Dense, Lazy, Outer, rounding
 from isthmus.gradients import rows as module
 from isthmus.gradients.rows import Lookup, Sum, total
 from isthmus.sketches import CountSketch, Kronecker
@@ -70,7 +70,7 @@ def test_tied_tables_stay_factored_and_their_norms_ghosts(monkeypatch):
     rows = agree(Language().double(), places(4, 2), draw(4, 2, V))
     piece = rows.leaves()[0][1]
     assert isinstance(piece, Sum) and {type(r) for r in piece.pieces} == {Outer, Lookup}
-    assert _products._cheaper_ghost(4, D, V)
+    assert rounding._cheaper_ghost(4, D, V)
     whole = piece.norms()
     direct = Dense(piece.dense()).norms()
     torch.testing.assert_close(whole, direct, rtol=1e-12, atol=0)
@@ -184,7 +184,7 @@ def test_factors_far_from_one(scale_a, scale_b):
         Sum([Outer(a, b), Lookup(index, c * size, V)]),
         Sum([Outer(a / scale_a, b / scale_b), Lookup(index, c, V)]),
     )
-    assert _products._cheaper_ghost(2, D, V)
+    assert rounding._cheaper_ghost(2, D, V)
     true = torch.linalg.vector_norm(matrix(near), dim=1) * size
     assert bool((rows.norms() >= true * (1 - 1e-13)).all()) and bool((rows.norms() <= true * (1 + 1e-10)).all())
 

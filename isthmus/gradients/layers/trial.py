@@ -12,27 +12,45 @@ reading of them tells.  So they are tried out, on a few examples of a batch that
 
 This is a test, not a proof: code that waits for a value that no trial contains is not found.  The copy leaves the
 module's buffers, attributes and hooks, the state of every global random generator and all accounting as they were.
+
+**Between the parts.**  What a loop does between the parts of a module that it calls by themselves is kept until it has
+been tried out:
+
+    h = module.body(x)
+    h = h - h.mean(0)          # code of the loop, in which examples may meet
+    loss = F.cross_entropy(module.head(h), y)
+
+A module whose own `forward` is called is tried out as a whole.  A part that is called by itself returns tensors that
+know where they come from: what is done with them is written down, operation by operation, until another part is given
+what came of it.  The whole way, parts and operations, is then one function of the examples that came in, and
+`look` tries it out as any module, before the gradients of the batch are used.
+
+What leaves torch (a number that Python reads) is taken as it was.  A tensor that comes from the module by a way that
+cannot be followed (`torch.func`, scripted functions, code between the module's own `forward` and a part) is refused.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
+import itertools
+import weakref
 from collections.abc import Callable, Hashable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from isthmus.base import secret, validate
-from isthmus.gradients.layers.folding import _pieces_of
-from isthmus.gradients.layers.layers import Layers
+from isthmus.gradients.layers.forward_guard import Dice
+from isthmus.gradients.layers.layers import Layers, tap
 from isthmus.gradients.layers.operations import Leaves, _near_enough
-from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs
-from isthmus.gradients.layers.tap import tap
-from isthmus.gradients.layers.twin import Dice, _generator_states, _twin_of
+from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs, _pieces_of
 from isthmus.gradients.rows import Rows
 
 EXAMPLES = 6
@@ -85,9 +103,11 @@ def look(
     if n is None:
         return None
     batch = _Batch.of(args, kwargs, n, layers.batch_dim)
-    if n < 2:  # nobody to meet
+    if n < 2:  # nobody to meet: two copies of a first example show all the same what is read outside its layer
         if n and not known.trusted:
-            _learn(layers, batch, run)
+            # where it cannot be run so, it may as it is in use, and else says itself what is wrong
+            with Dice(layers.anchor.device) as dice, torch.enable_grad(), suppress(Exception):
+                _Trial(layers, run, dice).prepare(batch.take(torch.tensor([0, 0])))
         return None
     shape = way, batch.shape()
     first, before = False, known.trusted.get(shape, frozenset())
@@ -111,15 +131,6 @@ def look(
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
     known.trusted[shape] = before | known.pieces
     return known.trusted[shape]
-
-
-def _learn(layers: Layers, batch: _Batch, run: Run) -> None:
-    """What a trial finds out of the module's own code, where a first batch has one example: from two copies of it."""
-    with Dice(layers.anchor.device) as dice, torch.enable_grad():
-        try:
-            _Trial(layers, run, dice).prepare(batch.take(torch.tensor([0, 0])))
-        except Exception:  # it cannot be run so: as it is in use it may, and else says itself what is wrong
-            return
 
 
 def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
@@ -613,3 +624,297 @@ def _quiet(module: nn.Module) -> None:
             child.dropout = 0.0
         elif isinstance(child, nn.RReLU):
             child.eval()
+
+
+# ------------------------------------------------------------ a copy to try things on
+
+PLAIN = (nn.Module, dict, list, tuple, set, frozenset, str, bytes, int, float, complex, bool, type(None), type)
+
+
+def _twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
+    """A copy that shares the memory of the parameters and nothing else that a pass may change, free of our taps.
+
+    The parameters named in `trained` ask for gradients, the others do not.  Objects that are neither tensors nor
+    modules nor Python's containers (a tokenizer, a logger) are shared.
+
+    >>> module = nn.Linear(2, 2)
+    >>> twin = _twin_of(module, {"weight"})
+    >>> twin.weight.data_ptr() == module.weight.data_ptr(), twin.weight.requires_grad, twin.bias.requires_grad
+    (True, True, False)
+    """
+    memo: dict[int, object] = {}
+    for name, parameter in module.named_parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=name in trained)
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, Tensor):
+                memo.setdefault(id(value), value.detach().clone())  # what a pass has left behind has a history
+            elif isinstance(value, torch.Generator):
+                memo[id(value)] = value.clone_state()
+            elif not isinstance(value, PLAIN) and not _ours(value):
+                memo[id(value)] = value
+    try:
+        twin = copy.deepcopy(module, memo)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise validate.InvalidInput(
+            f"module={type(module).__name__!r} is not allowed: keep out of it what copy.deepcopy cannot copy "
+            f"({reason}); a copy of the module has to be tried out before it is trusted with private examples"
+        ) from error
+    for layer in twin.modules():
+        if getattr(vars(layer).get("forward"), "tapped", False):
+            del layer.forward
+    return twin
+
+
+def _generator_states(module: nn.Module) -> list[bytes]:
+    """The states of the generators that a module's layers hold themselves."""
+    attributes = [value for layer in module.modules() for value in vars(layer).values()]
+    return [bytes(x.get_state().tolist()) for x in attributes if isinstance(x, torch.Generator)]
+
+
+def _ours(value: object) -> bool:
+    """Whether an attribute must be bound to the copy: a method of a module."""
+    return isinstance(value, FunctionType) or (isinstance(value, MethodType) and isinstance(value.__self__, nn.Module))
+
+
+# ------------------------------------------------------------ between the parts that a loop calls by themselves
+
+_CHANGES = ("__setitem__", "__set__", "register_hook")
+"""Operations that return no tensor and matter all the same."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor, of an earlier step or from elsewhere, in what is written down."""
+
+    number: int
+
+
+@dataclass(eq=False)
+class _Step:
+    """A part that was called (by its name; "" is the module), or an operation of the loop."""
+
+    what: str | Callable[..., Any]
+    leaves: list[object]
+    spec: TreeSpec
+    results: list[int] = field(default_factory=list)
+    """The places of the tensors that it returned."""
+    dice: Dice | None = None
+    """The random generators as they were before, where it has drawn from them."""
+
+
+class _Followed(Tensor):
+    """A tensor that a part has returned, or that was computed from one."""
+
+    way: Between
+    token: object
+    """The pass that it belongs to: it is a plain tensor once that is over."""
+    place: int
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation on such tensors."""
+        kwargs = kwargs or {}
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, _Followed) and x.token is x.way.token:
+                return x.way.follow(func, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+
+class Between:
+    """Follows a loop from part to part, for `look`."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self._places = itertools.count(1)
+        self._call: _Step | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Another batch, or none: tensors that are still around become plain ones at their next use."""
+        self.token: object = object()
+        """Whose pass it is that is followed."""
+        self.parted = False
+        """Whether a part was called by itself."""
+        self.steps: list[_Step] = []
+        self.given: dict[int, Tensor] = {}
+        """What came from elsewhere, examples or what they share, by place."""
+        self.returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """What the module itself returned, which is handed to the loop as it is."""
+
+    def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """A part (or "", the module) is called by the loop: its arguments, plain."""
+        self._call = None
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again what was followed
+            self._check_again(name)
+            return args, kwargs
+        leaves, spec = tree_flatten((args, kwargs))
+        now = self.layers.now
+        if now.batch and self.layers.listens():
+            if self.token is not now.token:
+                self.forget()
+                self.token = now.token
+            self._call = _Step(name, tree_map_only(Tensor, self._place, leaves), spec)
+            if name:
+                self._check_followed(self._call)
+        args, kwargs = tree_map_only(_Followed, _plain, (args, kwargs))
+        return args, kwargs
+
+    def _check_followed(self, part: _Step) -> None:
+        """Refuse a part that is given what came of the module by a way that is not written down."""
+        given = [x.number for x in part.leaves if isinstance(x, _Place) and x.number in self.given]
+        if any(self._of_module(self.given[number]) for number in given):
+            raise validate.InvalidInput(
+                f"the part {part.what!r} of the module is given a tensor that was computed from what the module "
+                "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
+                "functions, or code after the module's own forward): examples could meet there unseen; move "
+                "this code into the module's forward"
+            )
+
+    def _check_again(self, name: str) -> None:
+        """Refuse a part that computes inside a backward pass and was not called by the loop before."""
+        called = [step.what for step in self.steps if isinstance(step.what, str)]
+        known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
+        if self.layers.listens() and not known:
+            raise validate.InvalidInput(
+                f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
+                "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
+                "torch.utils.checkpoint use_reentrant=False"
+            )
+
+    def leave(self, output: Any) -> Any:
+        """It has returned: what comes of a part is followed from now on."""
+        call, self._call = self._call, None
+        if call is None or output is None:
+            return output
+        self.steps.append(call)
+        if not call.what:
+            return mapped(partial(self.keep, call), output)
+        self.parted = True
+        self.layers.now.pieces = None  # those of a part are compared with nothing
+        return mapped(partial(self.mark, call), output)
+
+    def look(self) -> None:
+        """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
+        if not self.parted or self.token is not self.layers.now.token:
+            return
+        given = tree_map_only(_Followed, _plain, tuple(self.given.values()))
+        names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in self.tried())
+        self.token = object()  # what is done again is not written down
+        try:
+            look(self.layers, given, {}, self.layers.batch, lambda module, args, _: self.again(module, args), names)
+        finally:
+            self.layers.now.pieces = None
+            self.forget()
+
+    def _followed(self, x: Tensor) -> TypeGuard[_Followed]:
+        return isinstance(x, _Followed) and x.way is self and x.token is self.token
+
+    def _place(self, x: Tensor) -> _Place:
+        if self._followed(x):
+            return _Place(x.place)
+        known = self.returned.get(id(x))
+        if known is not None and known[0]() is x:
+            return _Place(known[1])
+        for place, other in self.given.items():
+            if other is x:
+                return _Place(place)
+        place = next(self._places)
+        self.given[place] = x
+        return _Place(place)
+
+    def follow(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        """Do an operation and write it down."""
+        leaves, spec = tree_flatten((args, kwargs))
+        references: list[object] = tree_map_only(Tensor, self._place, leaves)
+        with torch._C.DisableTorchFunctionSubclass():
+            dice = Dice(next(x for x in leaves if isinstance(x, _Followed)).device)
+            result = func(*args, **kwargs)
+            step = _Step(func, references, spec)
+            if dice.drew():
+                step.dice = dice
+        if not isinstance(result, torch.Size):
+            result = tree_map_only(Tensor, partial(self.mark, step), result)
+        if step.results or func.__name__ in _CHANGES:
+            self.steps.append(step)
+        return result
+
+    def mark(self, step: _Step, x: Tensor) -> _Followed:
+        """A result of a step, as a tensor that knows its place."""
+        if not self._followed(x):  # what is changed in place keeps its place
+            with torch._C.DisableTorchFunctionSubclass():
+                followed: _Followed = x.as_subclass(_Followed)
+            followed.way, followed.token, followed.place = self, self.token, next(self._places)
+            x = followed
+        step.results.append(x.place)
+        return x
+
+    def keep(self, step: _Step, x: Tensor) -> Tensor:
+        """A result of the module itself, as it is."""
+        step.results.append(next(self._places))
+        self.returned[id(x)] = weakref.ref(x), step.results[-1]
+        return x
+
+    def tried(self) -> list[_Step]:
+        """The steps up to the last part that was called."""
+        calls = [place for place, step in enumerate(self.steps) if isinstance(step.what, str)]
+        return self.steps[: calls[-1] + 1]
+
+    def again(self, module: nn.Module, given: Args) -> list[Tensor]:
+        """What the parts return that no later step uses, of other examples; `module` may be a copy."""
+        known: dict[int, Tensor] = {}
+        answer: list[Tensor] = []
+        used = {x.number for step in self.tried() for x in step.leaves if isinstance(x, _Place)}
+        for (place, before), x in zip(self.given.items(), given, strict=True):
+            known[place] = x.requires_grad_(before.requires_grad and before.is_leaf)
+        for step in self.tried():
+            leaves = [known[x.number] if isinstance(x, _Place) else x for x in step.leaves]
+            args, kwargs = tree_unflatten(leaves, step.spec)
+            found: list[Tensor] = []
+            if isinstance(step.what, str):
+                mapped(found.append, module.get_submodule(step.what)(*args, **kwargs))
+                answer += [x for x, place in zip(found, step.results, strict=True) if place not in used]
+            else:
+                if step.dice is not None:
+                    step.dice.rewind()
+                found += [x for x in tree_leaves(step.what(*args, **kwargs)) if isinstance(x, Tensor)]
+            known |= dict(zip(step.results, found, strict=True))
+        return answer
+
+    def _of_module(self, x: Tensor) -> bool:
+        """Whether a tensor has one of our taps in its history."""
+        with torch._C.DisableTorchFunctionSubclass():
+            waiting, seen = [x.grad_fn], set()
+        while waiting:
+            node: Any = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if getattr(node, "variable", None) is self.layers.anchor:
+                return True
+            waiting += [below for below, _ in node.next_functions]
+        return False
+
+
+def mapped(change: Callable[[Tensor], Any], output: Any) -> Any:
+    """The same lists, dicts, dataclasses, ... with every tensor changed."""
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        if not is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        twin = copy.copy(leaf)
+        for item in fields(leaf):
+            if hasattr(leaf, item.name):
+                object.__setattr__(twin, item.name, mapped(change, getattr(leaf, item.name)))
+        return twin
+
+    return tree_map(changed, output)
+
+
+def _plain(x: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(Tensor)

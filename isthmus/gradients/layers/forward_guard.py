@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -43,9 +44,10 @@ from torch import Tensor, nn
 
 from isthmus.base import secret as draws
 from isthmus.base import validate
-from isthmus.gradients.layers.between import Between
 from isthmus.gradients.layers.rules import Args, Handle, Kwargs
-from isthmus.gradients.layers.twin import _host_draws
+
+if TYPE_CHECKING:
+    from isthmus.gradients.layers.trial import Between
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
@@ -183,6 +185,50 @@ def first_state() -> bytes:
     return torch.Generator().manual_seed(torch.default_generator.initial_seed()).get_state().numpy().tobytes()
 
 
+class Dice:
+    """The global random generators of torch, numpy and Python: `rewind` makes them draw the same again.
+
+    >>> with Dice(torch.device("cpu")) as dice:
+    ...     a = torch.rand(1)
+    ...     dice.rewind()
+    ...     bool(torch.rand(1) == a), dice.drew()
+    (True, True)
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._backend = device, None if device.type == "cpu" else torch.get_device_module(device)
+        self._states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        self._own = torch.empty(0) if self._backend is None else self._backend.get_rng_state(device)
+        self._drawn = _host_draws()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rewind()
+
+    def rewind(self) -> None:
+        """As they were when this was made."""
+        of_torch, of_python, of_numpy = self._states
+        torch.set_rng_state(of_torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if self._backend is not None:
+            self._backend.set_rng_state(self._own, self._device)
+
+    def drew(self) -> bool:
+        """Whether anything was drawn since."""
+        if self._backend is not None and not torch.equal(self._own, self._backend.get_rng_state(self._device)):
+            return True
+        return self._drawn != _host_draws()
+
+
+def _host_draws() -> tuple[bytes, object, object]:
+    """The states of the generators on the host, by which it is seen that something was drawn."""
+    words = np.random.get_state(legacy=False)["state"]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (words["pos"], words["key"].tobytes())
+
+
 # ---------------------------------------------------------------- what a module holds
 
 
@@ -199,19 +245,21 @@ def things(module: nn.Module) -> Things:
     """Every tensor and generator that a module and its children hold, in lists and dicts too, by name."""
     by_name: Things = {}
     for path, layer in module.named_modules():
-        dot, own = path and f"{path}.", layer.__dict__
-        attributes = {name: value for name, value in own.items() if name not in _OWN}
-        for name, value in (own["_parameters"] | own["_buffers"] | attributes).items():
-            items: Iterable[tuple[object, object]] = ()
+        own, before = vars(layer), ""
+        if path:
+            before = f"{path}."
+        for name, value in (*own["_parameters"].items(), *own["_buffers"].items(), *own.items()):
             if isinstance(value, (Tensor, torch.Generator)):
-                by_name[dot + name] = value
-            elif isinstance(value, dict):
-                items = value.items()
-            elif isinstance(value, (list, tuple)):
+                by_name[before + name] = value
+                continue
+            items: Iterable[tuple[object, object]] = ()
+            if isinstance(value, (list, tuple)):
                 items = enumerate(value)
+            elif isinstance(value, dict) and name not in _OWN:
+                items = value.items()
             for key, item in items:
                 if isinstance(item, (Tensor, torch.Generator)):
-                    by_name[f"{dot}{name}[{key!r}]"] = item
+                    by_name[f"{before}{name}[{key!r}]"] = item
     return by_name
 
 
