@@ -221,7 +221,7 @@ class Budget:
         validate.positive(epsilon=self.epsilon)
         if self.delta is not None:
             validate.open_unit(delta=self.delta)
-        object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
+        Adjacency.of(self.adjacency)
         valid = self.n == "exact" or (isinstance(self.n, int) and not isinstance(self.n, bool) and self.n > 0)
         remedy = 'declare the number of records: n="exact" makes it public, a number estimates it'
         validate.check(valid, "n", self.n, remedy)
@@ -252,14 +252,12 @@ class Budget:
         remaining = 1 - sum(charge.share for charge in binding.before)
         items = [*binding.before, *(replace(item, share=item.share * remaining) for item in items)]
         delta = self.delta or default_delta(self.records(binding))
-        return PrivacyPlan(self.epsilon, delta, self.adjacency, items=items)
+        return PrivacyPlan(self.epsilon, delta, Adjacency.of(self.adjacency), items=items)
 
     def promise(self, plan: PrivacyPlan, binding: Binding) -> Promise:
         """What the pipeline promises under a plan."""
-        n = None
-        if self.n == "exact":
-            n = binding.n
-        return Promise(self.epsilon, plan.delta, self.adjacency, n, _ASSUMPTIONS, plan, self.records(binding))
+        n = binding.n if self.n == "exact" else None
+        return Promise(self.epsilon, plan.delta, plan.adjacency, n, _ASSUMPTIONS, plan, self.records(binding))
 
     def pipeline(
         self, binding: Binding, plan: PrivacyPlan, rounds: int, stages: Sequence[Stage], step: StepSize, **slots: Any

@@ -92,10 +92,7 @@ def dp_skgd(
         validate.check(bool((smooth > 0).all()), "smoothness", smoothness, "give finite numbers above 0")
 
     def build(binding: Binding) -> Pipeline:
-        subsets = blocks
-        if isinstance(blocks, int) and sampling == "block":
-            subsets = _equal_blocks(binding.d, blocks)
-        parts = schedules.subsets(sampling, binding.d, subsets)
+        parts = schedules.subsets(sampling, binding.d, blocks)
         encode, drawn, m = _law(binding, bounds, smooth, parts, probabilities, tau if sampling == "nice" else None)
         sampler, records = budget.sampler(binding, batch_size), budget.records(binding)
         loop, scheduled = inner, None
@@ -152,20 +149,15 @@ def _law(
         law = schedules.importance_probabilities(v.numpy(), parts)
     elif probabilities != "uniform":
         law = np.array([float(value) for value in probabilities])
-    drawn, subsets = schedules.sampling_probabilities("block", d, blocks=parts, chances=law), parts
-    encode: Encoder = Blocks(parts, [float(torch.linalg.vector_norm(c[part])) for part in parts], law)
     if tau is not None:
-        drawn, subsets = schedules.sampling_probabilities("nice", d, tau=tau), None
-        encode = Nice(tau, bounds=c.tolist())
+        drawn = schedules.sampling_probabilities("nice", d, tau=tau)
+        encode: Encoder = Nice(tau, bounds=c.tolist())
+    else:
+        drawn = schedules.sampling_probabilities("block", d, blocks=parts, chances=law)
+        encode = Blocks(parts, [float(torch.linalg.vector_norm(c[part])) for part in parts], law)
     if matrix:
-        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), subsets, law, tau=tau))
+        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), None if tau else parts, law, tau=tau))
     return encode, torch.from_numpy(drawn), v
-
-
-def _equal_blocks(d: int, blocks: int) -> list[list[int]]:
-    validate.positive_int(blocks=blocks)
-    validate.at_most(d, "the dimension d", blocks=blocks)
-    return [part.tolist() for part in np.array_split(np.arange(d), blocks)]
 
 
 def _spread(name: str, numbers: Tensor, d: int) -> Tensor:

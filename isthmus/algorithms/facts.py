@@ -225,9 +225,9 @@ class Facts:
         validate.positive_int(n=self.n, d=self.d)
         if self.private:
             validate.positive(epsilon=self.epsilon)
-        if self.delta is None:
-            object.__setattr__(self, "delta", default_delta(self.n))
-        validate.open_unit(delta=self.delta)
+        delta = default_delta(self.n) if self.delta is None else self.delta
+        validate.open_unit(delta=delta)
+        object.__setattr__(self, "delta", delta)
         if known_losses().get(self.loss_name) is self.of_loss:
             object.__setattr__(self, "loss", self.loss_name)
         several = isinstance(self.classes, (int, np.integer)) and self.classes >= 2

@@ -115,7 +115,7 @@ def _fill_free(facts: Facts) -> Choice:
     able = facts.constraint is not None and facts.constraint.bounded and facts.constraint.can("lmo")
     require(able, "it needs a bounded set with a linear minimiser as constraint")
     require(facts.step is None, "its steps are searched for: leave step out")
-    run = _free_run(facts, facts.max_dims if facts.narrow else facts.parameters, sampled=False)
+    run = _free_run(facts, min(facts.parameters, facts.max_dims or facts.parameters), sampled=False)
     seconds = facts.seconds(run.rounds, None, 0)
     if facts.narrow:
         return run.choice({"m": run.dims, "away": False, "line_search": "open"}, seconds=seconds)

@@ -307,8 +307,8 @@ class _PrivateDescent(_Descent):
         more: dict[str, Any] = {"promise": budget.promise(plan, binding), "rounds": rounds}
         if self.as_published:
             more["promise"] = replace(more["promise"], epsilon=math.inf)
-            claim = {"epsilon": budget.epsilon, "delta": plan.delta, "batch": self.batch_size}
-            releases = [own_length(releases[0], clip.init(), n=n, steps=rounds, **claim)]
+            claim = {"epsilon": budget.epsilon, "delta": plan.delta}
+            releases = [own_length(releases[0], clip.init(), n=n, steps=rounds, **claim, batch=self.batch_size)]
         elif isinstance(clip, AdaptiveClip):  # the count that moves it
             below, paid = ClipCountEncoder(encode, clip, "main/gradient"), plan.mechanism(clip.release)
             releases.append(Release(clip.release, below, Clip(0.5), mechanism=paid, lift=discard))
@@ -342,7 +342,7 @@ class _PrivateDescent(_Descent):
         if self.micro_batch == 1:
             return Clip(self.clip, before=before)
         whole = sampler is not None and sampler.rate == 1
-        return GroupClip(self.clip, 2, before, whole and self.budget.adjacency is Adjacency.REPLACE_ONE)
+        return GroupClip(self.clip, 2, before, whole and Adjacency.of(self.budget.adjacency) is Adjacency.REPLACE_ONE)
 
 
 def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
@@ -417,8 +417,9 @@ def _prepared(facts: Facts, scale: str, solved: bool) -> Choice:
         bought.append(TargetShape)
     dims = (columns + (scale in ("moments", "shapes"))) * facts.outputs
     if solved:
-        left = 1 - sum(item.share for item in (*bought, Statistics))
-        run = full_run(facts, clip, dims, 100 if smooth else 50, left, len(bought) + 1)
+        bought.append(Statistics)
+        left = 1 - math.fsum(item.share for item in bought)
+        run = full_run(facts, clip, dims, 100 if smooth else 50, left, len(bought))
         # standardised rows of norm 1 have X'X / n near I / (d + 1); the last half of the points is averaged,
         # but steps along smooth features average by themselves
         inverse = dims / (facts.of_loss.usual_curvature or facts.smooth)
@@ -429,7 +430,7 @@ def _prepared(facts: Facts, scale: str, solved: bool) -> Choice:
             seconds=facts.seconds(run.rounds, None, dims, facts.gram_seconds),
             memory=facts.memory(None, extra=3 * NUMBER * columns**2 + copied),
         )
-    looks, left, gram = len(bought), 1 - sum(item.share for item in bought), 0.0
+    looks, left, gram = len(bought), 1 - math.fsum(item.share for item in bought), 0.0
     if facts.step is None:
         left -= Lambda.share
         looks += 60  # of Lanczos, where the Gram matrix is too large

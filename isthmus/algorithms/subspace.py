@@ -172,10 +172,10 @@ def dp_subspace_gd(
     """
     validate.positive_int(k=k)
     validate.open_unit(share=share)
-    rule, buys = _unless_bought(step), (_Directions(k, share=share), Lambda())
-    if rule is not None:
-        buys = buys[:1]
-    return _PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
+    rule, buys = _unless_bought(step), list[SumPurchase]([_Directions(k, share=share)])
+    if rule is None:
+        buys.append(Lambda())
+    return _PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=tuple(buys), **terms).build
 
 
 @dataclass(frozen=True)

@@ -718,14 +718,18 @@ def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
     return every
 
 
-def subsets(sampling: str, d: int, blocks: Blocks | None = None) -> list[list[int]]:
-    """What is drawn from: single coordinates, the blocks, or all of them at once, of which nice ones are subsets."""
+def subsets(sampling: str, d: int, blocks: int | Blocks | None = None) -> list[list[int]]:
+    """What is drawn from: single coordinates, the blocks (a number: equal ones); or all of them at once."""
     validate.one_of(SAMPLINGS, sampling=sampling)
     if sampling == "single":
         return [[j] for j in range(d)]
     if sampling != "block":
         return [list(range(d))]
     validate.check(blocks is not None, "blocks", blocks, "give the blocks")
+    if isinstance(blocks, int):
+        validate.positive_int(blocks=blocks)
+        validate.at_most(d, "the dimension d", blocks=blocks)
+        return [part.tolist() for part in np.array_split(np.arange(d), blocks)]
     return cover(blocks, d)
 
 
