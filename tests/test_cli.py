@@ -12,11 +12,9 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from command_line import invoke
 
 from isthmus.audit import known_bad, suite
@@ -140,15 +138,6 @@ def test_each_kind_of_error_has_its_code() -> None:
     assert [code_of(kind) for kind in kinds] == [2, 3, 4, 5, 5, None]
 
 
-def test_an_accident_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any, **options: Any) -> None:
-        raise KeyError("inner")
-
-    monkeypatch.setattr("isthmus.audit.suite.main", broken)
-    result = CliRunner().invoke(main, ["audit"])
-    assert result.exit_code == 1 and isinstance(result.exception, KeyError)
-
-
 # ---------------------------------------------------------------- plan, budget, report
 
 
@@ -185,7 +174,7 @@ def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
     assert "no run has used this budget yet" in invoke("budget", path).output
     other = invoke("budget", path, "--epsilon", "9", "--delta", "1e-6", code=2)
     assert "give (2.0, 1e-06), with which this ledger was opened" in other.output
-    Path(path).write_text(Path(path).read_text().replace("2.0", "9.0"))
+    Path(path).write_bytes(Path(path).read_bytes().replace(b"[2.0", b"[9.0"))
     assert "was altered" in invoke("budget", path, code=5).output
 
 

@@ -1,28 +1,26 @@
 """The privacy ledger: a durable record of everything that was released, written before it is released.
 
-A ledger is an append-only file of JSON lines, each sealed to the one before it by a hash.  A run announces what one
-round of each of its stages costs, then charges the ledger before every private release.  Without a path the same
-records are kept plainly in memory, for the process that made the ledger.
+A ledger is a database file to which records are only ever added, each sealed to the one before it by a hash.  A run
+announces what one round of each of its stages costs, then charges the ledger before every private release.  Without a
+path the same records are kept plainly in memory, for the process that made the ledger.
 
 Guarantees:
 
-* **Never below the truth.**  A charge is on the disk (`fsync`) before `charge` returns, so whatever moment a
-  process is killed at, the ledger holds at least what was released.
+* **Never below the truth.**  A charge is on the disk before `charge` returns, so whatever moment a process is killed
+  at, the ledger holds at least what was released.
 * **Little above it.**  One record may reserve k rounds; a kill leaves at most the rest of one reservation of each
   stage charged in vain.  `RunLedger.close` gives back rounds that were reserved and never begun, and only the live
   process that reserved them can do so: nothing gives back the rounds of a dead run.
-* **A torn write counts.**  A record cut by a kill is recognised by its missing newline.  Where it shows its run and
-  stage, that stage's announced reservation is charged; where it shows less, one reservation of every announced event
-  it may have been.
-* **One budget for many.**  Processes and threads share a ledger under an exclusive lock: no update is lost, and a
-  charge that would carry the total beyond the budget is refused before anything is released.
-* **Tampering shows.**  A line that was altered, removed, repeated or moved is refused with its number, and so are
-  lost lines at the end as long as the lock file is there.
+* **All or nothing.**  An operation is one transaction: a kill inside it leaves the ledger as it was before.
+* **One budget for many.**  Processes and threads share a ledger: no update is lost, and a charge that would carry the
+  total beyond the budget is refused before anything is released.
+* **Tampering shows.**  A record that was altered, removed, repeated or moved is refused with its number, and so are
+  lost records at the end as long as the file `<path>.lock` is there.
 * **Seeded noise is never forgotten.**  A run whose noise can be subtracted says so before its first charge, in a
   record of the chain: every statement about the ledger is "not private" from then on.
 
 Limits.  A deliberate rewrite of the whole chain is outside the threat model: whoever may write the file can forge
-a consistent one.  The lock is `flock`: keep the ledger on a local disk.  Epsilon is that of the charged rounds taken
+a consistent one.  SQLite locks the file: keep the ledger on a local disk.  Epsilon is that of the charged rounds taken
 as if their number had been fixed beforehand; where the releases themselves decided when to stop, quote the budget.
 
 >>> from dp_accounting import dp_event
@@ -55,9 +53,9 @@ from isthmus.base import secret
 from isthmus.base.validate import check, positive_int, refuse
 from isthmus.privacy import accounting, event_json
 from isthmus.privacy.accounting import Adjacency, _Relation
-from isthmus.privacy.chain import FORMAT, LedgerCorrupt, _checked_budget, _Records, _SealedRecords
 from isthmus.privacy.event_json import DpEvent, Json
 from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
+from isthmus.privacy.ledger_records import FORMAT, LedgerCorrupt, _checked_budget, _FileRecords, _Records
 
 __all__ = ["BudgetExceeded", "Chargeable", "Ledger", "LedgerCorrupt", "Limit", "RunLedger"]
 
@@ -168,7 +166,7 @@ class Ledger:
             "adjacency": given.get("adjacency", Adjacency.ADD_REMOVE.value),
             "dataset": dataset or "",
         }
-        self._records = _Records(opening) if path is None else _SealedRecords(path, opening)
+        self._records = _Records(opening) if path is None else _FileRecords(path, opening)
         with self._records.locked():
             found = self._records.opened
             if not found:

@@ -23,8 +23,7 @@ import torch
 from chaos.child import Child, Ended
 from chaos.judge import charged, corrupt, unclear
 from chaos.work import BUDGET, ROUNDS, WORK, prepare, warm
-from isthmus.privacy import Ledger, chain
-from isthmus.privacy.chain import LedgerCorrupt
+from isthmus.privacy import Ledger, LedgerCorrupt, ledger_records
 
 NOBODY = 65534
 RESERVED = 64
@@ -174,7 +173,7 @@ def clock_back(moments: random.Random) -> Callable[[Path], None]:
                 cls.moment -= timedelta(days=moments.randint(1, 400))
                 return cls.moment
 
-        chain.datetime = Back  # type: ignore[misc]
+        ledger_records.datetime = Back  # type: ignore[misc]
 
     return fault
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from isthmus.algorithms import dp_gd
 from isthmus.core.wire import State
 from isthmus.estimators import PrivateClassifier, PrivateSearch
 from isthmus.privacy import Ledger, LedgerCorrupt
-from isthmus.privacy.chain import _SILENT
+from isthmus.privacy.ledger_records import _FileRecords
 
 DELTA = 1e-5
 
@@ -86,29 +88,30 @@ def test_copies_of_engines_and_ledgers_are_refused() -> None:
 def test_the_record_cannot_be_taken_out(tmp_path: Path) -> None:
     path = tmp_path / "l"
     seeded(engine=PrivacyEngine(ledger=path))
-    lines = path.read_bytes().split(b"\n")
-    at = [number for number, line in enumerate(lines) if b'"kind":"seeded"' in line]
-    assert len(at) == 1
-    path.write_bytes(b"\n".join(lines[: at[0]] + lines[at[0] + 1 :]))
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        assert database.execute('DELETE FROM records WHERE body LIKE \'%"kind":"seeded"%\'').rowcount == 1
     with pytest.raises(LedgerCorrupt):
         Ledger.open(path)
 
 
-def test_a_kill_at_any_byte_leaves_no_seeded_charge_without_its_mark(tmp_path: Path) -> None:
-    path, event = tmp_path / "l", {"event": "Gaussian", "noise_multiplier": 2.0}
-    ledger = Ledger(path)
-    run = ledger.run({"main": event}, seeded=True)
-    before = len(path.read_bytes())
-    assert not ledger.seeded
+def test_a_seeded_charge_is_never_without_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "l")
+    run = ledger.run({"main": {"event": "Gaussian", "noise_multiplier": 2.0}}, seeded=True)
+    take = _FileRecords._take
+
+    def interrupted(self: _FileRecords, record: dict[str, Any]) -> None:
+        take(self, record)
+        if record["kind"] == "seeded":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_FileRecords, "_take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.charge("main")
+    assert not ledger.seeded and ledger.rounds() == {}
     run.charge("main")
-    whole = path.read_bytes()
-    for size in [*range(before, len(whole), 9), len(whole) - 1, len(whole)]:
-        cut = tmp_path / f"cut{size}"
-        cut.write_bytes(whole[:size])
-        found = Ledger.open(cut)
-        charged = any(record["kind"] == "charge" for record in found.records())
-        assert found.seeded or not charged
-    assert "seeded" in _SILENT
+    for found in (ledger, Ledger.open(tmp_path / "l")):
+        assert [record["kind"] for record in found.records()] == ["open", "begin", "seeded", "charge"]
 
 
 # ---------------------------------------------------------------- minimize and estimators

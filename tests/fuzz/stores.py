@@ -17,11 +17,13 @@ from fuzz.edits import SCRIPT, scripts, text_of
 from fuzz.target import Broken, Target, a_file, check, folder
 from isthmus import estimators
 from isthmus.base import storage
+from isthmus.base.atomic import CannotWrite
 from isthmus.core import wire as state
 from isthmus.engine import checkpoint
 from isthmus.estimators import stored
 from isthmus.privacy import Ledger
-from isthmus.privacy.chain import START, _sealed
+from isthmus.privacy.event_json import canonical
+from isthmus.privacy.ledger_records import START, _digest
 from isthmus.runs.config import Settings
 from isthmus.runs.folder import FORMATS, METRICS, SETTINGS, TRAINED, RunFolder, _json, _load_model, digest
 from isthmus.runs.measure import Measured
@@ -48,11 +50,10 @@ def _used(path: Path) -> None:
 
 def ledger(data: bytes) -> None:
     """The bytes as they stand; a first byte that is odd leaves a mark of earlier records beside them."""
-    path, lock = folder() / "ledger", folder() / "ledger.lock"
-    for file in (path, lock):
-        file.unlink(missing_ok=True)
+    path = folder() / "ledger"
+    _clear(path)
     if data[:1] and data[0] & 1:
-        lock.write_bytes(data[1:90])
+        Path(f"{path}.lock").write_bytes(data[1:90])
     path.write_bytes(data[1:])
     _used(path)
 
@@ -69,29 +70,41 @@ def sealed_ledger(data: bytes) -> None:
             return
     for number, body in enumerate(bodies if isinstance(bodies, list) else [bodies], 1):
         try:
-            line, head = _sealed({k: v for k, v in body.items() if k not in ("hash", "torn")}, number, head)
+            kept = {k: v for k, v in body.items() if k not in ("hash", "torn")}
+            record = kept | {"number": number, "previous": head}
+            head = _digest(canonical(record).encode())
         except (ValueError, AttributeError, TypeError, RecursionError):
             return
-        lines.append(line)
+        lines.append(json.dumps(record | {"hash": head}).encode())
     path = folder() / "sealed"
-    for file in (path, folder() / "sealed.lock"):
-        file.unlink(missing_ok=True)
+    _clear(path)
     path.write_bytes(b"\n".join(lines) + b"\n")
     _used(path)
 
 
+def _clear(path: Path) -> None:
+    """Nothing of an earlier ledger."""
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+
+
 @cache
-def _ledgers() -> tuple[bytes, bytes]:
-    """A real ledger, and its records without their seals."""
+def _ledgers() -> tuple[list[bytes], bytes]:
+    """A real ledger, as it is and as earlier versions wrote it, and its records without their seals."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "ledger"
         made = Ledger.open(path, budget=(2.0, 1e-5), dataset="d")
         with made.run({"main": EVENT, "rare": {"event": "Laplace", "noise_multiplier": 9.0}}, reserve=3) as run:
             run.charge("main")
             run.charge("rare")
-        whole = path.read_bytes()
-    bare = [{k: v for k, v in json.loads(line).items() if k not in ("hash", "previous")} for line in whole.splitlines()]
-    return whole, b"\n".join(json.dumps(record).encode() for record in bare)
+        records, database = made.records(), path.read_bytes()
+    lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    bare = [{k: v for k, v in record.items() if k not in ("hash", "previous")} for record in records]
+    return [database, lines], b"\n".join(json.dumps(record).encode() for record in bare)
+
+
+def _marked_ledgers() -> list[bytes]:
+    return [mark + file for file in _ledgers()[0] for mark in (b"\0", b"\1")]
 
 
 def _records() -> bytes:
@@ -233,7 +246,7 @@ WORDS = [b"@tensor", b"@numpy", b"@tuple", b"@dict", b"@float", b"@array", b"@se
 KINDS = [b'"charge"', b'"refund"', b'"begin"', b'"torn"', b'"open"', b'"close"', b'"seeded"', b'"rounds"', b'"event"']
 
 TARGETS = [
-    Target("ledger", ledger, lambda: [b"\0" + _ledgers()[0], b"\1" + _ledgers()[0]], KINDS, slow=4),
+    Target("ledger", ledger, _marked_ledgers, KINDS, (CannotWrite,), slow=4),
     Target("ledger records", sealed_ledger, lambda: [_ledgers()[1], *scripts()], KINDS, slow=4),
     Target("stored file", store, _stores, WORDS, slow=4),
     Target(

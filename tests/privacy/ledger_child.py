@@ -1,22 +1,23 @@
 """A process that charges a ledger and then releases, made to be killed: arguments `path out reserve mode rounds`.
 
-A release is one byte, on the disk, in the file `out`.  Mode "torn" stops for ever within its `rounds`-th record, after
-a part of it, and says so; "plain" goes on until it is killed; "together" waits for a line before each of its first
-rounds and answers after it, then goes on; "budget" waits once, also loads the accountant and stops when the budget
-refuses.
+A release is one byte, on the disk, in the file `out`.  Mode "torn" stops for ever in its `rounds`-th transaction, with
+what it writes half in the file, and says so; "plain" goes on until it is killed; "together" waits for a line before
+each of its first rounds and answers after it, then goes on; "budget" waits once, also loads the accountant and stops
+when the budget refuses.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 EVENT = {"event": "Gaussian", "noise_multiplier": 40.0}
 TURNS = 3
+Json = dict[str, Any]
 
 
 def light_package() -> None:
@@ -29,21 +30,22 @@ def light_package() -> None:
 
 def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
     light_package()
-    from isthmus.privacy.chain import _SealedRecords
     from isthmus.privacy.ledger import BudgetExceeded, Ledger
+    from isthmus.privacy.ledger_records import _FileRecords
 
-    write, written = _SealedRecords._write, []
+    append, written = _FileRecords.append, []
 
-    def torn(self: _SealedRecords, data: bytes) -> None:
-        written.append(data)
+    def torn(self: _FileRecords, *bodies: Json) -> None:
+        written.append(bodies)
         if len(written) < rounds:
-            return write(self, data)
-        write(self, data[: random.randint(1, len(data) - 1)])
+            return append(self, *bodies)
+        self._database.execute("PRAGMA cache_size=1")  # so that pages are written before the transaction ends
+        append(self, *bodies, *[{"kind": "ran", "run": "", "padding": "." * 5000}] * 50)
         print("torn", flush=True)
         sys.stdin.readline()  # until it is killed
 
     if mode == "torn":
-        _SealedRecords._write = torn  # type: ignore[method-assign]
+        _FileRecords.append = torn  # type: ignore[method-assign]
     ledger = Ledger(path)
     releases = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     print("ready", flush=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import math
 import os
 import pickle
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +19,13 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event as E
 
+from isthmus.base.atomic import CannotWrite
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import canonical, to_json
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt, RunLedger
+from isthmus.privacy.ledger_records import START
 
 GAUSSIAN = E.GaussianDpEvent(40.0)
 
@@ -141,11 +145,14 @@ def test_well_sealed_nonsense_is_refused(tmp_path: Path, bodies: list[dict[str, 
     ledger = Ledger.open(tmp_path / "l")
     run = ledger.run({"main": GAUSSIAN}, reserve=2)
     run.charge("main")
-    for _ in range(2):  # by the writer, and by whoever opens the file next
-        with pytest.raises(LedgerCorrupt, match=message), ledger._records.locked():
-            ledger._records.append(*[{"run": run.id, "event": to_json(GAUSSIAN)} | body for body in bodies])
-        with pytest.raises(LedgerCorrupt, match=message):
-            Ledger.open(tmp_path / "l")
+    nonsense = [{"run": run.id, "event": to_json(GAUSSIAN)} | body for body in bodies]
+    with pytest.raises(LedgerCorrupt, match=message), ledger._records.locked():
+        ledger._records.append(*nonsense)
+    assert ledger.rounds() == {"main": 2}  # it is not written
+    forged = [*records(tmp_path / "l"), *nonsense]
+    write(tmp_path / "l", sealed(forged))
+    with pytest.raises(LedgerCorrupt, match=message):
+        Ledger.open(tmp_path / "l")
 
 
 # ---------------------------------------------------------------- the budget
@@ -260,6 +267,38 @@ def test_a_continued_ledger_must_agree(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- the chain
 
+Row = tuple[int, str, str]
+
+
+def rows(path: Path) -> list[Row]:
+    """What is in the table of a ledger: number, hash, body."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return list(database.execute("SELECT number, hash, body FROM records ORDER BY number"))
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The bodies of a ledger, read without its help."""
+    return [json.loads(body) for _, _, body in rows(path)]
+
+
+def sealed(bodies: list[dict[str, Any]]) -> list[Row]:
+    """Rows of these bodies whose numbers and seals are right."""
+    head, made = START, []
+    for number, body in enumerate(bodies, 1):
+        text = canonical(body | {"number": number, "previous": head})
+        head = hashlib.sha256(text.encode()).hexdigest()
+        made.append((number, head, text))
+    return made
+
+
+def write(path: Path, changed: list[Row], mark: bool = False) -> None:
+    """Put these rows in the place of a ledger's; without its mark unless said otherwise."""
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("DELETE FROM records")
+        database.executemany("INSERT INTO records VALUES (?, ?, ?)", changed)
+    if not mark:
+        Path(f"{path}.lock").unlink(missing_ok=True)
+
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
@@ -271,93 +310,82 @@ def filled(tmp_path: Path) -> Path:
     return tmp_path / "l"
 
 
-def refused(path: Path, data: bytes, match: str) -> None:
-    """Whoever opens a file with these bytes is told so."""
-    path.write_bytes(data)
-    with pytest.raises(LedgerCorrupt, match=match):
-        Ledger.open(path)
-
-
-def test_any_altered_byte_is_refused_by_line(filled: Path) -> None:
-    data = filled.read_bytes()
-    for place in range(len(data)):
+@pytest.mark.parametrize("mark", [True, False])
+def test_any_altered_byte_changes_nothing_or_is_refused(filled: Path, mark: bool) -> None:
+    """The room that a page does not use holds nothing; a byte of a record is always noticed."""
+    data, before = filled.read_bytes(), rows(filled)
+    inside = [data.index(body[:60].encode()) + at for _, _, body in before for at in range(0, len(body), 9)]
+    for place in [*inside, *range(0, 200), *range(200, len(data), 97)]:
         changed = bytearray(data)
         changed[place] ^= 1
-        refused(filled, changed, f"line {data[:place].count(bytes([10])) + 1} ")
+        filled.write_bytes(changed)
+        if not mark:
+            Path(f"{filled}.lock").unlink(missing_ok=True)
+        try:
+            read = Ledger.open(filled).records()
+        except (LedgerCorrupt, CannotWrite):
+            continue
+        assert place not in inside
+        assert [record["hash"] for record in read] == [digest for _, digest, _ in before]
+    for file in (filled, Path(f"{filled}-journal"), Path(f"{filled}-wal"), Path(f"{filled}-shm")):
+        file.unlink(missing_ok=True)
     filled.write_bytes(data)
     assert Ledger.open(filled).rounds() == {"main": 2, 'odd "name"\t\n': 1}
 
 
-def test_without_its_mark_an_altered_line_is_refused_too(filled: Path) -> None:
-    """All but the last newline: a last line without one is a torn write, and its charge counts."""
-    data = filled.read_bytes()
-    for place in range(0, len(data) - 1, 3):
-        changed = bytearray(data)
-        changed[place] ^= 2
-        Path(f"{filled}.lock").unlink(missing_ok=True)
-        refused(filled, changed, f"line {data[:place].count(bytes([10])) + 1} ")
-
-
-def test_removed_repeated_and_moved_lines_are_refused(filled: Path) -> None:
-    lines = filled.read_bytes().splitlines(keepends=True)
-    for i in range(len(lines) - 1):
+def test_removed_repeated_moved_and_altered_records_are_refused(filled: Path) -> None:
+    good = rows(filled)
+    for i in range(len(good) - 1):
+        number, digest, body = good[i]
+        following = good[i + 1]
+        alone = json.loads(body) | {"time": "1970-01-01T00:00:00.000+00:00"}
+        resealed = canonical(alone)
         for changed in (
-            lines[:i] + lines[i + 1 :],
-            lines[: i + 1] + lines[i:],
-            lines[:i] + [lines[i + 1], lines[i]] + lines[i + 2 :],
-            lines[:i] + [b"\n"] + lines[i:],
-            lines[:i] + [b"{}\n"] + lines[i + 1 :],
+            good[:i] + good[i + 1 :],
+            good[:i] + [(n - 1, d, b) for n, d, b in good[i + 1 :]],
+            good[: i + 1] + [(n + 1, d, b) for n, d, b in good[i:]],
+            [*good[:i], (number, *following[1:]), (number + 1, digest, body), *good[i + 2 :]],
+            [*good[:i], (number, digest, resealed), *good[i + 1 :]],
+            [*good[:i], (number, hashlib.sha256(resealed.encode()).hexdigest(), resealed), *good[i + 1 :]],
+            [*good[:i], (number, digest, body.replace(":", ": ", 1)), *good[i + 1 :]],
+            [*good[:i], (number, digest, "{}"), *good[i + 1 :]],
+            [*good[:i], (number, digest, 7), *good[i + 1 :]],
         ):
-            refused(filled, b"".join(changed), f"line {i + 1} |line {i + 2} holds record {i + 1} ")
+            write(filled, changed)
+            with pytest.raises(LedgerCorrupt, match=rf"record ({number}|{number + 1}) "):
+                Ledger.open(filled)
 
 
-def test_lost_lines_at_the_end_are_refused(filled: Path) -> None:
-    lines = filled.read_bytes().splitlines(keepends=True)
-    for number in range(len(lines)):
-        message = rf"line {number + 1} is cut or missing: {len(lines)} records were written.*{number} are left"
-        refused(filled, b"".join(lines[:number]), message)
-    filled.unlink()
-    with pytest.raises(LedgerCorrupt, match="line 1 is cut or missing"):
-        Ledger.open(filled)
-
-
-def test_a_resealed_line_is_refused(filled: Path) -> None:
-    lines = filled.read_bytes().splitlines(keepends=True)
-    for i, line in enumerate(lines):
-        record = json.loads(line)
-        record.pop("hash")
-        record["time"] = "1970-01-01T00:00:00.000+00:00"
-        record["hash"] = hashlib.sha256(canonical(record).encode()).hexdigest()
-        forged = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        last = i == len(lines) - 1
-        message = f"line {i + 1} is not the record" if last else f"line {i + 2} does not continue the line before it"
-        refused(filled, b"".join(lines[:i] + [forged] + lines[i + 1 :]), message)
-
-
-def test_the_same_record_in_other_bytes_is_refused(filled: Path) -> None:
-    lines = filled.read_bytes().splitlines(keepends=True)
-    for i, line in enumerate(lines):
-        ordered = json.dumps(json.loads(line), sort_keys=True, separators=(",", ":")).encode() + b"\n"
-        for same in (line.replace(b":", b": ", 1), line.replace(b"kind", rb"k\u0069nd", 1), ordered, b" " + line):
-            refused(filled, b"".join(lines[:i] + [same] + lines[i + 1 :]), f"line {i + 1} was altered")
+def test_lost_records_at_the_end_are_refused(filled: Path) -> None:
+    good, message = (
+        rows(filled),
+        rf"record {len(rows(filled))}, which was written to this ledger, is missing or altered",
+    )
+    last = json.loads(good[-1][2]) | {"time": "1970-01-01T00:00:00.000+00:00"}
+    for changed in [*(good[:number] for number in range(len(good))), sealed([*records(filled)[:-1], last])]:
+        write(filled, changed, mark=True)
+        with pytest.raises(LedgerCorrupt, match=message):
+            Ledger.open(filled)
+    for empty in (True, False):
+        filled.unlink()
+        if empty:
+            filled.touch()
+        with pytest.raises(LedgerCorrupt, match=message):
+            Ledger.open(filled)
 
 
 def test_the_hash_is_that_of_the_rest(filled: Path) -> None:
-    previous = "0" * 64
-    for line in filled.read_text().splitlines():
-        record = json.loads(line)
-        assert record["previous"] == previous
-        previous = record.pop("hash")
-        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
-        assert hashlib.sha256(text.encode()).hexdigest() == previous
-        assert record["time"].endswith("+00:00")
+    assert sealed(records(filled)) == rows(filled)
+    assert all(record["time"].endswith("+00:00") for record in records(filled))
 
 
 def test_a_file_changed_under_a_live_ledger_is_refused(filled: Path, tmp_path: Path) -> None:
-    ledger, data = Ledger.open(filled), filled.read_bytes()
-    os.truncate(filled, len(data) - 1)
-    with pytest.raises(LedgerCorrupt, match="has shrunk"):
+    ledger, good, data = Ledger.open(filled), rows(filled), filled.read_bytes()
+    write(filled, good[:-1])
+    with pytest.raises(LedgerCorrupt, match=f"record {len(good)}, which was written to this ledger, is missing"):
         ledger.rounds()
+    write(filled, good)
+    assert ledger.rounds() == Ledger.open(filled).rounds()
     (tmp_path / "new").write_bytes(data)
     os.replace(tmp_path / "new", filled)
     with pytest.raises(LedgerCorrupt, match="was replaced by another file"):
@@ -368,17 +396,35 @@ def test_a_file_changed_under_a_live_ledger_is_refused(filled: Path, tmp_path: P
 @pytest.mark.parametrize(
     "content",
     [b"hello", b"hello\n", b"\n", b"{}\n", b"[1, 2]\n", b"\x00\xff\xfe" * 50, b"\x00" * 64 + b"\n", b"1", b"[" * 10**5]
-    + [b'{"kind":"charge","run":"', b'{"kind":"open","run":""}\n'],
+    + [b'{"kind":"charge","run":"', b'{"kind":"open","run":""}\n', b"hello\n" * 999],
 )
 def test_what_is_not_a_ledger_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
-    refused(tmp_path / "l", content, r"l: line 1 is not a record: this is not a ledger")
+    (tmp_path / "l").write_bytes(content)
+    with pytest.raises(LedgerCorrupt, match="l.* this is not a ledger"):
+        Ledger.open(tmp_path / "l")
     assert (tmp_path / "l").read_bytes() == content
+    assert {path.name for path in tmp_path.iterdir()} <= {"l", "l.lock"}
+
+
+def test_another_database_is_refused_and_left_alone(filled: Path) -> None:
+    for statement in (
+        "CREATE TABLE other (a)",
+        "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM records; END",
+    ):
+        other = filled.with_name(f"other{len(statement)}")
+        other.write_bytes(filled.read_bytes())
+        with contextlib.closing(sqlite3.connect(other)) as database, database:
+            database.execute(statement)
+        data = other.read_bytes()
+        with pytest.raises(LedgerCorrupt, match="holds something else: this is not a ledger"):
+            Ledger.open(other)
+        assert other.read_bytes() == data
 
 
 def test_places_where_no_ledger_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    for place in (tmp_path / "missing" / "l", tmp_path / "file" / "l", tmp_path / "folder"):
+    for place in (tmp_path / "missing" / "l", tmp_path / "file" / "l", tmp_path / "folder", ""):
         with pytest.raises(InvalidInput, match="no ledger can be written to this one"):
             Ledger.open(place)
 
@@ -388,6 +434,13 @@ def test_places_where_no_ledger_can_be_kept(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "open", denied)
     with pytest.raises(InvalidInput, match=r"no ledger can be written to this one \(Permission denied\)"):
         Ledger.open(tmp_path / "l")
+
+
+def test_a_name_that_sqlite_gives_a_meaning_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (":memory:", "file:l?mode=memory"):
+        Ledger.open(name).pay("it", GAUSSIAN)
+        assert (tmp_path / name).stat().st_size > 0 and Ledger.open(tmp_path / name).rounds() == {"it": 1}
 
 
 def test_the_ledger_loads_neither_torch_nor_the_accountant() -> None:

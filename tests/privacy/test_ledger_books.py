@@ -12,8 +12,8 @@ from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import Adjacency, epsilon_of
-from isthmus.privacy.chain import LedgerCorrupt, _Records
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, Limit
+from isthmus.privacy.ledger_records import LedgerCorrupt, _Records
 
 EVENT = E.ComposedDpEvent([E.GaussianDpEvent(40.0), E.SelfComposedDpEvent(E.LaplaceDpEvent(90.0), 2)])
 
