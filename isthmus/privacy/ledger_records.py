@@ -187,30 +187,26 @@ class _FileRecords(_Records):
         What it appends is on the disk when it ends.  Where it fails, what was counted here may not be in the file: the
         next one reads everything again.
         """
-        with _alone, contextlib.ExitStack() as stack:
+        with _alone:
             try:
-                mark = self._mark()
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666))  # before the database: it names its reason
-            except OSError as error:
-                remedy = "give a path that can be written to: no ledger can be written to this one"
-                refuse("path", str(self.path), f"{remedy} ({error.strerror or error})")
-            try:
-                self._database = self._begun(stack)
-                self._same_file()
-                if self._unsettled:
-                    self._forget()
-                self._unsettled = True
-                new = self._made_table()
-                self._read_on(*mark)
-                if not (new or self.opened):
-                    raise LedgerCorrupt(f"{self.path}: record 1 is missing: restore the file")
-                found = self._number
-                yield
-                self._database.execute("COMMIT")
+                self._look()
+                mark = self._mark()  # before the transaction: what others write meanwhile may be ahead of it
+                with contextlib.closing(_connected(self.path)) as self._database:
+                    self._database.execute("BEGIN IMMEDIATE")
+                    if self._unsettled:
+                        self._forget()
+                    self._unsettled = True
+                    new = self._made_table()
+                    self._read_on(*mark)
+                    if not (new or self.opened):
+                        raise LedgerCorrupt(f"{self.path}: record 1 is missing: restore the file")
+                    found = self._number
+                    yield
+                    self._database.execute("COMMIT")
             except sqlite3.OperationalError as error:
                 raise CannotWrite(f"{self.path} cannot be written ({error}): {_FULL}") from error
             except (sqlite3.DatabaseError, UnicodeError) as error:  # of names in a damaged database
-                raise LedgerCorrupt(f"{self.path} is not a ledger, or damaged: restore the file ({error})") from error
+                raise LedgerCorrupt(f"{self.path}: this is not a ledger, or a damaged one ({error})") from error
             if self._number > found:
                 self._write_mark()
             self._unsettled = False
@@ -230,24 +226,18 @@ class _FileRecords(_Records):
 
     # ------------------------------------------------------------ the file
 
-    def _begun(self, stack: contextlib.ExitStack) -> sqlite3.Connection:
-        """The database in a transaction that excludes others, brought into one where an earlier version wrote it."""
+    def _look(self) -> None:
+        """Make the file where there is none, convert one of an earlier version, and refuse one that took its place."""
         try:
-            return self._begin(stack)
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
-                raise
-        self._convert()
-        return self._begin(stack)
-
-    def _begin(self, stack: contextlib.ExitStack) -> sqlite3.Connection:
-        database = stack.enter_context(contextlib.closing(_connected(self.path)))
-        database.execute("PRAGMA synchronous=EXTRA")
-        database.execute("BEGIN IMMEDIATE")
-        return database
-
-    def _same_file(self) -> None:
-        inode = os.stat(self.path).st_ino
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            remedy = "give a path that can be written to: no ledger can be written to this one"
+            refuse("path", str(self.path), f"{remedy} ({error.strerror or error})")
+        inode, first = os.fstat(descriptor).st_ino, os.pread(descriptor, 1, 0)
+        os.close(descriptor)
+        if self._inode is None and first == b"{":
+            self._convert()
+            inode = self.path.stat().st_ino
         if self._inode not in (None, inode):
             raise LedgerCorrupt(f"{self.path} was replaced by another file while it was in use: put the first one back")
         self._inode = inode
@@ -302,10 +292,9 @@ class _FileRecords(_Records):
 
     def _mark(self) -> tuple[int, bytes]:
         """The number and hash of a record that the file must hold; 0 where none is known."""
-        try:
+        number, digest = b"", b""
+        with contextlib.suppress(FileNotFoundError):
             number, _, digest = self._mark_path.read_bytes().strip().partition(b" ")
-        except FileNotFoundError:
-            return 0, b""
         if number.isdigit() and len(digest) == len(START):
             return int(number), digest
         return 0, b""
@@ -335,7 +324,7 @@ class _FileRecords(_Records):
                 self._database.execute("BEGIN")
                 self._database.execute(_TABLE)
                 *lines, torn = data.split(b"\n")
-                self._database.executemany(_INSERT, (self._old_row(*line) for line in enumerate(lines, 1)))
+                self._database.executemany(_INSERT, ((n, *_old_record(line)) for n, line in enumerate(lines, 1)))
                 self._unsettled = True
                 self._read_on(*self._mark())
                 if torn:
@@ -344,16 +333,6 @@ class _FileRecords(_Records):
                 shutil.copymode(place, new)
                 with atomic_write(f"{place}.format-1") as kept:
                     kept.write_bytes(data)
-
-    def _old_row(self, number: int, line: bytes) -> tuple[int, str, str]:
-        """The row of a line; a piece before a tab is what a kill had left in it."""
-        try:
-            record = json.loads(line.rpartition(b"\t")[2])
-            digest = record.pop("hash")
-            return number, str(digest), canonical(record)
-        except UNREADABLE:
-            cause = {1: "this is not a ledger"}.get(number, "it was altered")
-            raise LedgerCorrupt(f"{self.path}: record {number} is not a record: {cause}") from None
 
     def _charge_torn(self, piece: bytes) -> None:
         """A last line without its end was cut by a kill: charge the most that it may have been.
@@ -377,7 +356,18 @@ class _FileRecords(_Records):
 def _connected(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
     database.text_factory = bytes
+    database.execute("PRAGMA synchronous=EXTRA")
     return database
+
+
+def _old_record(line: bytes) -> tuple[str, bytes | str]:
+    """The hash and the body of a line of format 1; a piece before a tab is what a kill had left in it."""
+    text = line.rpartition(b"\t")[2]
+    try:
+        record = json.loads(text)
+        return str(record.pop("hash")), canonical(record)
+    except UNREADABLE:  # which is told when it is verified
+        return "", text
 
 
 def _dated(body: Json, number: int) -> Json:
