@@ -155,7 +155,7 @@ def test_plans_hold_mechanisms_of_ones_own(name: str) -> None:
 def test_a_text_imports_nothing() -> None:
     record = json.loads(PrivacyPlan(1.0, 1e-5, items=PLANS["instance"]).to_json())
     record["items"][0]["mechanism"]["class"] = "os:system"
-    with pytest.raises(InvalidInput, match="mechanism='os:system' is not allowed: import the module that defines it"):
+    with pytest.raises(InvalidInput, match="mechanism='os:system' is not allowed: import the module that defines this Mechanism"):
         PrivacyPlan.from_json(json.dumps(record))
 
 
