@@ -10,9 +10,8 @@ import torch
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from isthmus.base import validate
-from isthmus.base.arrow import opened
 from isthmus.base.matrix import Csr, Matrix, canonical, is_sparse
-from isthmus.base.streamed import Streamed
+from isthmus.base.streamed import Streamed, opened
 from isthmus.tables.encode import is_frame
 from isthmus.tables.encoder import check_numbers_only
 

@@ -119,7 +119,8 @@ def _named(kind: str) -> type[Mechanism]:
     >>> _named("top-k").__name__
     'TopK'
     """
-    named = {str(vars(subclass).get("kind")): subclass for subclass in class_registry.subclasses(Mechanism)}
+    kinds = class_registry.subclasses(Mechanism)  # type: ignore[type-abstract]
+    named = {str(vars(subclass).get("kind")): subclass for subclass in kinds}
     names = sorted(named.keys() - {"", "None"})
     validate.check(kind in names, "mechanism", kind, f"choose one of {names}")
     return named[kind]

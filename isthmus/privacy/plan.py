@@ -11,11 +11,11 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from isthmus.base import class_registry, validate
+from isthmus.base import class_registry, storage, validate
 from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency, _Relation, noise_multiplier
 from isthmus.privacy.event_json import DpEvent, dpa
@@ -248,7 +248,7 @@ def _written(value: Any) -> Any:
         mechanism: Any = value
         remedy = "make it a frozen dataclass, whose fields can be written"
         validate.check(is_dataclass(mechanism), "mechanism", value, remedy)
-        own = {member.name: _written(getattr(value, member.name)) for member in fields(mechanism)}
+        own = {name: _written(inner) for name, inner in storage.fields_of(mechanism).items()}
         return {"class": class_registry.address(type(value)), "fields": own}
     if isinstance(value, tuple):
         return [_written(item) for item in value]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from isthmus.base.arrow import opened
+from isthmus.base.streamed import opened
 from isthmus.base.validate import InvalidInput
 from isthmus.tables.files import Reading, _ParquetFrame, _types_of, columns_of, read, write
 
