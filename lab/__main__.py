@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from isthmus.cli import Commands
-from isthmus.cli.commands import Out, output_options
+from isthmus.cli.commands import Out
 from lab import reproduce as experiments_of_papers
 from lab.bench import carry
 from lab.bench import page as bench_page
@@ -86,9 +86,16 @@ def bench(names: tuple[str, ...], listed: bool, pages: bool, results: str | None
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("reproduced"), show_default=True)
 @click.option("--expect", is_flag=True, help="Keep the results as what is expected from now on (in a checkout).")
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Only write the page of verdicts there.")
-@output_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
 def reproduce(
-    screen: Out, names: tuple[str, ...], everything: bool, listed: bool, page: Path | None, **how: Any
+    names: tuple[str, ...],
+    everything: bool,
+    listed: bool,
+    page: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **how: Any,
 ) -> None:
     """Run the papers' figures and tables again: all, a paper's (001), or those NAMED.
 
@@ -99,7 +106,7 @@ def reproduce(
     if page is not None:
         page.write_text(reproduction_page.page(), encoding="utf-8")
         return
-    experiments = experiments_of_papers.all_experiments()
+    screen, experiments = Out(as_json, quiet), experiments_of_papers.all_experiments()
     if listed:
         rows = [
             {"name": experiment.name, "item": experiment.item, "title": experiment.title}

@@ -17,6 +17,7 @@ INNER = {"__init__", "__main__"}
 HEAVY = {
     "torch",
     "opendp",
+    "sklearn",
     "tensorboard",
     "matplotlib",
     "pandas",

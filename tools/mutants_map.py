@@ -29,7 +29,6 @@ TESTS: dict[str, list[str]] = {
     "sets/polytopes": [*_SETS, _DERIVATIVES],
     "sets/structured": [_DERIVATIVES, *_SETS],
     "sets/matrices": [_DERIVATIVES, *_SETS, "tests/algorithms/test_stationary.py"],
-    "sets/linear": [*_SETS, _DERIVATIVES],
     "sets/widths": _SETS,
 }
 """The quick tests that belong to a module, the likeliest to notice first; its doctests are run too."""
@@ -40,7 +39,7 @@ _ROWS = ("lazy", "linear", "csr", "positions", "lookup", "blocks", "tied", "resi
 SLOW: list[str] = [
     *(f"{_SHARES}[{kind}-torch.float{bits}]" for kind in _ROWS for bits in (32, 64)),
     *(f"{_ACCOUNTING}::test_the_result_costs_the_target[{start}" for start in ("1.0-0.0", "8.0", "0.1-0.1", "4.0")),
-    f"{_ACCOUNTING}::test_without_replacement_oracle",
+    f"{_ACCOUNTING}::test_the_noise_without_replacement",
     f"{_ACCOUNTING}::test_poisson_oracles[1.0",
     f"{_ACCOUNTING}::test_sampling_with_replacement_as_a_mixture",
     f"{_ACCOUNTING}::test_the_accounting_library_is_loaded_only_when_it_is_needed",
@@ -121,9 +120,9 @@ SAME: dict[str, str] = {
     "sets/structured:GroupBall._derivative.totals: False -> True *": "a copy is as good",
     "sets/structured:GroupBall._norms: 1 -> 2 in count = *": "one more group, without entries",
     "sets/matrices:NuclearBall._derivative: 1e-12 -> *": "a tolerance that is twice as wide",
-    "sets/linear:_secular: 1e+300 -> *": "any number that no square reaches",
-    "sets/linear:_secular: 100 -> 101 *": "one more step at the same root",
-    "sets/linear:Subspace.__post_init__: False -> True in _, *": "more axes, which are cut off again",
+    "sets/balls:_secular: 1e+300 -> *": "any number that no square reaches",
+    "sets/balls:_secular: 100 -> 101 *": "one more step at the same root",
+    "sets/structured:Subspace.__post_init__: False -> True in _, *": "more axes, which are cut off again",
     "sets/projections:threshold: * in lower = *": _ANYWHERE,
     "sets/projections:_compress: return u?mask? -> *": _GPU,
     "sets/projections:_project_unit_lp: * in low = max(*": "a wider bracket holds the root too",
@@ -135,6 +134,6 @@ SAME: dict[str, str] = {
     "sets/widths:_tail: 2 -> 3 in knee *": "where an integral is cut in two",
     "sets/widths:_tail: 12.0 -> 24.0 *": "beyond 12 deviations nothing is left of the integral",
     "sets/widths:_log1m: 1.0 -> 2.0 *": "a probability is at most 1",
-    "sets/linear:Subspace._diameter: 0.0 -> 1.0 *": "a whole subspace is not asked for a diameter",
+    "sets/structured:Subspace._diameter: 0.0 -> 1.0 *": "a whole subspace is not asked for a diameter",
 }
 """Mutants that compute the same, or something as good, as patterns (`fnmatch`): the reason."""

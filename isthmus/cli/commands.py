@@ -33,18 +33,6 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 _Decorator = Callable[[_Command], _Command]
 
 
-def output_options(command: Callable[..., object]) -> Callable[..., object]:
-    """`--json` and `--quiet`, as the `Out` that the command is called with."""
-
-    @functools.wraps(command)
-    def speaking(as_json: bool, quiet: bool, **given: object) -> object:
-        return command(Out(as_json, quiet), **given)
-
-    json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-    quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
-    return json_option(quiet_option(speaking))
-
-
 def _late(module: str) -> ModuleType:
     """A module of the package, loaded when a command first asks for it: `isthmus --help` answers at once."""
     return importlib.import_module(f"isthmus.{module}")
@@ -184,6 +172,7 @@ _TABLE = [
 ]
 """What is public about a table."""
 _N = "A public estimate of the number of rows; otherwise the true number is public."
+_RECORDS = "The number of records, as a public number or estimate."
 _SHARE = "The share of rows to keep out of training and measure on."
 _TRAIN = [
     _EPSILON,
@@ -224,19 +213,24 @@ _TRAIN = [
 ]
 
 
-def _all(options: list[_Decorator]) -> _Decorator:
-    def decorate(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
+def command(*parts: _Decorator) -> Callable[[Callable[..., object]], click.Command]:
+    """A command with these arguments and options, and `--json` and `--quiet`, which it is handed as its `Out`."""
 
-    return decorate
+    def declare(work: Callable[..., object]) -> click.Command:
+        @functools.wraps(work)
+        def speaking(as_json: bool, quiet: bool, **given: object) -> object:
+            return work(Out(as_json, quiet), **given)
+
+        json_option = _option("--json as_json", bool, "Print one JSON object.")
+        quiet_option = _option("--quiet -q", bool, "Print results and errors only.")
+        for part in reversed([*parts, json_option, quiet_option]):
+            part(speaking)
+        return click.command()(speaking)
+
+    return declare
 
 
-@click.command()
-@click.argument("data", required=False, type=_DATA)
-@_all(_TRAIN)
-@output_options
+@command(click.argument("data", required=False, type=_DATA), *_TRAIN)
 def train(screen: Out, resume: str | None, dry_run: bool, write_schema: str | None, **given: Any) -> None:
     """Train a private model on DATA: csv, tsv, parquet (also a folder of it), npz or libsvm.
 
@@ -381,14 +375,14 @@ def _show_plan(screen: Out, estimate: int | None, problem: PreparedRows, plan: P
     screen.result(data | {"leaks": problem.leaks, "notes": problem.notes, "plan": plan.to_dict()}, "\n".join(lines))
 
 
-@click.command()
-@click.argument("run", type=click.Path())
-@click.argument("data", type=_DATA)
-@_option("--output -o", _FILE, "A file ending in .csv, .tsv, .npz or .parquet.", required=True)
-@_option("--proba", bool, "Also the probability of each class.")
-@_option("--id ids", "COL", "Carry a column of DATA along, to tell the rows apart.", multiple=True)
-@_all(_READING)
-@output_options
+@command(
+    click.argument("run", type=click.Path()),
+    click.argument("data", type=_DATA),
+    _option("--output -o", _FILE, "A file ending in .csv, .tsv, .npz or .parquet.", required=True),
+    _option("--proba", bool, "Also the probability of each class."),
+    _option("--id ids", "COL", "Carry a column of DATA along, to tell the rows apart.", multiple=True),
+    *_READING,
+)
 def predict(
     screen: Out, run: str, data: str, output: str, proba: bool, ids: tuple[str, ...], **given: str | None
 ) -> None:
@@ -409,11 +403,11 @@ def predict(
     screen.result(told, f"wrote {rows} predictions to {output}")
 
 
-@click.command()
-@click.argument("data", type=_DATA)
-@_all(_TABLE)
-@_option("--sample", _FILE, "Public rows of the same columns: types, words, ranges are taken from them.")
-@output_options
+@command(
+    click.argument("data", type=_DATA),
+    *_TABLE,
+    _option("--sample", _FILE, "Public rows of the same columns: types, words, ranges are taken from them."),
+)
 def schema(screen: Out, data: str, sample: str | None, **given: Any) -> None:
     """Begin a schema.toml for DATA from its header and the options; reads no row of it and spends nothing.
 
@@ -433,16 +427,16 @@ def schema(screen: Out, data: str, sample: str | None, **given: Any) -> None:
         click.echo(f'fill in what is marked "?": {", ".join(missing)}', err=True)
 
 
-@click.command()
-@click.argument("data", type=_FILE)
-@_option("--epsilon -e", float, "The privacy budget of the summary.", required=True)
-@_option("--delta", float, "Default: that of the --budget, else 1e-6.")
-@_option("--adjacency", _ADJACENCIES, "Who is protected.")
-@_BUDGET
-@_option("--bins", int, "Parts of a range in a histogram.", default=20, show_default=True)
-@_all(_TABLE)
-@_SCHEMA
-@output_options
+@command(
+    click.argument("data", type=_FILE),
+    _option("--epsilon -e", float, "The privacy budget of the summary.", required=True),
+    _option("--delta", float, "Default: that of the --budget, else 1e-6."),
+    _option("--adjacency", _ADJACENCIES, "Who is protected."),
+    _BUDGET,
+    _option("--bins", int, "Parts of a range in a histogram.", default=20, show_default=True),
+    *_TABLE,
+    _SCHEMA,
+)
 def describe(screen: Out, data: str, bins: int, delta: float | None, adjacency: str | None, **given: Any) -> None:
     """Summarise the columns of DATA privately: counts, histograms, quantiles, means.
 
@@ -460,23 +454,25 @@ def describe(screen: Out, data: str, bins: int, delta: float | None, adjacency: 
     screen.result(summary.to_dict(), f"{summary.table()}\n\n{summary.privacy}", summary.table())
 
 
-@click.command()
-@_option("--rows -n n", _COUNT, "The number of records, as a public number or estimate.", required=True, metavar="N")
-@_option("--columns -d d", _COUNT, "The number of columns of numbers, once encoded.", required=True, metavar="D")
-@_option("--epsilon", float, "The budget; inf plans a run that is not private.", required=True)
-@_DELTA
-@_option("--loss", str, "logistic, softmax, squared, huber, hinge ...", default="logistic", show_default=True)
-@_option("--classes", int, "The number of classes.", default=2, show_default=True)
-@_option("--constraint", str, "l1:50, l2:2, linf:1, box:-1,1 or simplex.")
-@_option("--public", _FILE, "Public rows (npz, libsvm) to learn from.")
-@_option("--sparse", bool, "The data is sparse (CSR).")
-@_option("--density", float, "The share of entries that are not 0.")
-@_option("--adjacency", _ADJACENCIES, "", default="add-remove", show_default=True)
-@_option("--max-passes", float, "The largest number of passes over the data.")
-@_option("--max-dims", int, "The most numbers of a gradient that may be released in a round.")
-@_option("--scale", str, "auto, none, columns, moments or shapes.", default="auto", show_default=True)
-@_option("--penalty", bool, "An l1 or l2 penalty is part of the objective.")
-@output_options
+@command(
+    _option(
+        "--rows -n n", _COUNT, "The number of records: a public number, or an estimate.", required=True, metavar="N"
+    ),
+    _option("--columns -d d", _COUNT, "The number of columns of numbers, once encoded.", required=True, metavar="D"),
+    _option("--epsilon", float, "The budget; inf plans a run that is not private.", required=True),
+    _DELTA,
+    _option("--loss", str, "logistic, softmax, squared, huber, hinge ...", default="logistic", show_default=True),
+    _option("--classes", int, "The number of classes.", default=2, show_default=True),
+    _option("--constraint", str, "l1:50, l2:2, linf:1, box:-1,1 or simplex."),
+    _option("--public", _FILE, "Public rows (npz, libsvm) to learn from."),
+    _option("--sparse", bool, "The data is sparse (CSR)."),
+    _option("--density", float, "The share of entries that are not 0."),
+    _option("--adjacency", _ADJACENCIES, "", default="add-remove", show_default=True),
+    _option("--max-passes", float, "The largest number of passes over the data."),
+    _option("--max-dims", int, "The most numbers of a gradient that may be released in a round."),
+    _option("--scale", str, "auto, none, columns, moments or shapes.", default="auto", show_default=True),
+    _option("--penalty", bool, "An l1 or l2 penalty is part of the objective."),
+)
 def plan(screen: Out, constraint: str | None, public: str | None, **facts: object) -> None:
     """Rank the algorithms for a problem, from public facts alone.
 
@@ -497,13 +493,13 @@ def plan(screen: Out, constraint: str | None, public: str | None, **facts: objec
     screen.result(planned.to_dict(), f"{planned.words()}\n\n{planned.table()}", planned.table())
 
 
-@click.command()
-@click.argument("file", type=_FILE)
-@_option("--epsilon", float, "To create it: the epsilon that all runs together must not exceed.")
-@_option("--delta", float, "To create it: delta, such as 1e-6; well below one over the number of records.")
-@_option("--adjacency", _ADJACENCIES, "To create it: who is protected.")
-@_option("--dataset", str, "To create it: a public name for the data.")
-@output_options
+@command(
+    click.argument("file", type=_FILE),
+    _option("--epsilon", float, "To create it: the epsilon that all runs together must not exceed."),
+    _option("--delta", float, "To create it: delta, such as 1e-6; well below one over the number of records."),
+    _option("--adjacency", _ADJACENCIES, "To create it: who is protected."),
+    _option("--dataset", str, "To create it: a public name for the data."),
+)
 def budget(screen: Out, file: str, epsilon: float | None, delta: float | None, **public: str | None) -> None:
     """Show or create the budget FILE that several runs on one data set share.
 
@@ -548,10 +544,10 @@ def audit(draws: int, as_json: bool) -> None:
     raise SystemExit(_late("audit.suite").main(draws=draws, as_json=as_json))
 
 
-@click.command()
-@click.argument("run", type=click.Path())
-@_option("--output -o", _FILE, "The HTML file; default: report.html in the run.")
-@output_options
+@command(
+    click.argument("run", type=click.Path()),
+    _option("--output -o", _FILE, "The HTML file; default: report.html in the run."),
+)
 def report(screen: Out, run: str, output: str | None) -> None:
     """Write the report of a RUN (a folder, or its run.json) as one HTML file."""
     folder, files = Path(run), _late("runs.folder")

@@ -1,7 +1,6 @@
 """scikit-learn estimators, `PrivateSearch`, `private_score` and `private_summary`, and what they warn of."""
 
-from isthmus.estimators.classifier import PrivateClassifier
-from isthmus.estimators.regressor import PrivateRegressor
+from isthmus.estimators.linear import PrivateClassifier, PrivateRegressor
 from isthmus.estimators.scoring import Scores, private_score
 from isthmus.estimators.search import PrivateSearch
 from isthmus.estimators.stored import load, save

@@ -33,7 +33,7 @@ from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import _PrivateLinear
+    from isthmus.estimators.linear import _PrivateLinear
 
 _DRAWN = (
     "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted"
@@ -105,13 +105,14 @@ def _coefficient_intervals(model: _PrivateLinear, level: float = 0.95, residual_
     """
     check_is_fitted(model)
     validate.open_unit(level=level)
-    weights, gram, n = _released(model)
-    shape, spread, assumptions = _curvature(model, weights, gram / n, residual_sd)
+    weights, gram, clip, n = _released(model)
+    shape, spread, assumptions = _curvature(model, weights, gram / n, clip, residual_sd)
     inverse = np.linalg.inv(shape)
     assert model.choice_.noise_multiplier is not None  # private fits have one
-    noise = (model.choice_.noise_multiplier * _clip(model) / n) ** 2 * _averaged(model)
-    shift, width = model._target_map
-    carry = width * _carry(model, len(weights))
+    noise = (model.choice_.noise_multiplier * clip / n) ** 2 * _averaged(model)
+    (shift, width), p = model._target_map, model.n_features_in_
+    weight, offset = (tensor.numpy() for tensor in model._maps.affine(p))
+    carry = width * np.vstack([np.eye(p, len(weights)) * weight[:, None], offset])  # to coefficients and intercept
     values = carry @ weights
     values[-1] += shift
     covariances = noise * inverse @ inverse, spread * inverse / n
@@ -121,63 +122,52 @@ def _coefficient_intervals(model: _PrivateLinear, level: float = 0.95, residual_
     return Intervals(names, values, values - away, values + away, quiet, drawn, level, assumptions)
 
 
-def _released(model: _PrivateLinear) -> tuple[np.ndarray, np.ndarray, int]:
-    """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
-    name = type(model).__name__
+def _released(model: _PrivateLinear) -> tuple[np.ndarray, np.ndarray, float, int]:
+    """The point, noisy X'X, the clip in the end and the public number of records; refused where there are none."""
     remedy = "compute ordinary confidence intervals: this fit is not private"
     validate.check(model.privacy_ is not None, "epsilon", math.inf, remedy)
     remedy = "compute intervals where the model was fitted: one that was read from a file has none"
-    validate.check("result_" in vars(model), name, "(loaded)", remedy)
-    result = model.result_
-    bought = result.state.parts.get("prepare", {})
+    validate.check("result_" in vars(model), type(model).__name__, "(loaded)", remedy)
+    parts, maps = model.result_.state.parts, model._maps.maps
+    bought, last = parts.get("prepare", {}), maps[-1]
     plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1
     affine = all(  # of smooth maps those that have one function of each column, the linear one
         isinstance(row_map, RowMap) or isinstance(row_map, SmoothMap) and len(row_map.columns) == len(row_map.shift)
-        for row_map in model._maps.maps
+        for row_map in maps
     )
-    supported = "statistics" in bought and _CLIP in result.state.parts and plain and affine and model.batch_size is None
+    supported = "statistics" in bought and _CLIP in parts and plain and affine and model.batch_size is None
     wanted = 'fit with algorithm="dp_gd", features="linear", without set or penalty, and with more records'
     remedy = f"{wanted}: intervals need noisy X'X of the columns, which the planner then buys"
     validate.check(bool(supported), "algorithm", model.choice_.name, remedy)
     weights = model._weights.numpy()[:, 0]
-    d = len(weights)
+    d, n = len(weights), int(model.plan_.facts.n)
     gram = bought["statistics"].double().numpy()[: d * d].reshape(d, d)
     gram = (gram + gram.T) / 2
-    n = int(model.plan_.facts.n)
-    _check_shape(model, gram, n)
-    square = 0.0
-    if isinstance(model._maps.maps[-1], RowMap):  # ranges so narrow that rows fill the ball of their first map
-        square = float(bought["scale"][len(bought["scale"]) // 2 :].sum()) / n
-    why = f"rows fill {square:.0%} of the squared length that these allow, so that many were shortened"
-    remedy = f"declare bounds about three times as wide as the usual entry: {why}, and intervals would not hold"
-    validate.check(square <= _FILLED, "bounds", model.bounds, remedy)
-    return weights, gram, n
-
-
-def _check_shape(model: _PrivateLinear, gram: np.ndarray, n: int) -> None:
-    """Refuse X'X that its noise hides, and rows that were shortened: their coefficients answer to other rows."""
-    d = len(gram)
     noise = math.sqrt(2) / (model.plan_.facts.mu * math.sqrt(Statistics().share))  # in each entry of X'X
     remedy = "give more records or a larger epsilon: the noise in X'X is as large as X'X itself in some direction"
     clear = float(np.linalg.eigvalsh(gram)[0]) > _CLEAR * noise * math.sqrt(d)
     validate.check(clear, "epsilon", model.epsilon, remedy)
-    last = model._maps.maps[-1]
-    assert isinstance(last, (RowMap, SmoothMap))  # as `_released` has seen
-    if last.limit is None or not last.bias:
-        return
-    # columns that were scaled to second moment 1, and the bias: what is missing of their sum was shortened away
-    whole = (d - 1 + last.bias**2) / (last.limit**2 + last.bias**2)
-    short = 1 - float(np.trace(gram)) / n / whole - 3 * noise * math.sqrt(d) / (n * whole)
-    why = f"rows were shortened, by {short:.0%} of their squared length on average, and coefficients answer to that"
-    remedy = f"transform columns with long tails: {why}, so that intervals would not hold"
-    validate.check(short <= _SHORTENED, "bounds", model.bounds, remedy)
+    # rows that were shortened answer to other coefficients
+    assert isinstance(last, (RowMap, SmoothMap))
+    if last.limit is not None and last.bias:
+        # columns that were scaled to second moment 1, and the bias: what is missing of their sum was shortened away
+        whole = (d - 1 + last.bias**2) / (last.limit**2 + last.bias**2)
+        short = 1 - float(np.trace(gram)) / n / whole - 3 * noise * math.sqrt(d) / (n * whole)
+        why = f"rows were shortened, by {short:.0%} of their squared length on average, and coefficients answer to that"
+        remedy = f"transform columns with long tails: {why}, so that intervals would not hold"
+        validate.check(short <= _SHORTENED, "bounds", model.bounds, remedy)
+    if isinstance(last, RowMap):  # ranges so narrow that rows fill the ball of their first map
+        square = float(bought["scale"][len(bought["scale"]) // 2 :].sum()) / n
+        why = f"rows fill {square:.0%} of the squared length that these allow, so that many were shortened"
+        remedy = f"declare bounds about three times as wide as the usual entry: {why}, and intervals would not hold"
+        validate.check(square <= _FILLED, "bounds", model.bounds, remedy)
+    return weights, gram, float(parts[_CLIP]), n
 
 
 def _curvature(
-    model: _PrivateLinear, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
+    model: _PrivateLinear, weights: np.ndarray, second: np.ndarray, clip: float, residual_sd: float | None
 ) -> tuple[np.ndarray, float, tuple[str, ...]]:
     """H, v with J = v H, and what they assume."""
-    clip = _clip(model)
     if issubclass(model._kind, Logistic):
         bound = float(model._kind.slope_bound)
         remedy = f"fit with clip={bound:g}: this one shortens gradients of confident mistakes, and moves coefficients"
@@ -221,9 +211,10 @@ def _averaged(model: _PrivateLinear) -> float:
     """sum_t c_t^2: what is left of the noise of a round in the point, by the steps that were taken."""
     steps = np.array([record["eta"] for record in model.result_.history if record["t"] > 0], dtype=float)
     output = (model.options or {}).get("output", model.choice_.arguments.get("output", "last"))
-    carried, mean, weight = np.zeros(len(steps)), np.zeros(len(steps)), 0.0
+    mean = carried = np.zeros(len(steps))
+    weight = 0.0
     for t, step in enumerate(steps):
-        carried *= 1 - step
+        carried = carried * (1 - step)
         carried[t] = step
         if t >= len(steps) // 2:  # where the average of a run that bought something begins
             weight += step
@@ -231,18 +222,3 @@ def _averaged(model: _PrivateLinear) -> float:
     if output == "average":
         carried = mean
     return float(np.square(carried).sum())
-
-
-def _clip(model: _PrivateLinear) -> float:
-    """The bound of a record's gradient as it was in the end: given, planned or bought."""
-    return float(model.result_.state.parts[_CLIP])
-
-
-def _carry(model: _PrivateLinear, d: int) -> np.ndarray:
-    """The linear map from the point to coefficients and intercept."""
-    p = model.n_features_in_
-    weight, offset = (tensor.numpy() for tensor in model._maps.affine(p))
-    carry = np.zeros((p + 1, d))
-    carry[np.arange(p), np.arange(p)] = weight
-    carry[p] = offset
-    return carry

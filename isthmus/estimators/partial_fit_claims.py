@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
 
 from isthmus.base import validate
@@ -18,7 +19,7 @@ from isthmus.privacy import Ledger
 _MADE: dict[str, int] = {}
 """How many calls were begun, by run; of runs of this process only."""
 _LOCK = threading.Lock()
-if hasattr(os, "register_at_fork"):
+if sys.platform != "win32":
     os.register_at_fork(after_in_child=_MADE.clear)
 LEDGER = "charge a ledger on disk from the first call on (ledger=path), which counts what every copy spends"
 
@@ -57,12 +58,3 @@ def identities(ledger: object) -> tuple[str, ...]:
         found.append(ledger.identity)
         ledger = ledger.shared
     return tuple(found)
-
-
-def _identity_of(ledger: object) -> str:
-    """What tells a ledger from others; "" where there is none."""
-    if ledger is None:
-        return ""
-    if isinstance(ledger, Ledger):
-        return ledger.identity
-    return type(ledger).__name__

@@ -1,6 +1,10 @@
-"""`private_score`: the figures that people report, of rows that are private and were not trained on.
+"""`private_score`: the figures that people report, of rows that were not trained on.
 
-Two looks at the rows, Gaussian noise in both, a fifth of the budget (of mu^2, in which costs add up) for the first:
+A `Figure` is one number beside what a model without inputs would reach, with the standard deviation of the noise in it
+(0: exact, of public rows).  What the noise would hide is no number: its note says how many rows would do.
+
+Private rows are looked at twice, Gaussian noise in both, a fifth of the budget (of mu^2, in which costs add up) for the
+first:
 
     test ranges    in which of some fixed cells a row's score lies; of a regression, its error and its target
     test figures   labels: in which cell (true class, predicted class) a row lies, and in which (true class, group of
@@ -14,43 +18,138 @@ from what was released: they cost nothing more.  Rows too few to tell anything a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
-from scipy.special import expit
+from scipy.special import expit, xlogy
+from sklearn.metrics import roc_auc_score
+from sklearn.utils.validation import _num_samples
 
-from isthmus import privacy
 from isthmus.base import validate
-from isthmus.core.group import ALONE, Group
-from isthmus.core.parts import FixedRows
-from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
-from isthmus.core.wire import Keys
-from isthmus.estimators import figures, partial_fit_claims
-from isthmus.estimators.base import GroupLike, LedgerLike
-from isthmus.estimators.figures import Figure, Model, ShownCurve, _Bins, _Scale
-from isthmus.gradients import Counts, Dense, Rows
-from isthmus.lifts import discard
-from isthmus.privacy.event_json import dpa
+from isthmus.core.group import Group
+from isthmus.estimators import partial_fit_claims
+from isthmus.estimators.linear import GroupLike, LedgerLike
+from isthmus.estimators.looks import Looks
+from isthmus.privacy import PrivacyStatement
 from isthmus.privacy.leaks import warn_of_large_delta
-from isthmus.privacy.ledger import RunLedger, opened
 from isthmus.privacy.plan import default_delta
-from isthmus.privacy.statement import Account
+
+_TELLS = 0.05
+"""A share with noise of a larger standard deviation tells nothing."""
+_ROUGHLY = 0.1
+"""Of R2, recall and precision less is expected."""
+_RELATIVE = 0.25
+"""So does an error or a loss whose noise is a larger part of it."""
+_MEAN = "always the mean"
+_MOST_LOSS = 16.0
+"""A probability below exp(-16) of what happened counts as that: one row cannot make the log loss infinite."""
+_GROUPS = 10
+"""Groups of rows with scores near each other, for calibration and the curves."""
+
+
+class Model(Protocol):
+    """A fitted model; of labels it has `classes_`, and `decision_function` or `predict_proba` for further figures."""
+
+    def predict(self, X: object) -> ArrayLike: ...
+
+
+def _classes_of(model: Model) -> np.ndarray | None:
+    """The labels that a model knows; None of one that predicts numbers."""
+    try:
+        return np.asarray(model.classes_)  # type: ignore[attr-defined]
+    except AttributeError:
+        return None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number, what it was measured on, and what there is to know beside it.
+
+    value     None where the noise would hide it
+    noise     the standard deviation of the noise that was added (0: exact)
+    baseline  the same figure of a model that knows no inputs, `than` says which
+    note      what was clipped, or how many rows would do
+
+    >>> Figure("accuracy", 0.8419, "500 held-out rows", 0.004, 0.76, "always the most frequent class").words()
+    'accuracy 0.8419 (noise s.d. 0.0040; always the most frequent class: 0.7600), on 500 held-out rows'
+    """
+
+    name: str
+    value: float | None
+    on: str = ""
+    noise: float = 0.0
+    baseline: float | None = None
+    than: str = ""
+    note: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """As the record of a run holds it: what is not there is None."""
+        beside = {"noise": self.noise or None, "baseline": self.baseline, "than": self.than or None}
+        return {"name": self.name, "value": self.value, "on": self.on, **beside, "note": self.note or None}
+
+    def words(self) -> str:
+        """One line."""
+        where = f", on {self.on}" * bool(self.on)
+        if self.value is None:
+            return f"{self.name}: {self.note or 'it has no value here'}{where}"
+        beside = [f"noise s.d. {_digits(self.noise)}"] * bool(self.noise)
+        if self.baseline is not None:
+            beside.append(f"{self.than}: {_digits(self.baseline)}")
+        about = f" ({'; '.join(beside)})" * bool(beside)
+        return f"{self.name} {_digits(self.value)}{about}{where}" + f"; {self.note}" * bool(self.note)
+
+
+@dataclass(frozen=True)
+class ShownCurve:
+    """A curve of shares, from released or public figures, as a report shows it."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[tuple[str, tuple[float, ...], tuple[float, ...]], ...]
+    note: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """As a record of a run holds it."""
+        series = [{"name": name, "x": list(x), "y": list(y)} for name, x, y in self.series]
+        return {**vars(self), "series": series, "shares": True}
+
+
+class _Bins:
+    """Cells between public edges; the outermost are open, and stand for what lies at the edge.
+
+    >>> bins = _Bins([0.0, 1.0, 2.0])
+    >>> bins.of(np.array([-5.0, 0.5, 2.0, np.nan])).tolist(), bins.middles.tolist(), bins.cells
+    ([0, 1, 3, 3], [0.0, 0.5, 1.5, 2.0], 4)
+    """
+
+    def __init__(self, edges: ArrayLike) -> None:
+        self.edges = np.asarray(edges, dtype=float)
+        self.cells = len(self.edges) + 1
+        self.low, self.high = np.append(self.edges[0], self.edges), np.append(self.edges, self.edges[-1])
+        self.middles = (self.low + self.high) / 2
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """The cell of each value; what is no number is in the last."""
+        return np.searchsorted(self.edges, values, side="right").astype(np.int64)
+
+
+def _digits(value: float) -> str:
+    """Four digits after the point, or six in all for numbers beyond 10."""
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.6g}"
+
 
 RANGES, FIGURES = "test ranges", "test figures"
 _FIRST = 0.2
 """The share of mu^2 for the first look."""
-_ROOT = 1 + 2.0**-40
-"""Room for the rounding of a norm that all rows have."""
 _SCORES = _Bins(np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32)
 """Margins from -16 to 16, in cells that are finest at 0."""
 _CHEAP = 0.02
 """Noise in R2 that wider clips may cost."""
-_LOSSES = _Bins(np.linspace(0, figures._MOST_LOSS, 17))
+_LOSSES = _Bins(np.linspace(0, _MOST_LOSS, 17))
 _ERRORS = _Bins([2.0 ** (k / 2) for k in range(-48, 25)])
 """Errors in units of half the target's range."""
 _AWAY = tuple(2.0 ** (k / 2) for k in range(1, 25))
@@ -75,7 +174,7 @@ class Scores:
 
     figures: tuple[Figure, ...]
     curves: tuple[ShownCurve, ...] = ()
-    privacy: privacy.PrivacyStatement | None = None
+    privacy: PrivacyStatement | None = None
     releases: int = 0
     paid: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
@@ -140,7 +239,7 @@ def private_score(
         if epsilon == math.inf:
             remedy = "gather public rows in one process, or give a finite epsilon: exact figures need all of them"
             validate.check(ranks.size == 1, "epsilon", epsilon, remedy)
-            exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
+            exact, curves = exact_figures(model, X, y, f"{n:,} rows, which count as public")
             return Scores(tuple(exact), tuple(curves))
         if ranks.rank:
             ledger = None
@@ -161,7 +260,7 @@ def _checked_targets(model: Model, y: ArrayLike, ranks: Group) -> np.ndarray:
     y = np.asarray(y)
     some = y.ndim == 1 and sum(ranks.all(len(y))) > 0
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
-    classes = figures._classes_of(model)
+    classes = _classes_of(model)
     if classes is not None:
         known = bool(np.isin(y, classes).all())  # whose label it is stays unsaid
         validate.require(known, f"y holds a label that the model does not know: its labels are {classes.tolist()}")
@@ -171,168 +270,181 @@ def _checked_targets(model: Model, y: ArrayLike, ranks: Group) -> np.ndarray:
     return y
 
 
-# ---------------------------------------------------------------- the looks
+# ---------------------------------------------------------------- what a number may be shown for
 
 
-@dataclass
-class Looks:
-    """The looks of one measurement: each is a stage, charged to the ledger before it is released.
+def _readable(figure: Figure, rows: int) -> Figure:
+    """The figure, or, where its noise is larger than what it could tell, how many rows would do."""
+    least, need = _least(figure), "many more"
+    if figure.value is not None and math.isfinite(figure.value) and figure.noise <= least:
+        return figure
+    if not math.isfinite(figure.noise):
+        figure = replace(figure, noise=0.0)
+    elif least > 0:
+        need = _rows_needed(rows, figure.noise, least)
+    return replace(figure, value=None, baseline=None, note=_too_few(figure.noise, need))
 
-    multiplier   of the noise of all looks together
-    ranks, whole  who has the rows, and how many they have together
-    covered      the rows are apart from those of a release that is already charged and at least as costly: the
-                 ledger notes the looks, and they add nothing (see `covers`)
+
+def _least(figure: Figure) -> float:
+    """The noise up to which a figure tells something."""
+    if figure.name in ("log loss", "root mean squared error", "mean absolute error"):
+        return _RELATIVE * float(figure.value or 0)
+    if figure.name.startswith(("recall", "precision", "R2")):
+        return _ROUGHLY
+    return _TELLS
+
+
+def _too_few(noise: float, need: str) -> str:
+    """What is said in the place of a number that the noise would hide.
+
+    >>> _too_few(7.7, "about 3,100")
+    'too few rows: noise of s.d. 7.7 would hide it; about 3,100 test rows would be enough'
+    """
+    size = f" of s.d. {noise:.2g}" * (noise > 0)
+    return f"too few rows: noise{size} would hide it; {need} test rows would be enough"
+
+
+def _rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
+    """How many rows bring noise of this size, which falls as 1 / rows, down to `least`.
+
+    >>> _rows_needed(20, 7.7)
+    'about 3,100'
+    """
+    need = rows * noise / least
+    unit = 10 ** (math.floor(math.log10(max(need, 10.0))) - 1)  # two digits, never below what is needed
+    return f"about {max(1, math.ceil(need / unit - 1e-9) * unit):,}"
+
+
+# ---------------------------------------------------------------- public rows: exact
+
+
+def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
+    """The figures and curves of rows that are public, or whose figures may be published as they are."""
+    y, classes = np.asarray(y), _classes_of(model)
+    if classes is None:
+        return _exact_errors(_predictions(model, X).astype(float), y.astype(float), on), []
+    said, curves = _Answers(model, classes, X, y), list[ShownCurve]()
+    true, two = said.true, len(classes) == 2
+    confusion = np.zeros((len(classes), len(classes)))
+    np.add.at(confusion, (true, said.called), 1)
+    figures = _confusion_figures(confusion, classes, 0.0)
+    if two and said.margins is not None and 0 < true.sum() < len(true):
+        area = float(roc_auc_score(true, said.margins))
+        figures.append(Figure("AUC", area, baseline=0.5, than="guessing"))
+    if said.logs is not None:
+        losses = -said.logs[np.arange(len(true)), true]
+        figures.append(_log_loss(np.ones(len(true)), losses, 0.0, confusion.sum(1)))
+        sure, right = said.logs.max(1), true == said.called
+        if two:
+            sure, right = said.logs[:, 1], true == 1
+        groups = np.minimum(np.argsort(np.argsort(sure)) * _GROUPS // max(len(sure), 1), _GROUPS - 1)
+        counts = np.stack([np.bincount(groups[right == is_right], minlength=_GROUPS) for is_right in (False, True)])
+        mean = np.bincount(groups, np.exp(sure), _GROUPS) / np.maximum(counts.sum(0), 1)
+        calibration, curve = _calibration(counts.astype(float), mean, 0.0, classes)
+        figures.append(calibration)
+        curves.append(curve)
+    return [replace(figure, on=on) for figure in figures], curves
+
+
+class _Answers:
+    """What a classifier says of rows: the places of the true and the called class of each, and scores where it has any.
+
+    logs     logarithms of the probabilities of the classes, at least -_MOST_LOSS
+    margins  one score a row: of two classes it grows with the second, 0 between them; of more it is the log odds of
+             the class that was called
     """
 
-    multiplier: float
-    promise: Promise
-    ledger: Any
-    covered: bool = False
-    noise_seed: int | None = None
-    ranks: Group = ALONE
-    whole: int | None = None
-    taken: list[Stage] = field(default_factory=list)
-    _run: RunLedger | None = None
-
-    def __post_init__(self) -> None:
-        self.source: privacy.Source = privacy.SecretSource()
-        if self.noise_seed is not None:
-            self.source = privacy.SeededSource(self.noise_seed)
-
-    @classmethod
-    def paid_from(cls, ledger: LedgerLike, epsilon: float, delta: float, adjacency: str, **others: Any) -> Looks:
-        """Looks that cost so much together, charged to a ledger, its path, or to one of their own."""
-        validate.positive(epsilon=epsilon)
-        validate.one_of([member.value for member in privacy.Adjacency], adjacency=adjacency)
-        promise = Promise(epsilon, delta, privacy.Adjacency(adjacency))
-        multiplier = privacy.noise_multiplier(epsilon=epsilon, delta=delta, adjacency=promise.adjacency)
-        ledger = opened(ledger, promise.adjacency) or privacy.Ledger(
-            budget=(epsilon, delta), adjacency=promise.adjacency
-        )
-        remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
-        validate.check(ledger.adjacency is promise.adjacency, "adjacency", adjacency, remedy)
-        return cls(multiplier, promise, ledger, **others)
-
-    def statement(self, assumptions: Sequence[str]) -> privacy.PrivacyStatement:
-        """What the looks that were taken cost together."""
-        adjacency = self.promise.adjacency
-        account = Account(self.promise.delta, adjacency, self.whole, self.noise_seed is not None, assumptions)
-        for stage in self.taken:
-            mechanisms = [release.mechanism for release in stage.releases]
-            names, how = [stage.name] * len(mechanisms), stage.sampler.describe()
-            account.add(stage.event(adjacency), *mechanisms, names=names, sampler=how, noise=self.source.describe())
-        return account.statement()
-
-    @contextmanager
-    def announced(self, shares: Mapping[str, float]) -> Iterator[None]:
-        """A hold on the ledger for these looks, by their names, with shares of the budget that sum to 1."""
-        adjacency = self.promise.adjacency
-        costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
-        events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
-        self.ranks.on_leader(lambda: self.ledger.require(privacy.compose(events.values())))  # all of it or nothing
-        if self.ranks.rank:
-            yield
-            return
-        with self.ledger.run(events, seeded=self.noise_seed is not None) as self._run:
-            yield
-
-    def counts(self, name: str, bins: np.ndarray, width: int, share: float) -> tuple[np.ndarray, float]:
-        """How many rows have each cell, for each of the columns of `bins`; and the noise's standard deviation."""
-        places = torch.from_numpy(np.ascontiguousarray(bins))
-        rows = Counts(lambda lo, hi: places[lo:hi], len(bins), bins.shape[1], width)
-        noisy, noise = self._look(name, rows, math.sqrt(bins.shape[1]) * _ROOT, share)
-        return noisy.reshape(bins.shape[1], width), noise
-
-    def sums(self, name: str, terms: np.ndarray, length: float, share: float) -> tuple[np.ndarray, float]:
-        """The sum of the rows' terms, each of at most this length; and the noise's standard deviation."""
-        return self._look(name, Dense(torch.from_numpy(terms)), length * _ROOT, share)
-
-    def size(self, mine: np.ndarray) -> int:
-        """How many rows are measured: a public number."""
-        return self.whole or len(mine)
-
-    def noise(self, length: float, share: float) -> float:
-        """The standard deviation of the noise in each number of a look."""
-        return self._gaussian(share).multiplier * length
-
-    def _gaussian(self, share: float) -> privacy.Gaussian:
-        return privacy.Gaussian(self.multiplier / math.sqrt(share))
-
-    def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
-        release = Release("sums", clip=privacy.Clip(length), mechanism=self._gaussian(share), lift=discard)
-        stage, sheet = Stage(privacy.FullBatch(1.0), [release], name), FixedRows(rows)
-        holders = Local(sheet, self.ranks)
-        setting = RunContext(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
-        sums = look(stage, setting, self.promise)["sums"].numpy()
-        self.taken.append(stage)
-        return sums, self.noise(length, share)
+    def __init__(self, model: Model, classes: np.ndarray, X: object, y: np.ndarray) -> None:
+        X, own, k = _some(model, X, y), len(y), len(classes)
+        self.true, self.called = _places(y, classes), _places(_predictions(model, X), classes)[:own]
+        self.logs: np.ndarray | None = None
+        self.margins: np.ndarray | None = None
+        if hasattr(model, "predict_proba"):
+            logs = np.log(np.maximum(np.asarray(model.predict_proba(X), dtype=float), 1e-300))
+            self.logs = np.maximum(np.nan_to_num(logs, nan=-_MOST_LOSS), -_MOST_LOSS)[:own]
+        if k == 2 and hasattr(model, "decision_function"):
+            margins = np.asarray(model.decision_function(X), dtype=float)
+            if margins.ndim == 1:
+                self.margins = margins[:own]
+        if self.margins is None and self.logs is not None and k > 1:
+            top = np.minimum(self.logs.max(1), -1e-9)
+            self.margins = top - np.log(-np.expm1(top))
+            if k == 2:
+                self.margins = self.logs[:, 1] - self.logs[:, 0]
 
 
-def covers(event: dpa.DpEvent, multiplier: float) -> bool:
-    """Whether what was released of some rows is at least as costly as Gaussian looks of this multiplier at others.
+def _exact_errors(predicted: np.ndarray, y: np.ndarray, on: str) -> list[Figure]:
+    """R2, root mean squared and mean absolute error of predictions, beside those of the mean of these rows."""
+    errors, spread, r2 = float(np.mean((predicted - y) ** 2)), float(np.var(y)), None
+    away = float(np.mean(np.abs(y - y.mean())))
+    if spread > 0:
+        r2 = 1 - errors / spread
+    return [
+        Figure("R2", r2, on, 0.0, 0.0, _MEAN),
+        Figure("root mean squared error", math.sqrt(errors), on, 0.0, math.sqrt(spread), _MEAN),
+        Figure("mean absolute error", float(np.mean(np.abs(predicted - y))), on, 0.0, away, _MEAN),
+    ]
 
-    A record is in one of two parts, drawn by coins that look at no record.  Seen with the coins fixed, one part is as
-    it was and the other is moved by one record: so both releases together are as private as the dearer of them
-    (parallel composition), and composed with anything else too where one is Gaussian with at least as much noise as
-    the other, for its trade-off is then nowhere worse.
-    """
-    whole = privacy.joint([event])
-    return isinstance(whole, dpa.GaussianDpEvent) and whole.noise_multiplier <= multiplier * (1 + 1e-12)
+
+def _predictions(model: Model, X: object) -> np.ndarray:
+    """What a model predicts, one value a row: one fitted to a column of targets gives a column, which is flattened."""
+    predicted, rows = np.asarray(model.predict(X)), _num_samples(X)
+    one = predicted.shape in ((rows,), (rows, 1))
+    validate.require(one, f"The model predicts values of the shape {predicted.shape}: give one that predicts one a row")
+    return predicted.reshape(rows)
 
 
-# ---------------------------------------------------------------- labels
+def _places(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """The place of each label among the classes."""
+    order = np.argsort(classes)
+    return order[np.clip(np.searchsorted(classes, labels, sorter=order), 0, len(classes) - 1)]
+
+
+# ---------------------------------------------------------------- private rows: labels
 
 
 def noisy_figures(
     model: Model, X: object, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
 ) -> Scores:
     """The figures of private rows, each look charged before it is released."""
-    if figures._classes_of(model) is None:
+    classes = _classes_of(model)
+    if classes is None:
         scores = _numbers(model, X, y, looks, bounds)
     else:
-        scores = _labels(model, X, y, looks)
+        scores = _labels(model, classes, X, y, looks)
     return replace(scores, releases=len(looks.taken) * (not looks.covered))
 
 
-def _some(model: Any, X: object, y: np.ndarray) -> object:
+def _some(model: Model, X: object, y: np.ndarray) -> object:
     """The rows, or one of zeros where a rank has none: models do not predict for nobody."""
-    return X if len(y) else np.zeros((1, model.n_features_in_))
+    if len(y):
+        return X
+    return np.zeros((1, model.n_features_in_))  # type: ignore[attr-defined]
 
 
-def _labels(model: Model, X: object, y: np.ndarray, looks: Looks) -> Scores:
-    classes, n = figures._classes_of(model), looks.size(y)
-    assert classes is not None
-    k = len(classes)
-    X, own = _some(model, X, y), len(y)
-    true, called = figures._places(y, classes), figures._places(figures._predictions(model, X), classes)[:own]
-    logs, margins = figures._log_probabilities(model, X), figures._margins_of(model, X)
-    if k > 2:
-        margins = None
-        if logs is not None:
-            logs = logs[:own]
-            margins = _certainty(logs)
-    blocks = 1 + (margins is not None) + (k > 2 and logs is not None)
-    shares = {FIGURES: 1.0}
-    if margins is not None:
-        shares = {RANGES: _FIRST, FIGURES: 1 - _FIRST}
+def _labels(model: Model, classes: np.ndarray, X: object, y: np.ndarray, looks: Looks) -> Scores:
+    said, n, k = _Answers(model, classes, X, y), looks.whole or len(y), len(classes)
+    shares, blocks = {FIGURES: 1.0}, 1
+    if said.margins is not None:
+        shares, blocks = {RANGES: _FIRST, FIGURES: 1 - _FIRST}, 2 + (k > 2)
     least = looks.noise(math.sqrt(blocks), shares[FIGURES]) * math.sqrt(k - 1) / n
-    if least > figures._TELLS:  # nothing could be told: nothing is looked at, nothing is spent
-        need = figures._rows_needed(n, least)
-        return Scores((Figure("accuracy", None, noise=least, note=figures._too_few(least, need)),))
+    if least > _TELLS:  # nothing could be told: nothing is looked at, nothing is spent
+        need = _rows_needed(n, least)
+        return Scores((Figure("accuracy", None, noise=least, note=_too_few(least, need)),))
     with looks.announced(shares):
-        bins, widths, groups = [true * k + called], [k * k], None
-        if margins is not None:
-            groups = _Groups(margins[:own], looks)
+        bins, widths, groups = [said.true * k + said.called], [k * k], None
+        if said.margins is not None:
+            groups = _Groups(said.margins, n, looks)
             # two classes: which one it is; more: whether the called one was right
-            event = true == (1 if k == 2 else called)
-            bins.append(event * groups.count + groups.index[_SCORES.of(margins[:own])])
+            event = said.true == (1 if k == 2 else said.called)
+            bins.append(event * groups.count + groups.index[_SCORES.of(said.margins)])
             widths.append(2 * groups.count)
-        if k > 2 and logs is not None:
-            bins.append(_LOSSES.of(-logs[np.arange(own), true]))
+        if said.logs is not None and k > 2:
+            bins.append(_LOSSES.of(-said.logs[np.arange(len(y)), said.true]))
             widths.append(_LOSSES.cells)
         cells, noise = looks.counts(FIGURES, np.stack(bins, axis=1), max(*widths, _LOSSES.cells), shares[FIGURES])
     counts = [_summing(row[:width], n) for row, width in zip(cells, widths, strict=True)]
-    return _derived(counts, noise, n, classes, groups, logs is not None)
+    return _derived(counts, noise, n, classes, groups, said.logs is not None)
 
 
 def _derived(
@@ -340,41 +452,26 @@ def _derived(
 ) -> Scores:
     """Figures and curves from the noisy counts: post-processing."""
     k = len(classes)
-    derived = figures._confusion_figures(counts[0].reshape(k, k), list(classes), noise)
-    curves: list[ShownCurve] = []
+    confusion = counts[0].reshape(k, k)
+    derived, curves = _confusion_figures(confusion, classes, noise), list[ShownCurve]()
     if groups is not None:
         scores = counts[1].reshape(2, groups.count)
         if k > 2 and k - 1 > groups.count / 2:  # fewer cells tell how many were right
             share = float(np.clip(scores[1].sum() / n, 0, 1))
             derived[0] = replace(derived[0], value=share, noise=noise * math.sqrt(groups.count / 2) / n)
         if k == 2:
-            derived.append(figures._auc_figure(scores, noise))
+            derived.append(_auc_figure(scores, noise))
         if sure:
+            told, losses, actual = counts[-1], _LOSSES.middles, confusion.sum(1)
             if k == 2:
-                loss = figures._log_loss_figure(scores, groups.margin, noise)
-            else:
-                value = max(float(counts[2] @ _LOSSES.middles) / n, 0.0)
-                spread = noise * figures._centred_norm(_LOSSES.middles) / n
-                loss = figures._log_loss(value, spread, counts[0].reshape(k, k).sum(1))
-            derived += [loss, figures._calibration_figure(scores, groups.predicted, noise)]
-            curves.append(figures._calibration_curve(scores, groups.predicted, noise, classes))
-    readable = [figures._readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
-    return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
-
-
-def _least(figure: Figure) -> float:
-    """The noise up to which a figure tells something."""
-    if figure.name == "log loss":
-        return figures.RELATIVE * float(figure.value or 0)
-    if figure.name.startswith(("recall", "precision")):
-        return figures._ROUGHLY
-    return figures._TELLS
-
-
-def _certainty(logs: np.ndarray) -> np.ndarray:
-    """The log odds of the class that was called."""
-    top = np.minimum(logs.max(1), -1e-9)
-    return np.asarray(top - np.log(-np.expm1(top)))
+                signs = np.array([[1.0], [-1.0]])
+                told, actual = scores, scores.sum(1)
+                losses = np.minimum(np.logaddexp(0, signs * groups.margin), _MOST_LOSS)
+            calibration, curve = _calibration(scores, groups.predicted, noise, classes)
+            derived += [_log_loss(told, losses, noise, actual), calibration]
+            if len(curve.series[0][1]) > 2:
+                curves.append(curve)
+    return Scores(tuple(_readable(figure, n) for figure in derived), tuple(curves))
 
 
 def _summing(counts: np.ndarray, n: int) -> np.ndarray:
@@ -385,12 +482,11 @@ def _summing(counts: np.ndarray, n: int) -> np.ndarray:
 class _Groups:
     """Groups of neighbouring score cells with about as many rows each: public, for the first look was paid for."""
 
-    def __init__(self, margins: np.ndarray, looks: Looks) -> None:
+    def __init__(self, margins: np.ndarray, n: int, looks: Looks) -> None:
         """By the noisy numbers of rows in the cells of `_SCORES`."""
-        n = looks.size(margins)
         (counts,), noise = looks.counts(RANGES, _SCORES.of(margins)[:, None], _SCORES.cells, _FIRST)
         # as many groups as leave each well above the noise of its cells in the second look
-        most = int(np.clip(n / (20 * noise + 1), 2, 2 * figures.GROUPS))
+        most = int(np.clip(n / (20 * noise + 1), 2, 2 * _GROUPS))
         below = np.clip(np.maximum.accumulate(np.cumsum(_summing(counts, n))), 0, n)
         middle = np.clip(below - np.diff(below, prepend=0.0) / 2, 0, n * (1 - 1e-12))
         self.index = np.unique((middle * most // n).astype(np.int64), return_inverse=True)[1].reshape(-1)
@@ -400,18 +496,116 @@ class _Groups:
         self.predicted = np.bincount(self.index, weight * expit(_SCORES.middles)) / total
 
 
-# ---------------------------------------------------------------- numbers
+# ---------------------------------------------------------------- figures from counts: exact, or noisy
+
+
+def _confusion_figures(confusion: np.ndarray, classes: Sequence[object] | np.ndarray, noise: float) -> list[Figure]:
+    """Accuracy, recall and precision from counts (true class, predicted class), each with noise of this s.d."""
+    n, k = max(float(confusion.sum()), 1.0), len(confusion)
+    actual, called, hit = confusion.sum(1), confusion.sum(0), np.diag(confusion)
+    # counts that sum to a known number: the noise of k of k^2 cells, less what the sum tells of it
+    spread = noise * math.sqrt(k * (1 - 1 / k))
+    most = float(np.clip(actual.max() / n, 0, 1))
+    accuracy = float(np.clip(hit.sum() / n, 0, 1))
+    figures = [Figure("accuracy", accuracy, "", spread / n, most, "always the most frequent class")]
+    if k == 2:
+        figures += [
+            _ratio(f"recall of {classes[1]}", hit[1], actual[1] - hit[1], noise),
+            _ratio(f"precision of {classes[1]}", hit[1], called[1] - hit[1], noise, float(actual[1] / n)),
+        ]
+        return figures
+    for name, whole in (("recall", actual), ("precision", called)):
+        ratios = [_ratio(name, hit[i], whole[i] - hit[i], noise, cells=k - 1) for i in range(k)]
+        values, mean = [figure.value for figure in ratios if figure.value is not None], None
+        if len(values) == k:
+            mean = float(np.mean(values))
+        deviation = float(np.sqrt(np.sum([figure.noise**2 for figure in ratios]))) / k
+        figures.append(Figure(f"{name}, mean over the classes", mean, "", deviation, 1 / k, "guessing"))
+    return figures
+
+
+def _ratio(name: str, hit: float, missed: float, noise: float, base: float | None = None, cells: int = 1) -> Figure:
+    """hit / (hit + missed), with what the noise of both does to it; `missed` is a sum of so many cells."""
+    whole, wide = float(hit + missed), noise * math.sqrt(1 + cells)
+    if whole <= 3 * wide:
+        return Figure(name, None, "", wide / max(whole, noise, 1.0), note="no row belongs to it" * (not noise))
+    share = float(np.clip(hit / whole, 0, 1))
+    deviation = noise * math.hypot(1 - share, share * math.sqrt(cells)) / whole
+    if base is None:
+        return Figure(name, share, "", deviation)
+    return Figure(name, share, "", deviation, float(np.clip(base, 0, 1)), "the share of that class")
+
+
+def _auc_figure(counts: np.ndarray, noise: float) -> Figure:
+    """How often a row of the second class scores above one of the first, ties half: counts are 2 x groups, in order."""
+    first, second = counts
+    below = np.cumsum(first) - first / 2
+    above = np.cumsum(second[::-1])[::-1] - second / 2
+    m, p = float(first.sum()), float(second.sum())
+    fewest, wide = min(m, p), noise * math.sqrt(counts.shape[1])
+    if fewest <= 3 * wide:
+        return Figure("AUC", None, "", wide / max(fewest, noise, 1.0), note="one class has no rows" * (not noise))
+    area = float(np.clip((second @ below) / (m * p), 0, 1))
+    slopes = np.concatenate([(below - area * m), (above - area * p)]) / (m * p)
+    return Figure("AUC", area, "", noise * _centred_norm(slopes), 0.5, "guessing")
+
+
+def _centred_norm(weights: np.ndarray) -> float:
+    """The length of weights less their mean: the noise of a weighted sum of counts that were moved to a known sum."""
+    return float(np.linalg.norm(weights - weights.mean()))
+
+
+def _log_loss(counts: np.ndarray, losses: np.ndarray, noise: float, actual: np.ndarray) -> Figure:
+    """-log of the probability of what happened, of counts of rows with this loss each.
+
+    Beside the loss of the class shares, which is their entropy; `actual` is how many rows each class has.
+    """
+    n = max(float(counts.sum()), 1.0)
+    shares = np.clip(actual, 0, None) / max(float(np.clip(actual, 0, None).sum()), 1e-300)
+    value, spread = max(float((counts * losses).sum()) / n, 0.0), noise * _centred_norm(losses) / n
+    return Figure(
+        "log loss", value, "", spread, float(-xlogy(shares, shares).sum()), "always the shares of the classes"
+    )
+
+
+def _calibration(
+    counts: np.ndarray, predicted: np.ndarray, noise: float, classes: np.ndarray
+) -> tuple[Figure, ShownCurve]:
+    """How far what was predicted is from what happened, over groups: counts are (no, yes) x groups.
+
+    The mean distance, and what happened in each group beside what was predicted; groups that the noise hides are left
+    out of the curve.
+    """
+    whole = counts.sum(0)
+    n = max(float(whole.sum()), 1.0)
+    deviation = noise * np.hypot(1 - predicted, predicted)
+    value = float(np.abs(counts[1] - predicted * whole).sum()) / n
+    # noise makes distances longer, never shorter on average
+    added = math.sqrt(2 / math.pi) * float(np.sum(deviation)) / n
+    note = f"up to {min(added / max(value, added, 1e-300), 1.0):.0%} of it may be noise" * bool(noise)
+    figure = Figure("calibration error", min(value, 1.0), "", float(np.linalg.norm(deviation)) / n, note=note)
+    event = "the class that was predicted"
+    if len(classes) == 2:
+        event = str(classes[1])
+    filled = whole > noise / _TELLS
+    x, y = predicted[filled], np.clip(counts[1][filled] / whole[filled], 0, 1)
+    ends = tuple(np.sort(x)[[0, -1]].tolist()) if len(x) else ()
+    series = (("happened", tuple(x.tolist()), tuple(y.tolist())), ("as predicted", ends, ends))
+    return figure, ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
+
+
+# ---------------------------------------------------------------- private rows: numbers
 
 
 def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
     low, high = bounds or getattr(model, "target_bounds_", None) or (math.nan, math.nan)
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
-    n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2
+    n, middle, half = looks.whole or len(y), (low + high) / 2, (high - low) / 2
     noise = looks.noise(math.sqrt(2), _FIRST)
     if _stands(noise, _TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
-        need = figures._rows_needed(n, _stands(noise, _TARGETS.cells) / n, 0.1)
-        return Scores((Figure("R2", None, note=figures._too_few(0.0, need)),))
-    predicted = figures._predictions(model, _some(model, X, y)).astype(float)[: len(y)]
+        need = _rows_needed(n, _stands(noise, _TARGETS.cells) / n, 0.1)
+        return Scores((Figure("R2", None, note=_too_few(0.0, need)),))
+    predicted = _predictions(model, _some(model, X, y)).astype(float)[: len(y)]
     with looks.announced({RANGES: _FIRST, FIGURES: 1 - _FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
             away, place = np.abs(predicted - y) / half, (y - middle) / half
@@ -421,7 +615,7 @@ def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple
         scale = _scale(counts[0][: _ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
         terms = scale.terms(predicted, y)
         sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - _FIRST)
-    return Scores(tuple(figures._error_figures(sums, n, noise, scale)))
+    return Scores(tuple(_error_figures(sums, n, noise, scale)))
 
 
 def _stands(noise: float, cells: int) -> float:
@@ -476,3 +670,51 @@ def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, flo
         if share > 0.98:
             break
     return best
+
+
+def _error_figures(sums: np.ndarray, n: int, noise: float, scale: _Scale) -> list[Figure]:
+    """R2, root mean squared and mean absolute error from the noisy sums of `_Scale.terms`."""
+    part, square, place, place2, away = (float(total) / n for total in sums)
+    sd, note, half = noise / n, scale.words(), math.inf
+    errors, spread = max(square, 0.0) * scale.error**2, (place2 - place**2) * scale.width**2
+    noisy = sd * math.hypot(1, 2 * place) * scale.width**2
+    r2 = Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2))
+    if spread > 3 * noisy and square > 0:  # a variance within its own noise tells nothing, and it divides
+        ratio = errors / spread
+        deviation = math.hypot(sd * scale.error**2 / spread, ratio * noisy / spread)
+        r2 = Figure("R2", 1 - ratio, "", deviation, 0.0, _MEAN, note)
+    root, base = math.sqrt(errors), math.sqrt(max(spread, 0.0))
+    if root > 0:
+        half = sd * scale.error**2 / (2 * root)
+    size, without, than = max(part, 0.0) * scale.error, max(away, 0.0) * scale.width, f"always {scale.centre:.4g}"
+    figures = [
+        r2,
+        Figure("root mean squared error", root, "", half, base, _MEAN, note),
+        Figure("mean absolute error", size, "", sd * scale.error, without, than, note),
+    ]
+    return [_readable(figure, n) for figure in figures]
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Public numbers that errors and targets are clipped to: |e| <= error, |y - centre| <= width."""
+
+    error: float
+    centre: float
+    width: float
+
+    def terms(self, predicted: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """(|e|, e^2, u, u^2, |u|) of each row, in units of the clips: each entry in [-1, 1], lengths at most sqrt 5."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            errors = np.nan_to_num(np.minimum(np.abs(predicted - y) / self.error, 1.0), nan=1.0)
+        u = np.nan_to_num(np.clip((y - self.centre) / self.width, -1.0, 1.0))
+        return np.stack([errors, errors**2, u, u**2, np.abs(u)], axis=1)
+
+    def stretched(self, middle: float, half: float) -> _Scale:
+        """The same in the units of y, whose range is middle +- half."""
+        return _Scale(self.error * half, middle + self.centre * half, self.width * half)
+
+    def words(self) -> str:
+        """What was clipped."""
+        low, high = self.centre - self.width, self.centre + self.width
+        return f"errors are cut at {self.error:.4g}, and targets at {low:.4g} and {high:.4g}"

@@ -36,14 +36,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from isthmus import privacy
 from isthmus.base import validate
-from isthmus.core.parts import FixedRows
-from isthmus.core.pipeline import Local, Promise, Release, RunContext, Stage, look
-from isthmus.core.wire import Keys
-from isthmus.estimators.base import GroupLike, LedgerLike, _PrivateEstimator, _PrivateLinear
-from isthmus.estimators.classifier import PrivateClassifier
-from isthmus.estimators.inputs import _checked
+from isthmus.core.pipeline import Promise
+from isthmus.estimators.linear import GroupLike, LedgerLike, PrivateClassifier, _PrivateEstimator, _PrivateLinear
+from isthmus.estimators.looks import Looks
+from isthmus.estimators.problem import _checked
 from isthmus.gradients import Dense
-from isthmus.lifts import discard
 from isthmus.objectives.linear import CLASSES_READ
 from isthmus.privacy import event_json
 from isthmus.privacy.event_json import dpa
@@ -107,15 +104,11 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
         self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: GroupLike = None
     ) -> PrivateSearch:
         """Choose and fit, spending `epsilon` once."""
-        remedy = (
-            "choose on the rows of one rank, or on public ones, then fit on all ranks: a search runs in one process"
-        )
+        remedy = "choose on one rank's rows, or on public ones, then fit on all ranks: a search runs in one process"
         validate.check(not group, "group", group, remedy)
-        candidates, classifies = self._candidates(), self._classifies
-        kinds = [np.float64, np.float32]
-        rows, labels = _checked(self, X, y, accept_sparse="csr", dtype=kinds, y_numeric=not classifies)
-        leaks: tuple[str, ...] = ()
-        if classifies:
+        candidates, kinds, leaks = self._candidates(), [np.float64, np.float32], tuple[str, ...]()
+        rows, labels = _checked(self, X, y, accept_sparse="csr", dtype=kinds, y_numeric=not self._classifies)
+        if self._classifies:
             self._classes = self.estimator.classes
             if self._classes is None:
                 self._classes, leaks = np.unique(labels), (leak(*CLASSES_READ),)
@@ -128,19 +121,17 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
             self._check_gaussian(self._last(params, split), data, split.last)
         ledger = opened(self.ledger, self._adjacency) or privacy.Ledger(adjacency=self._adjacency)
         ledger.require(split.total)
-        noise: privacy.Source = privacy.SecretSource()
-        if self.noise_seed is not None:
-            noise = privacy.SeededSource(self.noise_seed)
-        part = split.parts(rows.shape[0], noise)
+        looks = Looks(split.multiplier, promise, ledger, noise_seed=self.noise_seed)
+        part = split.parts(rows.shape[0], looks.source)
         trials = []
         for k, params in enumerate(candidates):
             here, there, weight = _some(data, part == k)
             trials.append(self._trial(params, split, k + 1).fit(here, there, sample_weight=weight))
         scores = self._scores(trials, *_some(data, part == len(candidates)))
-        self.best_index_ = _choose(scores, split, noise, ledger)
+        self.best_index_ = _choose(scores, split, looks)
         self.candidates_, self.best_params_ = candidates, candidates[self.best_index_]
-        last = self._last(self.best_params_, split).set_params(ledger=ledger)
-        self.best_estimator_ = last.fit(X, y, sample_weight=sample_weight).set_params(ledger=None)
+        last = self._last(self.best_params_, split).set_params(ledger=ledger).fit(X, y, sample_weight=sample_weight)
+        self.best_estimator_ = last.set_params(ledger=None)
         self.parts_ = {"records": split.records, "validation": split.checks, "epsilon": split.trial}
         self.privacy_ = self._statement(split, trials, leaks)
         self.best_estimator_._state(self.privacy_)  # its parameters were chosen on the same records
@@ -283,9 +274,7 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
         return "best_estimator_" in vars(self)
 
     def __sklearn_tags__(self) -> Tags:
-        tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
-        for name in ("estimator_type", "classifier_tags", "regressor_tags", "target_tags", "input_tags"):
-            setattr(tags, name, getattr(inner, name))
+        tags: Tags = get_tags(self.estimator)
         tags.non_deterministic = True
         return tags
 
@@ -363,13 +352,10 @@ class _BestOf(privacy.NoisyMax):
         return f"random choice of one candidate, which costs as much as Gaussian noise of {much}"
 
 
-def _choose(scores: Dense, split: _Split, noise: privacy.Source, ledger: privacy.Ledger) -> int:
+def _choose(scores: Dense, split: _Split, looks: Looks) -> int:
     """The exponential mechanism: k with probability proportional to exp(score_k / temperature), charged first."""
-    release = Release("choice", clip=privacy.Clip(1.0, ord=math.inf), mechanism=split.choice, lift=discard)
-    stage, holder = Stage(privacy.FullBatch(1.0), [release], "selection"), FixedRows(scores)
-    with ledger.run({stage.name: stage.event(split.promise.adjacency)}, seeded=noise.seeded) as run:
-        setting = RunContext(Local(holder), holder.space, Keys(0, noise), ledger=run)
-        return int(look(stage, setting, split.promise)["choice"].argmax())
+    with looks.announced({"selection": 1.0}):
+        return int(looks.take("selection", scores, privacy.Clip(1.0, ord=math.inf), split.choice).argmax())
 
 
 def _some(data: tuple, chosen: np.ndarray) -> tuple:

@@ -30,15 +30,6 @@ from isthmus.privacy.leaks import Leak, PrivacyBudgetWarning, leak
 from isthmus.tables.encoder import TableEncoder
 
 
-def _always(step: BaseEstimator) -> bool:
-    return True
-
-
-def _declared_words(step: BaseEstimator) -> bool:
-    """An encoder of given words, none of which is rare or frequent by what the rows hold."""
-    return not isinstance(step.categories, str) and step.min_frequency is None and step.max_categories is None
-
-
 def _elementwise(function: object) -> bool:
     """Whether a function is known to look at one number at a time."""
     return function is None or isinstance(function, np.ufunc)
@@ -49,13 +40,18 @@ def _constant(step: BaseEstimator) -> bool:
     return step.strategy == "constant" and step.keep_empty_features and not step.add_indicator
 
 
+def _declared_words(step: BaseEstimator) -> bool:
+    """An encoder of given words, none of which is rare or frequent by what the rows hold."""
+    return not isinstance(step.categories, str) and step.min_frequency is None and step.max_categories is None
+
+
 _STATELESS: dict[type, Callable[[BaseEstimator], bool]] = {
-    **dict.fromkeys((pre.Binarizer, pre.Normalizer, pre.PolynomialFeatures), _always),
-    **dict.fromkeys((FeatureHasher, HashingVectorizer, FrozenEstimator), _always),  # frozen: fitted elsewhere
-    **dict.fromkeys((AdditiveChi2Sampler, PolynomialCountSketch, SkewedChi2Sampler), _always),
+    **dict.fromkeys((pre.Binarizer, pre.Normalizer, pre.PolynomialFeatures), lambda step: True),
+    **dict.fromkeys((FeatureHasher, HashingVectorizer, FrozenEstimator), lambda step: True),  # frozen: fitted elsewhere
+    **dict.fromkeys((AdditiveChi2Sampler, PolynomialCountSketch, SkewedChi2Sampler), lambda step: True),
     **dict.fromkeys((pre.OneHotEncoder, pre.OrdinalEncoder), _declared_words),
     **dict.fromkeys((GaussianRandomProjection, SparseRandomProjection), lambda step: step.n_components != "auto"),
-    TableEncoder: _always,  # it reads names and types of columns, and rows one by one
+    TableEncoder: lambda step: True,  # it reads names and types of columns, and rows one by one
     pre.FunctionTransformer: lambda step: _elementwise(step.func),
     pre.SplineTransformer: lambda step: not isinstance(step.knots, str),
     RBFSampler: lambda step: not isinstance(step.gamma, str),
@@ -98,15 +94,23 @@ def _name(part: object) -> str:
     return str(getattr(part, "__name__", type(part).__name__))
 
 
-ONCE = ("", "pipeline", "base", "utils", "compose", "frozen", "_config", "externals")
+ONCE = ("pipeline", "base", "utils", "compose", "frozen", "_config", "externals")
 """Parts of scikit-learn that fit an estimator once; all others try it several times, or feed its errors back."""
+
+
+def _frames() -> Iterator[FrameType]:
+    """Whatever is running, from the inside out."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _warn_of_repeated_fits(epsilon: float) -> None:
     """Warn when a fit is one of many of a model selection: each of them spends."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if _part(frame) not in ONCE:
+    for frame in _frames():
+        package, *parts = str(frame.f_globals.get("__name__", "")).split(".")
+        if package == "sklearn" and parts and parts[0] not in ONCE:
             warnings.warn(
                 f"every fit of a search, cross-validation or ensemble spends epsilon={epsilon:g} on the rows it "
                 "sees, and the scores that it is judged by are not private: choose with isthmus.PrivateSearch, "
@@ -115,16 +119,11 @@ def _warn_of_repeated_fits(epsilon: float) -> None:
                 stacklevel=3,
             )
             return
-        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _learned_before() -> tuple[Leak, ...]:
     """Warn of whatever may have learned from the rows before this fit; what the statement says of it."""
-    names: dict[str, None] = {}
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:  # a Pipeline may be the last step of another
-        names |= dict.fromkeys(_learners_around(frame))
-        frame = frame.f_back
+    names = dict.fromkeys(name for frame in _frames() for name in _learners_around(frame))  # pipelines may be nested
     remedy = (
         "scale by bounds=, target_bounds= or public rows, or use steps that look at one row at a time (encoders with "
         "declared words, Normalizer, FunctionTransformer of a numpy ufunc, or FrozenEstimator around one fitted to "
@@ -150,9 +149,3 @@ def _learners_around(frame: FrameType) -> Iterator[str]:
         ours = any(base.__module__.startswith("isthmus.") for base in kind.__mro__)
         if not ours and kind.__module__.split(".")[0] != "sklearn":
             yield f"{kind.__name__} around the model"  # not known to hand the rows on as they are
-
-
-def _part(frame: FrameType) -> str:
-    """Which part of scikit-learn a frame runs in."""
-    words = str(frame.f_globals.get("__name__", "")).split(".")
-    return words[1] if words[0] == "sklearn" and len(words) > 1 else ""

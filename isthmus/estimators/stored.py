@@ -23,7 +23,7 @@ from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap, RowMaps
 
 if TYPE_CHECKING:
-    from isthmus.estimators.base import _PrivateLinear
+    from isthmus.estimators.linear import _PrivateLinear
 
 Kind = TypeVar("Kind", bound="type[_PrivateLinear]")
 FORMAT = storage.Format("isthmus-estimator-3", "isthmus.estimators.save")

@@ -24,12 +24,12 @@ import torch
 
 from isthmus.algorithms.purchases import BINS, octaves, ranges
 from isthmus.base import validate
-from isthmus.estimators.base import LedgerLike
-from isthmus.estimators.figures import _Bins
-from isthmus.estimators.scoring import Looks
+from isthmus.estimators.linear import LedgerLike
+from isthmus.estimators.looks import Looks
+from isthmus.estimators.scoring import _Bins
 from isthmus.privacy import PrivacyStatement
-from isthmus.tables.encode import NamedColumns, as_frame, encode, readable
-from isthmus.tables.entries import from_days
+from isthmus.tables.columns import from_days, readable
+from isthmus.tables.encode import NamedColumns, as_frame, encode
 from isthmus.tables.schema import Column, Schema
 
 _RANGES, _COUNTS, _MEANS = "summary ranges", "summary counts", "summary means"
@@ -144,8 +144,8 @@ def private_summary(
     columns, left_out = _chosen(frame, schema)
     looks = Looks.paid_from(ledger, epsilon, delta, adjacency, noise_seed=noise_seed)
     entries = {column.name: _entries(frame, column) for column in columns}
-    summary = _look(columns, entries, bins, looks)
-    return replace(summary, left_out=left_out, privacy=looks.statement(assumptions=(_DECLARED,)))
+    rows, noise, summaries = _look(columns, entries, bins, looks)
+    return Summary(rows, noise, summaries, left_out, looks.statement(assumptions=(_DECLARED,)))
 
 
 # ---------------------------------------------------------------- what is looked at
@@ -180,17 +180,23 @@ def _entries(frame: NamedColumns, column: Column) -> np.ndarray:
     return readable(values, column)
 
 
-def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, looks: Looks) -> Summary:
-    """Ranges, counts and means, each look charged before it is released."""
+def _look(
+    columns: list[Column], entries: dict[str, np.ndarray], bins: int, looks: Looks
+) -> tuple[float, float, tuple[ColumnSummary, ...]]:
+    """The number of rows, its noise and the columns, by looks that are charged before they are released."""
     unknown = [column.name for column in columns if column.type == "number" and column.bounds is None]
     numeric = [column.name for column in columns if column.type in ("number", "date")]
-    weights = {
-        name: _SHARES[name] for name, there in ((_RANGES, unknown), (_COUNTS, columns), (_MEANS, numeric)) if there
-    }
-    shares = {name: share / math.fsum(weights.values()) for name, share in weights.items()}
+    wanted = {_RANGES: bool(unknown), _COUNTS: True, _MEANS: bool(numeric)}
+    whole = math.fsum(_SHARES[name] for name in wanted if wanted[name])
+    shares = {name: _SHARES[name] / whole for name in wanted if wanted[name]}
     with looks.announced(shares):
         if unknown:
-            bought = _bought({name: entries[name] for name in unknown}, looks, shares[_RANGES])
+            # the outer edges of the powers of two that clearly hold entries
+            values = torch.from_numpy(np.nan_to_num(np.stack([entries[name] for name in unknown], axis=1)))
+            counts, noise = looks.counts(_RANGES, octaves(values).numpy(), BINS, shares[_RANGES])
+            some = max(1, round(float(np.clip(counts, 0, None).sum() / len(counts))))
+            low, high, _ = ranges(torch.from_numpy(counts), noise, some)
+            bought = dict(zip(unknown, zip(low.tolist(), high.tolist(), strict=True), strict=True))
             columns = [replace(column, bounds=bought.get(column.name, column.bounds)) for column in columns]
         grids = {column.name: _Grid(column, bins) for column in columns}
         width = max(len(grid.labels) for grid in grids.values())
@@ -207,20 +213,9 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
     # each column's counts sum to the number of rows too: the fewer cells, the quieter the sum
     precision = 1 + (1 / sizes).sum()
     rows = float((counts[0, 0] + sum(part.sum() / len(part) for part in own)) / precision)
-    summaries = [
-        grids[column.name].summary(part, rows, noise, sums.get(column.name))
-        for column, part in zip(columns, own, strict=True)
-    ]
-    return Summary(rows, noise / math.sqrt(precision), tuple(summaries), {}, None)  # type: ignore[arg-type]
-
-
-def _bought(entries: dict[str, np.ndarray], looks: Looks, share: float) -> dict[str, tuple[float, float]]:
-    """The ranges of columns: the outer edges of the powers of two that clearly hold entries."""
-    values = np.nan_to_num(np.stack(list(entries.values()), axis=1))
-    counts, noise = looks.counts(_RANGES, octaves(torch.from_numpy(values)).numpy(), BINS, share)
-    rows = max(1, round(float(np.clip(counts, 0, None).sum() / len(counts))))
-    low, high, _ = ranges(torch.from_numpy(counts), noise, rows)
-    return {name: (float(a), float(b)) for name, a, b in zip(entries, low, high, strict=True)}
+    found = zip(grids.items(), own, strict=True)
+    summaries = tuple(grid.summary(part, rows, noise, sums.get(name)) for (name, grid), part in found)
+    return rows, noise / math.sqrt(precision), summaries
 
 
 # ---------------------------------------------------------------- cells, and what follows from their counts
@@ -255,7 +250,7 @@ class _Grid:
     def terms(self, entries: np.ndarray) -> np.ndarray:
         """(u, u^2), u the place of the entry in the range, 0 where it is missing."""
         assert self.bins is not None
-        low, high = self.bins.edges[0], self.bins.edges[-1]
+        low, high = self.bins.edges[[0, -1]]
         u = np.nan_to_num(np.clip((entries - (low + high) / 2) / ((high - low) / 2), -1.0, 1.0))
         return np.stack([u, u**2], axis=1)
 
@@ -276,34 +271,30 @@ class _Grid:
         spread = half * math.hypot(sums[2], u * noise) / present
         sd = half * math.sqrt(max(square - u**2, 0.0))
         mean = min(max((low + high) / 2 + half * u, low), high)
-        quantiles = self._quantiles(counts[:-1])
+        # where the running sum of the counts passes each level, between the edges of its cell
+        below = np.clip(np.maximum.accumulate(np.cumsum(counts[:-1])), 0, None)
+        below = np.append(0.0, below / max(float(below[-1]), 1e-300))
+        places = np.interp(_LEVELS, below, np.append(self.bins.low, self.bins.high[-1]))
+        quantiles = dict(zip(_LEVELS, places.tolist(), strict=True))
         return replace(column_summary, mean=float(mean), mean_noise=spread, sd=sd, quantiles=quantiles)
 
-    def _quantiles(self, counts: np.ndarray) -> dict[float, float]:
-        """Where the running sum of the counts passes each level, between the edges of its cell."""
-        assert self.bins is not None
-        below = np.clip(np.maximum.accumulate(np.cumsum(counts)), 0, None)
-        below = below / max(float(below[-1]), 1e-300)
-        places = np.append(self.bins.low, self.bins.high[-1])
-        return {level: float(np.interp(level, np.append(0.0, below), places)) for level in _LEVELS}
 
-
-def _place(column: Column, value: float) -> str:
+def _place(column: Column | ColumnSummary, value: float) -> str:
     return from_days(value).isoformat() if column.type == "date" else f"{value:.5g}"
 
 
 def _lines(column: ColumnSummary) -> list[str]:
     """A column as text: what it is, what it has on average, and a bar for each cell."""
-    span, where, days = Column(column.name, column.type), "", " days" * (column.type == "date")
+    where, days = "", " days" * (column.type == "date")
     if column.bounds is not None:
-        where = " from " + " to ".join(_place(span, bound) for bound in column.bounds)
+        where = " from " + " to ".join(_place(column, bound) for bound in column.bounds)
     lines = [f"{column.name}: {column.type}{where}; counts have noise of s.d. {column.noise:.3g}"]
     if column.note:
         lines.append(f"  {column.note}")
     if column.mean is not None:
         noise = f"(noise s.d. {column.mean_noise:.2g}{days})"
-        lines.append(f"  mean {_place(span, column.mean)} {noise}, standard deviation {column.sd:.4g}{days}")
-        lines.append("  " + ", ".join(f"{level:.0%} {_place(span, at)}" for level, at in column.quantiles.items()))
+        lines.append(f"  mean {_place(column, column.mean)} {noise}, standard deviation {column.sd:.4g}{days}")
+        lines.append("  " + ", ".join(f"{level:.0%} {_place(column, at)}" for level, at in column.quantiles.items()))
     cells = [*column.cells, ("(missing)", column.missing)]
     cells = [cell for cell in cells if cell[1] > 2 * column.noise or column.bounds is None]
     most = max([count for _, count in cells], default=1.0)

@@ -4,7 +4,6 @@
 `pinv`, `unbiased`, `ProjectAndLift`, `CoSaMP`, `HeavyHitters`, `discard`) fill the lift slot of a pipeline.
 """
 
-from isthmus.lifts.decoders import BasisPursuit, basis_pursuit, cosamp
 from isthmus.lifts.parts import (
     Adjoint,
     CoSaMP,
@@ -16,11 +15,19 @@ from isthmus.lifts.parts import (
     ProjectAndLift,
     Unbiased,
     adjoint,
+    cosamp,
     discard,
     pinv,
     unbiased,
 )
-from isthmus.lifts.project_lift import LiftResult, compressed_gradient_mapping, project_and_lift, solve_lift
+from isthmus.lifts.project_lift import (
+    BasisPursuit,
+    LiftResult,
+    basis_pursuit,
+    compressed_gradient_mapping,
+    project_and_lift,
+    solve_lift,
+)
 
 __all__ = ["Adjoint", "BasisPursuit", "CoSaMP", "Discard", "HeavyHitters", "Lift", "LiftResult", "Lifted", "Pinv"]
 __all__ += ["ProjectAndLift", "Unbiased", "adjoint", "basis_pursuit", "compressed_gradient_mapping", "cosamp"]

@@ -106,8 +106,9 @@ class LinearModel(Objective):
         weights: object = None,
     ) -> None:
         self.penalty = penalty_of(l1, l2, penalty)
+        labelled = self.labelled()
         self.targets: Targets = self.reads()
-        if not self.labelled():
+        if not labelled:
             validate.check(classes is None, "classes", classes, "leave it out: only a classifier has classes")
         elif classes is None:
             self.read_off = (CLASSES_READ,)

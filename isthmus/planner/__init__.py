@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from isthmus.algorithms import KNOWN
 from isthmus.algorithms.facts import CONSTANTS, Facts, PublicFacts
 from isthmus.algorithms.filling import Algorithm, Choice, Refusal, Variant, algorithm_of
 from isthmus.algorithms.frank_wolfe import ball_bound, reach, vertex_bound
-from isthmus.algorithms.prepared import preferred
+from isthmus.algorithms.private import preferred
 from isthmus.base import notebook, validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.core.minimize import Recipe
@@ -29,183 +29,105 @@ from isthmus.gradients import Glm, Outer, Rows
 from isthmus.objectives.linear import Loss, loss_of
 from isthmus.sets import Subspace
 
-_PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
 
-
-@dataclass(frozen=True)
-class Rule:
-    """Where `when` holds, the choices named by `prefers` come first, in that order."""
+class Rule(NamedTuple):
+    """A rule that holds: its name, the choices that come first, in this order, and why."""
 
     name: str
-    when: Callable[[Facts], bool]
-    prefers: Callable[[Facts], tuple[str, ...]]
+    prefers: tuple[str, ...]
     why: str
 
 
-def _public_directions(facts: Facts) -> bool:
-    if facts.public is None or (facts.outputs > 1 and not facts.public.labelled):
-        return False
-    return facts.public.beyond(facts.public_size, facts.parameters) >= CONSTANTS.captured
-
-
-def _uneven(facts: Facts) -> bool:
-    shape = facts.component_smoothness
-    return shape is not None and float(shape.max() / shape.min()) >= CONSTANTS.uneven
-
-
-def _small_polytope(facts: Facts) -> bool:
-    r = reach(facts)
-    if r is None or r > CONSTANTS.tight:
-        return False
-    low, high = CONSTANTS.vertices
-    return 2 * min(vertex_bound(facts, rounds) for rounds in range(low, high + 1, 10)) < ball_bound(facts)
-
-
-def _few_passes(facts: Facts) -> bool:
-    if facts.max_passes is None:
-        return False
-    if preferred(facts) in ("plain", "step bought", "columns and step bought"):
-        return facts.max_passes < CONSTANTS.few_passes_unscaled
-    return facts.max_passes < CONSTANTS.few_passes
-
-
-def _few_coefficients(facts: Facts) -> bool:
-    if facts.sparsity is None:
-        return False
-    few = facts.sparsity * CONSTANTS.sparse_share <= facts.parameters
-    return facts.b < CONSTANTS.sparse_b[few] * facts.parameters
-
-
-def _many_blocks(facts: Facts) -> bool:
-    """Where blocks by public frequencies were measured to win: with fewer numbers or records a sketch does."""
-    if facts.sparse:
-        return (facts.max_dims or 0) >= CONSTANTS.block_dims
-    return facts.n > CONSTANTS.small_records and facts.b >= CONSTANTS.block_b * facts.parameters
-
-
-def _sketch(facts: Facts) -> tuple[str, ...]:
+def _sketches(facts: Facts) -> tuple[str, ...]:
     """All records where that is cheap, batches where it is not."""
     if facts.n <= CONSTANTS.small_records and facts.max_passes is None:
         return ("priv_sgd", "dp_comp_minibatch", "rpdp_sgd")
     return ("dp_comp_minibatch", "rpdp_sgd", "priv_sgd")
 
 
-def _batches(facts: Facts) -> tuple[str, ...]:
-    """Batches, after X'X where it can be bought."""
-    if "statistics" in preferred(facts):
-        return (f"dp_gd ({preferred(facts)})", "dp_sgd")
-    return ("dp_sgd",)
-
-
-PRIVATE_RULES: tuple[Rule, ...] = (
-    # Where max_dims < parameters, constraint is a Subspace. Supported by Theorem 2.3 (001); python -m lab reproduce
-    # 001-figure-5ab: a seventh of the numbers, twice the epochs of SGD
-    Rule(
-        "known subspace",
-        lambda facts: facts.narrow and isinstance(facts.constraint, Subspace),
-        _sketch,
-        "the set has few dimensions: a sketch that keeps them loses nothing",
-    ),
-    # Where max_dims < parameters; public rows whose top k <= max_dims directions hold 80 % of the hold-out energy.
-    # Supported by Theorem 6 (004); docs/planner.md, low rank
-    Rule(
-        "public directions",
-        lambda facts: facts.narrow and _public_directions(facts),
-        lambda facts: ("pdp_sgd", *_sketch(facts)),
-        "public gradients lie in few directions, and only a few numbers may be released",
-    ),
-    # Where max_dims < parameters; public M_j (or public rows); CSR and max_dims >= 500, or n > 10,000 and n mu >= 8 d.
-    # Supported by lab/studies/private_tables.py: IMDB .833 with word ranks, sketches .759; lending R2 .464 against .417
-    Rule(
-        "public frequencies",
-        lambda facts: facts.narrow and facts.component_smoothness is not None and _many_blocks(facts),
-        lambda facts: ("dp_skgd", *_sketch(facts)),
-        "many numbers or records, and public facts say which columns matter",
-    ),
-    # Where max_dims < parameters. Supported by lab/studies/private_tables.py: a9a .839 with m = 50, blocks .828, codes
-    # .825
-    Rule(
-        "few numbers",
-        lambda facts: facts.narrow,
-        _sketch,
-        "only a few numbers may be released: a new sketch in every round sees all columns in the end",
-    ),
-    # Where an l1 ball, simplex or hull with radius * |x_ij| <= 5 where the bound of DP-FW is below half of DP-GD's.
-    # Supported by 2 h (2r)^2 / (T + 2) + C r ln(2d) sqrt(T) / (n mu) < C R sqrt(d) / (2 n mu); docs/planner.md, l1 ball
-    Rule(
-        "small polytope",
-        _small_polytope,
-        lambda facts: ("dp_fw",),
-        "the set is small and has corners: choosing one costs ln d, noise in every direction costs sqrt(d)",
-    ),
-    # Where sparsity is given, no polytope, n mu < 2 d; n mu < 10 d where at most d / 20 coefficients matter. Supported
-    # by docs/planner.md, sparse truth
-    Rule(
-        "few coefficients",
-        _few_coefficients,
-        lambda facts: ("compressive_dp_sgd (selection)",),
-        "few coefficients matter: choosing them costs ln d, noise on all of them costs sqrt(d)",
-    ),
-    # Where public M_j that differ by 100 or more, and columns may not be rescaled (set, penalty or scale='none').
-    # Supported by 003-uneven-columns: .014 of the loss left, DP-GD .157; docs/planner.md, uneven columns
-    Rule(
-        "uneven columns",
-        lambda facts: (not facts.free or facts.scale == "none") and facts.smoothness is not None and _uneven(facts),
-        lambda facts: ("dp_cd",),
-        "columns have very different scales and may not be rescaled: each gets a step of its own",
-    ),
+def private_rules(facts: Facts) -> Iterator[Rule]:
+    """The rules of private runs that hold, in the order in which they are asked; the last one always does."""
+    public, shape, b, d = facts.public, facts.component_smoothness, facts.b, facts.parameters
+    if facts.narrow:  # only a few numbers may be released: max_dims < parameters
+        sketches = _sketches(facts)
+        # Supported by Theorem 2.3 (001); python -m lab reproduce 001-figure-5ab: a seventh of the numbers, twice the
+        # epochs of SGD
+        if isinstance(facts.constraint, Subspace):
+            yield Rule("known subspace", sketches, "the set has few dimensions: a sketch that keeps them loses nothing")
+        # Public rows whose top k <= max_dims directions hold 80 % of the hold-out energy. Supported by Theorem 6 (004);
+        # docs/planner.md, low rank
+        if public is not None and (facts.outputs == 1 or public.labelled):
+            if public.beyond(facts.public_size, d) >= CONSTANTS.captured:
+                why = "public gradients lie in few directions, and only a few numbers may be released"
+                yield Rule("public directions", ("pdp_sgd", *sketches), why)
+        # Public M_j (or public rows); CSR and max_dims >= 500, or n > 10,000 and n mu >= 8 d: with fewer numbers or
+        # records a sketch wins. Supported by lab/studies/private_tables.py: IMDB .833 with word ranks, sketches .759;
+        # lending R2 .464 against .417
+        many = facts.n > CONSTANTS.small_records and b >= CONSTANTS.block_b * d
+        if facts.sparse:
+            many = (facts.max_dims or 0) >= CONSTANTS.block_dims
+        if many and shape is not None:
+            why = "many numbers or records, and public facts say which columns matter"
+            yield Rule("public frequencies", ("dp_skgd", *sketches), why)
+        # Supported by lab/studies/private_tables.py: a9a .839 with m = 50, blocks .828, codes .825
+        why = "only a few numbers may be released: a new sketch in every round sees all columns in the end"
+        yield Rule("few numbers", sketches, why)
+    # An l1 ball, simplex or hull with radius * |x_ij| <= 5 where the bound of DP-FW is below half of DP-GD's. Supported
+    # by 2 h (2r)^2 / (T + 2) + C r ln(2d) sqrt(T) / (n mu) < C R sqrt(d) / (2 n mu); docs/planner.md, l1 ball
+    r, (low, high) = reach(facts), CONSTANTS.vertices
+    if r is not None and r <= CONSTANTS.tight:
+        if 2 * min(vertex_bound(facts, rounds) for rounds in range(low, high + 1, 10)) < ball_bound(facts):
+            why = "the set is small and has corners: choosing one costs ln d, noise in every direction costs sqrt(d)"
+            yield Rule("small polytope", ("dp_fw",), why)
+    # n mu < 2 d; n mu < 10 d where at most d / 20 coefficients matter. Supported by docs/planner.md, sparse truth
+    if facts.sparsity is not None and b < CONSTANTS.sparse_b[facts.sparsity * CONSTANTS.sparse_share <= d] * d:
+        why = "few coefficients matter: choosing them costs ln d, noise on all of them costs sqrt(d)"
+        yield Rule("few coefficients", ("compressive_dp_sgd (selection)",), why)
+    # Public M_j that differ by 100 or more, and columns may not be rescaled (set, penalty or scale='none'). Supported
+    # by 003-uneven-columns: .014 of the loss left, DP-GD .157; docs/planner.md, uneven columns
+    fixed = facts.smoothness is not None and not (facts.free and facts.scale != "none")
+    if fixed and shape is not None and float(shape.max() / shape.min()) >= CONSTANTS.uneven:
+        why = "columns have very different scales and may not be rescaled: each gets a step of its own"
+        yield Rule("uneven columns", ("dp_cd",), why)
     # Where max_passes < 10 (moments or X'X bought), < 50 (else). Supported by docs/planner.md, few passes: a9a .840 in
     # one pass, all records .764
-    Rule(
-        "few passes",
-        _few_passes,
-        _batches,
-        "only a few passes are allowed: with batches, each pass makes a hundred steps",
-    ),
-    # Where else. Supported by lab/studies/private_tables.py and docs/planner.md, prepared descent
-    Rule(
-        "prepared descent",
-        lambda facts: True,
-        lambda facts: (f"dp_gd ({preferred(facts)})", *_PREPARED),
-        "scale and step of the columns, not noise, hold plain descent back, and a small share of the budget buys them",
-    ),
-)
-
-FREE_RULES: tuple[Rule, ...] = (
-    # Where max_dims < parameters. Supported by python -m lab reproduce 001-figure-1d-3c-3d: .873 with a twentieth of
-    # the numbers, SGD .874, memoryless .857
-    Rule(
-        "few numbers",
-        lambda facts: facts.narrow,
-        lambda facts: ("comp_gd", "comp_sgd") if facts.max_passes is None else ("comp_sgd", "comp_gd"),
-        "only a few numbers may be sent, and what a sketch loses is sent later",
-    ),
-    # Where max_passes < 50. Supported by docs/planner.md, few passes
-    Rule(
-        "few passes",
-        lambda facts: facts.max_passes is not None and facts.max_passes < CONSTANTS.few_passes_unscaled,
-        lambda facts: ("sgd", "comp_sgd"),
-        "only a few passes are allowed: with batches, each pass makes many steps",
-    ),
-    # Where constraint is an l1 ball, simplex or hull with radius * |x_ij| <= 5. Supported by python -m lab reproduce
-    # 001-compfw-convex: away steps end 10^6 times below plain ones after 200 rounds
-    Rule(
-        "polytope",
-        lambda facts: (reach(facts) or float("inf")) <= CONSTANTS.tight,
-        lambda facts: ("comp_fw", "gd"),
-        "vertices of a small polytope are exact and sparse",
-    ),
-    # Where else. Supported by python -m lab reproduce 001-figure-1a
-    Rule(
-        "plain descent",
-        lambda facts: True,
-        lambda facts: ("gd", "sgd", "comp_sgd"),
-        "no privacy was asked for, so the plain method is best",
-    ),
-)
+    bought, few = preferred(facts), CONSTANTS.few_passes
+    if bought in ("plain", "step bought", "columns and step bought"):
+        few = CONSTANTS.few_passes_unscaled
+    if facts.max_passes is not None and facts.max_passes < few:
+        first = (f"dp_gd ({bought})",) * ("statistics" in bought)  # batches, after X'X where it can be bought
+        why = "only a few passes are allowed: with batches, each pass makes a hundred steps"
+        yield Rule("few passes", (*first, "dp_sgd"), why)
+    # Supported by lab/studies/private_tables.py and docs/planner.md, prepared descent
+    others = (bought, "moments and step bought", "columns and step bought", "step bought")
+    why = "scale and step of the columns, not noise, hold plain descent back, and a small share of the budget buys them"
+    yield Rule("prepared descent", tuple(f"dp_gd ({each})" for each in others), why)
 
 
-RULES = (*PRIVATE_RULES, *FREE_RULES)
+def free_rules(facts: Facts) -> Iterator[Rule]:
+    """The same of runs that are not private."""
+    few = facts.max_passes is not None and facts.max_passes < CONSTANTS.few_passes_unscaled
+    # Supported by python -m lab reproduce 001-figure-1d-3c-3d: .873 with a twentieth of the numbers, SGD .874,
+    # memoryless .857
+    if facts.narrow:
+        either = ("comp_gd", "comp_sgd")
+        if facts.max_passes is not None:
+            either = ("comp_sgd", "comp_gd")
+        yield Rule("few numbers", either, "only a few numbers may be sent, and what a sketch loses is sent later")
+    # Supported by docs/planner.md, few passes
+    if few:
+        why = "only a few passes are allowed: with batches, each pass makes many steps"
+        yield Rule("few passes", ("sgd", "comp_sgd"), why)
+    # An l1 ball, simplex or hull with radius * |x_ij| <= 5. Supported by python -m lab reproduce 001-compfw-convex:
+    # away steps end 10^6 times below plain ones after 200 rounds
+    if (reach(facts) or math.inf) <= CONSTANTS.tight:
+        yield Rule("polytope", ("comp_fw", "gd"), "vertices of a small polytope are exact and sparse")
+    # Supported by python -m lab reproduce 001-figure-1a
+    why = "no privacy was asked for, so the plain method is best"
+    yield Rule("plain descent", ("gd", "sgd", "comp_sgd"), why)
+
+
+RULES = (private_rules, free_rules)
 
 
 @dataclass(frozen=True)
@@ -270,22 +192,19 @@ class Plan:
 
     def rows(self) -> list[list[str]]:
         """The cells of the table."""
-        return [
-            [
-                str(place),
-                choice.name + " *" * choice.research,
-                *map(_short, (choice.noise_multiplier, choice.noise_norm, choice.margin_noise)),
-                f"{choice.dims:,}" if choice.dims < 10**7 else f"{choice.dims:.2g}",
-                *map(_bytes, (choice.bytes, choice.memory)),
-                _time(choice.seconds),
-                _short(choice.passes),
-            ]
-            for place, choice in enumerate(self.choices, 1)
-        ]
+        table = []
+        for place, choice in enumerate(self.choices, 1):
+            dims = f"{choice.dims:,}"
+            if choice.dims >= 10**7:
+                dims = f"{choice.dims:.2g}"
+            noise = map(_short, (choice.noise_multiplier, choice.noise_norm, choice.margin_noise))
+            costs = (*map(_bytes, (choice.bytes, choice.memory)), _time(choice.seconds), _short(choice.passes))
+            table.append([str(place), choice.name + " *" * choice.research, *noise, dims, *costs])
+        return table
 
     def table(self) -> str:
         """The choices, best first, aligned and at most 120 columns wide."""
-        rows = [list(_HEAD), *self.rows()]
+        rows = [[*_HEAD], *self.rows()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         widths[1] += min(0, _WIDTH - sum(widths) - 2 * (len(widths) - 1))  # names give way, numbers do not
         lines = []
@@ -298,15 +217,13 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """The plan as a card of a notebook: the recommendation in words, and the table folded away."""
-        budget = "(not private)"
-        if self.facts.private:
-            budget = f"at epsilon {self.facts.epsilon:g}"
         pieces = [notebook.paragraph(line) for line in self.words().splitlines() if not line.startswith("Not used: ")]
         table = notebook.table(_HEAD, self.rows())
         pieces.append(notebook.details(f"All {len(self.choices)} choices, best first", table))
         if self.refused:
             refused = notebook.items(f"{name}: {reason}" for name, reason in self.refused.items())
             pieces.append(notebook.details(f"{len(self.refused)} algorithms that cannot run here", refused))
+        budget = f"at epsilon {self.facts.epsilon:g}" if self.facts.private else "(not private)"
         return notebook.card(f"Use {self.best.name} {budget}", *pieces)
 
     def to_dict(self) -> dict[str, object]:
@@ -511,12 +428,10 @@ def _ranked(facts: Facts, choices: Sequence[Choice]) -> tuple[Choice, ...]:
         behind = math.inf if choice.shortfall is None else choice.shortfall
         return place, behind, round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
 
-    for rule in PRIVATE_RULES if facts.private else FREE_RULES:
-        if rule.when(facts):
-            preferences = rule.prefers(facts)
-            order = {name: preferences.index(name) for name in preferences}
-            if any(map(named, choices)):
-                break
+    for rule in private_rules(facts) if facts.private else free_rules(facts):
+        order = {name: rule.prefers.index(name) for name in rule.prefers}
+        if any(map(named, choices)):
+            break
     ranked = sorted(choices, key=rank)
     for at, choice in enumerate(ranked):
         why = "it was not measured"

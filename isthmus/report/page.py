@@ -9,22 +9,24 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2.filters import do_filesizeformat
 from markupsafe import Markup
 
 from isthmus.base.atomic import atomic_write
-from isthmus.report import _words, svg
+from isthmus.report import svg
 from isthmus.report.record import FORMAT, Fields, Record, rounded_down, rounded_up
 
 Section = dict[str, Any]
 
 _HERE = Path(__file__).parent
-_PEERS = {"Plain DP-SGD": ("dp-sgd", "dp_sgd", "dpsgd"), "Public labels alone": ("public labels", "public alone")}
 _STRONG, _REASONABLE = 1.0, 10.0
 _CHANGES = {
     "add-remove": ("Adding or removing one record", "whether one given record was used"),
@@ -35,21 +37,26 @@ _LITTLE = 100
 _REMEDY = re.compile(
     r"(?:[.;:]|, or) (?:review|give|declare|name|scale by|use|put|write|see)\b.*", re.IGNORECASE | re.DOTALL
 )
-_COLUMNS = (
-    ("noise_multiplier", "noise multiplier", _words._number, "the noise, in units of the most a record can contribute"),
-    ("noise_norm", "noise in a step", _words._number, "the expected length of the noise in one step"),
-    (
-        "margin_noise",
-        "noise in a prediction",
-        _words._number,
-        "what has built up in the score of one record at the end",
-    ),
-    ("dims", "numbers a round", _words._number, "how many numbers leave the data in one round"),
-    ("bytes", "bytes", _words._size, "what they weigh in the whole run"),
-    ("memory", "memory", _words._size, "an estimate, beside the data"),
-    ("passes", "passes", _words._number, "how often the data is read through"),
-    ("seconds", "time", _words._duration, "an estimate, on one core"),
-)
+_SUPERSCRIPT = str.maketrans("0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b")
+NONE = "\u2013"
+_TABLE = "What was released:"
+
+METRICS = {
+    "accuracy": "the share of records whose class was predicted rightly",
+    "balanced accuracy": "the share predicted rightly, averaged over the classes",
+    "r2": "the share of the target's variation that is explained; 0 is no better than always guessing the mean",
+    "auc": "how often a positive record scores above a negative one; 50% is guessing",
+    "log loss": "the cost of confident mistakes; lower is better",
+    "mean squared error": "the average squared mistake; lower is better",
+    "mean absolute error": "the average size of a mistake; lower is better",
+    "root mean squared error": "the size of a mistake, large ones counting more; lower is better",
+    "recall": "the share of the records of this class that were found",
+    "precision": "the share of the records called so that are",
+    "calibration error": "how far probabilities and what happened lie apart on average; 0% is none",
+}
+_ALIASES = {"r2 score": "r2", "r^2": "r2", "roc auc": "auc", "mse": "mean squared error", "mae": "mean absolute error"}
+_ALIASES |= {"rmse": "root mean squared error"}
+_SHARES = ("accuracy", "balanced accuracy", "auc", "recall", "precision", "calibration error")
 
 
 def render(record: Record) -> str:
@@ -85,9 +92,9 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters = ["number", "duration", "moment", "first_up", "decimals", "one_in", "times", "listed", "argument"]
-    environment.filters |= {name: vars(_words)[f"_{name}"] for name in (*filters, "measured", "spread", "meaning")}
-    environment.filters |= {"fact": _fact, "epsilon": _epsilon, "rounded_up": rounded_up}
+    filters: list[Callable[..., str]] = [_number, _duration, _moment, _first_up, _decimals, _one_in, _times, _listed]
+    filters += [_argument, _measured, _spread, _meaning, _fact, _epsilon, rounded_up]
+    environment.filters |= {words.__name__.lstrip("_"): words for words in filters}
     css = (_HERE / "report.css").read_text(encoding="utf-8")
     environment.globals["css"] = Markup(re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL).strip())
     return environment.get_template("report.html.jinja")
@@ -119,21 +126,26 @@ def _verdict(record: Record) -> Section:
         headline, tone = f"{headline}, but not all that was read is covered", "weak"
     if record.warnings:
         headline, tone = f"{headline}, subject to the warnings below", "weak"
-    best = _words._best_guess(epsilon, privacy["delta"])
-    guess = _words._at_most(best)
+    best = _best_guess(epsilon, privacy["delta"])
+    guess = _at_most(best)
     odds = [(0.5, "a coin toss: 50%", "soft"), (best - 0.5, f"what the results add, at most: up to {guess}", "strong")]
     factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
     return {"tone": tone, "headline": headline, "change": change, "guess": guess, "odds": odds, "factor": factor}
 
 
 def _statement(record: Record) -> list[list[str]]:
-    """The paragraphs of the statement, leaks without the advice for whoever trains the next model."""
+    """The statement's paragraphs as lines: leaks without the advice for whoever trains the next model, and without the
+    assumptions and the table of releases, which are shown on their own.
+    """
     words, privacy = record.words, record.privacy
     if privacy is None:
         return []
     for leak in privacy["leaks"]:
         words = words.replace(leak, _fact(leak))
-    return _words._paragraphs(words, privacy["assumptions"], bool(privacy["releases"]))
+    shown_below = "\n".join(f"- {assumption}" for assumption in privacy["assumptions"])
+    paragraphs = [part.strip("\n") for part in words.split("\n\n") if part.strip()]
+    paragraphs = [part for part in paragraphs if not shown_below or part.partition("\n")[2] != shown_below]
+    return [part.splitlines() for part in paragraphs if not (privacy["releases"] and part.startswith(_TABLE))]
 
 
 def _fact(leak: str) -> str:
@@ -172,7 +184,7 @@ def _budget(record: Record) -> Section | None:
     if len(curve) > 1:
         levels = []
         if target is not None and math.isfinite(target):
-            levels = [(target, f"asked for: {_words._number(target)}")]
+            levels = [(target, f"asked for: {_number(target)}")]
         words, line = ("Privacy spent, by round", [("epsilon spent", curve)]), ("round", "epsilon spent")
         section["chart"] = svg.lines("budget", *words, *line, levels=levels, zero=True)
     if shared is not None and shared["epsilon"] > 0:
@@ -180,7 +192,7 @@ def _budget(record: Record) -> Section | None:
         left = max(0.0, whole - spent)
         told = f"spent so far, by all runs: epsilon {rounded_up(spent)}"
         section["parts"] = [(spent / whole, told, "strong"), (left / whole, f"left: epsilon {rounded_down(left)}", "")]
-        section["ends"] = ("0", f"epsilon {_words._number(whole)}")
+        section["ends"] = ("0", f"epsilon {_number(whole)}")
     return section
 
 
@@ -190,8 +202,8 @@ def _comparison(record: Record) -> Section | None:
     if not rows:
         return None
     measure, dims = rows[0]["metric"], record.model["dims"]
-    kind = _words._metric_key(measure)
-    mine = [m["value"] for m in record.metrics if _words._metric_key(m["name"]) == kind and m["value"] is not None]
+    kind = _metric_key(measure)
+    mine = [m["value"] for m in record.metrics if _metric_key(m["name"]) == kind and m["value"] is not None]
     if mine:
         own = next((row for row in rows if row["score"] == mine[0] and row["dims"] in (None, dims)), None)
         if own is None:
@@ -200,19 +212,15 @@ def _comparison(record: Record) -> Section | None:
             own |= {"dims": dims, "seconds": record.model["seconds"], "note": None, "share": None}
             rows.insert(0, own)
         own["own"] = True
-    same = [row for row in rows if row["score"] is not None and _words._metric_key(row["metric"]) == kind]
+    same = [row for row in rows if row["score"] is not None and _metric_key(row["metric"]) == kind]
     scores = [row["score"] for row in same]
-    most = max(float(_words._is_share(measure, scores)), 0.0, *scores)
+    most = max(float(_is_share(measure, scores)), 0.0, *scores)
     for row in same:  # the length of its bar
         row["share"] = max(0.0, row["score"] / (most or 1.0))
-    names = "\n".join(row["name"].lower() for row in rows)
-    found = {peer: any(key in names for key in keys) for peer, keys in _PEERS.items()}
     measures = {row["metric"] for row in rows}
     return {
         "rows": rows,
-        "found": found,
-        "missing": [peer for peer, there in found.items() if not there],
-        "measure": _words._first_up(measure or "") * (len(measures) == 1),
+        "measure": _first_up(measure or "") * (len(measures) == 1),
         "unprotected": any(row["epsilon"] == math.inf for row in rows),
         "gaps": any(row[name] is None for row in rows for name in ("epsilon", "score", "dims", "seconds")),
     }
@@ -269,3 +277,213 @@ def _plan(record: Record) -> Section | None:
     exact = [i for i in same if choices[i]["name"] == model["choice"]]
     columns = [column for column in _COLUMNS if any(choice[column[0]] is not None for choice in choices)]
     return {**record.plan, "chosen": next(iter(exact + same), None), "columns": columns}
+
+
+# ---------------------------------------------------------------- figures and facts in plain words
+
+
+def _metric_key(name: str | None) -> str:
+    """A measure's usual name.
+
+    >>> _metric_key("Test accuracy"), _metric_key("R2"), _metric_key("roc_auc"), _metric_key("recall of yes")
+    ('accuracy', 'r2', 'auc', 'recall')
+    """
+    plain = (name or "").replace("_", " ").lower().removeprefix("test ").strip()
+    kind = next((start for start in ("recall", "precision") if plain.startswith((f"{start} of ", f"{start}, "))), plain)
+    return _ALIASES.get(kind, kind)
+
+
+def _is_share(name: str | None, values: Sequence[float]) -> bool:
+    """Whether a measure is written in percent."""
+    return _metric_key(name) in _SHARES and all(0 <= value <= 1 for value in values)
+
+
+def _meaning(name: str) -> str:
+    """What a measure says, where it is a usual one."""
+    return METRICS.get(_metric_key(name), "")
+
+
+def _measured(value: float | None, name: str | None) -> str:
+    """A measure's value.
+
+    >>> _measured(0.8473, "accuracy"), _measured(0.5912, "R2"), _measured(None, "R2")
+    ('84.73%', '0.5912', '\u2013')
+    """
+    if value is not None and _is_share(name, [value]):
+        return f"{100 * value:.2f}%"
+    return _number(value)
+
+
+def _spread(value: float | None, name: str | None) -> str:
+    """The size of the noise in a measure, in the measure's unit: two digits say enough.
+
+    >>> _spread(0.003294, "accuracy"), _spread(0.02731, "R2"), _spread(None, "R2")
+    ('0.33%', '0.027', '')
+    """
+    if not value:
+        return ""
+    return f"{100 * value:.2g}%" if _is_share(name, [value]) else f"{value:.2g}"
+
+
+def _first_up(words: str) -> str:
+    """The first letter as a capital, the others as they are."""
+    return words[:1].upper() + words[1:]
+
+
+def _number(value: float | None) -> str:
+    """Four digits, thousands apart.
+
+    >>> _number(1234567), _number(0.123456), _number(None), _number(math.inf)
+    ('1,234,567', '0.1235', '\u2013', '\u221e')
+    """
+    if value is None:
+        return NONE
+    if math.isinf(value):
+        return "\u221e"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if 0 < abs(value) < 1e-4:
+        return _power(value)
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def _power(value: float) -> str:
+    """Small numbers by their power of ten.
+
+    >>> _power(1e-5), _power(4.31e-06)
+    ('10\u207b\u2075', '4.31 \u00d7 10\u207b\u2076')
+    """
+    mantissa, exponent = f"{value:.2e}".split("e")
+    digits = mantissa.rstrip("0").rstrip(".")
+    ten = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
+    return ten if digits == "1" else f"{digits} \u00d7 {ten}"
+
+
+def _decimals(value: float) -> str:
+    """A small number with all its zeros, as long as they can be counted.
+
+    >>> _decimals(1e-5), _decimals(4.31e-06), _decimals(1e-9)
+    ('0.00001', '0.00000431', '10\u207b\u2079')
+    """
+    return f"{value:.10f}".rstrip("0") if value >= 1e-6 else _power(value)
+
+
+def _one_in(share: float) -> str:
+    """A small probability as a chance, never rounded to a smaller one.
+
+    >>> _one_in(1e-5), _one_in(3e-6)
+    ('1 in 100,000', '1 in 333,333')
+    >>> _one_in(5e-324)
+    'less than 1 in 10^300'
+    """
+    chance = 1 / share
+    return f"1 in {math.floor(chance + 1e-6):,}" if math.isfinite(chance) else "less than 1 in 10^300"
+
+
+def _size(value: float | None) -> str:
+    """Bytes."""
+    return NONE if value is None else do_filesizeformat(value)
+
+
+def _duration(seconds: float | None) -> str:
+    """Seconds, minutes or hours.
+
+    >>> _duration(0.2234), _duration(200), _duration(9000)
+    ('0.22 s', '3 min 20 s', '2 h 30 min')
+    """
+    if seconds is None:
+        return NONE
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _moment(created: str | None) -> str:
+    """A date and time to read; with a zone it is told in UTC.
+
+    >>> _moment("2026-05-04T10:30:00+02:00")
+    '4 May 2026, 08:30 UTC'
+    """
+    if created is None:
+        return ""
+    when, zone = datetime.fromisoformat(created), ""
+    if when.tzinfo is not None:
+        when, zone = when.astimezone(UTC), " UTC"
+    return f"{when.day} {when:%B %Y, %H:%M}{zone}"
+
+
+def _listed(names: Sequence[str] | None, most: int = 24) -> str:
+    """The first names, and how many more there are.
+
+    >>> _listed(["age", "sex", "city"], most=2)
+    'age, sex and 1 more'
+    """
+    if not names:
+        return ""
+    listing = ", ".join(_shortened(name, 60) for name in names[:most])
+    return listing + f" and {len(names) - most:,} more" * (len(names) > most)
+
+
+def _shortened(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "\u2026"
+
+
+def _argument(value: object) -> str:
+    """An argument's value; long lists by their length."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key} {_argument(item)}" for key, item in value.items())
+        return inner if len(inner) <= 120 else f"{len(value)} settings"
+    if isinstance(value, tuple):
+        return ", ".join(map(_argument, value)) if len(value) <= 6 else f"{len(value):,} values"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _number(value)
+    return _shortened({"True": "yes", "False": "no", "None": "none"}.get(str(value), str(value)), 160)
+
+
+def _times(count: int) -> str:
+    """How often something happened.
+
+    >>> _times(1), _times(2000)
+    ('once', '2,000 times')
+    """
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _best_guess(epsilon: float, delta: float) -> float:
+    """How often a guess between neighbouring data sets, from even odds, can be right: (e^eps + delta) / (e^eps + 1).
+
+    >>> round(_best_guess(1.0, 1e-5), 4), _best_guess(math.inf, 1e-5)
+    (0.7311, 1.0)
+    """
+    likely = math.exp(min(epsilon, 700.0))
+    return min(1.0, (likely + delta) / (likely + 1))
+
+
+def _at_most(share: float) -> str:
+    """A share in percent, never rounded down; 100% is said only of 1.
+
+    >>> _at_most(0.73106), _at_most(0.99999), _at_most(1.0)
+    ('73.2%', '99.999%', '100%')
+    """
+    rounded = ((digits, math.ceil(share * 10 ** (digits + 2) - 1e-6) / 10**digits) for digits in range(1, 7))
+    digits, up = next((pair for pair in rounded if pair[1] < 100), (1, 100.0))
+    return f"{up:.{digits}f}".rstrip("0").rstrip(".") + "%"
+
+
+_COLUMNS = (
+    ("noise_multiplier", "noise multiplier", _number, "the noise, in units of the most a record can contribute"),
+    ("noise_norm", "noise in a step", _number, "the expected length of the noise in one step"),
+    (
+        "margin_noise",
+        "noise in a prediction",
+        _number,
+        "what has built up in the score of one record at the end",
+    ),
+    ("dims", "numbers a round", _number, "how many numbers leave the data in one round"),
+    ("bytes", "bytes", _size, "what they weigh in the whole run"),
+    ("memory", "memory", _size, "an estimate, beside the data"),
+    ("passes", "passes", _number, "how often the data is read through"),
+    ("seconds", "time", _duration, "an estimate, on one core"),
+)
+"""What the plan says of an algorithm: the field, its name, how it is written, what it means."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from markupsafe import Markup, escape
 
 _Line = tuple[str, Sequence[tuple[float, float | None]]]
@@ -36,10 +37,10 @@ class _Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, at = self.low, self.high, min(max(value, -_LARGE), _LARGE)
+        ends = [self.low, self.high]
         if self.log:
-            low, high, at = math.log(low), math.log(high), math.log(max(value, low))
-        return self.start + (at - low) / (high - low) * (self.end - self.start)
+            value, ends = math.log(max(value, self.low)), [math.log(end) for end in ends]
+        return float(np.interp(value, ends, [self.start, self.end]))
 
 
 def _short(value: float, percent: bool = False) -> str:

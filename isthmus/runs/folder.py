@@ -18,18 +18,16 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from isthmus import estimators
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write, sync
+from isthmus.tables.columns import as_written
 from isthmus.tables.files import Table, check_numbers, numbers_of
 from isthmus.tables.schema import Schema
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 SETTINGS, SCHEMA, PLAN, LEDGER, CHECKPOINT = "settings.json", "schema.toml", "plan.json", "ledger", "checkpoint"
 
@@ -201,7 +199,7 @@ def predictions(
         for name in ids:
             validate.check(name in have, "id", name, f"name a column of the file, which has {have[:20]}")
         own = [column.name for column in schema.columns if column.type == "id" and column.name in have]
-    carried = {name: _entries(table.frame[name]) for name in dict.fromkeys([*ids, *own])}
+    carried = {name: as_written(table.frame[name]) for name in dict.fromkeys([*ids, *own])}
     able = hasattr(estimator, "predict_proba")
     validate.check(able or not proba, "proba", proba, "leave it out: this model has no probabilities")
     classes, labels = vars(estimator).get("classes_", np.empty(0)), []
@@ -216,13 +214,6 @@ def predictions(
     twice = sorted(set(carried) & set(columns))
     validate.check(not twice, "id", twice, "rename the column first: a column of the predictions has that name")
     return carried | columns
-
-
-def _entries(values: Series) -> np.ndarray:
-    """Identifiers as they were read; text where nothing is "" ."""
-    if values.dtype.kind in "iufb":
-        return values.to_numpy()
-    return values.astype(object).where(values.notna(), "").to_numpy().astype(str)
 
 
 def _load_model(folder: RunFolder) -> tuple[estimators.PrivateClassifier | estimators.PrivateRegressor, Schema]:

@@ -24,8 +24,8 @@ from dp_accounting import GaussianDpEvent
 from isthmus.base import validate
 from isthmus.core.group import Group
 from isthmus.core.pipeline import Promise
-from isthmus.estimators.figures import Figure, Model, exact_figures
-from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
+from isthmus.estimators.looks import Looks, covers
+from isthmus.estimators.scoring import FIGURES, RANGES, Figure, Model, exact_figures, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.plan import mu_of

@@ -22,8 +22,8 @@ from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
 from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
-from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target
-from isthmus.tables.entries import Signs
+from isthmus.tables.columns import as_labels, as_numbers, as_words
+from isthmus.tables.encode import bounds_of, encode_target
 from isthmus.tables.files import Rows, Table, check_numbers, columns_of, numbers_of, read
 from isthmus.tables.infer import check_decimal, infer
 from isthmus.tables.schema import BUCKETS, TASKS, Column, Schema, Target, check_names, listed
@@ -138,7 +138,7 @@ def prepare(
     if public is not None and _targets(public, target.name) is not None:
         shared = rows_of(public, schema, "public")
     elif public is not None:
-        shared = public.x if public.frame is None else encode(public.frame, schema.read_by(public.separator))
+        shared = public.x if public.frame is None else numbers_of(public.frame, schema.read_by(public.separator))
     sizes, told = (sum(crew.all(int(x.shape[0]))), tested), (tuple(leaks), tuple(notes))
     return PreparedRows(table.name, schema, x, y, features, bounds, *sizes, shared, test, *told)
 
@@ -162,14 +162,13 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
     if table.frame is None:
         check_numbers(table, what)
     y, present = encode_target(targets, target, table.separator)
-    whole, rows = bool(present.all()), table.x if table.frame is None else table.frame
+    whole = bool(present.all())
     remedy = "remove the rows that have no target first, or use add-remove: leaving them out would show how many"
     validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
-    if not whole:
-        rows = rows[present]
     if table.frame is not None:
-        rows = numbers_of(rows, schema.read_by(table.separator))
-    return rows, y
+        frame = table.frame if whole else table.frame.chosen(present)
+        return numbers_of(frame, schema.read_by(table.separator)), y
+    return table.x if whole else table.x[present], y
 
 
 # ---------------------------------------------------------------- columns
@@ -188,8 +187,8 @@ def _complete(
             if public is not None and public.frame is not None and name in public.frame.columns:
                 source = public
             try:
-                signs = Signs.of(settings.decimal, source.separator)
-                inferred = infer(name, source.frame[name], public=source is public, signs=signs)
+                file = {"decimal": settings.decimal, "separator": source.separator}
+                inferred = infer(name, source.frame[name], public=source is public, **file)
             except validate.InvalidInput as error:
                 refused[name] = error
                 continue
@@ -325,7 +324,8 @@ def _guess_task(name: str, values: Series, decimal: str | None, separator: str |
     """Words, truth values, two different numbers: classes.  Anything else: a number to predict."""
     numbers = _numbers_of(values, decimal, separator)
     words, absent = as_words(values)
-    check_decimal(name, words[~absent].tolist(), Signs.of(decimal, separator))
+    if decimal is None:
+        check_decimal(name, words[~absent].tolist(), separator)
     finite = np.isfinite(numbers)
     if (~finite & ~absent).any() or len(np.unique(numbers[finite])) <= 2:
         return "classification"

@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import scipy.sparse as sp
+
 from isthmus import estimators
 from isthmus.base import secret, validate
 from isthmus.base.atomic import CannotWrite
@@ -31,7 +33,6 @@ from isthmus.core.group import ALONE, Group
 from isthmus.core.wire import State
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
-from isthmus.estimators.rank_group import shared_file
 from isthmus.objectives.linear import loss_for
 from isthmus.planner import Plan, plan
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
@@ -172,7 +173,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Plan]:
         n=settings.n or problem.n,
         d=problem.d,
         delta=settings.delta,
-        sparse=problem.features is None and not hasattr(problem.x, "__array_interface__"),
+        sparse=sp.issparse(problem.x),
         features=settings.shape,
         penalty=bool(settings.l1 or settings.l2),
         **{"scale": settings.scale} | facts,
@@ -233,10 +234,12 @@ class _Work:
         run, crew = self.run, self.crew
         if crew.on_leader(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
             with tempfile.TemporaryDirectory() as folder:  # every rank reads the model in rank 0's folder
-                path = shared_file(crew, (Path(folder) if run is None else run.path) / files.MODEL)
+                path = (Path(folder) if run is None else run.path) / files.MODEL
+                content = crew.on_leader(lambda: path.read_bytes().hex())
                 if run is not None:
                     return files._load_model(run)[0]
-                return estimators.load(path)  # type: ignore[arg-type]
+                path.write_bytes(bytes.fromhex(content))
+                return estimators.load(path)
         own: dict[str, Any] = {"ledger": ledger, "verbose": int(progress)}
         if run is not None:
             checkpoint = run.path / files.CHECKPOINT

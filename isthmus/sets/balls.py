@@ -1,4 +1,4 @@
-"""Norm balls of vectors: l1, l2, l-infinity and general lp."""
+"""Norm balls of vectors: l1, l2, l-infinity and general lp, and axis-aligned ellipsoids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.sets import projections
 from isthmus.sets.base import Ball, ConvexSet, VertexForm, _of_length, inside, own
-from isthmus.sets.widths import Width, _chi_mean, _exactly, _max_abs_normal
+from isthmus.sets.widths import Width, _chi_mean, _exactly, _max_chi, _weighted_norm
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class L1Ball(Ball):
         return float(x.abs().sum(dtype=torch.float64))
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
-        return _exactly(self.radius * _max_abs_normal(d))
+        return _exactly(self.radius * _max_chi(torch.ones(d)))
 
     def _vertex_form(self) -> VertexForm:
         return VertexForm(self.radius, signed=True)
@@ -241,3 +241,75 @@ def _ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float
     if a > 0:
         high = (b + root) / a * far / unit
     return low * far / unit, high
+
+
+@dataclass(frozen=True, eq=False)
+class Ellipsoid(Ball):
+    """The ellipsoid {x : ||x / axes||_2 <= radius} with half-axes radius * axes.
+
+    Projection is y_i = h_i^2 x_i / (h_i^2 + lam) with the half-axes h = radius * axes, lam the root of the secular
+    equation ||y / h|| = 1.
+
+    >>> Ellipsoid([2.0, 1.0]).project(torch.tensor([4.0, 0.0]))
+    tensor([2., 0.])
+    >>> Ellipsoid([2.0, 1.0]).diameter()
+    4.0
+    """
+
+    axes: Any
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        axes = own("axes", self.axes, ndim=1)
+        check(axes.numel() > 0 and bool((axes > 0).all()), "axes", self.axes, "give positive half-axes")
+        squares = bool(((axes * self.radius > 1e-100) & (axes * self.radius < 1e100) & (axes > 1e-100)).all())
+        check(squares, "axes", self.axes, "give half-axes between 1e-100 and 1e100, because their squares are needed")
+        self._keep(axes=axes, dim=axes.numel())
+
+    def _project(self, x: Tensor) -> Tensor:
+        if self._gauge(x) <= 1:
+            return x
+        halves = self.radius * self.axes.to(x.device)
+        y = halves * _secular(halves, x.double())
+        return inside(y, self._gauge(y)).to(x.dtype)
+
+    def _derivative(self, z: Array, w: Array) -> projections.Derivative:
+        weight: Array = 1 / self.axes.cpu().numpy() ** 2
+        return projections.smooth(z, w, weight * w, weight)
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        axes: Tensor = self.axes.to(g.device)
+        return axes * _of_length(axes * g.double(), -self.radius)
+
+    def _norm(self, x: Tensor) -> float:
+        return float(projections._pnorm(x.double() / self.axes.to(x.device), 2.0))
+
+    def _diameter(self, d: int) -> float:
+        return 2 * self.radius * float(self.axes.max())
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        return _exactly(self.radius * _weighted_norm(self.axes))
+
+
+def _secular(h: Tensor, x: Tensor) -> Tensor:
+    """z = h x / (h^2 + lam) with ||z|| = 1, for ||x / h|| > 1: the root lam of the secular equation.
+
+    It is solved in units of ||h x|| and of the longest half-axis, so that no square leaves the range of a float:
+    z = n / (c u^2 + tau) with ||n|| = 1, u <= 1 and lam = ||h x|| tau.  1 / ||z|| is concave and increasing in tau, so
+    Newton's method on it rises to the root from any point below; no |z_i| exceeds 1 there, and ||z|| <= 1 at tau = 1.
+    """
+    longest, largest = float(h.max()), float(x.abs().max())
+    u, n = h / longest, (h / longest) * (x / largest)
+    size = float(projections._pnorm(n, 2.0))
+    n, squares = n / size, u**2 * min(longest / largest / size, 1e300)
+    tau = max(0.0, float((n.abs() - squares).max()))
+    for _ in range(100):
+        shifted = (squares + tau).clamp_min(1e-300)
+        z = n / shifted
+        phi = projections.norm(z)
+        following = min(tau + (phi - 1) * phi**2 / float((z * z / shifted).sum()), 1.0)
+        if following <= tau * (1 + torch.finfo(torch.float64).eps):
+            break
+        tau = following
+    return z

@@ -1,4 +1,4 @@
-"""Sets with block structure: the group-norm ball and Cartesian products."""
+"""The whole space, subspaces, and sets of blocks: the group-norm ball and Cartesian products."""
 
 from __future__ import annotations
 
@@ -13,11 +13,93 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base.matrix import Array
-from isthmus.base.validate import check
+from isthmus.base.validate import check, positive
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import Ball, ConvexSet, _of_length, _size_of, inside
-from isthmus.sets.projections import Derivative, same
-from isthmus.sets.widths import Width, _exactly, _max_chi
+from isthmus.sets.base import Ball, ConvexSet, _of_length, _size_of, inside, own, tolerance
+from isthmus.sets.projections import Derivative, norm, same, shortened
+from isthmus.sets.widths import Width, _chi_mean, _exactly, _max_chi
+
+
+@dataclass(frozen=True)
+class Whole(ConvexSet):
+    """All of R^d: the unconstrained case; projection is the identity and the gauge is 0.
+
+    >>> Whole().project(torch.tensor([5.0]))
+    tensor([5.])
+    """
+
+    bounded = False
+
+    def _project(self, x: Tensor) -> Tensor:
+        return x
+
+    def _gauge(self, x: Tensor) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Subspace(ConvexSet):
+    """The span of the rows of `basis` (k x d, orthonormalised here), cut by an l2 ball when `radius` is given.
+
+    The gauge is +inf off the span; on it ||x||_2 / radius, or 0 without a radius.
+
+    >>> line = Subspace([[2.0, 0.0]], radius=1.0)
+    >>> line.project(torch.tensor([3.0, 4.0]))
+    tensor([1., 0.])
+    >>> Subspace([[2.0, 0.0]]).can("lmo")
+    False
+    """
+
+    basis: Any
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        rows = own("basis", self.basis, ndim=2)
+        check(rows.numel() > 0 and norm(rows) > 0, "basis", self.basis, "give at least one nonzero row")
+        if self.radius is not None:
+            positive(radius=self.radius)
+        _, singular, axes = torch.linalg.svd(rows, full_matrices=False)
+        rank = int((singular > singular[0] * max(rows.shape) * torch.finfo(rows.dtype).eps).sum())
+        self._keep(basis=axes[:rank].contiguous(), bounded=self.radius is not None, dim=rows.shape[1])
+
+    @property
+    def rank(self) -> int:
+        """The dimension of the subspace itself."""
+        return int(self.basis.shape[0])
+
+    def _flatten(self, x: Tensor) -> Tensor:
+        axes: Tensor = self.basis.to(x.device)
+        return axes.T @ (axes @ x.double())
+
+    def _project(self, x: Tensor) -> Tensor:
+        y = self._flatten(x)
+        if self.radius is not None:
+            y = inside(y, norm(y) / self.radius)
+        return y.to(x.dtype)
+
+    def _derivative(self, z: Array, w: Array) -> Derivative:
+        def span(x: Array) -> Array:
+            return self._flatten(torch.from_numpy(x)).numpy()
+
+        within = shortened(span(z), w)
+        return lambda x: within(span(x))
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        y = self._flatten(g)
+        return _of_length(y, -(self.radius or 0.0)).to(g.dtype)
+
+    def _gauge(self, x: Tensor) -> float:
+        if norm(x.double() - self._flatten(x)) > tolerance(x) * norm(x):
+            return math.inf
+        if self.radius is None:
+            return 0.0
+        return norm(x) / self.radius
+
+    def _diameter(self, d: int) -> float:
+        return 2 * (self.radius or 0.0)
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        return _exactly((self.radius or 0.0) * _chi_mean(self.rank))
 
 
 @dataclass(frozen=True, eq=False)

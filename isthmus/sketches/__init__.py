@@ -13,8 +13,7 @@ from isthmus.sketches.dense import GaussianSketch, RademacherSketch
 from isthmus.sketches.hashed import CountSketch, SparseJL, TensorSketch
 from isthmus.sketches.kronecker import Kronecker
 from isthmus.sketches.public import KroneckerSubspace, PublicSubspace
-from isthmus.sketches.selection import Blocks, Coordinates, Nice
-from isthmus.sketches.srht import SRHT
+from isthmus.sketches.selection import SRHT, Blocks, Coordinates, Nice
 
 __all__ = ["SRHT", "Blocks", "Context", "Coordinates", "CountSketch", "Encoder", "GaussianSketch", "Identity"]
 __all__ += ["Kronecker", "KroneckerSubspace", "Nice", "PerLeaf", "Progressive", "PublicSubspace", "RademacherSketch"]

@@ -21,15 +21,6 @@ from isthmus.base.space import Space
 from isthmus.sketches import base
 from isthmus.sketches.base import LiftsRanges, Random, Size, Sketch, _check_block, _check_vector, resolve, round_up
 
-SMALL = 1 << 15
-"""Up to this many entries Householder QR is as fast."""
-
-SAFE = 1e-10
-"""Smallest pivot (relative, squared) for which two Cholesky passes are orthonormal to rounding."""
-
-GOOD = 0.2
-"""Smallest pivot for which one pass is."""
-
 SIGNS_FROM = 256
 """From this length on, drawn rows are whitened signs, which cost a quarter of normals and a QR."""
 
@@ -40,29 +31,16 @@ SLIM = 16
 def orthonormal(columns: Tensor) -> Tensor:
     """Orthonormal columns with the same span: the Q of a QR with positive diagonal, which is unique.
 
-    Large ones by Cholesky factors of their float64 Gram matrix, once or twice, over chunks of rows; small ones and
-    nearly dependent ones by Householder QR.
+    It is computed in float64: reduced float32 products would not be orthonormal to rounding.
 
     >>> orthonormal(torch.tensor([[3.0], [4.0]]))
     tensor([[0.6000],
             [0.8000]])
     """
-    if columns.numel() <= SMALL:
-        return _householder(columns)
-    source, out = columns, torch.empty_like(columns)
-    step = max(1, base.CHUNK_BYTES // (8 * columns.shape[1]))
-    spans = [slice(lo, lo + step) for lo in range(0, len(columns), step)]
-    for smallest in (SAFE, GOOD):
-        parts = (source[span].double() for span in spans)
-        inverse, pivot = _whitening(sum((part.T @ part for part in parts), 0 * _eye(columns)))
-        if pivot < smallest:
-            return _householder(columns)
-        for span in spans:
-            out[span] = source[span].double() @ inverse  # reduced float32 products would not be orthonormal
-        if pivot >= GOOD:
-            return out
-        source = out
-    return out
+    q, r = torch.linalg.qr(columns.double())
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q)
+    basis: Tensor = (q * signs[..., None, :]).to(columns.dtype).contiguous()
+    return basis
 
 
 def random_rows(rank: int, size: int, key: int) -> Tensor:
@@ -98,7 +76,7 @@ def frames(shapes: Sequence[tuple[int, int, int]], key: int, device: torch.devic
             made.append(_whitened_signs(next(drawn).view(count, rank, size)).to(dtype))
         else:
             normals = randomness.generator(key, number).standard_normal((count, size, rank))
-            made.append(_householder(torch.from_numpy(normals)).mT.to(where, dtype))
+            made.append(orthonormal(torch.from_numpy(normals)).mT.to(where, dtype))
     return made
 
 
@@ -139,20 +117,6 @@ def _inverse_root(y: Tensor, steps: int = 9) -> Tensor:
         half = 1.5 * eye - 0.5 * (z @ y)
         y, z = y @ half, half @ z
     return z
-
-
-def _householder(columns: Tensor) -> Tensor:
-    q, r = torch.linalg.qr(columns)
-    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q)
-    basis: Tensor = (q * signs[..., None, :]).contiguous()
-    return basis
-
-
-def _whitening(gram: Tensor) -> tuple[Tensor, float]:
-    """R^-1 for the Cholesky factor gram = R'R, and the smallest pivot as a share of the largest diagonal entry."""
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    smallest = torch.where(failed == 0, factor.diagonal().square().min() / gram.diagonal().max(), 0.0)
-    return torch.linalg.solve_triangular(factor.T, _eye(gram), upper=True), float(smallest.nan_to_num(0.0))
 
 
 def _eye(like: Tensor) -> Tensor:

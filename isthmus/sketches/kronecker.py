@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Stored, View, code_room, columns, exact_products, is_sparse, matmul
+from isthmus.base.matrix import Stored, View, code_room, columns, exact_products, is_sparse, matmul, to_dense
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, compact, outer_of, total
 from isthmus.sketches import base
@@ -122,7 +122,9 @@ class KroneckerMap(base.LiftsLeaves):
             return self._leaf_rows(self.space.leaves[0], x, x)
         code = code_room(x, self.m)
         for leaf, left, right in self.space.overlaps(lo, hi):
-            part = _padded(columns(x, left - lo, right - lo), left - leaf.start, leaf.size)
+            part = columns(x, left - lo, right - lo)
+            if right - left < leaf.size:
+                part = torch.nn.functional.pad(to_dense(part), (left - leaf.start, leaf.start + leaf.size - right))
             code[:, self.code_space.slice(leaf.name)] = self._leaf_rows(leaf, part, code)
         return code
 
@@ -250,14 +252,3 @@ def _check_ranks(rank_in: int, rank_out: int, ranks: Ranks | None) -> None:
     validate.positive_int(rank_in=rank_in, rank_out=rank_out)
     for name, (r_out, r_in) in (ranks or {}).items():
         validate.positive_int(**{f"ranks[{name!r}][0]": r_out, f"ranks[{name!r}][1]": r_in})
-
-
-def _padded(part: Stored, before: int, size: int) -> Stored:
-    if part.shape[1] == size:
-        return part
-    if is_sparse(part):
-        wide = part.copy()
-        wide.resize(part.shape[0], size)
-        wide.indices = wide.indices + before
-        return wide
-    return torch.nn.functional.pad(part, (before, size - before - part.shape[1]))

@@ -368,26 +368,29 @@ def learned(
     """
     pieces = _leaf_pieces(space, rows)
     held = {name: factors for name, piece in pieces.items() if (factors := _worth_holding(piece, k)) is not None}
-    if not held:
-        basis, moment, error = _directions(rows, k, dtype, method)
-        return {"basis": basis, "norm": _certified(moment, error, dtype)}
     wide = {name: _copied(factors, factors.device, torch.float64) for name, factors in held.items()}
-    # of the factors in float64, never of the rows: what those round is not in `roundings`
-    inside = sum((factors.inner(factors) for factors in wide.values()), torch.zeros(()))
-    inside = (inside + inside.T) / 2
-    whole = sum((_gram(piece) for name, piece in pieces.items() if name not in held), inside)
-    weights = _weights(whole.diagonal(), whole, k, method, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
-    leaves: dict[str, Mapping[str, base.Tree]] = {}
-    moment, error = weights.T @ inside @ weights, 0.0
-    for name, piece in pieces.items():
-        if name in held:
-            leaves[name] = _stored(held[name])
-            error += _product_error(wide[name], weights)
-        else:
-            basis = _filled([piece], weights, dtype)
-            leaves[name] = {"basis": basis}
-            more, off = _moment(basis)
-            moment, error = moment + more, error + off
+    inside, most = torch.zeros(()), math.inf
+    if held:  # of the factors in float64, never of the rows: what those round is not in `roundings`
+        inside = sum((factors.inner(factors) for factors in wide.values()), inside)
+        inside, most = (inside + inside.T) / 2, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52)
+    built = {name: piece for name, piece in pieces.items() if name not in held}
+    gram: Tensor | _Products = _Products(list(built.values()))
+    if held or method == "gram" or k >= rows.n - 1 or rows.n <= BUILT:
+        gram = sum((_gram(piece) for piece in built.values()), inside)
+    weights = _weights(gram.diagonal(), gram, k, method, most)
+    basis = _filled(list(built.values()), weights, dtype)
+    moment, error = _moment(basis)
+    if not held:
+        close = max(4 * torch.finfo(dtype).eps, 64 * 2.0**-52)
+        if float((moment - torch.eye(len(moment)).to(moment)).abs().max()) > close:
+            basis = orthonormal(basis)
+            moment, error = _moment(basis)
+        return {"basis": basis, "norm": _certified(moment, error, dtype)}
+    moment = moment + weights.T @ inside @ weights
+    error += sum(_product_error(factors, weights) for factors in wide.values())
+    leaves = {name: _stored(factors) for name, factors in held.items()}
+    for name, part in zip(built, basis.split([piece.d for piece in built.values()]), strict=True):
+        leaves[name] = {"basis": part.clone()}
     return {"weights": weights, "leaves": leaves, "norm": _certified(moment, error, dtype)}
 
 
@@ -472,33 +475,6 @@ def _side_top(rows: Rows, shape: tuple[int, int], side: int, rank: int) -> Tenso
     return _top(sum((part.T @ part for part in parts), torch.zeros(())), rank)[1]
 
 
-def _directions(
-    rows: Rows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
-) -> tuple[Tensor, Tensor, float]:
-    """The top min(k, rank) eigenvectors of sum_i g_i g_i' (d x k, orthonormal to rounding), and their `_moment`.
-
-    With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
-    pass over the columns of G.  The products are float64, chunk by chunk; `dtype` is that of the result.
-
-    >>> from isthmus.gradients import Dense
-    >>> _directions(Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2)[0].abs().round()
-    tensor([[0.],
-            [1.]], dtype=torch.float64)
-    """
-    pieces = [piece for _, piece in rows.leaves()]
-    gram: Tensor | _Products = _Products(pieces)
-    if method == "gram" or k >= rows.n - 1 or rows.n <= BUILT:
-        gram = sum((_gram(piece) for piece in pieces), torch.zeros(()))
-    squares = gram.diagonal()
-    basis = _filled(pieces, _weights(squares, gram, k, method), dtype)
-    moment, error = _moment(basis)
-    close = max(4 * torch.finfo(dtype).eps, 64 * 2.0**-52)
-    if float((moment - torch.eye(len(moment)).to(moment)).abs().max()) > close:
-        basis = orthonormal(basis)
-        moment, error = _moment(basis)
-    return basis, moment, error
-
-
 class _Products:
     """K = G G' of leaves side by side, by products G (G'c) alone."""
 
@@ -566,7 +542,8 @@ def _row_spans(basis: Tensor) -> list[slice]:
 def _moment(basis: Tensor) -> tuple[Tensor, float]:
     """V'V in float64, and a bound of its error in the spectral norm: d roundings of sum_ij V_ij^2 at most."""
     parts = (basis[span].double() for span in _row_spans(basis))
-    moment = sum((part.T @ part for part in parts), torch.zeros(()))
+    none = basis.new_zeros(basis.shape[1], basis.shape[1], dtype=torch.float64)
+    moment = sum((part.T @ part for part in parts), none)
     return moment, (len(basis) + 8) * 2.0**-52 * float(moment.trace())
 
 

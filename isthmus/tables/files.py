@@ -1,18 +1,18 @@
 """Reading a data file: csv and tsv, parquet, npz, libsvm.
 
-A `Table` has either named columns (`frame`, pandas) or a matrix with its targets (`x`, `y`).  How a file is read
-depends on its name, its header line and what the caller declares, never on the values: names of columns are public,
-values are not.  The entries of a csv are kept as they are written: a type for the whole column would let one entry
-decide how all others are read.  Lines that are too long and quotes that do not close, which would move other rows, are
-refused.  pandas and pyarrow are the extra `table`; npz and libsvm files need neither.
-
-Folders of Parquet files, and single ones that are large: columns by name, read when they are asked for.
+A `Table` has either named columns (`frame`) or a matrix with its targets (`x`, `y`).  How a file is read depends on its
+name, its header line and what the caller declares, never on the values: names of columns are public, values are not.
+The entries of a csv are kept as they are written: a type for the whole column would let one entry decide how all others
+are read.  Lines that are too long and quotes that do not close, which would move other rows, are refused.  Parquet
+needs the extra `table`, pandas and pyarrow; its columns are read by name when they are asked for, and the rows of
+folders and of large files are encoded a slice at a time.
 """
 
 from __future__ import annotations
 
 import bz2
 import codecs
+import copy
 import csv
 import gzip
 import io
@@ -22,7 +22,7 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,18 +40,13 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write
 from isthmus.base.streamed import ArrowTable, ChosenRows, Streamed, column_names, kept_on_disk, parquet_dataset
-from isthmus.tables.encode import encode
+from isthmus.tables.encode import NamedColumns, encode
 from isthmus.tables.schema import Schema
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
+    from pyarrow import Schema as ArrowSchema
 
-_KINDS = {
-    **dict.fromkeys((".csv", ".tsv", ".tab"), "text"),
-    **dict.fromkeys((".svm", ".libsvm", ".svmlight", ".txt"), "libsvm"),
-    **dict.fromkeys((".parquet", ".pq"), "parquet"),
-    ".npz": "npz",
-}
 _LARGE = 1 << 28
 """Parquet files of so many bytes are read in slices."""
 _BLOCK = 1 << 16
@@ -64,7 +59,7 @@ Rows: TypeAlias = np.ndarray | sp.csr_matrix | Streamed
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file: a frame with named columns, or a matrix `x` with targets `y` (None where it has none)."""
+    """The rows of one file: named columns, or a matrix `x` with targets `y` (None where it has none)."""
 
     name: str
     frame: Any = None
@@ -92,7 +87,7 @@ class Table:
         first, last = (self.n * k // parts for k in (number, number + 1))
         if self.frame is not None:
             place = np.arange(self.n)
-            return replace(self, frame=self.frame[(first <= place) & (place < last)]), first
+            return replace(self, frame=self.frame.chosen((first <= place) & (place < last))), first
         return replace(self, x=self.x[first:last], y=None if self.y is None else self.y[first:last]), first
 
 
@@ -121,42 +116,28 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     isthmus.base.validate.InvalidInput: data='people.xls' is not allowed: give a file of csv, tsv (also .gz, .bz2), ...
     """
     file, reading = Path(path), reading or Reading()
-    kind = _kind(file)
+    kind = _format(file)
     kinds = "csv, tsv (also .gz, .bz2), parquet (also a folder of it), npz or libsvm; save other formats as csv first"
-    validate.check(bool(kind), "data", str(path), f"give a file of {kinds}")
+    validate.check(kind in _READERS, "data", str(path), f"give a file of {kinds}")
     validate.present(os.path.isfile(file) or kind == "parquet" and os.path.isdir(file), path)
-    name = file.name.split(".")[0] or file.name
-    if kind == "npz":
-        return _read_npz(file, name, part)
-    if kind == "libsvm":
-        return _read_libsvm(file, name, reading)
-    if kind == "text":
-        names, separator = _header(file, reading)
-        return Table(name, _read_text(file, reading, names, separator), separator=separator)
-    if os.path.isdir(file) or file.stat().st_size >= _LARGE:
-        return Table(name, _ParquetFrame(file))
-    return Table(name, _read_parquet(file))
+    return _READERS[kind](file, file.name.split(".")[0] or file.name, part, reading)
 
 
 def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | None:
     """The column names of a file, from its header alone; None for files without names."""
     file = Path(path)
-    kind = _kind(file)
+    kind = _format(file)
     if kind == "text":
         validate.present(os.path.isfile(file), file)
         return _header(file, reading or Reading())[0]
     if kind == "parquet" and os.path.exists(file):
-        _import_pandas(file, parquet=True)
-        try:
-            return _stripped_names(column_names(parquet_dataset(file, "data").schema), file)
-        except UnicodeDecodeError as error:
-            validate.unreadable(file, f"a name of its columns is not UTF-8 text ({error}); rename that column")
+        return list(_stored_names(file, parquet_dataset(file, "data").schema))
     return None
 
 
 def is_libsvm(path: str | Path) -> bool:
     """Whether a file is of that kind, by its name."""
-    return _kind(Path(path)) == "libsvm"
+    return _format(Path(path)) == "libsvm"
 
 
 def has_part(path: str | Path, part: str) -> bool:
@@ -166,7 +147,7 @@ def has_part(path: str | Path, part: str) -> bool:
     False
     """
     file = Path(path)
-    if _kind(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
+    if _format(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as stored:
         return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
@@ -175,11 +156,11 @@ def has_part(path: str | Path, part: str) -> bool:
 def _types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
     file, kinds = Path(path), {}
-    if _kind(file) == "parquet" and (names := columns_of(file)):
+    if _format(file) == "parquet":
         from pyarrow import types
 
         schema = parquet_dataset(file, "data").schema
-        for name, stored in zip(names, column_names(schema), strict=True):
+        for name, stored in _stored_names(file, schema).items():
             kind = schema.field(stored).type
             if types.is_boolean(kind):
                 kinds[name] = "bool"
@@ -188,16 +169,14 @@ def _types_of(path: str | Path) -> dict[str, str]:
     return kinds
 
 
-def _import_pandas(path: str | Path, parquet: bool = False) -> ModuleType:
-    """pandas (and for parquet pyarrow), or words that say what to install."""
+def _import_pandas(path: str | Path) -> ModuleType:
+    """pandas (and pyarrow), or words that say what to install."""
     try:
         import pandas
-
-        if parquet:
-            import pyarrow  # noqa: F401
+        import pyarrow  # noqa: F401
     except ImportError as error:
         needed = f"{error.name or 'pandas'} is needed for it; {validate.extra('table')}"
-        validate.unreadable(path, f"{needed} (npz and libsvm files need no extra)")
+        validate.unreadable(path, f"{needed} (csv, npz and libsvm files need no extra)")
     return pandas
 
 
@@ -220,7 +199,7 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
             with partial.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **columns)
         elif suffix == ".parquet":
-            _import_pandas(path, parquet=True).DataFrame(columns).to_parquet(partial, index=False)
+            _import_pandas(path).DataFrame(columns).to_parquet(partial, index=False)
         else:
             with partial.open("w", encoding="utf-8", newline="") as out:
                 writer = csv.writer(out, delimiter={".tsv": "\t"}.get(suffix, ","))
@@ -231,8 +210,8 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 # ---------------------------------------------------------------- by kind
 
 
-def _kind(file: Path) -> str:
-    """The kind of a file by its name, "" for any other; texts may be packed."""
+def _format(file: Path) -> str:
+    """The format of a file by its name, "" for any other; texts may be packed."""
     try:
         if file.is_dir():
             return "parquet"
@@ -240,7 +219,8 @@ def _kind(file: Path) -> str:
         validate.refuse("data", str(file), f"give the path of a file: none can have this name ({error.strerror})")
     name = file.name.lower()
     plain = name.removesuffix(".gz").removesuffix(".bz2")
-    kind = _KINDS.get("." + plain.rpartition(".")[2], "")
+    suffix = plain.rpartition(".")[2]
+    kind = next((kind for kind, suffixes in _SUFFIXES.items() if suffix in suffixes), "")
     return kind if plain == name or kind in ("text", "libsvm") else ""
 
 
@@ -260,7 +240,6 @@ def _unpacked(file: Path) -> Iterator[None]:
 
 def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
     """The names in the first line, each of them once, and the separator between them; no other line is looked at."""
-    _import_pandas(file)
     try:
         with _unpacked(file), _open(file) as stream:  # not a byte of the rows after it is looked at
             letters = codecs.iterdecode(iter(partial(stream.read, 1), b""), _codec(reading))
@@ -285,20 +264,22 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
     validate.unreadable(file, f"it is not {reading.encoding} text; give its encoding, {such}")
 
 
-def _read_text(file: Path, reading: Reading, names: list[str], separator: str) -> DataFrame:
+def _read_text(file: Path, name: str, part: str, reading: Reading) -> Table:
     """All entries as they are written, missing where nothing is written ("NA" may be a declared word)."""
-    pandas = _import_pandas(file)
-    blocks = [pandas.DataFrame(columns=names, dtype="string")]
+    names, separator = _header(file, reading)
+    blocks = [np.empty((0, len(names)), dtype=object)]
     try:
         with _unpacked(file), _open(file) as stream:
             lines = io.TextIOWrapper(stream, encoding=_codec(reading), newline="")
             rows = _rows(lines, file, separator, len(names))
             next(rows)
-            while part := [row + [None] * (len(names) - len(row)) for row in islice(rows, _BLOCK)]:
-                blocks.append(pandas.DataFrame(part, columns=names, dtype="string"))
+            while block := [row + [None] * (len(names) - len(row)) for row in islice(rows, _BLOCK)]:
+                blocks.append(np.array(block, dtype=object))
     except UnicodeError:
         _bad_encoding(file, reading)
-    return pandas.concat(blocks, ignore_index=True)
+    entries = np.concatenate(blocks)
+    frame = NamedColumns(dict(zip(names, entries.T, strict=True)), len(entries))
+    return Table(name, frame, separator=separator)
 
 
 def _rows(lines: Iterable[str], file: Path, separator: str, width: int = sys.maxsize) -> Iterator[list[str | None]]:
@@ -318,22 +299,7 @@ def _bad_line(file: Path, where: str) -> NoReturn:
     validate.unreadable(file, f"a line does not fit the header ({where}); check --separator and the quotes around text")
 
 
-def _read_parquet(file: Path) -> DataFrame:
-    _import_pandas(file, parquet=True)
-    import pyarrow
-
-    try:
-        data = parquet_dataset(file, "data")  # what pandas wrote into the footer may rename columns or hide them
-        frame = data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True)
-        frame.columns = _stripped_names(frame.columns, file)
-        return frame
-    except validate.InvalidInput:
-        raise
-    except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # its words may quote an entry
-        validate.unreadable(file, f"it is no Parquet file that pyarrow reads ({type(error).__name__}); write it anew")
-
-
-def _read_npz(file: Path, name: str, part: str) -> Table:
+def _read_npz(file: Path, name: str, part: str, reading: Reading) -> Table:
     remedy = "give arrays X and y, or x_train and y_train, or CSR pieces indptr, indices, data and shape with y"
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
@@ -368,7 +334,7 @@ def _matrix(arrays: dict[str, np.ndarray], part: str) -> Rows | None:
     return None
 
 
-def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
+def _read_libsvm(file: Path, name: str, part: str, reading: Reading) -> Table:
     try:
         x, y = load_svmlight_file(str(file), n_features=reading.features, zero_based=reading.zero_based)
     except ValueError:  # its words quote the entry, which is private
@@ -391,55 +357,95 @@ def _stripped_names(column_names: Iterable[object], file: Path) -> list[str]:
     return names
 
 
-class _ParquetFrame:
-    """A table whose columns are read one at a time and whose rows are encoded a slice at a time.
+def _stored_names(file: Path, schema: ArrowSchema) -> dict[str, str]:
+    """The names of the columns of a Parquet file, and how each is written there."""
+    try:
+        stored = column_names(schema)
+    except UnicodeDecodeError as error:
+        validate.unreadable(file, f"a name of its columns is not UTF-8 text ({error}); rename that column")
+    return dict(zip(_stripped_names(stored, file), stored, strict=True))
 
-    `rows_kept` are the rows that count, in rising order.
-    """
 
-    def __init__(self, path: Path, table: ArrowTable | None = None, rows_kept: np.ndarray | None = None) -> None:
-        self.path, self.table = path, table or ArrowTable(parquet_dataset(path, "data"))
-        self.rows_kept = np.arange(self.table.n) if rows_kept is None else rows_kept
-        self._names = dict(zip(_stripped_names(self.table.names, path), self.table.names, strict=True))
+class ParquetColumns(NamedColumns):
+    """The columns of a Parquet file or a folder of them, read one at a time; `kept` are the rows that count."""
+
+    def __init__(self, file: Path) -> None:
+        _import_pandas(file)
+        dataset = parquet_dataset(file, "data")
+        self.file, self.stored = file, _stored_names(file, dataset.schema)
+        with self._readable():
+            self.table = ArrowTable(dataset)
+        self.kept = np.arange(self.table.n)
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        return list(self._names)
+        return list(self.stored)
 
     def __len__(self) -> int:
-        return len(self.rows_kept)
+        return len(self.kept)
 
-    def __getitem__(self, chosen: Any) -> Any:
-        """A whole column as a pandas Series, or the table with the rows that a mask keeps."""
-        if not isinstance(chosen, str):
-            return _ParquetFrame(self.path, self.table, self.rows_kept[np.asarray(chosen)])
-        name = self._names[chosen]
-        series = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
-        return series.iloc[self.rows_kept].reset_index(drop=True)
+    def __getitem__(self, name: str) -> Series:
+        """A whole column as a pandas Series."""
+        return self.rows_of([name], 0, self.table.n)[name].iloc[self.kept].reset_index(drop=True)
 
-    def encoded(self, schema: Schema) -> Streamed:
-        """The rows as numbers, each by itself and by public rules: encoded in slices, kept in a scratch file."""
-        on_disk = kept_on_disk(_EncodedRows(self.table, self._names, schema))
-        if len(self) == self.table.n:
-            return on_disk
-        return ChosenRows(on_disk, torch.from_numpy(self.rows_kept))
+    def chosen(self, mask: np.ndarray) -> ParquetColumns:
+        """The rows that a mask keeps."""
+        chosen = copy.copy(self)
+        chosen.kept = self.kept[mask]
+        return chosen
+
+    def rows_of(self, names: Iterable[str], lo: int, hi: int) -> DataFrame:
+        """The rows lo, ..., hi - 1 of the file; what pandas wrote into it may rename columns or hide them."""
+        stored = {self.stored[name]: name for name in names}
+        with self._readable():
+            return self.table.table(lo, hi, list(stored)).to_pandas(ignore_metadata=True).rename(columns=stored)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        import pyarrow
+
+        try:
+            yield
+        except validate.InvalidInput:
+            raise
+        except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # its words may quote an entry
+            remedy = f"it is no Parquet file that pyarrow reads ({type(error).__name__}); write it anew"
+            validate.unreadable(self.file, remedy)
 
 
 class _EncodedRows(Streamed):
-    """The rows of a table as numbers, encoded whenever they are read; `stored` has the columns' names in the file."""
+    """All rows of a Parquet file as numbers, encoded whenever they are read."""
 
-    def __init__(self, table: ArrowTable, stored: Mapping[str, str], schema: Schema) -> None:
-        names = [column.name for column in schema.columns if column.features and column.name in stored]
-        self.table, self.columns, self.schema = table, {stored[name]: name for name in names}, schema
-        self.shape, self.dtype = (table.n, len(schema.features)), torch.float64
+    def __init__(self, frame: ParquetColumns, schema: Schema) -> None:
+        self.frame, self.schema = frame, schema
+        self.columns = [column.name for column in schema.columns if column.features and column.name in frame.stored]
+        self.shape, self.dtype = (frame.table.n, len(schema.features)), torch.float64
 
     def read(self, lo: int, hi: int) -> Tensor:
         """The rows lo, ..., hi - 1."""
-        frame = self.table.table(lo, hi, list(self.columns)).to_pandas().rename(columns=self.columns)
-        return torch.from_numpy(encode(frame, self.schema))
+        return torch.from_numpy(encode(self.frame.rows_of(self.columns, lo, hi), self.schema))
 
 
-def numbers_of(frame: DataFrame | _ParquetFrame, schema: Schema) -> np.ndarray | Streamed:
-    """The encoded rows of a frame: an array, or a matrix that is read in slices."""
-    return frame.encoded(schema) if isinstance(frame, _ParquetFrame) else encode(frame, schema)
+def numbers_of(frame: NamedColumns, schema: Schema) -> np.ndarray | Streamed:
+    """The encoded rows of a table: an array; of a folder or a large file, slices that are kept in a scratch file."""
+    if not isinstance(frame, ParquetColumns) or frame.file.is_file() and frame.file.stat().st_size < _LARGE:
+        return encode(frame, schema)
+    on_disk = kept_on_disk(_EncodedRows(frame, schema))
+    if len(frame) == frame.table.n:
+        return on_disk
+    return ChosenRows(on_disk, torch.from_numpy(frame.kept))
+
+
+def _read_parquet(file: Path, name: str, part: str, reading: Reading) -> Table:
+    return Table(name, ParquetColumns(file))
+
+
+_SUFFIXES = {
+    "text": ("csv", "tsv", "tab"),
+    "libsvm": ("svm", "libsvm", "svmlight", "txt"),
+    "parquet": ("parquet", "pq"),
+    "npz": ("npz",),
+}
+_READERS = {"text": _read_text, "libsvm": _read_libsvm, "parquet": _read_parquet, "npz": _read_npz}
+"""What reads a file of each format: its path, the name of the table, "train" or "test", and how."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -28,8 +28,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.encode import _BOOLEANS, ABSENT, _as_days, as_numbers, as_words, readable
-from isthmus.tables.entries import LOOKS, OTHER, Signs, _formats_of, _grouping
+from isthmus.tables.columns import (
+    _BOOLEANS,
+    LOOKS,
+    _as_days,
+    _entries,
+    _formats_of,
+    _grouping,
+    _word,
+    as_numbers,
+    as_words,
+    readable,
+)
 from isthmus.tables.files import Reading, Table, _types_of, columns_of, read
 from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
 
@@ -52,6 +62,7 @@ _PERSON = re.compile(
     re.I,
 )
 _CODE = re.compile(r"0\d+")
+_PLAIN = (str, int, float, bool, Decimal, date)
 _ALL_THE_SAME = "to learn from its words all the same: --hash {!r}=16"
 
 
@@ -72,51 +83,52 @@ class _Guess:
     why: str = ""
 
 
-def infer(name: str, values: Series, *, public: bool = False, signs: Signs | None = None) -> _Guess:
-    """How to encode a column that was not declared; dates of private rows are refused with what to do."""
+def infer(
+    name: str, values: Series, *, public: bool = False, decimal: str | None = None, separator: str | None = None
+) -> _Guess:
+    """How to encode a column that was not declared; dates of private rows are refused with what to do.
+
+    decimal, separator   the decimal sign that was declared of its file, and what separates the columns there
+    """
     if _PERSON.search(name.strip()):
         why = f"its name says that it identifies a person; {_ALL_THE_SAME.format(name)}"
         return _Guess(Column(name, "drop", source="name"), why)
-    kind = _kind(name, values, signs or Signs())
-    if kind.column.type == "date":
-        return _date(name, values, public)
+    kind = _kind(name, values, decimal, separator)
+    column = kind.column
+    if column.type == "date":
+        column = _date(name, values, public)
     if not public:
-        return replace(kind, column=replace(kind.column, source="data"))
-    column = replace(kind.column, source="public")
-    if column.type in ("number", "bool") and not np.isfinite(as_numbers(values, column)).all():
-        column = replace(column, missing="indicator")  # of private rows one empty cell would add a column
-    return replace(kind, column=_filled_in(column, values))
+        return replace(kind, column=replace(column, source="data"))
+    return replace(kind, column=_filled_in(replace(column, source="public"), values))
 
 
-def _kind(name: str, values: Series, signs: Signs) -> _Guess:
+def _kind(name: str, values: Series, decimal: str | None, separator: str | None) -> _Guess:
     """The type alone."""
-    kind, present = values.dtype.kind, values.dropna()
-    if kind == "O":
-        nothing = present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT)
-        present = present[~nothing.astype(bool)]
-    if not len(present):
+    words, absent = as_words(values)
+    words = words[~absent].tolist()
+    if not words:
         return _Guess(Column(name, "drop"), "it is empty")
+    kind = values.dtype.kind
     if kind == "b":
         return _Guess(Column(name, "bool"))
     if kind == "M" or "date" in str(values.dtype):
         return _Guess(Column(name, "date"))
-    if _is_id(name, present):
+    different = len(set(words)) / len(words)
+    if _ID.search(name.strip()) and different == 1 and not _has_fractions(words):
         return _Guess(Column(name, "drop"), "it looks like an identifier: every row has its own")
     if kind in "iuf":
         return _Guess(Column(name, "number"))
-    plain = present.map(lambda value: isinstance(value, (str, int, float, bool, Decimal, date)))
-    if not bool(plain.all()):
+    if not all(isinstance(entry, _PLAIN) for entry in _entries(values)[0] if _word(entry)):
         return _Guess(Column(name, "drop"), "its entries are neither numbers nor words")
-    words = [str(value).strip() for value in present.iloc[:_LOOK]]
-    digits = np.mean([word in ("0", "1") for word in words])
-    if np.mean([word.lower() in _BOOLEANS for word in words]) >= _MOSTLY > digits:
+    words = words[:_LOOK]
+    if _share(words, lambda word: word.lower() in _BOOLEANS) >= _MOSTLY > _share(words, ("0", "1").__contains__):
         return _Guess(Column(name, "bool"))
-    if np.mean([LOOKS.fullmatch(word) is not None for word in words]) >= _MOSTLY:
+    if _share(words, LOOKS.fullmatch) >= _MOSTLY:
         return _Guess(Column(name, "date"))
     why = ""
-    if np.mean([_CODE.fullmatch(word) is not None for word in words]) >= 1 - _MOSTLY:
+    if _share(words, _CODE.fullmatch) >= 1 - _MOSTLY:
         why = "numbers that begin with 0 are codes, such as those of places"
-    elif (column := _number_in_text(name, words, signs)) is not None:
+    elif (column := _number_in_text(name, words, decimal, separator)) is not None:
         return _Guess(column, f"numbers with {column.thousands!r} between thousands" * bool(column.thousands))
     different = len(set(words)) / len(words)
     if np.mean([len(word) for word in words]) > 40 and different > 0.5:
@@ -126,37 +138,50 @@ def _kind(name: str, values: Series, signs: Signs) -> _Guess:
     return _Guess(Column(name, "hash"), why)
 
 
-def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
+def _share(words: list[str], fits: Callable[[str], object]) -> float:
+    """The share of the words that fit."""
+    return float(np.mean([bool(fits(word)) for word in words]))
+
+
+def _has_fractions(words: list[str]) -> bool:
+    """Whether some of the words are numbers that are not whole."""
+    numbers = as_numbers(np.array(words, dtype=object), Column("", "number"))
+    return bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
+
+
+def _number_in_text(name: str, words: list[str], decimal: str | None, separator: str | None) -> Column | None:
     """A number column whose entries were read as text: grouped thousands, currency signs, a few strange entries."""
-    column = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
-    readable = np.isfinite(as_numbers(np.array(words, dtype=object), column))
-    check_decimal(name, words, signs)
-    if np.mean(readable) < _MOSTLY:
+    if decimal is None:
+        check_decimal(name, words, separator)
+    column = Column(name, "number").read_by(separator, decimal)
+    if np.mean(_readable(words, column)) < _MOSTLY:
         return None
-    groupings = Counter(filter(None, (_grouping(word, signs.decimal, signs.thousands) for word in words)))
+    groupings = Counter(filter(None, (_grouping(word, column.decimal, column.thousands) for word in words)))
     thousands, _ = next(iter(groupings.most_common(1)), (None, 0))
     return replace(column, thousands=thousands)
 
 
-def check_decimal(name: str, words: list[str], signs: Signs) -> None:
-    """Refuse numbers that only another decimal sign explains, where none was declared; no sign is read off rows."""
-    if signs.declared or not words:
-        return
-    ways = ((signs.decimal, signs.thousands), (signs.decimal, None), (OTHER[signs.decimal], None))
-    entries = np.array(words, dtype=object)
-    readable, *others = (
-        np.isfinite(as_numbers(entries, Column(name, "number", decimal=d, thousands=t))) for d, t in ways
-    )
-    also = np.logical_or(*others)
+def check_decimal(name: str, words: list[str], separator: str | None) -> None:
+    """Refuse numbers that only another sign than "." explains, where none was declared: none is read off rows."""
+    column = Column(name, "number").read_by(separator)
+    there = _readable(words, column)
+    grouped = replace(column, thousands=None)
+    also = _readable(words, grouped) | _readable(words, replace(grouped, decimal=","))
     remedy = (
         f"give --decimal , where the comma in entries of the column {name!r} is the decimal sign, --decimal . where it "
         "is between thousands; declare the column where it holds no numbers"
     )
-    other_sign = np.mean(readable | also) >= _MOSTLY and bool((also & ~readable).any())
+    other_sign = bool((also & ~there).any()) and np.mean(there | also) >= _MOSTLY
     validate.check(not other_sign, "decimal", "(not declared)", remedy)
 
 
-def _date(name: str, values: Series, public: bool) -> _Guess:
+def _readable(words: list[str], column: Column) -> np.ndarray:
+    """Which words are numbers in this column."""
+    return np.isfinite(as_numbers(np.array(words, dtype=object), column))
+
+
+def _date(name: str, values: Series, public: bool) -> Column:
+    """A column of dates with the format that public rows tell."""
     declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
     words, absent = as_words(values)
     written = [word for word in words[~absent] if LOOKS.fullmatch(word)]
@@ -171,39 +196,30 @@ def _date(name: str, values: Series, public: bool) -> _Guess:
         reason = f"{' and '.join(fitting)} fit all of them"
     remedy = f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
     validate.check(len(fitting) == 1, f"columns.{name}", "dates", remedy)
-    column = Column(name, "date", format=fitting[0], source="public")
-    days = readable(values, column)
-    first, last = float(np.nanmin(days)), float(np.nanmax(days))
-    if np.isnan(days).any():
-        column = replace(column, missing="indicator")
-    return _Guess(replace(column, bounds=(first, max(last, first + 1))))
+    return Column(name, "date", format=fitting[0], source="public")
 
 
 def _filled_in(column: Column, values: Series) -> Column:
-    """Words and ranges of public rows."""
+    """Words, ranges and gaps of public rows; of private ones an empty cell would add a column."""
     if column.type == "hash":
         distinct = _distinct_words(values)
         if len(distinct) <= _MOST_WORDS:
             return replace(column, type="category", categories=distinct)
-    if column.type == "number":
-        numbers = readable(values, column)
-        if not np.isnan(numbers).all():
-            low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
-            return replace(column, bounds=(low, high + (low == high)))
-    return column
+    if column.type not in ("number", "bool", "date"):
+        return column
+    numbers = readable(values, column)
+    there = numbers[~np.isnan(numbers)]
+    if len(there) < len(numbers):
+        column = replace(column, missing="indicator")
+    if column.type == "bool" or not len(there):
+        return column
+    low, high = float(there.min()), float(there.max())
+    return replace(column, bounds=(low, high + (low == high)))
 
 
 def _distinct_words(values: Series) -> tuple[str, ...]:
     words, missing = as_words(values)
     return tuple(sorted(set(words[~missing])))
-
-
-def _is_id(name: str, present: Series) -> bool:
-    """Named like an identifier and different in every row (numbers: whole ones)."""
-    if not _ID.search(name.strip()) or not present.is_unique:
-        return False
-    numbers = as_numbers(present, Column(name, "number"))
-    return not bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
 
 
 def draft(
@@ -250,7 +266,7 @@ def _from_public(name: str, public: Table | None, decimal: str | None, why: dict
     if public is None or name not in public.frame.columns:
         return None
     try:
-        guess = infer(name, public.frame[name], public=True, signs=Signs.of(decimal, public.separator))
+        guess = infer(name, public.frame[name], public=True, decimal=decimal, separator=public.separator)
     except validate.InvalidInput as error:
         why[name] = str(error).partition(" is not allowed: ")[2]
         return None

@@ -22,23 +22,25 @@ Everything here counts as public: whoever writes it down must not take it from t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import math
+import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.tables import readers
-from isthmus.tables.entries import OTHER, Signs, _check_format, from_days
+from isthmus.tables.columns import _EPOCH, OTHER, TYPES, _check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
-_TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
 _FORMS = (
     'a range [low, high] or "number"; words ["a", "b"] or "hash"; dates [2010-01-01, 2024-12-31]; "bool", "id", "drop"'
 )
@@ -47,22 +49,119 @@ _OPEN = "?"
 """What stands where a declaration is still to be written."""
 TASKS = ("classification", "regression")
 BUCKETS = 16
-_OWN_KEYS = {
-    "number": ("bounds", "missing", "absent", "fill", "thousands", "decimal"),
-    "bool": ("missing", "absent"),
-    "category": ("categories", "absent"),
-    "hash": ("buckets", "absent"),
-    "date": ("bounds", "missing", "absent", "format"),
-    "id": (),
-    "drop": (),
-}
-"""What can be declared of a column of each type."""
-_TREATMENT = {
-    "bool": "0 or 1",
-    "hash": "words hashed into {0.buckets} fixed buckets; none is learned",
-    "id": "carried along by predictions, never a feature",
-    "drop": "left out",
-}
+
+
+# ---------------------------------------------------------------- declarations, key by key
+
+Reader = Callable[[str, object], object]
+
+
+def setting(default: object, read: Reader) -> Any:
+    """A field of a dataclass: its value where none is declared, and what reads one that is."""
+    return field(default=default, metadata={"read": read})
+
+
+def declared_fields(kind: type, where: str, data: Mapping[str, object]) -> dict[str, Any]:
+    """What a table declares of such a dataclass, each entry as its field reads it; None stands for nothing."""
+    readers = {member.name: member.metadata["read"] for member in fields(kind) if member.metadata}
+    return {key: readers[key](f"{where}.{key}", entry) for key, entry in data.items() if entry is not None}
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables in a TOML file."""
+    validate.present(os.path.isfile(path), path)
+    try:
+        return parsed_toml(Path(path).read_text(encoding="utf-8"), path)
+    except (UnicodeDecodeError, OSError) as error:
+        validate.unreadable(path, f"it is not UTF-8 text ({error}); save it as UTF-8")
+
+
+def parsed_toml(text: str, where: object) -> dict[str, Any]:
+    """The tables in a TOML text; `where` is what errors name."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        validate.unreadable(where, f"it is not valid TOML ({error}); correct that line")
+
+
+def known_keys(where: str, data: Mapping[str, object], allowed: Iterable[str]) -> None:
+    """Refuse keys that mean nothing, with the nearest that does."""
+    names = list(allowed)
+    validate.check(isinstance(data, Mapping), where, data, f"give a table with {names[:3]} and the like")
+    for key in data:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {sorted(names)}"
+            validate.refuse(f"{where}.{key}", data[key], hint)
+
+
+def checked(check: Callable[..., None], kind: Callable[[Any], object]) -> Reader:
+    """A reader of what a check of `validate` lets pass."""
+
+    def read(where: str, value: object) -> object:
+        check(**{where: value})
+        return kind(value)
+
+    return read
+
+
+def one_of(*choices: str) -> Reader:
+    """A reader of one of these words."""
+    return checked(partial(validate.one_of, choices), str)
+
+
+def read_sign(where: str, value: object) -> str:
+    """One character; none at all for thousands that are not grouped."""
+    empty = value == "" and where.endswith("thousands")
+    validate.check(empty or (isinstance(value, str) and len(value) == 1), where, value, "give one character")
+    return str(value)
+
+
+def read_words(where: str, value: object) -> tuple[str, ...]:
+    """Distinct words; numbers are taken as they are written."""
+    if not isinstance(value, (list, tuple)) or not value or any(isinstance(item, (dict, list)) for item in value):
+        validate.refuse(where, value, 'give a list of words such as ["no", "yes"]')
+    distinct = tuple(str(item).strip() for item in value)
+    validate.check(len(set(distinct)) == len(distinct), where, value, "give each word once")
+    return distinct
+
+
+def read_number(where: str, value: object) -> float:
+    """A finite number, also as text."""
+    found = math.nan
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            found = float(value)
+    validate.check(math.isfinite(found), where, value, "give a finite number")
+    return found
+
+
+def read_day(where: str, value: object) -> float:
+    """A date in days since 1970, as such a number or as ISO has it."""
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            from_days(value)
+            return float(value)
+        return float(date.fromisoformat(str(value)[:10]).toordinal() - _EPOCH)  # of a date too
+    except (ValueError, OverflowError):
+        validate.refuse(where, value, "give dates such as 2024-12-31")
+
+
+def read_bounds(where: str, value: object, end: Callable[[str, object], float] = read_number) -> tuple[float, float]:
+    """A range low < high of numbers, or of what `end` reads."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        validate.refuse(where, value, "give a range [low, high]")
+    low, high = (end(where, item) for item in value)
+    validate.check(low < high, where, value, "give low < high")
+    return low, high
+
+
+def unless_empty(read: Reader, empty: object) -> Reader:
+    """A reader that also takes nothing, such as [] or ""."""
+    return lambda where, value: read(where, value) if value else empty
+
+
+# ---------------------------------------------------------------- columns, target, schema
 
 
 @dataclass(frozen=True)
@@ -82,77 +181,61 @@ class Column:
     """
 
     name: str
-    type: str = readers.setting("", readers.one_of(*_TYPES))
-    bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
-    categories: tuple[str, ...] = readers.setting((), readers.words)
-    buckets: int = readers.setting(BUCKETS, readers.checked(validate.positive_int, int))
-    missing: str = readers.setting("fill", readers.one_of("fill", "indicator"))
-    absent: tuple[str, ...] = readers.setting((), readers.unless_empty(readers.words, ()))
-    fill: float | None = readers.setting(None, readers.number)
-    thousands: str | None = readers.setting(None, readers.sign)
-    decimal: str = readers.setting(".", readers.sign)
-    format: str = readers.setting("", readers.unless_empty(_check_format, ""))
-    source: str = readers.setting("declared", readers.one_of("declared", "public", "name", "data"))
+    type: str = setting("", one_of(*TYPES))
+    bounds: tuple[float, float] | None = setting(None, read_bounds)
+    categories: tuple[str, ...] = setting((), read_words)
+    buckets: int = setting(BUCKETS, checked(validate.positive_int, int))
+    missing: str = setting("fill", one_of("fill", "indicator"))
+    absent: tuple[str, ...] = setting((), unless_empty(read_words, ()))
+    fill: float | None = setting(None, read_number)
+    thousands: str | None = setting(None, read_sign)
+    decimal: str = setting(".", read_sign)
+    format: str = setting("", unless_empty(_check_format, ""))
+    source: str = setting("declared", one_of("declared", "public", "name", "data"))
 
     @property
     def features(self) -> list[str]:
         """The names of the columns it becomes."""
-        if self.type in ("number", "bool", "date"):
-            return [self.name, f"{self.name} (missing)"][: 1 + (self.missing == "indicator")]
-        if self.type == "category":
-            return [f"{self.name}={category}" for category in (*self.categories, "(other)", "(missing)")]
-        if self.type == "hash":
-            return [*(f"{self.name}#{k}" for k in range(self.buckets)), f"{self.name}=(missing)"]
-        return []
+        return TYPES[self.type].features(self)
 
     @property
-    def filled(self) -> float:
-        """What stands where a number is missing: `fill`, else the middle of the range, else 0."""
-        if self.fill is not None:
-            return self.fill
-        low, high = {"bool": (0.0, 1.0)}.get(self.type, self.bounds) or (0.0, 0.0)
-        return (low + high) / 2
+    def has_signs(self) -> bool:
+        """Whether it says itself which signs its numbers have."""
+        return self.decimal != "." or self.thousands is not None
 
     def settled(self, bounds: tuple[float, float] | None, decimal: str | None) -> Column:
         """A number with the range and the decimal sign that were declared for all, where it has none of its own."""
         if self.type != "number":
             return self
         column = replace(self, bounds=self.bounds or bounds)
-        if self.decimal != "." or self.thousands is not None:
-            return column
-        return column.read_by(None, decimal)
+        return column if self.has_signs else column.read_by(None, decimal)
 
     def read_by(self, separator: str | None, decimal: str | None = None) -> Column:
-        """As a file with this separator is read: see `Signs.of`; what it says of its own signs stays.
+        """As a file with this separator of columns is read; what it says of its own signs stays.
 
-        A decimal sign that is declared for the file stands above what the column says.
+        Where columns are not separated by commas a comma in a number may be either sign, and nothing but a declaration
+        can tell: then none is taken for a sign of thousands.  A decimal sign that is declared for the file stands above
+        what the column says.
+
+        >>> [Column("a", "number").read_by(*file).thousands for file in ((",",), (";",), (";", ","))]
+        [None, '', '.']
         """
         if self.type != "number":
             return self
         if decimal is not None:
             return replace(self, decimal=decimal, thousands=OTHER.get(decimal))
-        if self.decimal != "." or self.thousands is not None:
+        if self.has_signs or separator in (None, ","):
             return self
-        return replace(self, thousands=Signs.of(None, separator).thousands)
+        return replace(self, thousands="")
 
     def to_dict(self) -> dict[str, object]:
         """What it declares, as `read_column` takes it; where it came from is no part of it."""
-        told = _told(self)
-        told.pop("source", None)
-        return told
+        return {key: value for key, value in _told(self).items() if key != "source"}
 
     def words(self) -> str:
         """One line for a reader."""
-        treatment = _TREATMENT.get(self.type, "range bought privately").format(self)
-        if self.type == "category":
-            treatment = f"{len(self.categories)} words and (other)"
-        elif self.bounds is not None and self.type == "number":
-            treatment = "from {:g} to {:g}".format(*self.bounds)
-        elif self.bounds is not None and self.type == "date":
-            treatment = " to ".join(from_days(bound).isoformat() for bound in self.bounds)
-            treatment += f", written as {self.format}" * bool(self.format)
         missing = "; missing is filled and marked" * (self.missing == "indicator")
-        return f"{self.type}, {treatment}{missing} ({self.source})"
+        return f"{self.type}, {TYPES[self.type].words(self)}{missing} ({self.source})"
 
 
 @dataclass(frozen=True)
@@ -169,14 +252,14 @@ class Field:
 class Target:
     """What is predicted: its column (or "y"), the task, the public classes or range.
 
-    `decimal` is the decimal sign of numbers in text; None was not declared, and reads "." (see `Signs.of`).
+    `decimal` is the decimal sign of numbers in text; None was not declared, and reads "." (see `Column.read_by`).
     """
 
     name: str
-    task: str | None = readers.setting(None, readers.one_of(*TASKS))
-    classes: tuple[str, ...] | None = readers.setting(None, readers.words)
-    bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
-    decimal: str | None = readers.setting(None, readers.sign)
+    task: str | None = setting(None, one_of(*TASKS))
+    classes: tuple[str, ...] | None = setting(None, read_words)
+    bounds: tuple[float, float] | None = setting(None, read_bounds)
+    decimal: str | None = setting(None, read_sign)
 
 
 @dataclass(frozen=True)
@@ -226,20 +309,17 @@ class Schema:
     @staticmethod
     def from_toml(text: str, where: str = "schema") -> Schema:
         """The schema in a TOML text; what it does not understand is refused by name."""
-        try:
-            return Schema.from_dict(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            validate.unreadable(where, f"it is not valid TOML ({error}); correct that line")
+        return Schema.from_dict(parsed_toml(text, where))
 
     @staticmethod
     def load(path: str | Path) -> Schema:
         """The schema in a TOML file."""
-        return Schema.from_dict(readers.toml(path))
+        return Schema.from_dict(read_toml(path))
 
     @staticmethod
     def from_dict(data: Mapping[str, object]) -> Schema:
         """The schema of the tables [target] and [columns]; `version`, where it stands before them, is checked."""
-        readers.known_keys("schema", data, ("version", "target", "columns"))
+        known_keys("schema", data, ("version", "target", "columns"))
         validate.known_format("schema: version", data.get("version", VERSION), [VERSION])
         columns, target = data.get("columns", {}), data.get("target")
         if not isinstance(columns, Mapping):
@@ -264,11 +344,11 @@ def read_target(data: object) -> Target:
     """The table [target]."""
     if not isinstance(data, Mapping):
         validate.refuse("target", data, 'give a table [target] with name = "..."')
-    readers.known_keys("target", data, [member.name for member in fields(Target)])
+    known_keys("target", data, [member.name for member in fields(Target)])
     name = data.get("name")
     validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
     rest = {key: value for key, value in data.items() if key != "name"}
-    return Target(str(name), **readers.declared(Target, "target", rest))
+    return Target(str(name), **declared_fields(Target, "target", rest))
 
 
 def read_column(name: str, value: object) -> Column:
@@ -276,7 +356,7 @@ def read_column(name: str, value: object) -> Column:
     where = f"columns.{name}"
     if isinstance(value, str):
         validate.check(value != _OPEN, where, value, f"declare how it becomes numbers, as one of {_FORMS}")
-        validate.check(value in _TYPES, where, value, f"give a type of {list(_TYPES)}, a range or a list of words")
+        validate.check(value in TYPES, where, value, f"give a type of {list(TYPES)}, a range or a list of words")
         value = {"type": value}
     elif isinstance(value, (list, tuple)):
         if all(isinstance(item, str) for item in value):
@@ -289,15 +369,15 @@ def read_column(name: str, value: object) -> Column:
         validate.refuse(where, value, "give a type, a range, a list of words or a table")
     guesses = [kind for key, kind in (("categories", "category"), ("buckets", "hash")) if key in value]
     kind = value.get("type", [*guesses, "number"][0])
-    validate.one_of(_TYPES, **{f"{where}.type": kind})
-    readers.known_keys(where, value, ("type", "source", *_OWN_KEYS[kind]))
+    validate.one_of(TYPES, **{f"{where}.type": kind})
+    known_keys(where, value, ("type", "source", *TYPES[kind].keys))
     needed = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
     validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
     if kind == "category":
         value = {**value, "categories": value.get("categories") or ()}
     if kind == "date":
-        value = {**value, "bounds": readers.bounds(f"{where}.bounds", value["bounds"], readers.day)}
-    column = Column(name, **readers.declared(Column, where, {"type": kind, **value}))
+        value = {**value, "bounds": read_bounds(f"{where}.bounds", value["bounds"], read_day)}
+    column = Column(name, **declared_fields(Column, where, {"type": kind, **value}))
     same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
     validate.check(column.thousands != column.decimal, f"{where}.thousands", column.thousands, same)
     return column
@@ -308,11 +388,8 @@ def read_column(name: str, value: object) -> Column:
 
 def _told(item: Column | Target) -> dict[str, Any]:
     """Everything that is not left at its default; a column's name is the name of its table."""
-    told = [member.name for member in fields(item) if vars(item)[member.name] != member.default]
-    values = {name: vars(item)[name] for name in told}
-    if isinstance(item, Column):
-        del values["name"]
-    return values
+    members = fields(item)[isinstance(item, Column) :]
+    return {member.name: vars(item)[member.name] for member in members if vars(item)[member.name] != member.default}
 
 
 def _pairs(item: Column | Target) -> list[str]:

@@ -24,7 +24,7 @@ from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, 
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.mechanisms import Exact
 from isthmus.sketches import PublicSubspace
-from isthmus.sketches.public import SubspaceMap, _directions, _map_of, learned
+from isthmus.sketches.public import SubspaceMap, _map_of, learned
 
 
 def noiseless(pipe: Any) -> Any:
@@ -75,10 +75,12 @@ def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: p
     G = rows.dense().numpy()
     V = np.linalg.eigh(G.T @ G)[1][:, -(3 if kind == "rank 3" else 6) :]
     for method in ("gram", "lanczos"):
-        directions = _directions(rows, 6, method=method)[0]
+        space = Space.flat(G.shape[1])
+        state = learned(space, rows, 6, method=method)
+        directions = state["basis"]
         assert directions.shape == V.shape
         np.testing.assert_allclose(directions @ directions.T, V @ V.T, atol=1e-7)
-        sketch = _map_of(Space.flat(G.shape[1]), learned(Space.flat(G.shape[1]), rows, 6, method=method))
+        sketch = _map_of(space, state)
         assert isinstance(sketch, SubspaceMap) and 1 <= sketch.norm < 1 + 1e-9
 
 

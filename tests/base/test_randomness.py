@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isthmus.base import randomness
-from isthmus.sketches.bijections import RANGE, Buckets
+from isthmus.sketches.hashed import RANGE, Buckets
 
 LONG = 1 << 15  # above the length that is hashed in NumPy
 

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from isthmus import PrivateClassifier, PrivateRegressor
-from isthmus.estimators.scoring import Looks
+from isthmus.estimators.looks import Looks
 from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import RowMap
 
@@ -87,7 +87,7 @@ def shortened(v: np.ndarray, limit: float | None, bias: float) -> tuple[np.ndarr
 class Seen(Looks):
     """Looks that keep the longest row of what they were given, and the bound of it."""
 
-    def _look(self, name: str, rows: Any, length: float, share: float) -> tuple[np.ndarray, float]:
+    def take(self, name: str, rows: Any, clip: Any, mechanism: Any) -> np.ndarray:
         norms = rows.dense().norm(dim=1) if hasattr(rows, "dense") else rows.norms(2)
-        self.rows = [*getattr(self, "rows", []), (float(norms.max()), length)]
-        return super()._look(name, rows, length, share)
+        self.rows = [*getattr(self, "rows", []), (float(norms.max()), clip.bound)]
+        return super().take(name, rows, clip, mechanism)

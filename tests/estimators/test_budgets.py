@@ -163,9 +163,9 @@ import sys
 sys.path.insert(0, {here!r})
 from estimator_tables import classifier, labelled
 import os, signal, torch
-from isthmus.estimators import base
+from isthmus.estimators import linear
 torch.set_num_threads(1)
-watch = base._RoundNotes.__call__
+watch = linear._RoundNotes.__call__
 
 def killed(self, record, state):
     stop = watch(self, record, state)
@@ -173,7 +173,7 @@ def killed(self, record, state):
         os.kill(os.getpid(), signal.SIGKILL)
     return stop
 
-base._RoundNotes.__call__ = killed
+linear._RoundNotes.__call__ = killed
 classifier(bounds=None, max_iter=400, noise_seed=None, checkpoint={path!r}).fit(*labelled(3000))
 """
 

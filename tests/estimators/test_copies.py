@@ -17,7 +17,7 @@ from estimator_tables import classifier, labelled, regressor
 from sklearn.base import clone
 
 from isthmus import InvalidInput
-from isthmus.estimators import base, load
+from isthmus.estimators import linear, load
 from isthmus.privacy import BudgetExceeded, Ledger
 
 X, Y = labelled()
@@ -80,15 +80,15 @@ def test_copies_in_threads_spend_it_once() -> None:
 
 
 def test_an_interrupted_call_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, watch = half(), base._RoundNotes.__call__
+    model, watch = half(), linear._RoundNotes.__call__
 
     def stopped(self: Any, record: Any, state: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(base._RoundNotes, "__call__", stopped)
+    monkeypatch.setattr(linear._RoundNotes, "__call__", stopped)
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(X, Y)
-    monkeypatch.setattr(base._RoundNotes, "__call__", watch)
+    monkeypatch.setattr(linear._RoundNotes, "__call__", watch)
     with pytest.raises(InvalidInput, match="before an interruption"):
         model.partial_fit(X, Y)
 

@@ -17,7 +17,7 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 
 from isthmus import InvalidInput, PrivateClassifier, PrivateRegressor, PrivateSearch, private_score
 from isthmus.distributed.parts import fit_part, joined
-from isthmus.estimators.base import _RoundNotes
+from isthmus.estimators.linear import _RoundNotes
 from isthmus.privacy import Ledger
 
 SIZE, N = 2, 600

@@ -19,7 +19,7 @@ import isthmus
 from isthmus.algorithms.purchases import ranged
 from isthmus.base.matrix import rmatmul
 from isthmus.core.minimize import Binding
-from isthmus.estimators import base, load
+from isthmus.estimators import linear, load
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.penalties import NoPenalty
@@ -78,18 +78,18 @@ def test_lost_rounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     X, y = data()
     path = tmp_path / "shared.ledger" if shared else None
     output = model(max_iter=20, checkpoint=tmp_path / "c", ledger=path)
-    watch = base._RoundNotes.__call__
+    watch = linear._RoundNotes.__call__
 
     def killed(self: Any, record: Any, state: Any) -> bool:
         if state.t == 5:
             raise KeyboardInterrupt
         return watch(self, record, state)
 
-    monkeypatch.setattr(base._RoundNotes, "__call__", killed)
+    monkeypatch.setattr(linear._RoundNotes, "__call__", killed)
     for _ in range(10):
         with pytest.raises(KeyboardInterrupt):
             output.fit(X, y)
-    monkeypatch.setattr(base._RoundNotes, "__call__", watch)
+    monkeypatch.setattr(linear._RoundNotes, "__call__", watch)
     output.fit(X, y)
     spent = Ledger.open(path or f"{tmp_path / 'c'}.ledger").spent(1e-5)
     assert output.privacy_.epsilon >= spent - 1e-9 > 1.05

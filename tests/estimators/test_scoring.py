@@ -14,8 +14,10 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from isthmus import PrivateClassifier, private_score
 from isthmus.base.validate import InvalidInput
+from isthmus.core.pipeline import Promise
 from isthmus.estimators import scoring
-from isthmus.estimators.figures import _auc_figure, _confusion_figures, _readable, _rows_needed, _Scale
+from isthmus.estimators.looks import Looks, covers
+from isthmus.estimators.scoring import _auc_figure, _confusion_figures, _readable, _rows_needed, _Scale
 from isthmus.privacy import Gaussian, Ledger, SecretSource, SeededSource, noise_multiplier
 
 Data = tuple[Any, np.ndarray, np.ndarray]
@@ -135,7 +137,7 @@ def test_a_row_moves_what_is_released_by_its_bound_whatever_it_holds(rng: np.ran
         X[:5, 0] = np.array([1e9, -1e9, 500.0, -500.0, 0.0])
         if not hasattr(model, "classes_"):
             y[:5] = hard
-        looks = Seen(noise_multiplier(epsilon=1.0, delta=1e-5), scoring.Promise(1.0, 1e-5), Ledger())
+        looks = Seen(noise_multiplier(epsilon=1.0, delta=1e-5), Promise(1.0, 1e-5), Ledger())
         scoring.noisy_figures(model, X, y, looks, bounds=(0, 20))
         assert len(looks.rows) == 2 and all(length <= bound for length, bound in looks.rows)
     terms = _Scale(1.0, 0.0, 1.0).terms(np.array([np.nan, 1e308, -1e308]), np.array([0.0, -1e308, 1e308]))
@@ -192,13 +194,13 @@ def test_models_of_others_are_taken_to_predict_row_by_row_and_ours_do(rng: Any, 
     assert scoring._ONE_BY_ONE in private_score(theirs, X, y).privacy.assumptions  # type: ignore[union-attr]
     assert scoring._ONE_BY_ONE not in private_score(ours, X, y).privacy.assumptions  # type: ignore[union-attr]
     cells: list[np.ndarray] = []
-    counts = scoring.Looks.counts
+    counts = Looks.counts
 
     def watched(looks: Any, name: str, bins: np.ndarray, *rest: Any) -> Any:
         cells.append(bins)
         return counts(looks, name, bins, *rest)
 
-    monkeypatch.setattr(scoring.Looks, "counts", watched)
+    monkeypatch.setattr(Looks, "counts", watched)
     for n in (40, 1000):
         for _ in range(10):
             rows = np.tile(undecided(rng, ours.coef_[0]), (n + 1, 1))
@@ -234,13 +236,13 @@ def test_a_regressor_without_a_range_is_refused(rng: np.random.Generator) -> Non
 
 
 def test_what_covers_a_release_at_other_rows() -> None:
-    assert scoring.covers(Gaussian(2.0).event(), 2.0) and scoring.covers(Gaussian(2.0).event(), 3.0)
-    assert not scoring.covers(Gaussian(2.0).event(), 1.9)
+    assert covers(Gaussian(2.0).event(), 2.0) and covers(Gaussian(2.0).event(), 3.0)
+    assert not covers(Gaussian(2.0).event(), 1.9)
     ledger = Ledger()
-    assert not scoring.covers(ledger.event(), 100.0)  # nothing was released, nothing is paid for
+    assert not covers(ledger.event(), 100.0)  # nothing was released, nothing is paid for
     inner = {"event": "Gaussian", "noise_multiplier": 1.0}
     ledger.pay("sampled", {"event": "PoissonSampled", "sampling_probability": 0.5, "inner": inner})
-    assert not scoring.covers(ledger.event(), 100.0)
+    assert not covers(ledger.event(), 100.0)
 
 
 def test_covered_looks_are_in_the_ledger_and_add_nothing(rng: np.random.Generator) -> None:
@@ -248,7 +250,7 @@ def test_covered_looks_are_in_the_ledger_and_add_nothing(rng: np.random.Generato
     ledger = Ledger()
     ledger.pay("training", Gaussian(4.0).event())
     before = ledger.spent(1e-5)
-    looks = scoring.Looks(4.0, scoring.Promise(1.0, 1e-5), ledger, covered=True)
+    looks = Looks(4.0, Promise(1.0, 1e-5), ledger, covered=True)
     found = scoring.noisy_figures(model, X, y, looks)
     assert ledger.spent(1e-5) == before and found.releases == 0 and len(looks.taken) == 2
     assert ledger.rounds() == {"training": 1, "test ranges": 1, "test figures": 1}

@@ -22,6 +22,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 from isthmus import InvalidInput, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor, privacy
 from isthmus.core.pipeline import Promise
+from isthmus.estimators.looks import Looks
 from isthmus.estimators.search import PrivateSearch, _BestOf, _choose, _range_of, _Split
 from isthmus.gradients import Dense
 
@@ -46,6 +47,9 @@ def regressor(**changes: Any) -> PrivateRegressor:
 class Uncounted:
     """A ledger for thousands of draws."""
 
+    def require(self, event: Any) -> None:
+        """Everything fits."""
+
     def run(self, events: dict[str, Any], seeded: bool = False) -> Any:
         return nullcontext(self)
 
@@ -55,9 +59,10 @@ class Uncounted:
 
 def test_the_choice_has_the_law_of_the_exponential_mechanism_and_no_other() -> None:
     split = _Split(10_000, 4, 0.2, 0.25, Promise(9.0, 1e-5, ADD))
-    sums, noise = np.array([10.0, 12.0, 9.0, 12.5]) * split.choice.temperature / 2.5, privacy.SecretSource()
+    sums = np.array([10.0, 12.0, 9.0, 12.5]) * split.choice.temperature / 2.5
     scores = Dense(torch.from_numpy(np.tile(sums / 40, (40, 1))))
-    counts = np.bincount([_choose(scores, split, noise, Uncounted()) for _ in range(4000)], minlength=4)
+    looks = Looks(split.multiplier, split.promise, Uncounted())
+    counts = np.bincount([_choose(scores, split, looks) for _ in range(4000)], minlength=4)
     stated = softmax(sums / split.choice.temperature)
     assert stats.chisquare(counts, 4000 * stated).pvalue > 1e-4
     for wrong in (2 / 3, 3 / 2):
@@ -73,8 +78,10 @@ class NoNoise(privacy.Source):
 
 def test_the_choice_is_charged_before_it_is_made() -> None:
     split, ledger = _Split(10_000, 2, 0.2, 0.25, Promise(1.0, 1e-5, ADD)), privacy.Ledger(budget=(1e-3, 1e-5))
+    looks = Looks(split.multiplier, split.promise, ledger)
+    looks.source = NoNoise()
     with pytest.raises(privacy.BudgetExceeded):
-        _choose(Dense(torch.ones(3, 2).double()), split, NoNoise(), ledger)  # no noise is asked for
+        _choose(Dense(torch.ones(3, 2).double()), split, looks)  # no noise is asked for
 
 
 def trade_off(e: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,6 @@ import scipy.sparse as sp
 
 from fuzz.target import Target, a_file, check
 from isthmus.runs import config
-from isthmus.tables.entries import Signs
 from isthmus.tables.files import Reading, Table, _types_of, columns_of, read
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Schema
@@ -51,7 +50,7 @@ def csv(data: bytes) -> None:
     reading = Reading(separator=SEPARATORS[how & 3], encoding=ENCODINGS[how >> 2 & 3])
     table = _table("rows.csv" + ("", ".gz", ".bz2", "")[how >> 4 & 3], data[1:], reading)
     for name in table.frame.columns if table.n else ():
-        infer(name, table.frame[name], signs=Signs.of(None, table.separator))
+        infer(name, table.frame[name], separator=table.separator)
 
 
 def libsvm(data: bytes) -> None:

@@ -72,7 +72,7 @@ def test_basis_pursuit_edges(monkeypatch: pytest.MonkeyPatch) -> None:
         basis_pursuit(square, np.ones(3))
     with pytest.raises(ValueError, match="tol"):
         basis_pursuit(square, y, tol=0.0)
-    monkeypatch.setattr("isthmus.lifts._path.DENSE_BYTES", 0)
+    monkeypatch.setattr("isthmus.lifts.project_lift.DENSE_BYTES", 0)
     sketch = SRHT(8).draw(32, seed=1)
     code = sketch.forward(torch.from_numpy(rng.standard_normal(32)))
     large = basis_pursuit(sketch, code, tol=1e-5)

@@ -8,7 +8,7 @@ import torch
 from lift_reference import D, instances, least_gauge, member, problem_of, target, two_stage
 
 from isthmus.lifts import ProjectAndLift, project_and_lift, solve_lift
-from isthmus.lifts._path import _BucketOperator, _DenseOperator, _MatrixFree, _operator
+from isthmus.lifts.project_lift import _BucketOperator, _DenseOperator, _MatrixFree, _operator
 from isthmus.sets import Box, ConvexHull, FromLMO, L1Ball, L2Ball, LowRank, NuclearBall, Simplex, Whole
 from isthmus.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Identity, SparseJL
 
@@ -175,7 +175,7 @@ def test_matrix_free_solve_equals_the_dense_one(monkeypatch: pytest.MonkeyPatch)
     start = member(constraint, rng)
     v = target(constraint, sketch, start, "outside", rng)
     dense = solve_lift(constraint, sketch, v, start)
-    monkeypatch.setattr("isthmus.lifts._path.DENSE_BYTES", 0)
+    monkeypatch.setattr("isthmus.lifts.project_lift.DENSE_BYTES", 0)
     free = solve_lift(constraint, sketch, v, start)
     assert free.converged
     np.testing.assert_allclose(free.point, dense.point, atol=1e-5)

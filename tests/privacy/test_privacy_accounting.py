@@ -559,7 +559,7 @@ def test_laplace_oracle() -> None:
     assert multiplier == pytest.approx(117.68, abs=5e-3)  # the oracle is stated to two decimals
 
 
-def test_without_replacement_oracle() -> None:
+def test_the_noise_without_replacement() -> None:
     sampler = FixedSize(100, n=10000)
     got = calibrate(lambda z: compose([sampler.event(Gaussian(z).event())] * 1000), 1.0, 1e-5, REPLACE, 4.0)
     assert got == pytest.approx(2 * 2.70757, abs=1e-3)

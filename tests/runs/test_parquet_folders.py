@@ -11,7 +11,7 @@ from command_line import invoke
 
 from isthmus.base import matrix, streamed
 from isthmus.base.streamed import Streamed
-from isthmus.tables.files import _ParquetFrame, _types_of, columns_of, numbers_of, read
+from isthmus.tables.files import ParquetColumns, _types_of, columns_of, numbers_of, read
 from isthmus.tables.schema import Schema
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install -e '.[table]'")
@@ -57,14 +57,16 @@ def test_rows_of_a_folder_are_encoded_as_those_of_a_file(tmp_path: Path) -> None
     people(tmp_path)
     schema = Schema.from_toml(SCHEMA)
     whole, parts = read(tmp_path / "whole.parquet"), read(tmp_path / "parts")
-    assert isinstance(parts.frame, _ParquetFrame) and parts.n == whole.n == N
+    assert isinstance(parts.frame, ParquetColumns) and parts.n == whole.n == N
     assert columns_of(tmp_path / "parts") == ["age", "sex", "rich"] and _types_of(tmp_path / "parts")["age"] == "number"
     encoded = numbers_of(parts.frame, schema)
     assert isinstance(encoded, Streamed) and len(encoded.spans()) > 5
     assert np.array_equal(encoded.dense().numpy(), numbers_of(whole.frame, schema))
     mask = np.arange(N) % 3 > 0
-    assert np.array_equal(numbers_of(parts.frame[mask], schema).dense().numpy(), numbers_of(whole.frame[mask], schema))
-    assert parts.frame[mask]["sex"].tolist() == whole.frame[mask]["sex"].tolist()
+    assert np.array_equal(
+        numbers_of(parts.frame.chosen(mask), schema).dense().numpy(), numbers_of(whole.frame.chosen(mask), schema)
+    )
+    assert parts.frame.chosen(mask)["sex"].tolist() == whole.frame.chosen(mask)["sex"].tolist()
 
 
 def test_a_run_over_a_folder(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from command_line import invoke, trained
 
 from isthmus.estimators import load
-from isthmus.estimators.scoring import FIGURES, RANGES, Looks
+from isthmus.estimators.looks import Looks
+from isthmus.estimators.scoring import FIGURES, RANGES
 from isthmus.privacy import Gaussian, Ledger, compose, epsilon_of
 from isthmus.privacy.plan import mu_of
 from isthmus.runs.config import Settings

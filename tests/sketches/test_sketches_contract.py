@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from sketch_cases import CASES, draw, fingerprint
 
-from isthmus.sketches import base, bijections, hashed
+from isthmus.sketches import base, hashed
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -110,7 +110,7 @@ def test_chunks_do_not_change_the_map(name, phi, monkeypatch):
     monkeypatch.setattr(base, "CACHE_BYTES", 0)
     monkeypatch.setattr(hashed, "KEEP", 0)
     monkeypatch.setattr(hashed, "STREAMED", 300)
-    monkeypatch.setattr(bijections, "RANGE", 70)
+    monkeypatch.setattr(hashed, "RANGE", 70)
     sketch = draw(name)
     torch.testing.assert_close(sketch.dense(), phi, rtol=1e-12, atol=1e-12)
     x = sample(5, sketch.d, sparse=True)

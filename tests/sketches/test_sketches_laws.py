@@ -10,8 +10,8 @@ import torch
 from isthmus import sketches
 from isthmus.base import randomness
 from isthmus.base.space import Space
-from isthmus.sketches.bijections import Buckets, Permutation, _next_prime
-from isthmus.sketches.srht import _block_sizes
+from isthmus.sketches.hashed import Buckets, Permutation, _next_prime
+from isthmus.sketches.selection import _block_sizes
 
 D, M = 60, 12
 

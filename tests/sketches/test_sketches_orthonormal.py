@@ -13,7 +13,7 @@ from isthmus.gradients import Dense, Stack
 from isthmus.sketches import base
 from isthmus.sketches import dense as module
 from isthmus.sketches.dense import orthonormal, random_rows
-from isthmus.sketches.public import _completed, _directions, _leaf_pieces, _side_directions, _top_right
+from isthmus.sketches.public import _completed, _leaf_pieces, _side_directions, _top_right, learned
 
 
 def projector(columns):
@@ -26,11 +26,7 @@ def exact_gram(rows):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 5), (40, 3), (3000, 20)])
-@pytest.mark.parametrize("chunk", [1 << 10, 1 << 26])
-@pytest.mark.parametrize("small", [0, 1 << 15])
-def test_orthonormal_is_the_unique_qr(shape, chunk, small, monkeypatch):
-    monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
-    monkeypatch.setattr(module, "SMALL", small)
+def test_orthonormal_is_the_unique_qr(shape):
     x = normal(*shape)
     q, r = torch.linalg.qr(x)
     torch.testing.assert_close(orthonormal(x), q * r.diagonal().sign(), rtol=1e-9, atol=1e-12)
@@ -38,20 +34,14 @@ def test_orthonormal_is_the_unique_qr(shape, chunk, small, monkeypatch):
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e4, 1e7, 1e12])
-def test_ill_conditioned_columns_are_orthonormal_all_the_same(condition, monkeypatch):
-    monkeypatch.setattr(module, "SMALL", 0)
-    x = (
-        normal(200, 6)
-        @ torch.diag(torch.logspace(0, -np.log10(condition), 6, dtype=torch.float64))
-        @ normal(6, 6, seed=1)
-    )
+def test_ill_conditioned_columns_are_orthonormal_all_the_same(condition):
+    decay = torch.logspace(0, -np.log10(condition), 6, dtype=torch.float64)
+    x = normal(200, 6) @ torch.diag(decay) @ normal(6, 6, seed=1)
     torch.testing.assert_close(exact_gram(orthonormal(x).T), torch.eye(6, dtype=x.dtype), rtol=0, atol=4e-15)
     assert torch.linalg.svdvals(x - projector(orthonormal(x)) @ x)[0] < 1e-12 * torch.linalg.svdvals(x)[0]
 
 
-@pytest.mark.parametrize("small", [0, 1 << 15])
-def test_float32_columns_stay_float32(small, monkeypatch):
-    monkeypatch.setattr(module, "SMALL", small)
+def test_float32_columns_stay_float32():
     q = orthonormal(normal(500, 7).float())
     assert q.dtype == torch.float32
     torch.testing.assert_close(q.T @ q, torch.eye(7), rtol=0, atol=1e-6)
@@ -84,13 +74,13 @@ KINDS = ["one", "many", "bias", "many-bias", "sparse", "dense", "lazy", "lookup"
 @pytest.mark.parametrize("n", [4, 30])
 def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
-    monkeypatch.setattr(module, "SMALL", chunk)
     rows = Stack([("first", kinds(n, 0)[kind]), ("second", Dense(normal(n, 7, seed=8)))])
-    directions = _directions(rows, 3)[0]
+    space = Space.flat(rows.d)
+    directions = learned(space, rows, 3)["basis"]
     top = np.linalg.svd(rows.dense().numpy())[2][:3].T
     signs = torch.from_numpy(np.sign((top * directions.numpy()).sum(0)))
     torch.testing.assert_close(directions * signs, torch.from_numpy(top.copy()), rtol=1e-8, atol=1e-9)
-    assert _directions(rows, 3, torch.float32)[0].dtype == torch.float32
+    assert learned(space, rows, 3, torch.float32)["basis"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("chunk", [1 << 9, 1 << 26])
@@ -137,7 +127,7 @@ def test_rows_without_leaves_are_cut():
 
 def test_public_gradients_that_vanish_are_refused():
     with pytest.raises(ValueError, match="all zero"):
-        _directions(Dense(torch.zeros(3, 4)), 1)[0]
+        learned(Space.flat(4), Dense(torch.zeros(3, 4)), 1)
 
 
 @pytest.mark.parametrize("rank, size", [(1, 300), (16, 256), (30, 700)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isthmus import sketches
-from isthmus.sketches.bijections import Buckets
+from isthmus.sketches.hashed import Buckets
 
 SIZED = [sketches.GaussianSketch, sketches.RademacherSketch, sketches.SparseJL, sketches.CountSketch, sketches.SRHT]
 SIZED += [sketches.Coordinates, sketches.TensorSketch]

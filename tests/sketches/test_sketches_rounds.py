@@ -13,7 +13,7 @@ from isthmus.base.space import Space
 from isthmus.lifts import pinv
 from isthmus.sketches import CountSketch, base, hashed
 from isthmus.sketches.base import leave_pinv, take_pinv
-from isthmus.sketches.bijections import SHORT, _next_prime
+from isthmus.sketches.hashed import SHORT, _next_prime
 
 LARGEST = 32_749  # the largest prime below 2^15
 

@@ -12,8 +12,8 @@ import pytest
 from messy import rows
 
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.encode import _as_days, _bucket, as_numbers, as_words, bounds_of, encode, encode_target
-from isthmus.tables.entries import Signs
+from isthmus.tables.columns import _as_days, _bucket, as_numbers, as_words
+from isthmus.tables.encode import bounds_of, encode, encode_target
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema, Target
 
@@ -135,7 +135,7 @@ def test_types_are_guessed(kind: str) -> None:
 
 def test_a_decimal_comma_is_no_thousand() -> None:
     values = pandas.Series(["1,234", "2,5", "?"])
-    column = infer("a", values, signs=Signs(",", declared=True)).column
+    column = infer("a", values, decimal=",").column
     assert (column.type, column.thousands, column.decimal) == ("number", None, ",")
     assert as_numbers(values, column)[:2].tolist() == [1.234, 2.5]
 
@@ -147,17 +147,6 @@ def test_identifiers_are_left_out(name: str) -> None:
     for values in ([5, 5, 3], [0.5, 9, 3], ["0.5", "9", "3"]):  # not one of its own for every row, or not whole
         assert infer(name, pandas.Series(values)).column.type == "number"
     assert infer("paid", pandas.Series([5, 9, 3])).column.type == "number"
-
-
-@pytest.mark.parametrize(
-    "values",
-    [["2020-01-02", "2021-05-06"], ["02.01.2020", "06.05.2021"], pandas.to_datetime(["2020-01-02", "2021-05-06"])],
-)
-def test_dates_of_private_rows_are_refused_with_what_to_do(values: Any) -> None:
-    with pytest.raises(InvalidInput, match=r'--drop "when"\), or declare its public range \(--bounds "when=2010-01-01'):
-        infer("when", pandas.Series(values))
-    column = infer("when", pandas.Series(values), public=True).column
-    assert column.type == "date" and column.bounds == tuple(_as_days(pandas.Series(values), column.format))
 
 
 def test_private_rows_never_give_words_or_ranges() -> None:
@@ -191,8 +180,6 @@ def test_dates_with_and_without_a_zone() -> None:
     text = ["2020-01-01", "2020-01-01T12:00:00Z", "2020-01-01T12:00:00+12:00", "2020/1/1", None, "soon"]
     assert _as_days(pandas.Series(text))[:4].tolist() == [first, first + 0.5, first, first]
     assert np.isnan(_as_days(pandas.Series(text))[4:]).all()
-    zoned = pandas.to_datetime(pandas.Series(["2020-01-01T12:00:00+12:00", None]), utc=True).dt.tz_convert("Asia/Tokyo")
-    assert _as_days(zoned)[0] == first and np.isnan(_as_days(zoned)[1])
 
 
 def test_dates_are_read_one_by_one() -> None:

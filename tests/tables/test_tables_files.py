@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow.parquet
 import pytest
 import scipy.sparse as sp
 
 from isthmus.base.streamed import opened
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.files import Reading, _ParquetFrame, _types_of, columns_of, read, write
+from isthmus.tables.files import Reading, _types_of, columns_of, numbers_of, read, write
+from isthmus.tables.infer import infer
+from isthmus.tables.schema import Schema
 
 
 def refused(path: Path, words: str, **options: Any) -> str:
@@ -34,7 +38,7 @@ def test_a_csv_is_read_also_when_compressed(tmp_path: Path, suffix: str) -> None
     path.write_bytes({"csv": data, "csv.gz": gzip.compress(data), "csv.bz2": bz2.compress(data)}[suffix])
     table = read(path)
     assert table.name == "people" and table.n == 2
-    assert list(table.frame["name"]) == ["Anna", "Björn"] and table.frame["age"].isna().tolist() == [False, True]
+    assert list(table.frame["name"]) == ["Anna", "Björn"] and table.frame["age"].tolist() == ["31", None]
     assert columns_of(path) == ["name", "age", "salary"]
 
 
@@ -57,7 +61,7 @@ def test_quoted_lines_and_short_rows_are_rows_of_their_own(tmp_path: Path) -> No
     path.write_text('a,b,c\n1,"two\nlines, ""quoted""",3\n4\n5,six "inches",\n')
     frame = read(path).frame
     assert frame["b"].tolist()[0] == 'two\nlines, "quoted"' and frame["b"].tolist()[2] == 'six "inches"'
-    assert frame["a"].tolist() == ["1", "4", "5"] and frame["c"].isna().tolist() == [False, True, True]
+    assert frame["a"].tolist() == ["1", "4", "5"] and frame["c"].tolist() == ["3", None, None]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
@@ -105,28 +109,23 @@ def test_broken_csv_files_are_refused(tmp_path: Path, content: str, words: str) 
 
 def test_names_that_differ_by_blanks_alone(tmp_path: Path) -> None:
     """Blank ones are named by their place, in text and in parquet; two that become one are refused, never merged."""
-    import pyarrow
-    from pyarrow import parquet
-
     text, packed = tmp_path / "t.csv", tmp_path / "t.parquet"
     for names, clean in (([" a", "\x0b", "b ", "\x0c"], ["a", "Unnamed: 1", "b", "Unnamed: 3"]), (["a", "a "], None)):
         text.write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
-        parquet.write_table(pyarrow.table({name: [1.0] for name in names}), packed)
+        pyarrow.parquet.write_table(pyarrow.table({name: [1.0] for name in names}), packed)
         for path in (text, packed):
             if clean is None:
-                for reader in (read, columns_of) if path == text else (read, columns_of, _types_of, _ParquetFrame):
+                for reader in (read, columns_of) if path == text else (read, columns_of, _types_of):
                     with pytest.raises(InvalidInput, match=r"the column names \['a'\] occur twice"):
                         reader(path)
             else:
                 assert columns_of(path) == clean == list(read(path).frame.columns)
         if clean is not None:
-            assert list(_types_of(packed)) == clean == _ParquetFrame(packed).columns
-            assert [list(_ParquetFrame(packed)[name]) for name in clean] == [[1.0]] * 4
+            assert list(_types_of(packed)) == clean
+            assert [list(read(packed).frame[name]) for name in clean] == [[1.0]] * 4
 
 
 def test_parquet(tmp_path: Path) -> None:
-    import pandas
-
     path = tmp_path / "t.parquet"
     pandas.DataFrame({"a": [1, 2], "when": pandas.to_datetime(["2020-01-01", None])}).to_parquet(path)
     assert columns_of(path) == ["a", "when"] and list(read(path).frame["a"]) == [1, 2]
@@ -135,17 +134,15 @@ def test_parquet(tmp_path: Path) -> None:
 
 
 def test_row_labels_of_pandas_are_columns_or_left_out(tmp_path: Path) -> None:
-    """Labels with a name are a column like others, those without one are none, whichever way a file is read."""
-    import pandas
-
+    """Labels with a name are a column like others, those without one are none."""
     path = tmp_path / "t.parquet"
     frame = pandas.DataFrame({"a": [1.0, 2.0]}, index=[7, 9])
     frame.to_parquet(path)
-    assert columns_of(path) == ["a"] == list(read(path).frame.columns) == _ParquetFrame(path).columns
+    assert columns_of(path) == ["a"] == list(read(path).frame.columns)
     assert opened(str(path))[0].shape == (2, 1)
     frame.rename_axis("id").to_parquet(path)
-    assert columns_of(path) == ["a", "id"] == list(read(path).frame.columns) == _ParquetFrame(path).columns
-    assert list(read(path).frame["id"]) == [7, 9] == list(_ParquetFrame(path)["id"])
+    assert columns_of(path) == ["a", "id"] == list(read(path).frame.columns)
+    assert list(read(path).frame["id"]) == [7, 9]
 
 
 def test_npz_dense_in_parts(tmp_path: Path) -> None:
@@ -203,15 +200,19 @@ def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
         read(tmp_path / name)
 
 
-def test_without_pandas_a_csv_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pandas cannot be imported npz and libsvm still work."""
+def test_parquet_alone_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pandas cannot be imported csv, npz and libsvm still work, and parquet says what to install."""
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1.0]}), tmp_path / "t.parquet")
     monkeypatch.setitem(sys.modules, "pandas", None)
     (tmp_path / "t.csv").write_text(TEXT)
     (tmp_path / "t.svm").write_text("1 1:0.5\n")
     np.savez(tmp_path / "t.npz", X=np.ones((2, 2)), y=[0, 1])
     assert read(tmp_path / "t.npz").n == 2 and read(tmp_path / "t.svm").n == 1
+    people = read(tmp_path / "t.csv").frame
+    assert [infer(name, people[name]).column.type for name in people.columns] == ["hash", "number", "number"]
+    assert numbers_of(people, Schema.from_dict({"columns": {"salary": [0, 2000]}})).tolist() == [[1200.0], [900.0]]
     with pytest.raises(InvalidInput, match=r"pandas is needed for it; in a clone .* run: pip install -e '\.\[table\]'"):
-        read(tmp_path / "t.csv")
+        read(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "npz", "parquet"])

@@ -12,8 +12,8 @@ from command_line import prepared as rows_of
 
 from isthmus.base.validate import InvalidInput
 from isthmus.runs.prepare import PreparedRows
+from isthmus.tables.columns import number
 from isthmus.tables.encode import encode
-from isthmus.tables.entries import Signs, number
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema
 
@@ -40,10 +40,12 @@ COMMA |= dict.fromkeys(("0.338", "1.5", ".", "e5"))
 
 
 @pytest.mark.parametrize(
-    ("signs", "words"), [(Signs(), POINT), (Signs(","), COMMA), (Signs(thousands=""), {"1,234": None})]
+    ("decimal", "thousands", "words"), [(".", None, POINT), (",", None, COMMA), (".", "", {"1,234": None})]
 )
-def test_a_number_is_read_by_declared_signs(signs: Signs, words: dict[str, float | None]) -> None:
-    found = {word: number(word, signs.decimal, signs.thousands) for word in words}
+def test_a_number_is_read_by_declared_signs(
+    decimal: str, thousands: str | None, words: dict[str, float | None]
+) -> None:
+    found = {word: number(word, decimal, thousands) for word in words}
     assert {word: None if math.isnan(value) else value for word, value in found.items()} == words
 
 
@@ -124,7 +126,7 @@ def test_signs_of_thousands_must_not_be_the_decimal_sign() -> None:
     for text in ('[columns.a]\nthousands = "."', '[columns.a]\nthousands = ","\ndecimal = ","'):
         with pytest.raises(InvalidInput, match="columns.a.thousands=.* it is the decimal sign too"):
             Schema.from_toml(text)
-    column = infer("a", pandas.Series(["1.200,5", "12,1", "7.000.000"]), signs=Signs(",", declared=True)).column
+    column = infer("a", pandas.Series(["1.200,5", "12,1", "7.000.000"]), decimal=",").column
     assert (column.thousands, column.decimal) == (".", ",")
     assert Schema.from_toml(Schema((column,)).to_toml()).columns == (column,)
 

@@ -1,4 +1,4 @@
-"""What both estimators share: their parameters, the private fit, the margins of new rows."""
+"""`PrivateClassifier` and `PrivateRegressor`: private linear models with the habits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags, check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -24,23 +26,35 @@ from torch.distributed import ProcessGroup
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.filling import algorithm_of
 from isthmus.algorithms.public_start import starting
-from isthmus.algorithms.purchases import buying
-from isthmus.base import notebook, secret, validate
+from isthmus.algorithms.purchases import ClassCounts, SumPurchase, TargetRange, buying, scaled_targets, target_map
+from isthmus.base import notebook, secret, storage, validate
 from isthmus.base.matrix import CHUNK_BYTES, Matrix, matmul
 from isthmus.base.parallel import one_thread
 from isthmus.core.group import ALONE, Group
 from isthmus.core.minimize import GONE, Binding, Recipe, Result, minimize, unspent
 from isthmus.core.pipeline import Local, Pipeline
 from isthmus.core.wire import State
-from isthmus.estimators import intervals, partial_fit_claims, rank_group, stored
-from isthmus.estimators.inputs import _read
-from isthmus.estimators.problem import _check_bounds, _posed, _Problem
+from isthmus.estimators import intervals, partial_fit_claims, stored
+from isthmus.estimators.problem import (
+    Objective,
+    _check_bounds,
+    _check_range,
+    _largest_eigenvalue,
+    _posed,
+    _Problem,
+    _ranges_of,
+    _read,
+    _shared_labels,
+    _shared_rows,
+)
 from isthmus.estimators.stateless_steps import _warn_of_repeated_fits
-from isthmus.objectives.linear import Loss, loss_of
+from isthmus.objectives import Huber
+from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for, loss_of
 from isthmus.objectives.targets import CountTargets
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.leaks import leak
 from isthmus.privacy.ledger import opened as opened_ledger
 from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.plan import default_delta
@@ -212,11 +226,19 @@ class _PrivateLinear(_PrivateEstimator):
             for name in (*stored._PARTIAL, "_partial_state"):  # a fit begins anew
                 self.__dict__.pop(name, None)
             rows, targets = self._read(X, y, reset=True)
-            state = rank_group._shared_state(self._group, self._checkpointed)
+            saved, state = self._group.on_leader(self._checkpointed), None
+            if saved is not None:
+                state = State(**saved)
             self._train(rows, targets, sample_weight, state)
         return self
 
-    def _partial(self, X: object, y: object, sample_weight: ArrayLike | None, group: GroupLike) -> Self:
+    def partial_fit(
+        self, X: object, y: object, sample_weight: ArrayLike | None = None, *, group: GroupLike = None
+    ) -> Self:
+        """One of `partial_calls` calls that share the budget, whether or not their records overlap.
+
+        The first call buys what the plan buys; later ones go on from the last point.  `group` is that of `fit`.
+        """
         with self._together(group):
             self._check_parameters()
             rows, targets = self._read(X, y, reset=self._calls == 0)
@@ -225,8 +247,10 @@ class _PrivateLinear(_PrivateEstimator):
             run, charged = self._run_of_calls()
             remedy = f"fit again, or plan more calls: partial_calls={calls} share the budget, and all of them were made"
             validate.require(past < calls, f"Call {past + 1} of partial_fit is one too many: {remedy}")
-            claims = self._private and not charged  # no ledger counts what every copy spends
-            self._train(rows, targets, sample_weight, self._partial_state, calls, past, (run, claims))
+            claim = None
+            if self._private and not charged:  # no ledger counts what every copy spends
+                claim = partial(partial_fit_claims._claim, run, past)
+            self._train(rows, targets, sample_weight, self._partial_state, calls, past, claim)
         parts = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = past + 1, self.result_.state.replace(parts=parts)
         self._run, self._charged = run, charged
@@ -234,7 +258,9 @@ class _PrivateLinear(_PrivateEstimator):
 
     def _run_of_calls(self) -> tuple[str | None, str | bool]:
         """The name of this run of partial fits, and the ledger that counts all of it: that of the first call."""
-        own = partial_fit_claims._identity_of(self._opened_ledger())
+        ledger, own = self._opened_ledger(), ""
+        if ledger is not None:  # somebody's own has no name but that of its class
+            own = (*partial_fit_claims.identities(ledger), type(ledger).__name__)[0]
         if self._calls == 0:
             return partial_fit_claims._begin(), own
         remedy = "give the ledger that earlier calls were charged to again, set_params(ledger=...): this is another one"
@@ -250,8 +276,9 @@ class _PrivateLinear(_PrivateEstimator):
         state: State | None,
         calls: int = 1,
         past: int = 0,
-        claimed: tuple[str | None, bool] = (None, False),
+        claim: Callable[[], None] | None = None,
     ) -> None:
+        """Plan and run call `past` + 1 of `calls`; `claim` takes it just before anything is spent."""
         began = time.perf_counter()
         problem = _posed(self, X, y, weight)
         if state is not None:  # what rounds already made rest on, and what was read from the data for them
@@ -268,7 +295,11 @@ class _PrivateLinear(_PrivateEstimator):
         wanted = self._private and self.scale in ("columns", "moments")
         remedy = 'leave it out: only algorithm="dp_gd" buys scales, and not over a set'
         validate.check(not wanted or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
-        problem = self._started(problem, choice)
+        takes = self._private and choice.direct and not (choice.of and choice.of.needs) and not self.as_published
+        if not takes:  # a run that has no place for a start
+            problem = replace(problem, labelled=None)
+        elif problem.labelled is not None:
+            problem = replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, _STARTED))))
         rests_on = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         if not choice.direct and not problem.buys:
             assert isinstance(problem.objective.X, Scaled)
@@ -277,13 +308,9 @@ class _PrivateLinear(_PrivateEstimator):
         rounds, history, checkpoint = choice.rounds * calls, list[dict[str, float]](), self.checkpoint
         if self._group.rank:
             checkpoint = None
-        run, claims = claimed
-        if claims:
-            partial_fit_claims._claim(run, past)
+        if claim is not None:
+            claim()
         ledger = self._run_ledger()
-        spends: dict = {}
-        if self._private:
-            spends = {"ledger": ledger, "noise_seed": self.noise_seed}
         with one_thread(X.shape[0] * X.shape[1] < _THREADED):  # waiting for others would take longer than the products
             result = minimize(
                 problem.objective,
@@ -296,7 +323,8 @@ class _PrivateLinear(_PrivateEstimator):
                 record=1,
                 callbacks=[_RoundNotes(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, rests_on)],
                 progress=bool(self.verbose),
-                **spends,
+                ledger=ledger,
+                noise_seed=self.noise_seed,
             )
         self._paid = partial_fit_claims.identities(ledger)
         self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, rests_on
@@ -315,50 +343,40 @@ class _PrivateLinear(_PrivateEstimator):
         validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
         return plan(**{name: value for name, value in own.items() if value is not None}, **more)
 
-    def _started(self, problem: _Problem, choice: Choice) -> _Problem:
-        """The problem with a start from labelled public rows, where the run has a place for one."""
-        takes = self._private and choice.direct and not (choice.of and choice.of.needs) and not self.as_published
-        if problem.labelled is None or not takes:
-            return replace(problem, labelled=None)
-        return replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, _STARTED))))
-
     def _recipe(self, problem: _Problem, choice: Choice, smooth: float, calls: int) -> Recipe:
-        options, n = dict(self.options or {}), dict[str, int | str]()
+        """The chosen recipe with what the user fixed, what is bought first, and a start from labelled public rows."""
+        options = dict(self.options or {})
+        n: int | str = "exact"
         if self.as_published:
             options["as_published"] = True
         if self._private:
-            n["n"] = self.n or problem.n
-            if self.n is None and calls == 1:
-                n["n"] = "exact"
             if self.clip is not None and "clip" in choice.arguments:
                 options["clip"] = self.clip
+            if self.n is not None or calls > 1:
+                n = self.n or problem.n
         elif self.step is None and choice.batch_size is None and "step" in choice.arguments:
             curvature = problem.objective.curvature or 1.0  # the data may be looked at
-            top = rank_group._largest_eigenvalue(self._group, problem.objective.X)
+            top = _largest_eigenvalue(self._group, problem.objective.X)
             longest = problem.n / (curvature * max(top, 1e-12))
             options.setdefault("step", longest * choice.arguments["step"] * smooth)
-        recipe = choice.recipe(public=problem.facts["public"], constraint=self.constraint, **n, **options)
+        recipe = choice.recipe(n=n, public=problem.facts["public"], constraint=self.constraint, **options)
         if self._private:
-            recipe = self._promised(recipe)
+            recipe = replace(recipe, build=partial(self._within_budget, recipe))
         if problem.buys:
             recipe = buying(recipe, problem.buys, copy=not choice.direct)
         if problem.labelled is not None:
             recipe = starting(recipe, *problem.labelled)
         return recipe
 
-    def _promised(self, recipe: Recipe) -> Recipe:
-        """The recipe, refused before it looks at anything where its promise is not the budget that was asked for."""
+    def _within_budget(self, recipe: Recipe, binding: Binding) -> Pipeline:
+        """The pipeline, refused before it looks at anything where its promise is not the budget that was asked for."""
         published = self.as_published or bool((self.options or {}).get("as_published"))  # its statement tells
-
-        def build(binding: Binding) -> Pipeline:
-            pipe, most = recipe.bind(binding), self._delta(self._records(binding.n))
-            given = pipe.promise
-            within = given is not None and (published or given.epsilon <= self.epsilon and given.delta <= most)
-            remedy = f"pass epsilon and delta on to its Budget: its promise, {given}, is not the budget it was given"
-            validate.check(within, "algorithm", recipe.name, remedy)
-            return pipe
-
-        return replace(recipe, build=build)
+        pipe, most = recipe.bind(binding), self._delta(self._records(binding.n))
+        given = pipe.promise
+        within = given is not None and (published or given.epsilon <= self.epsilon and given.delta <= most)
+        remedy = f"pass epsilon and delta on to its Budget: its promise, {given}, is not the budget it was given"
+        validate.check(within, "algorithm", recipe.name, remedy)
+        return pipe
 
     def _run_ledger(self) -> Ledger | None:
         """What the rounds are charged to: beside a checkpoint a ledger of the run's own, which charges that of all."""
@@ -377,12 +395,17 @@ class _PrivateLinear(_PrivateEstimator):
         """Shift and width of what is predicted, in units of what is learned."""
         return 0.0, 1.0
 
+    @property
+    def _outputs(self) -> int:
+        return self._kind.outputs(self._class_count)
+
+    @property
+    def _class_count(self) -> int:
+        return len(vars(self).get("classes_", "01"))  # where there are none, as with two
+
     def _learn_targets(self, y: np.ndarray) -> tuple[str, ...]:
         """Settle what targets may be; what was read off them for that."""
         return ()
-
-    def _loss_facts(self) -> dict[str, object]:
-        return {"loss": self._kind}
 
     def _public_weights(self, y: np.ndarray) -> Tensor | None:
         """What the losses of public rows are multiplied by."""
@@ -393,7 +416,9 @@ class _PrivateLinear(_PrivateEstimator):
     def _store(self, problem: _Problem, result: Result) -> None:
         later: Sequence[Map] = result.transform.maps if result.transform is not None else ()
         self._maps = RowMaps([*problem.maps.maps, *later])
-        point = result.average if result.x is None else result.x
+        point = result.x
+        if point is None:
+            point = result.average
         self._weights = point.detach().double().view(self._outputs, -1).T.contiguous()
         p = self.n_features_in_
         weight, offset = self._maps.affine(p)
@@ -405,8 +430,11 @@ class _PrivateLinear(_PrivateEstimator):
             # a partial fit goes on from its own last round, and rounds that a kill lost are counted below
             others = [text for text in statement.assumptions if not text.startswith(GONE)]
             statement = replace(statement, assumptions=(*problem.assumptions, *others), leaks=leaks)
-            with_lost = partial(self._with_lost_rounds, statement, result.state)
-            statement = rank_group._shared_statement(self._group, with_lost)
+            if self._group.rank == 0:
+                statement = self._with_lost_rounds(statement, result.state)
+            if self._group.size > 1:  # the ledger of rank 0 knows what was charged
+                told = self._group.on_leader(statement.to_json)
+                statement = PrivacyStatement.from_json(told, recompute=False)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 assumption = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.n, assumptions=(assumption, *statement.assumptions))
@@ -578,19 +606,332 @@ class _PrivateLinear(_PrivateEstimator):
         tags.non_deterministic = not repeatable  # secret noise never comes twice
         return tags
 
-    def _checkpointed(self) -> State | None:
+    def _checkpointed(self) -> storage.Fields | None:
+        """The state that was saved where the ledger is, by its fields; None where there is none."""
         if self.checkpoint is None or not Path(self.checkpoint).exists():
             return None
         there = not (self._private and self._tallied) or Path(f"{self.checkpoint}.ledger").exists()
         remedy = "restore the file <checkpoint>.ledger, which has what this run has spent, or remove both to begin anew"
         validate.check(there, "checkpoint", str(self.checkpoint), remedy)
-        return State.load(self.checkpoint)
+        state = State.load(self.checkpoint)
+        remedy = "leave the checkpoint out: every rank remembers what it left out, and it has the memory of rank 0 only"
+        validate.check(self._group.size == 1 or not state.memory, "checkpoint", "with error feedback", remedy)
+        return storage.fields_of(state)
 
     def _read(self, X: object, y: object, reset: bool) -> tuple[Matrix, np.ndarray]:
         several = self._group.size > 1
         rows, targets = _read(self, X, y, reset=reset, least=1 - several)
         if several:
-            rows, self._whole = rank_group._shared_rows(
-                self._group, rows, list(vars(self).get("feature_names_in_", ()))
-            )
+            names = list(vars(self).get("feature_names_in_", ()))
+            rows, self._whole = _shared_rows(self._group, rows, names)
         return rows, targets
+
+
+# ---------------------------------------------------------------- labels
+
+
+def _has_probabilities(estimator: PrivateClassifier) -> bool:
+    kind = estimator.loss if isinstance(estimator.loss, type) else known_losses(labels=True).get(estimator.loss)
+    return kind is not None and kind.probabilities
+
+
+def _other_labels(y: object, classes: np.ndarray) -> str:
+    """The remedy for labels that were not declared; a type is told, and no label."""
+    if np.asarray(y).dtype.kind in "iu" and classes.dtype.kind in "UO":
+        counted = f"[0, ..., {len(classes) - 1}]"
+        return (
+            "y has numbers where the classes are words. Some tools of scikit-learn number the labels before they fit "
+            f"(cross_val_predict for probabilities, stacking): declare classes={counted} for them, in the same order"
+        )
+    return "declare all labels, or leave those rows out"
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+@stored._storable
+class PrivateClassifier(ClassifierMixin, _PrivateLinear):
+    """A linear classifier trained under differential privacy.
+
+    Each record's gradient is clipped, Gaussian noise is added to their sum, and only that is ever seen: whatever the
+    records are, the fitted model is (epsilon, delta)-differentially private for adding or removing one of them.
+    `privacy_` states it, and what must hold.  `epsilon=float("inf")` trains without privacy, on compressed gradients.
+
+    epsilon, delta   the budget of one `fit`; delta defaults to min(1e-5, n^-1.1)
+    loss             "logistic" (softmax for more than two classes), "softmax", "hinge", "smooth_hinge"; or a class, a
+                     subclass of `LinearModel` that reads labels
+    algorithm        "auto" asks `isthmus.plan`; or a recipe by its name in `isthmus.algorithms` or as a function of
+                     your own, filled from public facts
+    constraint       a set of `isthmus` for the coefficients of the scaled rows; l1, l2: strengths of a penalty
+    clip, step, max_iter, batch_size   None: as planned; all of them are public choices
+    scale            how columns are scaled beyond their bounds: "auto", "none", "columns", "moments", "shapes" (bought
+                     from the budget) or "public" (from the public rows)
+    features         "linear", or "smooth": every column becomes a few functions of itself and the model an additive one
+                     (`effects()`); "auto" as the budget allows
+    bounds           (low, high) of the columns, public numbers; NaN, or None for all, buys them from the budget;
+                     "data" reads them off the data and warns
+    data_norm        a public bound of the rows' l2 norm: longer rows are shortened; "unit" gives every row length 1,
+                     the default for CSR
+    public           rows X, or (X, y), that are public
+    n                None: the number of records is public; a number is a public estimate of it
+    classes          all labels; None reads them off y and warns
+    class_weight     None, a dict {label: weight}, or "balanced", which buys the class counts
+    max_weight       a public choice: a larger `sample_weight` counts as this
+    adjacency        "add-remove" or "replace-one"
+    partial_calls    how many calls of `partial_fit` share the budget
+    ledger           a `privacy.Ledger` or its path: charged before anything is released, refuses what exceeds it
+    checkpoint       a path: the run's public state is saved there, and `fit` goes on from it
+    options          further arguments of the algorithm
+    facts            further public facts for the planner: a dict with max_passes, max_dims, smoothness, density, ...
+    as_published     run the paper's mechanism; the statement says what it really gives
+    random_state     public randomness (sketches); noise never depends on it
+    noise_seed       for tests only: the statement then says "not private"
+
+    >>> from sklearn.datasets import make_classification
+    >>> X, y = make_classification(3000, 5, random_state=0)
+    >>> model = PrivateClassifier(epsilon=1.0, classes=[0, 1], bounds=(-6, 6)).fit(X, y)
+    >>> model.score(X, y) > 0.8, model.privacy_.private
+    (True, True)
+    >>> print(model.privacy_)
+    (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
+    """
+
+    loss: str | Loss = "logistic"
+    classes: ArrayLike | None = None
+    class_weight: dict | str | None = None
+    _LABELS = True
+
+    def partial_fit(  # type: ignore[override]  # `classes` stands where scikit-learn has it
+        self,
+        X: object,
+        y: object,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        group: GroupLike = None,
+    ) -> Self:
+        """One of `partial_calls` calls that share the budget, whether or not their records overlap.
+
+        The first call buys what the plan buys; later ones go on from the last point.  `classes` has all labels, at the
+        first call; `group` is that of `fit`.
+        """
+        if classes is not None:
+            self._declared = classes
+        return super().partial_fit(X, y, sample_weight, group=group)
+
+    def decision_function(self, X: object) -> np.ndarray:
+        """Margins: one a row for two classes, else one a row and class."""
+        z = self._margins(X)
+        if z.shape[1] == 1:
+            return z[:, 0]
+        if len(self.classes_) == 2:
+            return z[:, 1] - z[:, 0]
+        return z
+
+    def predict(self, X: object) -> np.ndarray:
+        """The label of the largest margin."""
+        z = self.decision_function(X)
+        return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
+
+    @available_if(_has_probabilities)
+    def predict_proba(self, X: object) -> np.ndarray:
+        """Probabilities of the classes, in the order of `classes_`."""
+        return np.exp(self.predict_log_proba(X))
+
+    @available_if(_has_probabilities)
+    def predict_log_proba(self, X: object) -> np.ndarray:
+        """Their logarithms."""
+        z = self.decision_function(X)
+        if z.ndim == 1:
+            z = np.stack([np.zeros_like(z), z], axis=1)
+        return z - np.logaddexp.reduce(z, axis=1, keepdims=True)
+
+    # ------------------------------------------------------------ the problem
+
+    def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
+        weights, buys = self._checked_weights(weight, X.shape[0]), tuple[SumPurchase, ...]()
+        if self.class_weight is not None:
+            by_row = self._weights_of(y)
+            if by_row is None:
+                buys = (ClassCounts(),)
+            else:
+                weights = by_row * (1.0 if weights is None else weights)
+        classes = tuple(self.classes_.tolist())
+        return self._kind(X, y, weights=weights, classes=classes, l1=self.l1, l2=self.l2), buys, ()
+
+    def _learn_targets(self, y: np.ndarray) -> tuple[str, ...]:
+        if len(y):  # a rank may have no rows
+            check_classification_targets(y)
+        declared = self._declared if self.classes is None else self.classes
+        if declared is not None:
+            self.classes_ = np.unique(np.asarray(declared))
+            validate.check(len(self.classes_) > 1, "classes", self.classes_.tolist(), "give at least two labels")
+            words = f"a label that is not among classes={self.classes_.tolist()}"  # whose label it is stays unsaid
+            known = bool(np.isin(y, self.classes_).all())
+            validate.require(known, f"y holds {words}: {_other_labels(y, self.classes_)}")
+        elif not self._calls:  # what the first call read is in its state
+            self.classes_ = _shared_labels(self._group, y)
+            validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
+            if self._private:
+                return (leak(*CLASSES_READ),)
+        return ()
+
+    def _weights_of(self, y: np.ndarray, public: bool = False) -> np.ndarray | None:
+        """The weight of each row by its class, at most 1; None where balancing them is to be bought."""
+        chosen, labels = self.class_weight, self.classes_.tolist()
+        if isinstance(chosen, str):
+            validate.one_of(("balanced",), class_weight=chosen)
+            if self._private and not public:
+                return None
+            own = torch.tensor([int((y == label).sum()) for label in labels])
+            counts = own if public else sum(self._group.all(own))
+            counts = np.maximum(np.asarray(counts), 1)
+            chosen = dict(zip(labels, (counts.min() / counts).tolist(), strict=True))
+        if not isinstance(chosen, dict):
+            validate.refuse("class_weight", chosen, 'give a dict {label: weight} or "balanced"')
+        weights = np.array([float(chosen.get(label, 1.0)) for label in labels])
+        validate.check(weights.min() >= 0, "class_weight", chosen, "give weights of at least 0")
+        validate.positive(class_weight=float(weights.max()))
+        return (weights / weights.max())[np.searchsorted(self.classes_, y)]
+
+    def _public_weights(self, y: np.ndarray) -> Tensor | None:
+        """Those of `class_weight`; "balanced" by the public labels themselves."""
+        if self.class_weight is None:
+            return None
+        return torch.from_numpy(self._weights_of(y, public=True))
+
+    @property
+    def _kind(self) -> Loss:
+        return loss_for(self.loss, len(self.classes_))
+
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()), key=str)
+        remedy = f"give public labels that are among classes={self.classes_.tolist()}"
+        validate.check(not unknown, "public", unknown, remedy)
+        return y
+
+    def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
+        if len(self.classes_) == 2 and len(coefficients) == 2:
+            coefficients, intercepts = coefficients[1:] - coefficients[:1], intercepts[1:] - intercepts[:1]
+        self.coef_, self.intercept_ = coefficients, intercepts
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = True
+        return tags
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+@stored._storable
+class PrivateRegressor(RegressorMixin, _PrivateLinear):
+    """A linear regression trained under differential privacy.
+
+    Targets are clipped to `target_bounds` and learned on the scale [-1, 1] (Poisson: [0, 1], by quasi-likelihood);
+    each record's gradient is clipped, Gaussian noise is added to their sum.  Parameters are those of
+    `PrivateClassifier`, and
+
+    loss           "squared", "huber" or "poisson"; or a class, a subclass of `LinearModel` that reads numbers
+    target_bounds  (low, high) of y, public numbers; None takes those of public targets, or buys them from the budget;
+                   "data" reads them off y and warns
+    huber_delta    where the Huber loss turns linear, as a share of half the target's range
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (4000, 4))
+    >>> y = 10 + X @ [3.0, -2.0, 1.0, 0.0] + 0.1 * rng.standard_normal(4000)
+    >>> model = PrivateRegressor(epsilon=1.0, bounds=(-1, 1), target_bounds=(0, 20)).fit(X, y)
+    >>> model.score(X, y) > 0.8
+    True
+    """
+
+    loss: str | Loss = "squared"
+    target_bounds: tuple[float, float] | str | None = None
+    huber_delta: float = 0.2
+    target_centre_: tuple[float, float] | None = field(init=False, default=None)
+    _LABELS = False
+
+    def predict(self, X: object) -> np.ndarray:
+        """The prediction, in the units of y."""
+        predictions = self._kind.reads().predict(torch.from_numpy(self._margins(X)[:, 0]))
+        shift, width = self._target_map
+        return shift + width * np.asarray(predictions)
+
+    # ------------------------------------------------------------ the problem
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        validate.positive(huber_delta=self.huber_delta)
+        bounds = self.target_bounds
+        if isinstance(bounds, str):
+            validate.one_of(("data",), target_bounds=bounds)
+        elif bounds is not None:
+            _check_range("target_bounds", bounds, "give (low, high)")
+            never = self._counts and bounds[0] < 0
+            validate.check(not never, "target_bounds", bounds, "give a low of at least 0: counts are never negative")
+
+    def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
+        remarks: tuple[str, ...] = ()
+        own: dict = {"delta": self.huber_delta} if issubclass(self._kind, Huber) else {}
+        y, weights = np.asarray(y, dtype=np.float64), self._checked_weights(weight, X.shape[0])
+        model = self._kind(X, y, weights=weights, l1=self.l1, l2=self.l2, **own)
+        bounds = self.target_bounds
+        if bounds is None and isinstance(self.public, tuple):
+            targets = np.asarray(self.public[1], dtype=float)
+            if targets.min() < targets.max():
+                bounds = float(targets.min()), float(targets.max())
+                remarks = ("the public targets are public: y was clipped to their range",)
+        if isinstance(bounds, str) or not self._private and bounds is None:
+            low, high = _ranges_of(torch.tensor(y)[:, None], self._group)
+            bounds = float(low), float(high)
+            if self._private:
+                remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
+        if bounds is None:
+            return model, (TargetRange(),), remarks
+        self.target_bounds_ = float(bounds[0]), float(bounds[1])
+        return scaled_targets(model, *self.target_bounds_), (), remarks
+
+    @property
+    def _kind(self) -> Loss:
+        return loss_of(self.loss, labels=False)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the margin is the logarithm of the prediction."""
+        return issubclass(self._kind.reads, CountTargets)
+
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        """Public targets in the units that the problem is posed in: as given where their range is bought."""
+        targets = np.asarray(y, dtype=float)
+        validate.check(bool(np.isfinite(targets).all()), "public", "targets that are not finite", "give finite numbers")
+        buys_range = self._private and self.target_bounds is None
+        if buys_range and targets.min() == targets.max():
+            return targets
+        shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
+        return np.asarray((np.clip(targets, *self.target_bounds_) - shift) / width)
+
+    def _store(self, problem: _Problem, result: Result) -> None:
+        if result.target is not None:
+            self.target_bounds_ = result.target
+        self.target_centre_ = result.centre
+        super()._store(problem, result)
+
+    def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
+        shift, width = self._target_map
+        if self._counts:
+            self.coef_, self.intercept_ = coefficients[0], float(intercepts[0] + math.log(width))
+        else:
+            self.coef_, self.intercept_ = width * coefficients[0], float(shift + width * intercepts[0])
+
+    @property
+    def _target_map(self) -> tuple[float, float]:
+        shift, width = target_map(*self.target_bounds_, self._counts)
+        if self.target_centre_ is None:
+            return shift, width
+        return shift + width * self.target_centre_[0], width * self.target_centre_[1]
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = self._counts
+        tags.regressor_tags.poor_score = True
+        return tags
