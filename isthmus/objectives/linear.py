@@ -163,8 +163,8 @@ class LinearModel(Objective):
 
     def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean loss of the chosen examples."""
-        X, losses = self._of(self.losses, w, self._where(index), torch.float64)
-        return float(losses.sum()) / max(X.shape[0], 1)
+        X, losses = self._of(self.losses, w, self._where(index))
+        return float(losses.double().sum()) / max(X.shape[0], 1)
 
     def rows(self, w: Tensor, index: Index = None) -> Rows:
         """The per-example gradients slope_i x_i, factored."""
@@ -269,11 +269,7 @@ class LinearModel(Objective):
         return model
 
     def _of(
-        self,
-        formula: Callable[[Tensor, Tensor], Tensor],
-        w: Tensor,
-        where: slice | Tensor | None,
-        dtype: torch.dtype | None = None,
+        self, formula: Callable[[Tensor, Tensor], Tensor], w: Tensor, where: slice | Tensor | None
     ) -> tuple[Matrix, Tensor]:
         """The chosen rows, and their losses or slopes at w times their weights."""
         X, y, weights = self.X, self.y, self.weights
@@ -281,7 +277,6 @@ class LinearModel(Objective):
             X, y = matrix.take(X, where), y[where]
         z = matrix.margins(X, self._as_columns(_check_point(w, self.d)))
         values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
-        values = values.to(dtype or values.dtype)
         if weights is not None:
             weights = weights[slice(None) if where is None else where].to(values)
             values = values * weights.view(-1, *[1] * (values.ndim - 1))
