@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -43,11 +44,12 @@ class _NotYet(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         """Reads zeros; says that what would be written is not."""
-        written = args[0] if args else None
+        name, written = func.__name__, args[0] if args else None
         tensors = written if isinstance(written, (list, tuple)) else [written]
-        if _writes(func.__name__) and any(isinstance(x, _NotYet) for x in tensors):
-            if func.__name__ not in QUIET:
-                warnings.warn(_EARLY.format(what=func.__name__), stacklevel=2)
+        writes = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"  # as torch names functions
+        if writes and any(isinstance(x, _NotYet) for x in tensors):
+            if name not in QUIET:
+                warnings.warn(_EARLY.format(what=name), stacklevel=2)
             return written
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
@@ -58,11 +60,6 @@ class _NotYet(Tensor):
 
 QUIET = ("zero_", "_foreach_zero_", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_")
 """What `zero_grad` does, in silence; and a `GradScaler`, which the step looks for."""
-
-
-def _writes(name: str) -> bool:
-    """Whether a function of torch changes its first argument, by its name."""
-    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
 
 
 def _not_yet(parameter: Tensor) -> Tensor:
@@ -110,42 +107,31 @@ class _GradientWriter:
         self._room: Tensor | None = None
 
     def write(self, rounds: Directions) -> None:
-        """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
-        if len(rounds) != 1 or len(rounds[0]) != 1:
-            self._give_sum(rounds)
-            return
-        lifted = rounds[0][0]
-        if isinstance(lifted.given, Tensor):
-            self._give(lifted.given)
-            return
-        rates = _plain_rates(self.optimizer)
-        if lifted.code is None or rates is None:
-            self._give_sum(rounds)
-            return
-        bindings = self.layers.bindings
-        places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
-        if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
-            self._give_sum(rounds)
-            return
-        for _, parameter, _, _, _ in places:
-            parameter.grad = None
-        self._move(*lifted.code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
+        """The mean of the rounds' directions as gradients.
 
-    def _give(self, direction: Tensor) -> None:
-        """One direction that is there as a whole."""
-        matrices = {}
-        for leaf, piece in zip(self.layers.space.leaves, direction.split(self._sizes), strict=True):
-            matrices[leaf.name] = piece.reshape(leaf.shape[0], -1)
-        self.layers.set_gradients(lambda name, lo, hi: matrices[name][:, lo:hi])
+        Plain steps through a sketch that can add in place form no gradient at all.
+        """
+        lifted, *others = (lifted for each in rounds for lifted in each)
+        if not others and isinstance(lifted.given, Tensor):  # one direction that is there as a whole
+            pieces = zip(self.layers.space.leaves, lifted.given.split(self._sizes), strict=True)
+            matrices = {leaf.name: piece.reshape(leaf.shape[0], -1) for leaf, piece in pieces}
+            self.layers.set_gradients(lambda name, lo, hi: matrices[name][:, lo:hi])
+            return
+        rates = None if others else _plain_rates(self.optimizer)
+        if rates is not None and lifted.code is not None:
+            bindings = self.layers.bindings
+            places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
+            if all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+                for _, parameter, _, _, _ in places:
+                    parameter.grad = None
+                self._move(*lifted.code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
+                return
 
-    def _give_sum(self, rounds: Directions) -> None:
-        """The mean of several rounds' directions, leaf by leaf: the whole vector is never built."""
-
-        def columns(name: str, lo: int, hi: int) -> Tensor:
-            first, *rest = [lifted.columns(self.layers.space, name, lo, hi) for each in rounds for lifted in each]
-            total = sum(rest, first)
+        def columns(name: str, lo: int, hi: int) -> Tensor:  # leaf by leaf: the whole vector is never built
+            total = sum([each.columns(self.layers.space, name, lo, hi) for each in others], first(name, lo, hi))
             return total / len(rounds)
 
+        first = partial(lifted.columns, self.layers.space)
         self.layers.set_gradients(columns)
 
     def _move(self, sketch: Sketch, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
@@ -241,8 +227,6 @@ def _cleaned(part: object) -> object:
 
 def _ours(value: object) -> bool:
     """Whether a function was defined inside one of this package: those of its users' models are not."""
-    function = value
-    if isinstance(value, MethodType):
-        function = value.__func__
+    function = value.__func__ if isinstance(value, MethodType) else value
     local = isinstance(function, FunctionType) and "<locals>" in function.__qualname__
     return local and str(function.__module__).split(".")[0] == __name__.split(".")[0]

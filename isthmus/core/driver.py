@@ -20,9 +20,8 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +96,10 @@ _ADRIFT = (
 _COMPILED = (
     "torch.compile cannot trace the training of a private module, whose layers keep what each example did: make "
     "the module itself private (in eval mode it may be compiled)"
+)
+_OTHER_SIZE = (
+    "the module was given {given} examples where the private loader handed out {size}: pass whole batches of the "
+    "loader through it, and call module.eval() for other data"
 )
 _LATE = (
     "a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch goes through the "
@@ -251,20 +254,17 @@ class _BackwardAccumulator:
             return rows
 
         self._watched = names[round.t % len(names)]
-        if round.device is not None and recording_now():
+        if recording_now():
             self._watched = None
         rows, codes, ready = None, {}, {}
         if self._keeps_rows:
-            leaves: list[tuple[str, Rows]] = []
+            leaves: dict[str, Rows] = {}
             for name in names:
-                pieces = self.rows[name]
-                plain = len(pieces) == 1 and pieces[0].one_term
-                piece: Rows | None = pieces[0]
-                if not plain:
-                    piece = self._joined(name, pieces)
-                if piece is not None:
-                    leaves.append((name, piece))
-            rows = whole(Stack(leaves))
+                leaf, *others = self.rows[name]
+                if others or not leaf.one_term:
+                    leaf = self._joined(name, [leaf, *others]) or leaf
+                leaves[name] = leaf
+            rows = whole(Stack([*leaves.items()]))
         for release, slot, early in self._coded:
             if early:
                 for name in self.codes.get(release.name, {}).copy():
@@ -291,19 +291,18 @@ class _BackwardAccumulator:
 
     def _smaller(self, rows: Rows) -> Rows:
         """Products in place of their factors, where they take less room until the backward pass has ended."""
-        if not self.fast:
-            return compact(rows)
-        computed = as_computed(rows)
-        if isinstance(computed, Computed):
-            return rows
-        return computed
+        smaller = as_computed(rows) if self.fast else compact(rows)
+        return rows if isinstance(smaller, Computed) else smaller
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
         """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""
-        present = [piece for piece in pieces if piece is not None]  # a sketch may take nothing of a leaf
-        if not present or not self.fast:
-            return merged(name, present) if present else None
-        computed = as_computed(merged(name, present), bound)
+        present = [piece for piece in pieces if piece is not None]
+        if not present:  # a sketch may take nothing of a leaf
+            return None
+        rows = merged(name, present)
+        if not self.fast:
+            return rows
+        computed = as_computed(rows, bound)
         if isinstance(computed, Computed):
             computed.watched = self._watched in (None, name)
         return computed
@@ -354,9 +353,6 @@ class TorchDriver:
         self.module, self.optimizer, self.stage, self.private = module, optimizer, pipe.stages[0], pipe.private
         self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
         self.keys, self.ledger, self.group = Keys(seed, noise), ledger, group
-        self._alike: Callable[[], AbstractContextManager[object]] = nullcontext
-        if group.size > 1:
-            self._alike = group.alike
         self.loss_scale = 1.0
         """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
         self.observers: list[Callable[[Round], None]] = []
@@ -368,10 +364,9 @@ class TorchDriver:
         self.state = start(self.pipe, torch.empty(0), seed)
         self._move = optimizer.step
         self._parameters = list(self.layers.parameters())
-        self._device: torch.device | None = None
+        device = self._parameters[0].device
+        self._device = None if device.type == "cpu" else device
         """Where the parameters are, if that is not the CPU."""
-        if self._parameters[0].device.type != "cpu":
-            self._device = self._parameters[0].device
         self._names = [leaf.name for leaf in self.layers.space.leaves]
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         # the round in progress
@@ -393,19 +388,16 @@ class TorchDriver:
         secret = self.private and noise is not None and not noise.seeded
         self._draws, self._followed = b"", not secret
         """The state of torch's generator when the batch was handed out; whether a loop that draws was told."""
-        mine = None
-        if self.private:
-            mine = frozenset(map(id, module.parameters()))
-        self.losses = Losses(reduction, self.layers.batch_dim, mine)
+        mine = frozenset(map(id, module.parameters()))
+        self.losses = Losses(reduction, self.layers.batch_dim, mine if self.private else None)
         self.guard = forward_guard.Guard(module, secret, watched=self._parameters)
         self._between, self._correction = Between(self.layers), _MeanLossCorrection()
         fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
         self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
         self._writer = _GradientWriter(self.layers, optimizer)
-        self._awaiting = Awaiting([])
+        self._awaiting = Awaiting(self._parameters if self.private else [])
         if self.private:
-            self._awaiting = Awaiting(self._parameters)
             self._check_module()
         self._attach()
 
@@ -519,7 +511,7 @@ class TorchDriver:
             self.group.agree("meet", error=error)
         if not ticket.last:
             return False
-        with self._alike():
+        with self.group.alike():
             self._close()
             self._writer.write(self._directions)
             self._directions.clear()
@@ -542,17 +534,12 @@ class TorchDriver:
         validate.check(pair is not None, "public", None, "give this sketch data=(X, y), or the engine public=(X, y)")
         remedy = "give loss= to the sketch or to the driver, which a public subspace needs"
         validate.check(loss is not None, "loss", loss, remedy)
-        device = self._parameters[0].device
-        x, y = tree_map_only(Tensor, lambda part: part.to(device), tuple(pair))
+        x, y = tree_map_only(Tensor, lambda part: part.to(self._parameters[0].device), tuple(pair))
         self._busy = True  # the hooks look away
         try:
             return captured(self.layers, loss, x, y, self.reduction)
         finally:
             self._busy = False
-
-    def _public_rows(self, w: Tensor, data: Any) -> Stack:
-        """The same for a round, whose iterate is the weights."""
-        return self.public_rows(data)
 
     # ------------------------------------------------------------ the round
 
@@ -560,11 +547,20 @@ class TorchDriver:
         """The round in progress; the first pass or step opens it."""
         if self._round is not None:
             return self._round
-        public = {"space": self.layers.space, "read": self.layers.pack, "public_rows": self._public_rows}
-        turn = {"seed": self.keys.seed, "epoch": self.state.t // self.stage.sampler.rounds(self.n), "group": self.group}
-        here = {"maps": self._kept, "device": self._device, "place": self._place}
-        eta = self.optimizer.param_groups[0]["lr"]
-        round = Round(self.pipe, self.state, eta=eta, **public, **turn, **here)  # type: ignore[arg-type]
+        round = Round(
+            self.pipe,
+            self.state,
+            self.layers.space,
+            self.keys.seed,
+            epoch=self.state.t // self.stage.sampler.rounds(self.n),
+            read=self.layers.pack,
+            public_rows=lambda w, data: self.public_rows(data),
+            eta=self.optimizer.param_groups[0]["lr"],
+            maps=self._kept,
+            group=self.group,
+            device=self._device,
+            place=self._place,
+        )
         bind_stage(round, self.stage)
         self._accumulator.begin(round)
         self._round = round
@@ -584,8 +580,12 @@ class TorchDriver:
             values[name] = replace(bounded, spare=True)  # to be used up
             dims, size = dims + bounded.value.numel(), size + bounded.size
         message = Message(values, self.stage.sampler.divisor(self.n, t), dims, size, fixed=True)
-        if self.group.size > 1:
-            message = self._added(round, message, empty)
+        if self.group.size > 1:  # with those of all other ranks
+            own, checksum = len(range(self.group.rank, self.n, self.group.size)), 0
+            if t % 100 == 0:  # the weights of all ranks are compared once in 100 rounds
+                checksum = key(*map(storage.checksum, self._parameters))
+            mine = message
+            message = self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
         close_stage(round, self.stage, message, self.keys, self.ledger)
         if self.group.rank and self.ledger is not None and self.private:
             self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
@@ -593,13 +593,6 @@ class TorchDriver:
         self._forget_round()
         for observe in self.observers:
             observe(round)
-
-    def _added(self, round: Round, mine: Message, empty: bool) -> Message:
-        """This rank's message and those of all others."""
-        own, checksum = len(range(self.group.rank, self.n, self.group.size)), 0
-        if round.t % 100 == 0:  # the weights of all ranks are compared once in 100 rounds
-            checksum = key(*map(storage.checksum, self._parameters))
-        return self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
 
     def _no_records(self) -> Message:
         """The message of a batch with no records."""
@@ -627,14 +620,13 @@ class TorchDriver:
             if self.layers.now.listener is not None:
                 self._check_trained()
             self._check_ready()
-            if self._round is None:
-                self._open()
+            self._open()
             sizes = self._sizes(args, kwargs)
             if self._ticket.size is None:
                 self._finish_backward()
                 self._new_physical_batch(next(iter(sizes), None))
-            elif sizes and self._ticket.size not in sizes:
-                self._refuse_size(sizes)
+            elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
+                raise validate.InvalidInput(_OTHER_SIZE.format(given=sizes[0], size=self._ticket.size))
             if self.private:
                 things = self._look(args, kwargs)
         else:
@@ -645,18 +637,8 @@ class TorchDriver:
 
     def _sizes(self, args: Args, kwargs: Kwargs) -> list[int]:
         """How many examples a module may be given: the sizes of its tensors where their examples would be."""
-        dim, sizes = self.layers.batch_dim, []
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, Tensor) and x.ndim > dim:
-                sizes.append(x.shape[dim])
-        return sizes
-
-    def _refuse_size(self, sizes: list[int]) -> NoReturn:
-        """Tensors of other sizes are of other examples; a mask or a table may stand beside the examples."""
-        raise validate.InvalidInput(
-            f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
-            "pass whole batches of the loader through it, and call module.eval() for other data"
-        )
+        dim = self.layers.batch_dim
+        return [x.shape[dim] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > dim]
 
     def _new_physical_batch(self, size: int | None) -> None:
         """Gradients that come from now on are of other examples, so many where that is known."""
@@ -685,8 +667,7 @@ class TorchDriver:
         things = self.guard.leave(self.module, output)
         if self.module.training and torch.is_grad_enabled():
             if self.reduction == "mean":
-                device = self._parameters[0].device.type
-                low = torch.is_autocast_enabled(device)
+                low = torch.is_autocast_enabled(self._parameters[0].device.type)
                 for parameter in self.module.parameters():
                     low |= parameter.dtype.itemsize < 4
                 output = self._correction.outputs(output, self.layers.anchor, self._batch, low)
@@ -740,16 +721,11 @@ class TorchDriver:
         try:
             self._between.look()
             with torch.no_grad():
-                if self._ticket.counts:
-                    message = self._summed(self._round)
-                else:
-                    message = self._no_records()
+                message = self._summed(self._round) if self._ticket.counts else self._no_records()
         finally:
             self._drop()
         self._parts += 1
-        if self._sum is not None:
-            message = self._sum + message
-        self._sum = message
+        self._sum = message if self._sum is None else self._sum + message
         self._spend()
 
     def _summed(self, round: Round) -> Message:
@@ -767,18 +743,14 @@ class TorchDriver:
     def _message(self, round: Round, groups: Tensor | None) -> Message:
         """Make the rows that are still to be made, zeros for layers that took no part, and add all up."""
         plain, accumulator = dict(round.sketches), self._accumulator
-        if (
-            self.pending.items and recording_now()
-        ):  # what a map remembers is no input, and what it learns now is computed later only
-            round.sketches.update({slot: without_memo(sketch) for slot, sketch in plain.items()})
+        if self.pending.items:
+            accumulator.clear()
+            if recording_now():  # what a map remembers is no input, and what it learns now is computed later only
+                round.sketches.update({slot: without_memo(sketch) for slot, sketch in plain.items()})
         try:
-            if self.pending.items:
-                accumulator.clear()
             for _, push, b, _ in self.pending.items:
                 push(b)
-            idle = []
-            if len(accumulator.told) < len(self._names):
-                idle = [name for name in self._names if name not in accumulator.told]
+            idle = [name for name in self._names if name not in accumulator.told]
             if self._parts and self.private:
                 forward_guard.check_idle(idle, self._left_out)
             self._left_out = idle
@@ -833,10 +805,7 @@ class TorchDriver:
 
     def _check_trained(self) -> None:
         """Refuse to move what has been frozen since: the number of coordinates of a round was fixed with its noise."""
-        frozen = []
-        for name, parameter in self._trained:
-            if not parameter.requires_grad:
-                frozen.append(name)
+        frozen = [name for name, parameter in self._trained if not parameter.requires_grad]
         if frozen and self.private:
             raise validate.InvalidInput(
                 f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
@@ -865,12 +834,8 @@ def _check_drivable(pipe: Pipeline) -> None:
 def _least_bound(pipe: Pipeline) -> float:
     """The least bound that rows of a pipeline may be clipped to."""
     clips = [release.clip for release in pipe.stages[0].releases if release.clip is not None]
-    least = math.inf
+    bounds = [math.inf]
     for clip in clips:
-        bounds = clip.each(clip.init())
-        if isinstance(bounds, Mapping):
-            bounds = min(bounds.values())
-        least = min(least, bounds)
-    if any(clip.moves for clip in clips):
-        least /= SPAN
-    return least
+        each = clip.each(clip.init())
+        bounds += each.values() if isinstance(each, Mapping) else [each]
+    return min(bounds) / (SPAN if any(clip.moves for clip in clips) else 1)

@@ -193,9 +193,7 @@ class Group:
         told = self.all((n, torch.as_tensor(value, dtype=torch.float64)))
         total = sum(each * count for count, each in told if count)  # the mean of no records is no number
         mean = torch.as_tensor(total / sum(count for count, _ in told))
-        if isinstance(value, Tensor):
-            return mean.to(value.dtype)
-        return float(mean)
+        return mean.to(value.dtype) if isinstance(value, Tensor) else float(mean)
 
     @contextmanager
     def joined(self, place: str) -> Iterator[None]:
@@ -239,10 +237,9 @@ class Group:
             flat = [values[name].value.reshape(-1) for name in names]
             parts = self.reduce(torch.cat(flat)).split([len(vector) for vector in flat])
             values |= {name: replace(values[name], value=part) for name, part in zip(names, parts, strict=True)}
-        message = replace(message, values=values, dims=message.dims * self.size)
-        if not message.fixed:
-            message = replace(message, divisor=sum(entry[4] for entry in headers))
-        return replace(message, bytes=sum(int(entry[5]) for entry in headers))
+        divisor = message.divisor if message.fixed else sum(entry[4] for entry in headers)
+        size = sum(int(entry[5]) for entry in headers)
+        return replace(message, values=values, divisor=divisor, dims=message.dims * self.size, bytes=size)
 
     def _bounds_of_others(self, message: Message, empty: list[bool]) -> dict[str, ClippedSum]:
         """The values of a message with the bounds of a rank that has records, where some rank has none."""
@@ -311,9 +308,8 @@ def _as_values(error: BaseException | None) -> storage.Fields:
     if isinstance(error, BudgetExceeded):
         asked = [error.what, error.rounds, error.spent, error.asked, *error.budget]
         return {"kind": "budget", "text": str(error), "asked": asked}
-    if isinstance(error, validate.InvalidInput):
-        return {"kind": "input", "text": str(error)}
-    return {"kind": type(error).__name__, "text": str(error)}
+    kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
+    return {"kind": kind, "text": str(error)}
 
 
 def _raised(failure: storage.Fields, rank: int) -> BaseException:

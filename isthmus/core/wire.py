@@ -109,12 +109,12 @@ class Message:
         """The message as bytes, without pickle (`isthmus.base.storage`)."""
         values: dict[str, storage.Fields] = {}
         for name, bounded in self.values.items():
-            values[name] = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
+            sent: storage.Fields = {"value": bounded.value}
             if name in self.coded:
                 coded = torch.frombuffer(bytearray(self.coded[name]), dtype=torch.uint8)
-                values[name] |= {"coded": coded, "size": bounded.value.numel(), "kind": _word(bounded.value.dtype)}
-            else:
-                values[name]["value"] = bounded.value
+                sent = {"coded": coded, "size": bounded.value.numel(), "kind": _word(bounded.value.dtype)}
+            bound = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
+            values[name] = bound | sent
         tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
         return storage.pack("message", tree | {"fixed": self.fixed, "records": self.records})
 

@@ -83,16 +83,18 @@ class Accountant:
     def history(self) -> list[tuple[float, float, int]]:
         """(noise multiplier, sampling rate, steps) for each kind of round that is a sampled Gaussian."""
         entries: list[tuple[float, float, int]] = []
-        if not len(self):
-            return entries
-        for record, count in event_json.flatten(event_json.to_json(self.ledger.event()), 1):
-            event = event_json.from_json(record)
-            rate = getattr(event, "sampling_probability", 1.0)
-            inner = getattr(event, "event", event)
-            none = float("nan")
-            if isinstance(event, dpa.NonPrivateDpEvent):
-                none = 0.0
-            entries.append((float(getattr(inner, "noise_multiplier", none)), float(rate), int(count)))
+        records = event_json.flatten(event_json.to_json(self.ledger.event()), 1) if len(self) else []
+        for record, count in records:
+            inner, rate, z = event_json.from_json(record), 1.0, float("nan")
+            if isinstance(inner, dpa.PoissonSampledDpEvent):
+                inner, rate = inner.event, inner.sampling_probability
+            elif isinstance(inner, dpa.SampledWithoutReplacementDpEvent):
+                inner = inner.event
+            if isinstance(inner, dpa.GaussianDpEvent):
+                z = inner.noise_multiplier
+            elif isinstance(inner, dpa.NonPrivateDpEvent):
+                z = 0.0
+            entries.append((float(z), float(rate), int(count)))
         return entries
 
     def __len__(self) -> int:
@@ -121,18 +123,23 @@ COLLATED = (
     "difference (compared on first and on random batches, where the module is given the tensors of the batch; not "
     "proven): pad to a public length, or mask padding in the module and in the loss"
 )
+SHARED = (
+    "all ranks read the same dataset in the same order, so that a record belongs to one rank; rank 0's ledger is the "
+    "one that counts"
+)
 _NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"
 
 
-def claims(*, seeded: bool, mean: bool, public: bool, collated: bool) -> tuple[str, ...]:
-    """The assumptions of a training: with or without seeded noise, a loss that is a mean, public examples, and a
-    collate function of the user's own.
+def claims(*, seeded: bool, mean: bool, public: bool, collated: bool, shared: bool) -> tuple[str, ...]:
+    """The assumptions of a training: with or without seeded noise, a loss that is a mean, public examples, a collate
+    function of the user's own, and several ranks.
 
-    >>> RANDOM in claims(seeded=True, mean=True, public=False, collated=False)
+    >>> RANDOM in claims(seeded=True, mean=True, public=False, collated=False, shared=False)
     False
-    >>> PUBLIC in claims(seeded=True, mean=True, public=True, collated=False)
+    >>> PUBLIC in claims(seeded=True, mean=True, public=True, collated=False, shared=False)
     True
     """
-    conditions = {RANDOM: not seeded, MEAN: mean, SHAPES: True, COLLATED: collated, _NORMALISER: True, PUBLIC: public}
+    conditions = {RANDOM: not seeded, MEAN: mean, SHAPES: True, COLLATED: collated, _NORMALISER: True}
+    conditions |= {PUBLIC: public, SHARED: shared}
     return *_ASSUMPTIONS, *(words for words, holds in conditions.items() if holds)

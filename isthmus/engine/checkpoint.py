@@ -24,11 +24,8 @@ FORMAT = storage.Format("isthmus-checkpoint-2", "save_checkpoint", unsealed=("is
 
 def terms(event: DpEvent, sampler: Sampler, sketch: object, **choices: object) -> dict[str, object]:
     """What training was begun with: it goes on with the same, or not at all."""
-    for name, value in choices.items():
-        if not isinstance(value, (int, float, str)):
-            choices[name] = repr(value)
-    own = {"event": event_json.to_json(event), "sampler": sampler.describe(), "sketch": words(sketch)}
-    return own | choices
+    plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in choices.items()}
+    return {"event": event_json.to_json(event), "sampler": sampler.describe(), "sketch": words(sketch), **plain}
 
 
 def words(part: object) -> str:
@@ -40,9 +37,9 @@ def words(part: object) -> str:
     """
     if isinstance(part, (list, tuple)):
         return f"[{', '.join(words(item) for item in part)}]"
+    if isinstance(part, (bool, int, float, str, slice, dict, type(None))):
+        return repr(part)
     if not is_dataclass(part):
-        if isinstance(part, (bool, int, float, str, slice, dict, type(None))):
-            return repr(part)
         return type(part).__name__
     members = [f for f in fields(part) if f.init and f.name not in ("data", "loss")]
     return f"{type(part).__name__}({', '.join(f'{f.name}={words(getattr(part, f.name))}' for f in members)})"
@@ -80,7 +77,8 @@ def load(
     if optimizer is not None:
         remedy = "leave it out: the checkpoint holds no optimiser"
         validate.check(tree["optimizer"] is not None, "optimizer", optimizer, remedy)
-        optimizer.load_state_dict(_as_torch_has_it(tree["optimizer"]))
+        state = tree["optimizer"]  # format 1 had the numbers of parameters as strings
+        optimizer.load_state_dict({**state, "state": {int(key): value for key, value in state["state"].items()}})
     driver.forget()
     saved = tree["driver"]
     device = next(driver.layers.parameters()).device
@@ -94,14 +92,10 @@ def spent_by_run(ledger: Ledger) -> dict[str, dict[str, int]]:
     by_run: dict[str, Counter[str]] = {}
     for record in ledger.records():
         if record.get("kind") in ("charge", "refund"):
-            name = str(record["what"])
-            run = name.removeprefix(_RESTORED)
-            if run == name:
-                run = record["run"]
-            rounds = record["rounds"]
-            if record["kind"] == "refund":
-                rounds = -rounds
-            by_run.setdefault(run, Counter())[event_json.canonical(record["event"])] += rounds
+            name, rounds = str(record["what"]), record["rounds"]
+            run = name.removeprefix(_RESTORED) if name.startswith(_RESTORED) else record["run"]
+            sign = -1 if record["kind"] == "refund" else 1
+            by_run.setdefault(run, Counter())[event_json.canonical(record["event"])] += sign * rounds
     return {run: dict(counts) for run, counts in by_run.items()}
 
 
@@ -118,8 +112,3 @@ def charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
 def _went_on_unseen(ledger: Ledger) -> bool:
     """Whether the ledger learned of rounds from a checkpoint: others may have gone on from it, and it cannot know."""
     return any(_RESTORED in name for name in ledger.rounds())
-
-
-def _as_torch_has_it(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimiser's state dict: format 1 had the numbers of parameters as strings."""
-    return {**state, "state": {int(key): value for key, value in state["state"].items()}}

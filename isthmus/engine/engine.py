@@ -9,12 +9,12 @@ is that of one process.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,11 +65,6 @@ from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.sets import ConvexSet
 from isthmus.sketches import Encoder
 
-_SHARED = (
-    "all ranks read the same dataset in the same order, so that a record belongs to one rank; rank 0's ledger is the "
-    "one that counts"
-)
-_Make = TypeVar("_Make", bound=Callable[..., Any])
 _Ranks = Group | dist.ProcessGroup | bool | None
 _Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
@@ -91,36 +86,6 @@ class Training:
     """What all ranks of a group must have alike."""
     bare: bool = False
     """Whether no noise is added (`noise_multiplier=0`): nothing of it is private."""
-
-
-def _met(make: _Make) -> _Make:
-    """`make_private` on all ranks: what is made begins once all have made theirs, and an error on one is one on all."""
-
-    @functools.wraps(make)
-    def together(engine: PrivacyEngine, *, group: _Ranks = None, **options: Any) -> object:
-        ranks, before = Group.of(group), len(engine._trainings)
-        if ranks.size == 1:
-            return make(engine, **options)
-        try:
-            with ranks.joined("make_private"):
-                result = make(engine, group=group, **options)
-            training = engine._trainings[-1]
-            same = key(training.driver.n, training.driver.layers.space, training.agreed)
-            ranks.agree("make_private", [same], names=("make_private",))
-        except Exception:
-            for training in engine._trainings[before:]:
-                engine.take_apart(training)
-            del engine._trainings[before:]
-            raise
-        module = engine._trainings[-1].driver.module
-        state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-        shared = ranks.on_leader(lambda: state)
-        with torch.no_grad():  # every rank begins with the parameters and buffers of rank 0
-            for name, tensor in state.items():
-                tensor.copy_(shared[name].to(tensor.device))
-        return result
-
-    return cast(_Make, together)
 
 
 class PrivacyEngine:
@@ -163,9 +128,7 @@ class PrivacyEngine:
         validate.one_of([member.value for member in Adjacency], adjacency=getattr(adjacency, "value", adjacency))
         self.secure_mode, self.seed, self.adjacency = secure_mode, seed, Adjacency(adjacency)
         self._kind, self._given = accountant, ledger
-        self._ledger: Ledger | None = None
-        if isinstance(ledger, Ledger):
-            self._ledger = ledger
+        self._ledger = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None
         self._limit: Limit | None = None
         self._copy = False
@@ -176,7 +139,6 @@ class PrivacyEngine:
 
     # ------------------------------------------------------------ making things private
 
-    @_met
     def make_private(
         self,
         *,
@@ -230,75 +192,73 @@ class PrivacyEngine:
         `noise_multiplier=0` adds no noise, to look for mistakes with: the statement says NOT private, and epsilon is
         infinite.  Everything else stays but for `poisson_sampling=False`, which takes the loader's own batches then.
         """
-        adaptive = _check_options(grad_sample_mode, rand_on_empty, clipping, more)
-        validate.non_negative(noise_multiplier=noise_multiplier)
-        wrapped, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
-        _check_loss(criterion, loss_reduction)
-        scale = _scale_of(grad_scaler, loss_reduction)
-        validate.one_of(("network", "exact"), precision=precision)
-        n, batch = _check_loader(data_loader)
-        if noise_generator is None and not bare:
-            _check_draws(data_loader)
-        _check_physical(max_physical_batch_size, micro_batch_size)
-        _check_fresh(module, optimizer)
-        modules.validate(module, strict=True)
-        layers = Layers(module, batch_first=batch_first)
-        _check_optimizer(optimizer, layers)
-        sets = _leaf_sets(constraint, layers)
-        numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm}
-        whole = _product_of(sets, layers)
-        filling = {"sketch": sketch, "micro": micro_batch_size, "constraint": whole, **adaptive}
-        sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
-        stage = Stage(sampler, releases(noise_multiplier, layers.space, **numbers, **filling))  # type: ignore[arg-type]
-        _check_noise(stage, layers)
         ranks = Group.of(group)
-        remedy = "leave it out: a subset of a fixed size is one draw from all records, and every rank draws its own"
-        validate.check(poisson_sampling or ranks.size == 1, "poisson_sampling", poisson_sampling, remedy)
-        validate.at_most(n, "the number of records", group=ranks.size)
-        noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, not ranks.rank)
-        remedy = "give a number above 0: no budget is enough without noise (leave it out to look for mistakes)"
-        validate.check(not bare or ledger.budget is None, "noise_multiplier", noise_multiplier, remedy)
-        if ledger.budget is not None and self._limit is None:
-            warn_of_large_delta(ledger.budget[1], n)
-        looked = public is not None or _looks_at_public(sketch)
-        rests = {"mean": loss_reduction == "mean", "public": looked, "collated": _collates(data_loader)}
-        assumptions = claims(seeded=noise.seeded or bare, **rests)
-        if ranks.size > 1:
-            assumptions = (*assumptions, _SHARED)
-        promise, event = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions), stage.event(ledger.adjacency)
-        limit = self._limit
-        if ranks.rank:  # a copy of the ledger refuses nothing
-            limit = None
-        self.driver = driver = TorchDriver(
-            Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise),
-            module,
-            optimizer,
-            n=n,
-            loss=criterion,
-            public=public,
-            reduction=loss_reduction,
-            seed=self.seed,
-            noise=None if bare else noise,
-            ledger=ledger.run({stage.name: event}, seeded=noise.seeded and not bare, limit=limit),
-            layers=layers,
-            fast=precision == "network",
-            group=ranks,
-        )
-        driver.begin(Ticket(0))  # from now on only batches of the private loader go through the module
-        driver.rest()
-        driver.loss_scale, free = scale, _fix_scale(grad_scaler, optimizer)
-        numbers["micro_batch_size"] = micro_batch_size
-        terms = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
-        order, words = None, sampler.describe()
-        if bare and not poisson_sampling:
-            order, words = data_loader.batch_sampler, "the batches of the user's own loader"
-        secret = noise if noise.seeded else SecretSource()
-        draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order, (ranks.rank, ranks.size))
-        agreed = f"{batch} {normaliser} {words} {numbers} {noise_multiplier} {noise.seeded} {bare} {terms['sketch']}"
-        self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
-        optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
-        _make_steps_private(optimizer, driver, sets)
-        loader = PrivateLoader(data_loader, draws, driver)
+        with self._together(ranks):
+            adaptive = _check_options(grad_sample_mode, rand_on_empty, clipping, more)
+            validate.non_negative(noise_multiplier=noise_multiplier)
+            wrapped, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
+            _check_loss(criterion, loss_reduction)
+            scale = _scale_of(grad_scaler, loss_reduction)
+            validate.one_of(("network", "exact"), precision=precision)
+            n, batch = _check_loader(data_loader)
+            if noise_generator is None and not bare:
+                _check_draws(data_loader)
+            _check_physical(max_physical_batch_size, micro_batch_size)
+            _check_fresh(module, optimizer)
+            modules.validate(module, strict=True)
+            layers = Layers(module, batch_first=batch_first)
+            _check_optimizer(optimizer, layers)
+            sets = _leaf_sets(constraint, layers)
+            numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm}
+            whole = _product_of(sets, layers)
+            filling = {"sketch": sketch, "micro": micro_batch_size, "constraint": whole, **adaptive}
+            sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
+            stage = Stage(sampler, releases(noise_multiplier, layers.space, **numbers, **filling))  # type: ignore[arg-type]
+            _check_noise(stage, layers)
+            remedy = "leave it out: a subset of a fixed size is one draw from all records, and every rank draws its own"
+            validate.check(poisson_sampling or ranks.size == 1, "poisson_sampling", poisson_sampling, remedy)
+            validate.at_most(n, "the number of records", group=ranks.size)
+            noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, not ranks.rank)
+            remedy = "give a number above 0: no budget is enough without noise (leave it out to look for mistakes)"
+            validate.check(not bare or ledger.budget is None, "noise_multiplier", noise_multiplier, remedy)
+            if ledger.budget is not None and self._limit is None:
+                warn_of_large_delta(ledger.budget[1], n)
+            looked = public is not None or _looks_at_public(sketch)
+            rests = {"mean": loss_reduction == "mean", "public": looked, "collated": _collates(data_loader)}
+            rests["shared"] = ranks.size > 1
+            assumptions = claims(seeded=noise.seeded or bare, **rests)
+            promise, event = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions), stage.event(ledger.adjacency)
+            limit = None if ranks.rank else self._limit  # a copy of the ledger refuses nothing
+            self.driver = driver = TorchDriver(
+                Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise),
+                module,
+                optimizer,
+                n=n,
+                loss=criterion,
+                public=public,
+                reduction=loss_reduction,
+                seed=self.seed,
+                noise=None if bare else noise,
+                ledger=ledger.run({stage.name: event}, seeded=noise.seeded and not bare, limit=limit),
+                layers=layers,
+                fast=precision == "network",
+                group=ranks,
+            )
+            driver.begin(Ticket(0))  # from now on only batches of the private loader go through the module
+            driver.rest()
+            driver.loss_scale, free = scale, _fix_scale(grad_scaler, optimizer)
+            numbers["micro_batch_size"] = micro_batch_size
+            terms = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
+            order, words = None, sampler.describe()
+            if bare and not poisson_sampling:
+                order, words = data_loader.batch_sampler, "the batches of the user's own loader"
+            secret, shard = noise if noise.seeded else SecretSource(), (ranks.rank, ranks.size)
+            draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order, shard)
+            agreed = f"{batch} {normaliser} {words} {noise.seeded} {terms}"
+            self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
+            optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
+            _make_steps_private(optimizer, driver, sets)
+            loader = PrivateLoader(data_loader, draws, driver)
         if grad_sample_mode == "ghost":  # scripts for it unpack four values, and call the criterion they get back
             return module, wrapped, criterion or nn.CrossEntropyLoss(), loader  # type: ignore[return-value]
         return module, wrapped, loader
@@ -369,10 +329,7 @@ class PrivacyEngine:
     @property
     def accountant(self) -> Accountant:
         """The ledger's epsilon, with the names Opacus users know."""
-        n = None
-        if self.driver is not None:
-            n = self.driver.n
-        return Accountant(self.ledger, self._kind, n)
+        return Accountant(self.ledger, self._kind, None if self.driver is None else self.driver.n)
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at delta of everything released so far, its number of steps taken as fixed before training.
@@ -393,9 +350,7 @@ class PrivacyEngine:
         warn_of_large_delta(delta, promise.n)
         event, assumptions = self._planned()
         buffers = dict.fromkeys(name for training in self._trainings for name in training.driver.guard.changed)
-        leaks = []
-        if buffers:
-            leaks.append(f"{KEPT}: {list(buffers)}")
+        leaks = [f"{KEPT}: {list(buffers)}"] if buffers else []
         foreign = others_parts([training.driver.stage for training in self._trainings])
         rests = (*promise.assumptions, *foreign, *assumptions)
         if self._unseen or (not self._copy and checkpoint._went_on_unseen(self.ledger)):
@@ -484,6 +439,29 @@ class PrivacyEngine:
 
     # ------------------------------------------------------------ helpers
 
+    @contextmanager
+    def _together(self, ranks: Group) -> Iterator[None]:
+        """What all ranks make private: it begins once all have made theirs, and an error on one is one on all."""
+        before = len(self._trainings)
+        try:
+            with ranks.joined("make_private"):
+                yield
+            training = self._trainings[-1]
+            same = key(training.driver.n, training.driver.layers.space, training.agreed)
+            ranks.agree("make_private", [same], names=("make_private",))
+        except Exception:
+            for training in self._trainings[before:]:
+                self.take_apart(training)
+            del self._trainings[before:]
+            raise
+        if ranks.size > 1:
+            state = training.driver.module.state_dict()
+            state = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+            shared = ranks.on_leader(lambda: state)
+            with torch.no_grad():  # every rank begins with the parameters and buffers of rank 0
+                for name, tensor in state.items():
+                    tensor.copy_(shared[name].to(tensor.device))
+
     def _sampler(self, poisson: bool, n: int, batch: int, normaliser: float | None, micro: int) -> Poisson | FixedSize:
         if normaliser is not None:
             validate.positive(normaliser=normaliser)
@@ -494,20 +472,16 @@ class PrivacyEngine:
         return FixedSize(batch, n)
 
     def _noise(self, generator: torch.Generator | None) -> Source:
-        if generator is not None:
-            remedy = "give a torch.Generator (for tests: not private)"
-            validate.check(isinstance(generator, torch.Generator), "noise_generator", generator, remedy)
-            validate.check(not self.secure_mode, "noise_generator", generator, "leave it out with secure_mode=True")
-            return GeneratorSource(generator)
-        if self.secure_mode:
-            return SecretSource()
-        return FastSource()
+        if generator is None:
+            return SecretSource() if self.secure_mode else FastSource()
+        remedy = "give a torch.Generator (for tests: not private)"
+        validate.check(isinstance(generator, torch.Generator), "noise_generator", generator, remedy)
+        validate.check(not self.secure_mode, "noise_generator", generator, "leave it out with secure_mode=True")
+        return GeneratorSource(generator)
 
     def _needed(self, poisson: bool) -> Adjacency:
         """Amplification by batches of a fixed size is known for replace-one only."""
-        if poisson:
-            return self.adjacency
-        return Adjacency.REPLACE_ONE
+        return self.adjacency if poisson else Adjacency.REPLACE_ONE
 
     def _open_ledger(self, poisson: bool, leads: bool = True) -> Ledger:
         """The engine's ledger, opened at its first use for the adjacency of the sampling.
@@ -519,10 +493,9 @@ class PrivacyEngine:
         if not leads and not self._copy:
             self._ledger, self._copy = Ledger(adjacency=needed), True
         if self._ledger is None:
-            budget = None
-            if self._limit is not None:
-                budget = self._limit.budget
-            self._ledger = Ledger(cast("str | Path | None", self._given), budget, adjacency=needed)
+            assert not isinstance(self._given, Ledger)
+            budget = None if self._limit is None else self._limit.budget
+            self._ledger = Ledger(self._given, budget, adjacency=needed)
         remedy = (
             f"give PrivacyEngine(adjacency={needed.value!r}), or a ledger of its own: the ledger counts for "
             f"{self._ledger.adjacency.value}, and this sampling is accounted for {needed.value}"

@@ -30,7 +30,7 @@ from isthmus.gradients.layers.trial import EXAMPLES, depends, due, examples_of
 from isthmus.privacy import FixedSize, Poisson
 from isthmus.privacy.noise import Source
 
-_STAND_IN = (0,)
+_STAND_IN = [0]
 """What is handed out where no record was drawn: modules and loops need not know what to do with no example at all."""
 
 
@@ -84,14 +84,12 @@ class Draws(datasets.Sampler[list[int]]):
     def _cut(self, tickets: deque[tuple[Ticket, list[int]]]) -> Iterator[list[int]]:
         for index in self._drawn():
             self.was_cut |= self.physical is not None
-            groups = self._groups(len(index))
-            if len(index) == 0:
-                tickets.append((Ticket(len(_STAND_IN), counts=False), list(_STAND_IN)))
-                yield list(_STAND_IN)
-                continue
+            counts, groups = len(index) > 0, self._groups(len(index))
+            if not counts:
+                index, groups = torch.tensor(_STAND_IN), None
             parts = index.split(self.physical or len(index))
-            for number, part in enumerate(parts):
-                tickets.append((Ticket(len(part), number == len(parts) - 1, groups), part.tolist()))
+            for number, part in enumerate(parts, 1):
+                tickets.append((Ticket(len(part), number == len(parts), groups, counts), part.tolist()))
                 yield part.tolist()
 
     def _drawn(self) -> Iterator[Tensor]:
@@ -120,9 +118,7 @@ class PrivateLoader(DataLoader):
 
     def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
         self._draws, self._driver = draws, driver
-        self._together: _Collating | None = None
-        if _collates(loader):
-            self._together = _Collating(loader, driver.layers)
+        self._together = _Collating(loader, driver.layers) if _collates(loader) else None
         names = ["num_workers", "pin_memory", "timeout", "worker_init_fn", "collate_fn", "multiprocessing_context"]
         if loader.num_workers > 0:
             names += ["prefetch_factor", "persistent_workers"]
@@ -166,11 +162,7 @@ def moved(batch: object, device: torch.device) -> object:
     >>> moved({"x": [torch.ones(1)], "n": 3}, torch.device("cpu"))
     {'x': [tensor([1.])], 'n': 3}
     """
-
-    def placed(item: Any) -> object:
-        return item.to(device) if hasattr(item, "to") else item
-
-    return tree_map(placed, batch)
+    return tree_map(lambda item: item.to(device) if hasattr(item, "to") else item, batch)
 
 
 def _collates(loader: DataLoader) -> bool:
@@ -274,9 +266,7 @@ class _Collating:
             whole, again = (made(range(n)) for _ in range(2))
             if dice.drew() or not all(torch.equal(x, again[place]) for place, x in whole.items()):
                 return False
-        copies, tried = 2, 0
-        if n == 2:  # as many as the batch has would say nothing
-            copies = 3
+        copies, tried = 3 if n == 2 else 2, 0  # as many as the batch has would say nothing
         drawn = torch.Generator().manual_seed(secret.randbits(63))
         for place in torch.randperm(n, generator=drawn)[:EXAMPLES].tolist():
             own = made([place] * copies)
@@ -380,9 +370,8 @@ def _check_loader(loader: DataLoader) -> tuple[int, int]:
     validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
     remedy = "give a loader of your own: this one is private already"
     validate.check(not isinstance(loader, PrivateLoader), "data_loader", loader, remedy)
-    n, kind = 0, type(loader.dataset).__name__
-    if isinstance(loader.dataset, Sized) and not isinstance(loader.dataset, datasets.IterableDataset):
-        n = len(loader.dataset)
+    dataset, kind = loader.dataset, type(loader.dataset).__name__
+    n = len(dataset) if isinstance(dataset, Sized) and not isinstance(dataset, datasets.IterableDataset) else 0
     remedy = "give a map-style dataset with at least one record: the sampling of a stream cannot be accounted"
     validate.check(n > 0, "data_loader.dataset", kind, remedy)
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
@@ -390,12 +379,7 @@ def _check_loader(loader: DataLoader) -> tuple[int, int]:
         validate.refuse("data_loader.batch_size", size, "give a loader with a batch_size, which sets the sampling rate")
     validate.positive_int(**{"data_loader.batch_size": size})
     validate.at_most(n, "the number of records", batch_size=size)
-    _check_sampler(loader, n)
-    return n, size
-
-
-def _check_sampler(loader: DataLoader, n: int) -> None:
-    """Batches are drawn anew from all records: a sampler that means something else would be ignored in silence."""
+    # batches are drawn anew from all records: a sampler that means something else would be ignored in silence
     remedy = "leave it out: batches are drawn secretly from the whole dataset; of some of the records give a Subset"
     own, sampler = type(loader.batch_sampler), loader.sampler
     validate.check(own is datasets.BatchSampler, "data_loader.batch_sampler", own.__name__, remedy)
@@ -403,3 +387,4 @@ def _check_sampler(loader: DataLoader, n: int) -> None:
     if type(sampler) is datasets.RandomSampler:
         plain = not sampler.replacement and sampler.num_samples == n
     validate.check(plain, "data_loader.sampler", type(sampler).__name__, remedy)
+    return n, size

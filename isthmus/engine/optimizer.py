@@ -191,8 +191,8 @@ def _product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | No
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, layers: Layers) -> None:
     """The optimiser moves exactly the parameters that are trained."""
-    is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
-    validate.check(is_optimizer, "optimizer", type(optimizer).__name__, "give a torch optimiser")
+    kind = type(optimizer).__name__
+    validate.check(isinstance(optimizer, torch.optim.Optimizer), "optimizer", kind, "give a torch optimiser")
     remedy = "use SGD or Adam: it evaluates the loss several times in a step, and every value would be a release"
     validate.check(not isinstance(optimizer, torch.optim.LBFGS), "optimizer", "LBFGS", remedy)
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

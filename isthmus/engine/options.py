@@ -146,9 +146,7 @@ class _Unnoised(Mechanism):
 
 def _noise_of(z: float) -> Mechanism:
     """Gaussian noise of z times the bound of one record, or none where z is 0."""
-    if z > 0:
-        return Gaussian(z)
-    return _Unnoised()
+    return Gaussian(z) if z > 0 else _Unnoised()
 
 
 def releases(
@@ -173,30 +171,24 @@ def releases(
     is_sketch = sketch is None or isinstance(sketch, Encoder)
     validate.check(is_sketch, "sketch", sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
     encode = sketch or Identity()
-    lift: Lift = ModuleLift()
-    if constraint is not None and sketch is not None:
-        lift = ProjectAndLift(constraint)
+    lift: Lift = ModuleLift() if constraint is None or sketch is None else ProjectAndLift(constraint)
+    if clipping == "adaptive":  # the count of norms within the bound, which moves the bound, is paid for too
+        moving = AdaptiveClip(max_grad_norm, **adaptive, before=encode.clips_before)  # type: ignore[arg-type]
+        count = ClipCountEncoder(encode, moving, "main/gradient")
+        first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
+        return [
+            Release(encode=encode, clip=moving, mechanism=_noise_of(first), lift=lift),
+            Release(moving.release, count, Clip(0.5), mechanism=_noise_of(second), lift=discard),
+        ]
     if clipping == "per_layer":
         remedy = "give Kronecker, KroneckerSubspace, PerLeaf or no sketch: the code of this one mixes layers"
         validate.check(encode.keeps_layers, "sketch", encode, f'use clipping="flat", or {remedy}')
         bounds = _shares(max_grad_norm, [leaf.name for leaf in space.leaves])
-        clip: Clipping = PerLeafClip(bounds)
-        if len(bounds) == 1:
-            clip = Clip(next(iter(bounds.values())))
-    elif micro > 1:
-        clip = GroupClip(max_grad_norm, before=encode.clips_before)  # type: ignore[arg-type]
+        clip: Clipping = PerLeafClip(bounds) if len(bounds) > 1 else Clip(next(iter(bounds.values())))
     else:
-        clip = Clip(max_grad_norm, before=encode.clips_before)  # type: ignore[arg-type]
-    if clipping != "adaptive":
-        return [Release(encode=encode, clip=clip, mechanism=_noise_of(z), lift=lift)]
-    # the count of norms within the bound, which moves the bound, is paid for too
-    moving = AdaptiveClip(max_grad_norm, **adaptive, before=encode.clips_before)  # type: ignore[arg-type]
-    count = ClipCountEncoder(encode, moving, "main/gradient")
-    first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
-    return [
-        Release(encode=encode, clip=moving, mechanism=_noise_of(first), lift=lift),
-        Release(moving.release, count, Clip(0.5), mechanism=_noise_of(second), lift=discard),
-    ]
+        kind = GroupClip if micro > 1 else Clip
+        clip = kind(max_grad_norm, before=encode.clips_before)  # type: ignore[arg-type]
+    return [Release(encode=encode, clip=clip, mechanism=_noise_of(z), lift=lift)]
 
 
 def _embedding(

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from isthmus.base.matrix import precision, with_precision
 from isthmus.gradients import fused, rounding
-from isthmus.gradients.rounding import CHUNK_BYTES, _cheaper_ghost, _from_grams, _grams
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, _LinearMap, total
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class Computed(Rows):
         On a device products are cheap and what they write is not: there the matrices are measured themselves.
         """
         (first, *rest), exact = self.pieces, self._precision[0] == "highest" and self.dtype != torch.float64
-        short = isinstance(first, Outer) and _cheaper_ghost(2 * first.positions, first.p, first.q)
+        short = isinstance(first, Outer) and rounding._cheaper_ghost(2 * first.positions, first.p, first.q)
         return short and not rest and exact and self.device.type == "cpu" and self._out is None
 
     def _gram_upper(self) -> Tensor:
@@ -142,18 +141,12 @@ class Computed(Rows):
         """
         (outer,) = self.pieces
         assert isinstance(outer, Outer) and isinstance(outer.a, Tensor)
-        t, step = outer.positions, max(1, CHUNK_BYTES // (2 * self.dtype.itemsize * outer.positions**2))
-        uppers, doubts = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.bool)]
-        for lo in range(0, self.n, step):
-            a, b = (x[lo : lo + step].to(self.dtype) for x in (outer.a, outer.b))
-            left, right = _grams(a, b, self.ones)
-            upper, mass, off = _from_grams(left, right, outer.p + outer.q + 8)
-            uppers.append((upper + rounding.gamma(t + 2, self.dtype) * mass) * (1 + 2.0**-20))
-            doubts.append(~((off <= 0.02) & (mass < 2.0**60)))  # NaN is not
-        faint = FAINT * abs(self.factor) * self.d**0.5
-        upper, unsure = torch.cat(uppers).mul_(abs(self.factor)).add_(faint), torch.cat(doubts)
+        upper, mass, off = rounding.ghost_norms(outer.a, outer.b, self.ones)
+        upper = (upper + rounding.gamma(outer.positions + 2, self.dtype) * mass) * (1 + 2.0**-20)
+        upper = upper * abs(self.factor) + FAINT * abs(self.factor) * self.d**0.5
+        sure = (off <= 0.02) & (mass < 2.0**60)  # NaN is not
         # the whole batch again, not the unsure alone: fewer records may be multiplied in another order
-        return torch.where(unsure, self._measured_upper(), upper) if bool(unsure.any()) else upper
+        return upper if bool(sure.all()) else torch.where(sure, upper, self._measured_upper())
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, c = self._room(rho, out), self._cast(weights)

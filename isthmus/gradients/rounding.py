@@ -274,24 +274,29 @@ def product_norms(a: Tensor, b: Tensor, ord: float, ones: bool = False) -> Tenso
     again = torch.arange(n, device=a.device)
     if not t:
         return torch.zeros_like(high)
-    work = working(b.dtype)
+    if ord == 2 and _cheaper_ghost(t, p + ones, q):
+        high, mass, off = ghost_norms(a, b, ones)
+        sure = (off <= 1 - 2 / (LOOSE**2 + 1)) & (mass < 2.0**60)  # NaN is not
+        again = (~sure).nonzero()[:, 0]
     with exact_products(a.device):
-        if ord == 2 and _cheaper_ghost(t, p + ones, q):
-            sure = torch.zeros(n, dtype=torch.bool, device=a.device)
-            for rows in again.split(max(1, CHUNK_BYTES // (2 * work.itemsize * t * (2 * t + p + q)))):
-                left, right = _grams(a[rows].to(work), b[rows].to(work), ones)
-                high[rows], mass, off = _from_grams(left, right, p + q + 9)
-                sure[rows] = (off <= 1 - 2 / (LOOSE**2 + 1)) & (mass < 2.0**60)  # NaN is not
-            again = (~sure).nonzero()[:, 0]
         for rows in again.split(max(1, CHUNK_BYTES // (16 * (p + ones) * q + 16 * t * (p + q)))):
             high[rows] = _direct(a[rows], b[rows], ord, ones)
     return high
 
 
-def _grams(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor]:
-    """The T x T inner products of the a_t, with a column of ones or not, and of the b_t."""
-    left = torch.bmm(a, a.mT)
-    return left.add_(1.0) if ones else left, torch.bmm(b, b.mT)
+def ghost_norms(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """`(upper, M, error / ||g||^2)` of sum_t b_it a_it', from the T x T inner products of both factors."""
+    (n, t, p), q, work = a.shape, b.shape[2], working(b.dtype)
+    found, step = [], max(1, CHUNK_BYTES // (2 * work.itemsize * t * (2 * t + p + q)))
+    with exact_products(a.device):
+        for lo in range(0, max(1, n), step):
+            x, y = a[lo : lo + step].to(work), b[lo : lo + step].to(work)
+            left = torch.bmm(x, x.mT)
+            if ones:
+                left.add_(1.0)
+            found.append(_from_grams(left, torch.bmm(y, y.mT), p + q + 9))
+    upper, mass, off = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return upper, mass, off
 
 
 def _from_grams(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

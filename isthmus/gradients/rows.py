@@ -414,7 +414,27 @@ class Counts(Rows):
         return self.bins(lo, hi) + torch.arange(self.blocks) * self.width
 
 
-class Stack(Rows):
+class _Composite(Rows):
+    """Rows that are made of others: what is done to them is done to each of these."""
+
+    @abstractmethod
+    def each(self, change: Callable[[Rows], Rows]) -> Rows:
+        """The same rows, made of what each piece becomes."""
+
+    def part(self, lo: int, hi: int) -> Rows:
+        return self.each(lambda piece: piece.part(lo, hi))
+
+    def masked(self, keep: Tensor) -> Rows:
+        return self.each(lambda piece: piece.masked(keep))
+
+    def mixed(self, index: Tensor, shares: Tensor) -> Rows:
+        return self.each(lambda piece: piece.mixed(index, shares))
+
+    def scaled(self, factor: float) -> Rows:
+        return self.each(lambda piece: piece.scaled(factor))
+
+
+class Stack(_Composite):
     """Named rows side by side: g_i = (g_i^1, ..., g_i^L), the layers of a network, all multiplied by a factor.
 
     >>> rows = Stack([("a", Dense(torch.tensor([[3.0]]))), ("b", Dense(torch.tensor([[0.0, 4.0]])))])
@@ -477,17 +497,8 @@ class Stack(Rows):
             total = total + piece.underflow()
         return total * max(1.0, abs(self.factor))
 
-    def part(self, lo: int, hi: int) -> Stack:
-        return self._each(lambda piece: piece.part(lo, hi))
-
     def dense(self) -> Tensor:
         return torch.cat([piece.dense().to(self.dtype) for _, piece in self.items], dim=1) * self.factor
-
-    def masked(self, keep: Tensor) -> Stack:
-        return self._each(lambda piece: piece.masked(keep))
-
-    def mixed(self, index: Tensor, shares: Tensor) -> Stack:
-        return self._each(lambda piece: piece.mixed(index, shares))
 
     def scaled(self, factor: float) -> Stack:
         """Norms and weights take the factor: the leaves stay as they are."""
@@ -522,7 +533,7 @@ class Stack(Rows):
         pairs = zip(self.leaves(), other.leaves(), strict=True)
         return Stack([(name, mine.minus(theirs)) for (name, mine), (_, theirs) in pairs])
 
-    def _each(self, change: Callable[[Rows], Rows]) -> Stack:
+    def each(self, change: Callable[[Rows], Rows]) -> Stack:
         return Stack([(name, change(piece)) for name, piece in self.items], self.factor)
 
 
@@ -876,7 +887,7 @@ class Lookup(Rows):
         return Lookup(self.index, values, self.vocabulary, self.apart)
 
 
-class Sum(Rows):
+class Sum(_Composite):
     """Rows g_i = g_i^1 + ... + g_i^K of pieces of one space, `Outer` or `Lookup`, held as the pieces.
 
     Norms are taken in float64, with gamma_k of its roundoff: of an `Outer` and a `Lookup` by ghost products, in which
@@ -902,14 +913,14 @@ class Sum(Rows):
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         rounding._check_ord(ord)
-        spans, norms = row_spans(self.n, 16 * self.d), Sum._direct
-        pair = self._tied()
-        if ord == 2 and pair is not None:
-            outer, _ = pair
-            numbers = 3 * self.positions**2 + outer.positions * outer.q + self.positions * outer.p
-            if rounding._cheaper_ghost(self.positions, outer.p, outer.q):
-                spans, norms = row_spans(self.n, 8 * numbers), Sum._ghost
-        return _joined([norms(self.part(lo, hi), ord) for lo, hi in spans], self.device)
+        tied = self._tied() if ord == 2 else None
+        if tied is None:
+            parts = [Sum([piece.part(lo, hi) for piece in self.pieces]) for lo, hi in row_spans(self.n, 16 * self.d)]
+            return _joined([part._direct(ord) for part in parts], self.device)
+        outer, lookup = tied
+        numbers = 3 * self.positions**2 + outer.positions * outer.q + self.positions * outer.p
+        spans = row_spans(self.n, 8 * numbers)
+        return _joined([self._ghost(outer.part(*span), lookup.part(*span)) for span in spans], self.device)
 
     def mass(self, ord: float = 2) -> Tensor:
         """The sum of the pieces' own."""
@@ -927,39 +938,28 @@ class Sum(Rows):
             total += more.sum_to(weights, rho)
         return self._room(rho, out).copy_(total)
 
-    def part(self, lo: int, hi: int) -> Sum:
-        return Sum([piece.part(lo, hi) for piece in self.pieces])
-
     def dense(self) -> Tensor:
         return sum((piece.dense() for piece in self.pieces), self._zeros(self.n, self.d))
 
-    def masked(self, keep: Tensor) -> Rows:
-        return total([piece.masked(keep) for piece in self.pieces])
-
-    def mixed(self, index: Tensor, shares: Tensor) -> Rows:
-        return total([piece.mixed(index, shares) for piece in self.pieces])
-
-    def scaled(self, factor: float) -> Sum:
-        return Sum([piece.scaled(factor) for piece in self.pieces])
+    def each(self, change: Callable[[Rows], Rows]) -> Rows:
+        return total([change(piece) for piece in self.pieces])
 
     def through(self, sketch: _LinearMap, lo: int = 0) -> Rows:
-        return total([piece.through(sketch, lo) for piece in self.pieces])
+        return self.each(lambda piece: piece.through(sketch, lo))
 
     def _tied(self) -> tuple[Outer, Lookup] | None:
-        """An output layer and an embedding of one table, when that is what the pieces are."""
+        """An output layer and an embedding of one table, where their products are fewer than the table's numbers."""
         for outer, lookup in (self.pieces, self.pieces[::-1]) if len(self.pieces) == 2 else ():
             if isinstance(outer, Outer) and isinstance(lookup, Lookup) and isinstance(outer.a, Tensor):
-                if (outer.q, outer.p, outer.ones) == (lookup.vocabulary, lookup.width, False):
+                alike = (outer.q, outer.p, outer.ones) == (lookup.vocabulary, lookup.width, False)
+                if alike and rounding._cheaper_ghost(self.positions, outer.p, outer.q):
                     return outer, lookup
         return None
 
-    def _ghost(self, ord: float) -> Tensor:
+    def _ghost(self, outer: Outer, lookup: Lookup) -> Tensor:
         """Norms of sum_s b_s a_s' + sum_t e_{k_t} c_t' from the Gram matrices of both sides."""
-        pair = self._tied()
-        assert pair is not None
-        outer, lookup = pair
         assert isinstance(outer.a, Tensor)
-        (n, s, p, q), index = (self.n, outer.positions, outer.p, outer.q), lookup.index
+        (n, s, p, q), index = (outer.n, outer.positions, outer.p, outer.q), lookup.index
         most = 500 * (self.dtype == torch.float64)  # products of other numbers stay in the range
         scale_a, scale_b = (rounding._power_of_two(x, most) for x in (outer.a, outer.b))
         a = outer.a.double().reshape(n, s, p) / scale_a[:, None, None]
@@ -983,7 +983,7 @@ class Sum(Rows):
         return rounding.upper_norms(whole, ord) + error + torch.where(mass == 0, 0.0, tiny)
 
 
-class ResidualRows(Rows):
+class ResidualRows(_Composite):
     """Rows r_i = g_i - Phi^+ c_i for a tight sketch (Phi Phi' = norm^2 I) and codes c_i = Phi g_i.
 
     Phi^+ Phi is an orthogonal projector, so by Pythagoras ||r||^2 = ||g||^2 - ||c||^2 / norm^2, and no
@@ -1052,23 +1052,11 @@ class ResidualRows(Rows):
         total = self.rows.sum_to(weights, rho, out)
         return total.copy_(total.to(torch.float64) - lifted)
 
-    def part(self, lo: int, hi: int) -> ResidualRows:
-        return self._each(lambda piece: piece.part(lo, hi))
-
     def dense(self) -> Tensor:
         lifted = [self.sketch.pinv(code)[None] for code in self.codes.dense()]
         return self.rows.dense() - torch.cat([self._zeros(0, self.d), *lifted]).to(self.dtype)
 
-    def masked(self, keep: Tensor) -> ResidualRows:
-        return self._each(lambda piece: piece.masked(keep))
-
-    def mixed(self, index: Tensor, shares: Tensor) -> ResidualRows:
-        return self._each(lambda piece: piece.mixed(index, shares))
-
-    def scaled(self, factor: float) -> ResidualRows:
-        return self._each(lambda piece: piece.scaled(factor))
-
-    def _each(self, change: Callable[[Rows], Rows]) -> ResidualRows:
+    def each(self, change: Callable[[Rows], Rows]) -> ResidualRows:
         return ResidualRows(change(self.rows), change(self.codes), self.sketch)
 
 

@@ -123,6 +123,8 @@ def captured(
 
     The layers that took no part are added to `idle`; `pieces` is what `look` has returned.
     """
+    if not len(x):  # many modules cannot be run on no example
+        return layers.no_rows()
     told: dict[str, list[Rows]] = {name: [] for name in layers.bindings}
     listener = layers.listening(lambda name, rows: told[name].append(compact(rows)), len(x), pieces)
     with listener, torch.enable_grad():

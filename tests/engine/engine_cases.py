@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset
 
 from isthmus import PrivacyEngine
+from isthmus.core.driver import Ticket
 from isthmus.gradients.rounding import KAPPA
 from isthmus.privacy import GeneratorSource
 from isthmus.sketches.selection import SelectionMap
@@ -33,6 +34,11 @@ class Indexed(Dataset):
 
     def __getitem__(self, i: int) -> tuple[int, Tensor, Tensor]:
         return i, self.x[i], self.y[i]
+
+
+def numbered(x: Tensor) -> Indexed:
+    """Records of three classes in turn."""
+    return Indexed(x, torch.arange(len(x)) % 3)
 
 
 def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -78,15 +84,13 @@ def private(module: nn.Module, dataset: Dataset, **options: Any) -> Trained:
     seeded = {"noise_generator": torch.Generator().manual_seed(SEED), "criterion": F.cross_entropy}
     make = options.pop("optimizer", lambda p: torch.optim.SGD(p, lr=0.5))
     engine = options.pop("engine", None) or PrivacyEngine(seed=3)
-    batch, loading = options.pop("batch", BATCH), options.pop("loading", {})
+    batches = loader(dataset, options.pop("batch", BATCH), **options.pop("loading", {}))
     arguments: dict[str, Any] = {"noise_multiplier": Z, "max_grad_norm": C} | seeded | options
     if "target_epsilon" in arguments:
         del arguments["noise_multiplier"]
     call = engine.make_private_with_epsilon if "target_epsilon" in arguments else engine.make_private
     optimizer = make([p for p in module.parameters() if p.requires_grad])
-    trained = Trained(
-        engine, *call(module=module, optimizer=optimizer, data_loader=loader(dataset, batch, **loading), **arguments)
-    )
+    trained = Trained(engine, *call(module=module, optimizer=optimizer, **{"data_loader": batches} | arguments))
 
     def observe(round: Any) -> None:
         trained.rounds.append(round)
@@ -104,9 +108,33 @@ def train(run: Trained, epochs: int = 2, loss: Callable[..., Tensor] = F.cross_e
         for i, x, y in run.loader:
             run.batches.append(i.tolist())
             run.optimizer.zero_grad()
-            loss(run.module(x), y).backward()
-            run.optimizer.step()
+            step(run, x, y, loss)
     return run
+
+
+def step(run: Any, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = F.cross_entropy) -> None:
+    """One batch of the user's loop."""
+    loss(run.module(x), y).backward()
+    run.optimizer.step()
+
+
+def first(run: Any) -> tuple[Tensor, Tensor]:
+    """The first batch of an epoch."""
+    _, x, y = next(iter(run.loader))
+    return x, y
+
+
+def sums(engine: PrivacyEngine, loss: Callable[[], Tensor], n: int, groups: Tensor | None = None) -> dict[str, Any]:
+    """The bounded sums of one batch, as they would be handed to the mechanisms."""
+    driver = engine.driver
+    assert driver is not None
+    driver.begin(Ticket(n, groups=groups))
+    loss().backward()
+    driver._finish_backward()
+    assert driver._sum is not None
+    found = {name: replace(bounded, value=bounded.value.clone()) for name, bounded in driver._sum.values.items()}
+    driver.forget()
+    return found
 
 
 # ---------------------------------------------------------------- the reference

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from engine_cases import sums
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import PrivacyEngine
-from isthmus.core.driver import Ticket
 
 
 class Own(nn.Module):
@@ -37,14 +37,14 @@ class Between(nn.Module):
         return self.b(self.function(self.a(x), self))
 
 
-def private(module: nn.Module, count: int = 64, **options: Any) -> tuple[nn.Module, PrivacyEngine]:
+def private(module: nn.Module, count: int = 64, lr: float = 0.1, **options: Any) -> tuple[nn.Module, PrivacyEngine]:
     """A module made private; batches are handed to its driver by hand."""
     engine = PrivacyEngine()
     loader = DataLoader(TensorDataset(torch.zeros(2 * count, 1)), batch_size=count)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine.make_private(
-            module=module, optimizer=torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1),
+            module=module, optimizer=torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=lr),
             data_loader=loader, **{"noise_multiplier": 1.0, "max_grad_norm": 1.0, "loss_reduction": "sum"} | options,
         )  # fmt: skip
     return module, engine
@@ -52,15 +52,7 @@ def private(module: nn.Module, count: int = 64, **options: Any) -> tuple[nn.Modu
 
 def clipped_sum(module: nn.Module, engine: PrivacyEngine, x: Tensor, y: Tensor, loss: Any = F.cross_entropy) -> Tensor:
     """The sum of the clipped gradients, just before the noise."""
-    driver = engine.driver
-    assert driver is not None
-    driver.begin(Ticket(len(x)))
-    loss(module(x), y, reduction="sum").backward()
-    driver._finish_backward()
-    assert driver._sum is not None
-    value = driver._sum.values["gradient"].value.double().clone()
-    driver.forget()
-    return value
+    return sums(engine, lambda: loss(module(x), y, reduction="sum"), len(x))["gradient"].value.double()
 
 
 def movement(module: nn.Module, x: Tensor, y: Tensor) -> float:

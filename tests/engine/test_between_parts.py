@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engine_cases import sums
 from mixing_cases import private
 from test_mixing import APART, MEETING
 from torch import Tensor, nn
@@ -43,13 +44,7 @@ def records(n: int = N) -> tuple[Tensor, Tensor]:
 
 def total(module: nn.Module, engine: Any, loop: Loop, x: Tensor, y: Tensor, loss: Any = F.cross_entropy) -> Tensor:
     """The clipped sum of a loop of one's own, just before the noise."""
-    driver = engine.driver
-    driver.begin(Ticket(len(x)))
-    loss(loop(module, x), y, reduction="sum").backward()
-    driver._finish_backward()
-    found = driver._sum.values["gradient"].value.double().clone()
-    driver.forget()
-    return found
+    return sums(engine, lambda: loss(loop(module, x), y, reduction="sum"), len(x))["gradient"].value.double()
 
 
 READ = ("branch above", "branch below", "divided by their number")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, MODELS, N, Z, cnn, data, loader, mlp, private, train
+from engine_cases import BATCH, MODELS, Indexed, N, Z, assert_same, cnn, data, loader, mlp, private, step, train
 from torch import nn
 
 from isthmus import InvalidInput, Kronecker, PrivacyEngine
@@ -84,13 +84,9 @@ def test_a_target_holds_on_a_ledger_with_another_budget(shared: Any) -> None:
 
 def test_a_shared_budget_ends_a_run_before_its_own_target() -> None:
     ledger = Ledger(budget=(1.0, DELTA))
-    first = private(
-        mlp(), data(), engine=PrivacyEngine(ledger=ledger), target_epsilon=0.9, target_delta=DELTA, epochs=1
-    )
-    train(first, 1)
-    second = private(
-        mlp(), data(), engine=PrivacyEngine(ledger=ledger), target_epsilon=0.9, target_delta=DELTA, epochs=1
-    )
+    target = {"target_epsilon": 0.9, "target_delta": DELTA, "epochs": 1}
+    train(private(mlp(), data(), engine=PrivacyEngine(ledger=ledger), **target), 1)
+    second = private(mlp(), data(), engine=PrivacyEngine(ledger=ledger), **target)
     with pytest.raises(BudgetExceeded):
         train(second, 1)
     assert ledger.spent() <= 1.0
@@ -111,11 +107,6 @@ def test_epsilon_grows_and_renyi_is_looser() -> None:
     assert collected[0] == collected[2]
     assert tight.accountant.history == [(Z, BATCH / N, 8)]
     assert len(tight.accountant) == 8
-
-
-def test_the_central_limit_accountant_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="central limit"):
-        PrivacyEngine(accountant="gdp")
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -177,8 +168,7 @@ def test_evaluation_costs_nothing_and_taps_nothing() -> None:
         run.optimizer.step()
         assert run.engine.ledger.rounds() == {"main": i + 1}
     twin = train(private(mlp(), data()), 1)
-    for a, b in zip(run.module.parameters(), twin.module.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert_same(run.module, twin.module, 1e-12)
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
@@ -194,8 +184,7 @@ def test_a_copy_is_free_of_the_engine(kind: str) -> None:
         teacher.train()(x).sum()
         run.optimizer.step()
         assert any(not torch.equal(a, b) for a, b in zip(run.module.parameters(), teacher.parameters(), strict=True))
-    for a, b in zip(run.module.parameters(), twin.module.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert_same(run.module, twin.module, 1e-12)
 
 
 def test_averaged_weights() -> None:
@@ -203,8 +192,7 @@ def test_averaged_weights() -> None:
     mean = torch.optim.swa_utils.AveragedModel(run.module)
     seen = []
     for _, x, y in run.loader:
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
         mean.update_parameters(run.module)
         seen.append(run.module[0].weight.detach().clone())
     torch.testing.assert_close(mean.module[0].weight.detach(), torch.stack(seen).mean(0))
@@ -215,7 +203,7 @@ def test_averaged_weights() -> None:
 def test_a_detached_module_is_as_it_was_given() -> None:
     module = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 4), nn.LayerNorm(4)).double()
     tokens = torch.randint(0, 5, (N, 2))
-    run = private(module, _Pairs(tokens, torch.randint(0, 3, (N,))))
+    run = private(module, Indexed(tokens, torch.randint(0, 3, (N,))))
     train(run, 1)
     engine, spent = run.engine, run.engine.get_epsilon(DELTA)
     engine.detach()
@@ -231,17 +219,6 @@ def test_a_detached_module_is_as_it_was_given() -> None:
     assert engine.get_epsilon(DELTA) == spent == engine.statement(DELTA).nominal
     with pytest.raises(InvalidInput, match="made private"):
         engine.save_checkpoint(path="nowhere", module=module)
-
-
-class _Pairs(torch.utils.data.Dataset):
-    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> Any:
-        return i, self.x[i], self.y[i]
 
 
 def test_a_detached_module_can_be_made_private_again() -> None:
@@ -268,8 +245,7 @@ def test_two_modules_of_one_engine_share_its_ledger() -> None:
     assert sorted(first.engine.accountant.history) == [(Z, 0.25, 8), (2.0, 0.25, 4)]
     alone = train(private(mlp(), data()), 2)
     assert first.engine.get_epsilon(DELTA) > alone.engine.get_epsilon(DELTA)
-    for a, b in zip(first.module.parameters(), alone.module.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert_same(first.module, alone.module, 1e-12)
 
 
 def test_a_spent_module_is_detached_and_stays_as_it_is() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
-from isthmus.engine.engine import _SHARED
+from isthmus.engine.accountant import SHARED
 from isthmus.engine.loader import Draws
 from isthmus.privacy import Ledger, Poisson, SeededSource
 
@@ -201,7 +201,7 @@ def test_secret_coins_and_noise(ranks: list[dict[str, Any]]) -> None:
     engine = PrivacyEngine()
     train(made(engine, mlp(), 4, sketch=Kronecker(3, 3, refresh=4)), 12)
     assert [rank["epsilon"] for rank in ranks] == [engine.get_epsilon(1e-5)] * SIZE
-    assert all(_SHARED in rank["said"] and rank["steps"] == {"main": 12} for rank in ranks)
+    assert all(SHARED in rank["said"] and rank["steps"] == {"main": 12} for rank in ranks)
     assert ranks[1]["sent"]["reduce"] == 12 * 4 * 18 and "reduce" not in ranks[0]["sent"]  # float32 codes of 3x3
 
 

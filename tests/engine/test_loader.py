@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, MODELS, N, Trained, assert_same, data, mlp, private, train
+from engine_cases import BATCH, MODELS, N, Trained, assert_same, data, mlp, numbered, private, step, train
 from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from isthmus import InvalidInput, Kronecker, PrivacyEngine
+from isthmus import InvalidInput, Kronecker
 from isthmus.engine import BatchMemoryManager
 
 
@@ -34,8 +34,7 @@ def test_workers_only_fetch(persistent: bool, physical: int | None) -> None:
         for i, x, y in run.loader:
             sizes.append(len(i))
             assert torch.equal(x, data().x[i])
-            F.cross_entropy(run.module(x), y).backward()
-            run.optimizer.step()
+            step(run, x, y)
     assert len(run.rounds) == 8
     assert physical is None or max(sizes) <= physical
 
@@ -119,8 +118,7 @@ def test_collate_functions_and_batches_of_nothing(name: str, workers: int) -> No
         x, y, words = parts(batch)
         assert len(x) == len(y) == len(words) > 0
         assert type(batch) is type(COLLATE[name]([Words()[0]]))
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
     assert len(run.rounds) == N
 
 
@@ -168,30 +166,18 @@ KINDS: dict[str, tuple[Any, Any]] = {
 }
 
 
-class Pairs(Dataset):
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.y = x, torch.arange(len(x)) % 3
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[int, Tensor, Tensor]:
-        return i, self.x[i], self.y[i]
-
-
 @pytest.mark.parametrize("clipping", ["flat", "per_layer", "adaptive"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_batches_of_nothing_through_every_kind_of_layer(kind: str, clipping: str) -> None:
     torch.manual_seed(0)
     make, inputs = KINDS[kind]
-    run = private(make(), Pairs(inputs(12)), batch=1, clipping=clipping, max_physical_batch_size=1)
+    run = private(make(), numbered(inputs(12)), batch=1, clipping=clipping, max_physical_batch_size=1)
     stood_in = 0
     for _ in range(2):
         for i, x, y in run.loader:
             stood_in += stands_in(run)
             assert len(i) == 1
-            F.cross_entropy(run.module(x), y).backward()
-            run.optimizer.step()
+            step(run, x, y)
     assert stood_in > 3
     assert len(run.rounds) == 24
     assert all(bool(torch.isfinite(p).all()) for p in run.module.parameters())
@@ -247,8 +233,7 @@ def test_empty_batches_before_one_step_are_rounds_of_their_own() -> None:
 def test_an_epoch_left_in_the_middle(workers: int) -> None:
     run = private(mlp(), data(), loading={"num_workers": workers}, max_physical_batch_size=3, noise_generator=None)
     for count, (_, x, y) in enumerate(run.loader):
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
         if count == 1:
             break
     done = len(run.rounds)
@@ -260,8 +245,7 @@ def test_an_epoch_left_in_the_middle(workers: int) -> None:
 def test_a_batch_cut_short_is_forgotten_unreleased() -> None:
     run = private(mlp(), data(), max_physical_batch_size=1)
     for _, x, y in run.loader:
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
         if not run.engine.driver._ticket.last:
             break
     count = len(run.rounds)
@@ -276,8 +260,7 @@ def test_only_the_latest_of_two_epochs_at_once_hands_out_batches() -> None:
     first, second = iter(run.loader), iter(run.loader)
     with pytest.raises(InvalidInput, match="another pass over the private loader"):
         for _, (_, x, y) in zip(first, second, strict=True):
-            F.cross_entropy(run.module(x), y).backward()
-            run.optimizer.step()
+            step(run, x, y)
     assert len(run.rounds) == 1
     train(run, 1)
     assert len(run.rounds) == 5
@@ -307,7 +290,7 @@ def test_examples_in_the_second_dimension(sketch: Any) -> None:
     for first in (False, True):
         torch.manual_seed(3)
         loading = {} if first else {"collate_fn": turned}
-        run = private(Sequences(first), Pairs(tokens), batch_first=first, loading=loading, sketch=sketch, batch=2)
+        run = private(Sequences(first), numbered(tokens), batch_first=first, loading=loading, sketch=sketch, batch=2)
         collected.append(train(run, 1))
     assert [0] in run.batches  # an empty one, or one of the first record
     assert collected[0].batches == collected[1].batches
@@ -350,13 +333,7 @@ def test_a_mean_in_reduced_precision_is_refused_where_it_cannot_be_undone() -> N
 def test_the_private_loader_is_not_made_private_again() -> None:
     run = private(mlp(), data())
     with pytest.raises(InvalidInput, match="private already"):
-        PrivacyEngine().make_private(
-            module=mlp(),
-            optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1),
-            data_loader=run.loader,
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
+        private(mlp(), data(), data_loader=run.loader)
 
 
 class Augmented(Dataset):

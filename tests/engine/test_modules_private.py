@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, C, clipped, data, mlp, per_example, private, train
+from engine_cases import BATCH, C, clipped, data, first, mlp, per_example, private, step, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -177,11 +177,11 @@ def test_raw_gradients_are_never_written() -> None:
     """A parameter in the loss, or one that came later: refused, and nothing is left in `.grad`."""
     module = mlp()
     run = private(module, data())
-    x, y = next((x, y) for _, x, y in run.loader if len(x))
-    first = next(module.parameters()).requires_grad_(True)
+    x, y = first(run)
+    weight = next(module.parameters()).requires_grad_(True)
     loss = F.cross_entropy(module(x), y)
     with pytest.raises(InvalidInput):
-        (loss + (first * x.sum()).sum()).backward()
+        (loss + (weight * x.sum()).sum()).backward()
     assert all(p.grad is None for p in module.parameters())
     module.register_parameter("late", nn.Parameter(torch.zeros(3)))
     with pytest.raises(InvalidInput, match="a gradient of their own"):
@@ -195,24 +195,8 @@ def test_dropout_and_training_mode_are_left_alone() -> None:
     for _, x, y in run.loader:
         hidden = module[1](torch.ones(4, 50, dtype=torch.float64))
         assert 0 < int((hidden == 0).sum()) < 200
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
     assert len(run.rounds) == 4
-
-
-def test_a_layer_that_never_takes_part_is_named() -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.idle = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)
-
-    run = private(Unused(), data())
-    with pytest.warns(UserWarning, match=r"\['idle'\] took no part"):
-        train(run, 1)
-    assert run.engine.ledger.rounds() == {"main": 4}
 
 
 # ---------------------------------------------------------------- the example runs as a user runs it
@@ -345,7 +329,7 @@ KEPT = {
 @pytest.mark.parametrize("way", list(KEPT))
 def test_what_is_kept_is_named_and_stated(way: str) -> None:
     run = private(Keeper(way), data(), noise_generator=None)
-    x = next(x for _, x, _ in run.loader if len(x))
+    x, _ = first(run)
     with pytest.warns(UserWarning, match=KEPT[way]):
         run.module(x)
     assert "NOT protected" in run.engine.statement(1e-5).words()
@@ -361,7 +345,7 @@ def test_what_is_not_kept_is_not_named(way: str) -> None:
 
 def test_a_pass_without_gradients_keeps_nothing_unseen_either() -> None:
     run = private(Keeper("assigned"), data(), noise_generator=None)
-    x = next(x for _, x, _ in run.loader if len(x))
+    x, _ = first(run)
     with torch.no_grad(), pytest.warns(UserWarning, match="mu"):
         run.module(x)
 
@@ -393,7 +377,7 @@ def test_an_old_weight_norm_is_refused_when_training_is_made_private() -> None:
 def test_a_weight_norm_that_comes_later_is_refused_before_the_pass() -> None:
     run = private(mlp(), data())
     nn.utils.weight_norm(run.module[0])
-    x = next(x for _, x, _ in run.loader if len(x))
+    x, _ = first(run)
     with pytest.raises(InvalidInput, match=r"0.weight_g"):
         run.module(x)
 
@@ -422,7 +406,7 @@ class Sneaky(nn.Module):
 @pytest.mark.parametrize("way", ["new parameter", "buffer", "attribute"])
 def test_a_pass_that_asks_for_raw_gradients_is_refused_when_it_ends(way: str) -> None:
     run = private(Sneaky(way), data())
-    x, y = next((x, y) for _, x, y in run.loader if len(x))
+    x, y = first(run)
     run.module.on = True
     with pytest.raises(InvalidInput, match="a gradient of their own"):
         F.cross_entropy(run.module(x), y).backward()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engine_cases import sums
+from mixing_cases import private
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import Kronecker, PrivacyEngine
-from isthmus.core.driver import Ticket
+from isthmus import Kronecker
 from isthmus.modules import GRU, LSTM, RNN
 from isthmus.privacy.clips import ClippedSum
 
@@ -99,18 +99,8 @@ def summed(name: str, device: str, dtype: torch.dtype, options: dict[str, Any], 
     g = torch.Generator().manual_seed(1)
     x = torch.randint(0, CLASSES, (N, 5), generator=g) if shape is None else torch.randn(N, *shape, generator=g) * 3
     x, y = (x if shape is None else x.to(dtype))[keep], torch.randint(0, CLASSES, (N,), generator=g)[keep]
-    engine, loader = PrivacyEngine(), DataLoader(TensorDataset(x, y), batch_size=4)
-    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-    engine.make_private(
-        module=module, optimizer=sgd, data_loader=loader, noise_multiplier=1.0, max_grad_norm=0.3, **options
-    )
-    driver = engine.driver
-    assert driver is not None
-    driver.begin(Ticket(len(x)))
-    F.cross_entropy(module(x.to(device)), y.to(device)).backward()
-    driver._finish_backward()
-    assert driver._sum is not None
-    return dict(driver._sum.values)
+    _, engine = private(module, 4, loss_reduction="mean", max_grad_norm=0.3, **options)
+    return sums(engine, lambda: F.cross_entropy(module(x.to(device)), y.to(device)), len(x))
 
 
 @pytest.mark.parametrize("options", [{}, {"clipping": "per_layer"}, {"sketch": Kronecker(2, 2)}], ids=str)

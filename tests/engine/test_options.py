@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, CLASSES, MODELS, C, N, Trained, Z, cnn, data, loader, mlp, private, train
+from engine_cases import BATCH, CLASSES, MODELS, C, N, Trained, Z, cnn, data, loader, mlp, private, sums, train
 from scipy import stats
 from test_sketches import SKETCHES, public
 from torch import nn
@@ -33,7 +33,6 @@ from isthmus import (
     Progressive,
     PublicSubspace,
 )
-from isthmus.core.driver import Ticket
 from isthmus.engine import BatchMemoryManager
 from isthmus.gradients.rounding import KAPPA
 
@@ -143,15 +142,13 @@ def test_fixed_batches_are_accounted_for_replacing_a_record() -> None:
     assert run.engine.ledger.adjacency.value == "replace-one"
 
 
-@pytest.mark.parametrize("accountant", ["nonsense", 3])
-def test_engines(accountant: Any) -> None:
-    with pytest.raises(InvalidInput, match="accountant"):
-        PrivacyEngine(accountant=accountant)
+ENGINES = [{"accountant": "nonsense"}, {"accountant": 3}, {"seed": -1}, {"adjacency": "neighbours"}, {"seed": 1.5}]
 
 
-@pytest.mark.parametrize("options", [{"seed": -1}, {"adjacency": "neighbours"}, {"seed": 1.5}])
-def test_more_engines(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=next(iter(options))):
+@pytest.mark.parametrize("options", [*ENGINES, {"accountant": "gdp"}])
+def test_engines(options: dict[str, Any]) -> None:
+    text = "central limit" if options.get("accountant") == "gdp" else next(iter(options))
+    with pytest.raises(InvalidInput, match=text):
         PrivacyEngine(**options)
 
 
@@ -210,13 +207,7 @@ def test_loaders(name: str) -> None:
     make, match = LOADERS[name]
     module = mlp()
     with pytest.raises(InvalidInput, match=match):
-        PrivacyEngine().make_private(
-            module=module,
-            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-            data_loader=make(),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
+        private(module, data(), data_loader=make())
     assert all(p.requires_grad for p in module.parameters())
 
 
@@ -351,15 +342,9 @@ def options(name: str, kind: str) -> dict[str, Any]:
     return {"public": public(kind)} | (EXTRA[name] if name in EXTRA else {"sketch": SKETCHES[name](kind)})
 
 
-def sums(run: Trained, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor | None) -> dict[str, Any]:
-    """The bounded sums of one batch, as they would be handed to the mechanisms."""
-    driver = run.engine.driver
-    driver.rest()
-    driver.begin(Ticket(len(x), groups=groups))
-    F.cross_entropy(run.module(x), y).backward()
-    driver._finish_backward()
-    found, driver._sum = driver._sum.values, None
-    return dict(found)
+def moved_by(run: Trained, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor | None) -> dict[str, Any]:
+    """The bounded sums of one batch."""
+    return sums(run.engine, lambda: F.cross_entropy(run.module(x), y), len(x), groups)
 
 
 @pytest.mark.parametrize("record", list(RECORDS))
@@ -372,8 +357,8 @@ def test_one_record_moves_each_release_by_at_most_its_bound(name: str, record: s
     micro = EXTRA.get(name, {}).get("micro_batch_size", 1)
     groups = torch.randint(0, 3, (12,), generator=torch.Generator().manual_seed(1)) if micro > 1 else None
     left = torch.arange(12) != STEP
-    whole = sums(run, x, y, groups)
-    without = sums(run, x[left], y[left], None if groups is None else groups[left])
+    whole = moved_by(run, x, y, groups)
+    without = moved_by(run, x[left], y[left], None if groups is None else groups[left])
     stated = {"main/code": C, "main/rest": 0.1, "main/gradient": C, "main/below": 0.5}
     for release, bounded in whole.items():
         factor = (2 if micro > 1 else 1) * (1 + KAPPA) * (1 + (1e-5 if "before" in name else 1e-9))  # or a gain
@@ -394,14 +379,9 @@ def test_a_micro_batch_can_turn_round_by_twice_the_bound_and_no_more(sketch: Any
     x, y = torch.ones(3, 6, dtype=torch.float64), torch.full((3, 1), 1e3, dtype=torch.float64)
     x[2], y[2] = 1e3, sign * 1e6
     collected = []
-    for keep in (torch.tensor([0, 1, 2]), torch.tensor([0, 1])):
-        driver = run.engine.driver
-        driver.rest()
-        driver.begin(Ticket(len(keep), groups=torch.zeros(len(keep), dtype=torch.long)))
-        F.mse_loss(run.module(x[keep]), y[keep]).backward()
-        driver._finish_backward()
-        collected.append(driver._sum.values["gradient"])
-        driver._sum = None
+    for n in (3, 2):
+        loss = lambda n=n: F.mse_loss(run.module(x[:n]), y[:n])  # noqa: E731
+        collected.append(sums(run.engine, loss, n, torch.zeros(n, dtype=torch.long))["gradient"])
     moved = float((collected[0].value - collected[1].value).norm())
     assert collected[0].bound == 2 * C * (1 + KAPPA)
     assert moved <= 2 * C * (1 + 1e-9)
@@ -413,7 +393,7 @@ def test_random_micro_batches_stay_within_twice_the_bound() -> None:
     for _ in range(30):
         x = torch.randn(9, 6, generator=g, dtype=torch.float64) * 10 ** float(torch.randn((), generator=g))
         y, groups = torch.randint(0, CLASSES, (9,), generator=g), torch.randint(0, 2, (9,), generator=g)
-        whole, without = sums(run, x, y, groups), sums(run, x[1:], y[1:], groups[1:])
+        whole, without = moved_by(run, x, y, groups), moved_by(run, x[1:], y[1:], groups[1:])
         worst = max(worst, float((whole["gradient"].value - without["gradient"].value).norm()))
     assert 0 < worst <= 2 * C
 
@@ -476,9 +456,7 @@ def test_noise_differs_between_engines_and_rounds() -> None:
     rounds = []
     for _ in range(2):
         run = private(MODELS["mlp"](), data(), noise_generator=None, normaliser=1.0, noise_multiplier=1e6)
-        for _, x, y in run.loader:
-            F.cross_entropy(run.module(x), y).backward()
-            run.optimizer.step()
+        train(run, 1)
         rounds += [round.released["main"]["gradient"] for round in run.rounds]
     assert len(rounds) == 2 * N // BATCH
     whole = torch.stack(rounds)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import per_example
+from engine_cases import per_example, sums
 from mixing_cases import private
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -47,11 +47,7 @@ def records() -> tuple[Tensor, Tensor]:
 def clipped(module: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     """The clipped sum of a loop's loss."""
     module, engine = private(module, len(x))
-    driver = engine.driver
-    driver.begin(Ticket(len(x)))
-    loss(module, x, y).backward()
-    driver._finish_backward()
-    found = driver._sum.values["gradient"].value.double().clone()
+    found = sums(engine, lambda: loss(module, x, y), len(x))["gradient"].value.double()
     engine.detach()
     return found
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import C, Trained, private
+from engine_cases import C, private, sums
 from test_sketches import public
 from torch import Tensor, nn
 
 from isthmus import GradientEmbedding, Kronecker, PublicSubspace
-from isthmus.core.driver import Ticket
 
 N, GROUPS = 32, 7
 RECORDS = {"nan": math.nan, "inf": math.inf, "3e38": 3e38, "1e38": 1e38, "1e20": 1e20}
@@ -66,16 +65,6 @@ def records(kind: str, dtype: torch.dtype, value: float, at: int) -> tuple[Tenso
     return x, y
 
 
-def sums(run: Trained, x: Tensor, y: Tensor, groups: Tensor | None, reduction: str) -> dict[str, Any]:
-    driver = run.engine.driver
-    driver.rest()
-    driver.begin(Ticket(len(x), groups=groups))
-    F.cross_entropy(run.module(x), y, reduction=reduction).backward()
-    driver._finish_backward()
-    found, driver._sum = driver._sum.values, None
-    return dict(found)
-
-
 @pytest.mark.parametrize("at", [0, N - 1])
 @pytest.mark.parametrize("record", list(RECORDS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -93,8 +82,10 @@ def test_a_record_that_overflows_moves_no_more_than_its_bound(
     run = private(net(kind).to(dtype), dataset, batch=N, loss_reduction=reduction, **options)
     groups = torch.arange(N).sqrt().long() * 2 % GROUPS if "micro" in way else None  # some larger than others
     left = torch.arange(N) != at
-    whole = sums(run, x, y, groups, reduction)
-    without = sums(run, x[left], y[left], None if groups is None else groups[left], reduction)
+    loss = lambda x, y: F.cross_entropy(run.module(x), y, reduction=reduction)  # noqa: E731
+    whole = sums(run.engine, lambda: loss(x, y), N, groups)
+    less = None if groups is None else groups[left]
+    without = sums(run.engine, lambda: loss(x[left], y[left]), N - 1, less)
     for release, bounded in whole.items():
         assert bool(torch.isfinite(bounded.value).all())
         moved = float((bounded.value - without[release].value).double().norm())

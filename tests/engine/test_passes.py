@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import MODELS, data, private
+from engine_cases import MODELS, data, private, step, sums, train
 from torch import nn
 
 from isthmus import InvalidInput, PrivacyEngine
-from isthmus.core.driver import Ticket
 
 
 def mlp() -> nn.Module:
@@ -17,20 +16,18 @@ def mlp() -> nn.Module:
 
 
 def batches(run):
-    return ((x, y) for _, x, y in run.loader if len(y))
+    return ((x, y) for _, x, y in run.loader)
 
 
 def test_a_piece_that_was_summed_is_not_summed_again() -> None:
     run = private(mlp(), data(), max_physical_batch_size=3)
     for x, y in batches(run):
-        F.cross_entropy(run.module(x), y).backward()
-        if run.engine.driver._ticket.last:
-            run.optimizer.step()
-            continue
-        run.optimizer.step()
-        with pytest.raises(InvalidInput, match="handed out 0"):
-            run.module(x)
-        break
+        last = run.engine.driver._ticket.last
+        step(run, x, y)
+        if not last:
+            with pytest.raises(InvalidInput, match="handed out 0"):
+                run.module(x)
+            break
 
 
 def test_a_gradient_that_comes_after_its_round_is_refused() -> None:
@@ -69,25 +66,18 @@ def test_cancelling_gradients_of_a_table_keep_the_bound() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(8, 1, bias=False))
     module[2].requires_grad_(False)
-    engine = PrivacyEngine()
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(400, 1)), batch_size=200)
-    module, _, _ = engine.make_private(
-        module=module, optimizer=torch.optim.SGD(module[0].parameters(), lr=0.1), data_loader=loader,
-        noise_multiplier=1.0, max_grad_norm=1.0, loss_reduction="sum",
-    )  # fmt: skip
+    zeros = torch.utils.data.TensorDataset(torch.zeros(400, 1))
+    engine = private(module, zeros, batch=200, max_grad_norm=1.0, loss_reduction="sum", criterion=None).engine
     with torch.no_grad():
         module[2].weight[:, :4], module[2].weight[:, 4:] = 1.0, -1.0
     index, scale = torch.zeros(200, 2, dtype=torch.long), torch.ones(200)
     index[:, 1], scale[-1] = 7, 1e10
     index[-1] = 0
-    sums = []
-    for count in (199, 200):
-        engine.driver.begin(Ticket(count))
-        (module(index[:count]).squeeze(1) * scale[:count]).sum().backward()
-        engine.driver._finish_backward()
-        sums.append(engine.driver._sum.values["gradient"].value.clone())
-        engine.driver.forget()
-    assert float((sums[1] - sums[0]).double().norm()) <= 1.0 + 1e-4
+
+    def total(n: int) -> torch.Tensor:
+        return sums(engine, lambda: (module(index[:n]).squeeze(1) * scale[:n]).sum(), n)["gradient"].value
+
+    assert float((total(200) - total(199)).double().norm()) <= 1.0 + 1e-4
 
 
 def test_a_table_that_is_rewritten_by_the_data_is_refused_even_when_it_is_frozen() -> None:
@@ -101,33 +91,10 @@ def test_norms_that_keep_statistics_are_refused_when_they_are_switched_to_traini
     norm = nn.InstanceNorm1d(1, track_running_stats=True)
     module = nn.Sequential(nn.Unflatten(1, (1, 6)), norm, nn.Flatten(), MODELS["mlp"](torch.float32))
     module[1].eval()
-    x, y = torch.randn(40, 6), torch.randint(0, 3, (40,))
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
-    module, _, loader = PrivacyEngine().make_private(
-        module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
-    )
+    run = private(module, data(dtype=torch.float32))
     module.train()
     with pytest.raises(InvalidInput, match="takes statistics from the batch"):
-        for a, _ in loader:
-            module(a)
-
-
-def test_buffers_that_a_private_pass_changes_are_named() -> None:
-    class Keeper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
-            self.register_buffer("mean", torch.zeros(()))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.mean.lerp_(x.mean().to(self.mean), 0.1)
-            return self.inner(x)
-
-    run = private(Keeper(), data())
-    x, _ = next(batches(run))
-    with pytest.warns(UserWarning, match=r"\['mean'\]"):
-        run.module(x)
+        train(run, 1)
 
 
 @pytest.mark.parametrize(
@@ -142,19 +109,14 @@ def test_losses_that_are_no_mean_over_examples_are_refused(criterion: nn.Module,
 def test_a_seeded_training_marks_everything_after_it() -> None:
     run = private(mlp(), data(), noise_generator=torch.Generator().manual_seed(0))
     run.engine.detach()
-    again = private(mlp(), data(), engine=run.engine, noise_generator=None)
-    for x, y in batches(again):
-        F.cross_entropy(again.module(x), y).backward()
-        again.optimizer.step()
+    again = train(private(mlp(), data(), engine=run.engine, noise_generator=None), 1)
     assert not again.engine.statement(1e-5).private
 
 
 def test_a_tracker_follows_releases_and_public_rows_cost_nothing() -> None:
     run = private(mlp(), data(), clipping="adaptive", criterion=F.cross_entropy)
     tracker = run.engine.track()
-    for x, y in batches(run):
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+    train(run, 1)
     rounds, spent = len(tracker), run.engine.get_epsilon(1e-5)
     assert rounds == run.engine.driver.state.t > 0
     assert all(0 <= value <= 1 for value in tracker.table()["clip_fraction"])

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import private
+from engine_cases import numbered, private, step, sums
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from isthmus import InvalidInput
 from isthmus.core.driver import Ticket
@@ -107,28 +106,16 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }
 
 
-class Records(Dataset):
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[int, Tensor, Tensor]:
-        return i, self.x[i], torch.tensor(i % 3)
-
-
 @pytest.mark.parametrize("expected", [1, 2, 5])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_ends_by_itself_whatever_sizes_chance_draws(family: str, expected: int) -> None:
     torch.manual_seed(0)
     make, inputs = FAMILIES[family]
-    run = private(make(), Records(inputs(20)), batch=expected, noise_generator=None)
+    run = private(make(), numbered(inputs(20)), batch=expected, noise_generator=None)
     rounds = 0
     while rounds < 60:
         for _, x, y in run.loader:
-            F.cross_entropy(run.module(x), y).backward()
-            run.optimizer.step()
+            step(run, x, y)
             rounds += 1
     assert len(run.rounds) == rounds
 
@@ -145,20 +132,12 @@ def test_a_first_batch_of_any_size_gives_the_gradients_of_its_examples(family: s
     loss = F.cross_entropy(module(x[:first]), torch.arange(first) % 3, reduction="sum")
     plain = torch.autograd.grad(loss, list(module.parameters()))
     options = {"noise_multiplier": 1e-9, "max_grad_norm": 1e3, "normaliser": 1.0, "loss_reduction": "sum"}
-    run = private(module, Records(x), batch=first, **options)
-    driver = run.engine.driver
-    assert driver is not None
+    run = private(module, numbered(x), batch=first, **options)
+    norm = torch.cat([g.reshape(-1) for g in plain]).norm()
     for size in (first, 3, STEPS, first):
-        driver.begin(Ticket(size))
-        F.cross_entropy(run.module(x[:size]), torch.arange(size) % 3, reduction="sum").backward()
-        driver._finish_backward()
-        if size == first:
-            message = driver._sum
-            assert message is not None
-            total = message.values["gradient"].value.double()
-            norm = torch.cat([g.reshape(-1) for g in plain]).norm()
-            assert float(total.norm()) == pytest.approx(float(norm), rel=1e-6)
-        driver.forget()
+        loss = lambda n=size: F.cross_entropy(run.module(x[:n]), torch.arange(n) % 3, reduction="sum")  # noqa: E731
+        total = sums(run.engine, loss, size)["gradient"].value.double()
+        assert size != first or float(total.norm()) == pytest.approx(float(norm), rel=1e-6)
 
 
 class Squeezed(nn.Module):
@@ -175,7 +154,7 @@ class Squeezed(nn.Module):
 def test_a_batch_of_one_that_lost_its_dimension_is_refused_by_the_layer_that_sees_it(
     make: Callable[[], nn.Module], sizes: tuple[int, ...]
 ) -> None:
-    run = private(Squeezed(make()).double(), Records(torch.randn(20, 6, dtype=torch.float64)), loss_reduction="sum")
+    run = private(Squeezed(make()).double(), numbered(torch.randn(20, 6, dtype=torch.float64)), loss_reduction="sum")
     driver = run.engine.driver
     assert driver is not None
     for size in sizes[:-1]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import C, Indexed, private
+from engine_cases import C, Indexed, private, step, sums
 from scipy import stats
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -69,14 +69,13 @@ def seed(value: int = 0) -> None:
 
 def total(run: Any, keep: Tensor, value: int = 0) -> Tensor:
     """The clipped sum of some records, the user's generators seeded right before the pass."""
-    driver, data = run.engine.driver, records()
-    driver.rest()
-    driver.begin(Ticket(int(keep.sum())))
-    seed(value)
-    F.cross_entropy(run.module(data.x[keep]), data.y[keep], reduction="sum").backward()
-    driver._finish_backward()
-    found, driver._sum = driver._sum.values["gradient"].value, None
-    return found
+    data = records()
+
+    def loss() -> Tensor:
+        seed(value)
+        return F.cross_entropy(run.module(data.x[keep]), data.y[keep], reduction="sum")
+
+    return sums(run.engine, loss, int(keep.sum()))["gradient"].value
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -265,8 +264,7 @@ def test_a_loop_that_draws_for_a_batch_from_a_seed_that_may_be_known_is_warned(s
             torch.manual_seed(torch.Generator().initial_seed() if seed == "default" else 0)
         for _, x, y in run.loader:
             x = x if seed == "inside" else x + torch.randn_like(x)
-            F.cross_entropy(run.module(x), y).backward()
-            run.optimizer.step()
+            step(run, x, y)
     torch.set_rng_state(before)
     drew = [str(each.message) for each in told if "loop drew random numbers" in str(each.message)]
     assert len(drew) == (seed in ("default", "chosen"))

@@ -8,7 +8,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, MODELS, C, Reference, Z, assert_same, clipped, data, flat, per_example, private, train
+from engine_cases import (
+    BATCH,
+    MODELS,
+    C,
+    Reference,
+    Z,
+    assert_same,
+    clipped,
+    data,
+    flat,
+    per_example,
+    private,
+    step,
+    train,
+)
 from torch import Tensor
 
 from isthmus import (
@@ -109,8 +123,7 @@ def test_the_public_subspace_is_that_of_the_public_gradients_at_the_iterate() ->
         rows = torch.cat(flat(per_example(run.module, *public("mlp")), ["0", "2"]), 1)
         v = torch.linalg.svd(rows, full_matrices=False).Vh[:4]
         projectors.append(v.T @ v)
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
     for maps, projector in zip(run.maps, projectors, strict=True):
         torch.testing.assert_close(maps[SLOT].T @ maps[SLOT], projector, rtol=0, atol=1e-9)
 
@@ -224,8 +237,7 @@ def test_layers_stay_in_their_sets_after_every_step(which: str, sketch: Any, opt
     given = SETS[which] if isinstance(SETS[which], dict) else dict.fromkeys(("0", "2"), SETS[which])
     start = {name: binding.read().clone() for name, binding in bindings.items()}
     for _, x, y in run.loader:
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
         for name, each in given.items():
             leaf = bindings[name].read().reshape(-1)
             assert each.contains(leaf), name
@@ -257,8 +269,7 @@ def test_a_warm_up_from_a_rate_of_nought_moves_nothing_at_first() -> None:
     moved = []
     for _, x, y in run.loader:
         before = run.module[0].weight.clone()
-        F.cross_entropy(run.module(x), y).backward()
-        run.optimizer.step()
+        step(run, x, y)
         scheduler.step()
         moved.append(not torch.equal(before, run.module[0].weight))
     assert moved == [False, True, True, True]

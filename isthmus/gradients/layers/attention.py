@@ -65,20 +65,15 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         layer = self.layer
 
         def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> object:
-            restore = layers.silence(layer.parameters())  # the output projection's too: torch reads it here
-            try:
-                if not layers.listens():
-                    return nn.MultiheadAttention.forward(layer, query, key, value, *args, **kwargs)
-                for x in (query, key, value):
-                    if isinstance(x, _Shared):
-                        raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
+            for x in (query, key, value):
+                if isinstance(x, _Shared):
+                    raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
+            with layers.silenced(layer.parameters()):  # the output projection's too: torch reads it here
                 return self._attend(layers, query, key, value, *args, **kwargs)
-            finally:
-                restore()
 
         nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
         return [
-            rules._replaced_forward(layer, run),
+            layers.replace_forward(layer, list(layer.parameters()), run),
             layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
             *(rules._Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
         ]
@@ -156,7 +151,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         a = x.detach().transpose(0, dim)
 
         def found(b: Tensor) -> rules.Found:
-            pieces = b.detach().transpose(0, dim).chunk(len(parts), -1)
+            pieces = b.chunk(len(parts), -1)
             return [
                 found
                 for own, piece in zip(wanted, pieces, strict=True)
@@ -173,7 +168,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         rows = bias.expand(n, 1, -1).clone()
 
         def found(b: Tensor) -> rules.Found:
-            return [(self, name, Dense(b.detach().flatten(1)))]
+            return [(self, name, Dense(b.flatten(1)))]
 
         if name in self.wanted:
             rows = layers.tap(self, rows, 0, [], found, [self.leaves[name]])

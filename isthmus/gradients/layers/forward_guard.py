@@ -245,19 +245,21 @@ def things(module: nn.Module) -> Things:
     """Every tensor and generator that a module and its children hold, in lists and dicts too, by name."""
     by_name: Things = {}
     for path, layer in module.named_modules():
-        dot, own = path and f"{path}.", layer.__dict__
-        attributes = {name: value for name, value in own.items() if name not in _OWN}
-        for name, value in (own["_parameters"] | own["_buffers"] | attributes).items():
-            items: Iterable[tuple[object, object]] = ()
+        own, before = vars(layer), ""
+        if path:
+            before = f"{path}."
+        for name, value in (*own["_parameters"].items(), *own["_buffers"].items(), *own.items()):
             if isinstance(value, (Tensor, torch.Generator)):
-                by_name[dot + name] = value
-            elif isinstance(value, dict):
-                items = value.items()
-            elif isinstance(value, (list, tuple)):
+                by_name[before + name] = value
+                continue
+            items: Iterable[tuple[object, object]] = ()
+            if isinstance(value, (list, tuple)):
                 items = enumerate(value)
+            elif isinstance(value, dict) and name not in _OWN:
+                items = value.items()
             for key, item in items:
                 if isinstance(item, (Tensor, torch.Generator)):
-                    by_name[f"{dot}{name}[{key!r}]"] = item
+                    by_name[f"{before}{name}[{key!r}]"] = item
     return by_name
 
 

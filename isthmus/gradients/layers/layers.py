@@ -11,12 +11,14 @@ backward pass that goes back through such a slope is refused; a slope that no lo
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -34,14 +36,8 @@ from isthmus.gradients.layers.operations import _open_layers, _open_leaves, _Ope
 from isthmus.gradients.layers.rules import AnyRule, Args, Handle, Kwargs, LeafBinding, RowsOf, Trainable
 from isthmus.gradients.rows import Outer, Rows, Stack
 
-_RULES: list[type[AnyRule]] = [_OutputRule, rules._LinearRule, _AttentionRule]
-_RULES += [
-    rules._ConvolutionRule,
-    rules._LayerNormRule,
-    rules._GroupNormRule,
-    rules._EmbeddingRule,
-    rules._EmbeddingBagRule,
-]
+_RULES: list[type[AnyRule]] = [_OutputRule, _AttentionRule, rules._LinearRule, rules._ConvolutionRule]
+_RULES += [rules._NormalisationRule, rules._EmbeddingRule, rules._EmbeddingBagRule]
 
 _REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
 _REFUSED: dict[type, str] = {
@@ -200,18 +196,18 @@ class Layers:
         mine = {id(parameter) for parameter in self.parameters()}
         return [(name, parameter) for name, parameter in self.module.named_parameters() if id(parameter) in mine]
 
-    def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
-        """Parameters that ask for no gradient until what is returned is called."""
+    @contextmanager
+    def silenced(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        """Parameters that ask for no gradient meanwhile."""
         asking: list[Tensor] = []
         for parameter in parameters:
             if parameter.requires_grad and not self.plain:
                 asking.append(parameter.requires_grad_(False))
-
-        def restore() -> None:
+        try:
+            yield
+        finally:
             for parameter in asking:
                 parameter.requires_grad_(True)
-
-        return restore
 
     def pack(self) -> Tensor:
         """The parameters as one flat vector."""
@@ -254,47 +250,49 @@ class Layers:
         """The number of examples of the pass in progress, where it is known."""
         return self.now.batch
 
-    def tap_layer(self, rule: AnyRule) -> list[Handle]:
-        """Hooks that stand as close to a layer's own forward as can be; returns their handles.
+    def tap_layer(self, rule: AnyRule) -> Handle:
+        """A tap around the layer's own forward: what hooks do with its output or its weights is done by others.
 
-        What other hooks do with its output or its weights is seen as done by others.  While the layer computes, its
-        parameters ask for no gradient; where its input holds no examples they are shared tensors, and so is its output.
+        While the layer computes, its parameters ask for no gradient; where its input holds no examples they are shared
+        tensors, and so is its output.
         """
-        endings: list[Callable[[], None]] = []
+        layer, plain = rule.layer, rule.layer.forward
 
-        # a copy of the layer has its hooks too, and is none of ours
-        def enter(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-            if layer is not rule.layer:
-                return None
-            if self.now.listener is None or not torch.is_grad_enabled():
-                endings.append(self.silence(rule.parameters))
-                return None
+        def run(*args: Any, **kwargs: Any) -> Any:
             args = rule.prepare(args)
-            if self._given_no_examples(rule, args, kwargs):
-                endings.append(_while_placed(rule.layer, _open_leaves(rule, self, self.now.batch), None))
-            elif self.known.read:  # what others were given of the parameters is taken away meanwhile
-                own = dict.fromkeys(rule.layer._parameters)
-                endings.append(_while_placed(rule.layer, own, self.silence(rule.parameters)))
-            else:
-                endings.append(self.silence(rule.parameters))
-            return args, kwargs
-
-        def leave(layer: nn.Module, args: Args, kwargs: Kwargs, output: Tensor | None) -> Tensor | None:
-            if layer is not rule.layer:
-                return output
-            if endings:
-                endings.pop()()
-            quiet = self.now.listener is None or not torch.is_grad_enabled()
-            if output is None or quiet or isinstance(output, _Shared):
+            with ExitStack() as stack:
+                stack.enter_context(self.silenced(rule.parameters))
+                if self._given_no_examples(rule, args, kwargs):
+                    stack.enter_context(_placed(layer, _open_leaves(rule, self, self.now.batch)))
+                elif self.known.read:  # what others were given of the parameters is taken away meanwhile
+                    stack.enter_context(_placed(layer, dict.fromkeys(layer._parameters)))
+                output = plain(*args, **kwargs)
+            if isinstance(output, _Shared):
                 return output
             self._check_dimensions(rule, output)
-            inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            inputs = list(filter(torch.is_tensor, (*args, *kwargs.values())))
             return self.tap(rule, output, rule.dim(output), inputs, rule.watch(args, kwargs), rule.leaves.values())
 
-        return [
-            rule.layer.register_forward_pre_hook(enter, with_kwargs=True),
-            rule.layer.register_forward_hook(leave, prepend=True, always_call=True, with_kwargs=True),
-        ]
+        return self.replace_forward(layer, rule.parameters, run)
+
+    def replace_forward(
+        self, layer: nn.Module, parameters: Iterable[Tensor], run: Callable[..., object]
+    ) -> rules._Replaced:
+        """Another forward of this one object while someone listens: else its own, and its parameters are silenced."""
+        plain = layer.forward
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> object:
+            if self_ is not layer:  # a copy has its own again
+                return type(self_).forward(self_, *args, **kwargs)
+            if self.listens():
+                return run(*args, **kwargs)
+            with self.silenced(parameters):
+                return plain(*args, **kwargs)
+
+        forward.tapped = True  # type: ignore[attr-defined]
+        # trainers read from it which columns a model takes
+        forward.__signature__ = inspect.signature(type(layer).forward)  # type: ignore[attr-defined]
+        return rules._Replaced(layer, "forward", MethodType(forward, layer))
 
     def _given_no_examples(self, rule: AnyRule, args: Args, kwargs: Kwargs) -> bool:
         """Whether all examples share the input: it comes from parameters alone, or has not one entry for each."""
@@ -335,8 +333,8 @@ class Layers:
     ) -> Tensor:
         """An output of a layer with a tap on it: its gradient gives the rows of this and perhaps other layers.
 
-        The examples are in dimension `dim`; the inputs may not be changed before the gradient arrives; `feeds` names
-        the leaves whose rows it gives, each as often as it does.
+        The examples are in dimension `dim`, and come first in what `rows_of` is given; the inputs may not be changed
+        before the gradient arrives; `feeds` names the leaves whose rows it gives, each as often as it does.
         """
         if self.shown is not None:
             return self.shown(rule, output, dim)
@@ -349,7 +347,7 @@ class Layers:
                     f"the input of layer {rule.name!r} was changed in place after the layer used it: write y = f(x) in "
                     "place of f_(x)"
                 )
-            for owner, suffix, rows in rows_of(b):
+            for owner, suffix, rows in rows_of(b.detach().transpose(0, dim)):
                 if rows.n != self.now.batch:
                     rows = self._of_examples(owner, rows)
                 if self.now.listener is not None:
@@ -416,17 +414,6 @@ class _Watch:
                 "itself, or tie a second layer to the same Parameter; write .detach() where no gradient is meant, "
                 "let the optimiser do penalties (weight_decay=), or freeze it before training is made private"
             )
-
-
-def _while_placed(
-    layer: nn.Module, values: Mapping[str, object], after: Callable[[], None] | None
-) -> Callable[[], None]:
-    """Attributes before a layer's parameters until what is returned is called, which calls `after` first."""
-    with ExitStack() as stack:
-        stack.enter_context(_placed(layer, values))
-        if after is not None:
-            stack.callback(after)
-        return stack.pop_all().close
 
 
 def _watched(parameter: nn.Parameter) -> bool:

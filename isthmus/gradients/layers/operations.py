@@ -345,8 +345,6 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> object:
         return _spread(op, n)
     if name in _LIKE or not examples:
         return _without_examples(op)
-    if not n:
-        return _of_none(op.of(_without_history(op.leaves)), op.values)
     try:
         return _apart(op, n, examples)
     except _Unseen:
@@ -459,8 +457,6 @@ def _spread(op: _Operation, n: int) -> object:
     dim, lead = _lead(value, whole.ndim)
     times, left = divmod(whole.shape[dim], max(lead, 1))
     leaf = trace.leaves[0]
-    if not n and not times:
-        return _of_none(whole.detach(), [value])
     if left or (times == 1 and (leaf.rule.name, leaf.operations, op.name) not in leaf.layers.known.example_places):
         return result
     if lead == 1:
@@ -539,15 +535,6 @@ def _joined(x: object, value: _Shared, k: int, name: str) -> object:
     return x.movedim(0, dim).flatten(dim, dim + 1)
 
 
-def _of_none(out: object, values: list[_Shared]) -> object:
-    """What an operation gives of no examples, which vmap cannot do: there are no rows."""
-
-    def rows(b: Tensor) -> Found:
-        return [found for value in values for found in _pulled(value, Dense(b.new_zeros(0, value.numel())))]
-
-    return _tap(values, out, [], rows) if isinstance(out, Tensor) else out
-
-
 def _is_plain(x: object) -> TypeGuard[Tensor]:
     """A tensor, but no shared one."""
     return isinstance(x, Tensor) and not isinstance(x, _Shared)
@@ -570,7 +557,7 @@ def _one_by_one(
         return tuple(x for x in flattened[-1][0] if _is_plain(x)) or mine[:1]
 
     pairs = [(x, cut) for x, cut in zip(leaves, cuts, strict=True) if cut is not None]
-    parts = [x.unflatten(cut, (n, x.shape[cut] // max(n, 1))) for x, cut in pairs]
+    parts = [x.unflatten(cut, (n, x.shape[cut] // n)) for x, cut in pairs]
     outputs = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs), randomness="different")(*parts))
     ((pieces, shape),) = flattened
     return [next(outputs) if _is_plain(x) else x for x in pieces], shape
@@ -681,7 +668,7 @@ def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: r
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
     feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
-    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, lambda b: rows_of(b.detach()), feeds)
+    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of, feeds)
 
 
 # ------------------------------------------------------------ products, tables and convolutions
@@ -900,7 +887,11 @@ def _open_layers(layers: Layers) -> list[Handle]:
     for rule in layers.sites:
         if isinstance(rule, _OperationRule):
             hosts.setdefault(_owner(rule, layers.module), []).append(rule)
-    return [rules._replaced_forward(layer, _Host(layer, layers, own).run) for layer, own in hosts.items()]
+    handles: list[Handle] = []
+    for layer, own in hosts.items():
+        parameters = [parameter for rule in own for parameter in rule.parameters]
+        handles.append(layers.replace_forward(layer, parameters, _Host(layer, layers, own).run))
+    return handles
 
 
 def _owner(rule: _OperationRule, module: nn.Module) -> nn.Module:
@@ -929,13 +920,7 @@ class _Host:
         """For shapes of calls that were checked: what each of their outputs holds."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's own forward, the parameters shared tensors while someone listens."""
-        if not self.layers.listens():
-            restore = self.layers.silence(p for rule in self.rules for p in rule.parameters)
-            try:
-                return self.plain(*args, **kwargs)
-            finally:
-                restore()
+        """The layer's own forward, its parameters shared tensors."""
         if not self.rules and not self.layers.known.read:
             return self.plain(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))

@@ -6,13 +6,10 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 
 from __future__ import annotations
 
-import inspect
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -144,18 +141,6 @@ class _Replaced:
             setattr(self.owner, self.name, self.before)
 
 
-def _replaced_forward(layer: nn.Module, run: Callable[..., object]) -> _Replaced:
-    """Another forward of this one object; a copy of it has its own again."""
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> object:
-        return run(*args, **kwargs) if self is layer else type(self).forward(self, *args, **kwargs)
-
-    forward.tapped = True  # type: ignore[attr-defined]
-    # trainers read from it which columns a model takes
-    forward.__signature__ = inspect.signature(type(layer).forward)  # type: ignore[attr-defined]
-    return _Replaced(layer, "forward", MethodType(forward, layer))
-
-
 class LayerRule(Generic[L]):
     """One layer of some kind.  Its leaves are named by a suffix: "" is the layer's own leaf, [W | c] or W alone.
 
@@ -201,7 +186,7 @@ class LayerRule(Generic[L]):
 
     def install(self, layers: Layers) -> list[Handle]:
         """Put the hooks of the layer in place; returns their handles."""
-        return layers.tap_layer(self)
+        return [layers.tap_layer(self)]
 
     def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The tensor that should hold examples, and where; None where its shape does not tell whether it does."""
@@ -222,7 +207,7 @@ class LayerRule(Generic[L]):
 
     def dim(self, output: Tensor) -> int:
         """Where an output of the layer keeps its examples."""
-        return _examples_dim(output.ndim, self.batch_dim)
+        return self.batch_dim if output.ndim > 2 else 0
 
     def first(self, x: Tensor, least: int = 3) -> Tensor:
         """Examples in front: a tensor with fewer than `least` dimensions has them there already."""
@@ -253,7 +238,7 @@ class _LinearRule(LayerRule[nn.Linear]):
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """Outer products of the input and the gradient."""
         a = self.first(self.input(args, kwargs))
-        return lambda b: _factored(self, self.wanted, a, self.first(b))
+        return lambda b: _factored(self, self.wanted, a, b)
 
 
 def _as_multiplied(x: Tensor) -> Tensor:
@@ -330,7 +315,7 @@ class _EmbeddingRule(LayerRule[nn.Embedding]):
         places = index.reshape(len(index), math.prod(index.shape[1:]))
 
         def rows_of(b: Tensor) -> Found:
-            values = self.first(b).reshape(*places.shape, b.shape[-1])
+            values = b.reshape(*places.shape, b.shape[-1])
             rows = _table_rows(places, values, layer.num_embeddings, layer.padding_idx)
             return [(self, suffix, rows) for suffix in self.wanted]
 
@@ -369,7 +354,7 @@ class _EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
             weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
 
         def rows_of(b: Tensor) -> Found:
-            values = weights[:, :, None] * b.detach()[:, None, :]
+            values = weights[:, :, None] * b[:, None, :]
             rows = _table_rows(index, values, layer.num_embeddings, layer.padding_idx)
             return [(self, suffix, rows) for suffix in self.wanted]
 
@@ -394,10 +379,7 @@ def _bags(index: Tensor, weights: Tensor, offsets: Tensor, last: bool) -> tuple[
     """Flat bags as rows, filled up with place 0 and weight 0 (the longest bag decides, so the host waits for it)."""
     if not last:
         offsets = torch.cat([offsets, offsets.new_full((1,), len(index))])
-    sizes = offsets.diff().tolist()
-    if not sizes:
-        return index.new_zeros(0, 0), weights.new_zeros(0, 0)
-    bags = slice(int(offsets[0]), int(offsets[-1]))
+    sizes, bags = offsets.diff().tolist(), slice(int(offsets[0]), int(offsets[-1]))
     places, shares = (nn.utils.rnn.pad_sequence(x[bags].split(sizes), batch_first=True) for x in (index, weights))
     return places, shares
 
@@ -405,98 +387,16 @@ def _bags(index: Tensor, weights: Tensor, offsets: Tensor, last: bool) -> tuple[
 # ------------------------------------------------------------ normalisations: a scale and a shift inside one example
 
 
-class _NormalisationRule(LayerRule[L], Generic[L]):
+class _NormalisationRule(LayerRule[nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _InstanceNorm]):
     """z_c = scale_c x^_c + shift_c at every place: the leaf [scale | shift] has the row (sum b x^, sum b).
 
-    The normalised input x^ is computed again from the input, a chunk of examples at a time, in float32 or better.
+    A layer norm normalises the last dimensions together, which hold the channels, and all between are places.  A group
+    norm takes statistics of groups of channels, an instance norm of single ones: there examples come first, channels
+    second, places after them.  The normalised input x^ is computed again from the input, a chunk of examples at a time,
+    in float32 or better.
     """
 
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
-        """Scale and shift as columns."""
-        return LeafBinding(weight, bias, columns=True)
-
-    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
-        """Scale and shift, or one of them."""
-        x = self.examples(self.input(args, kwargs))
-        return lambda b: self.rows(x, self.examples(b))
-
-    def rows(self, x: Tensor, b: Tensor) -> Found:
-        """The rows of the leaves from input and gradient, examples in front."""
-        work = rounding.working(x.dtype, b.dtype)
-        row_bytes = 3 * work.itemsize * math.prod(b.shape[1:])
-        parts: dict[str, list[Tensor]] = {suffix: [] for suffix in self.wanted}
-        for lo, hi in row_spans(len(b), row_bytes) or [(0, 0)]:
-            out = b[lo:hi].to(work)
-            shift = self.channels(out)
-            for suffix, binding in self.wanted.items():
-                if suffix == "bias":
-                    parts[suffix].append(shift)
-                    continue
-                columns = [self.channels(out * self.normal(x[lo:hi].to(work)))]
-                if binding.bias is not None:
-                    columns.append(shift)
-                parts[suffix].append(torch.stack(columns, 2).flatten(1))
-        return [(self, suffix, Dense(torch.cat(pieces))) for suffix, pieces in parts.items()]
-
-    @abstractmethod
-    def examples(self, x: Tensor) -> Tensor:
-        """A tensor of the layer with its examples in front."""
-
-    @abstractmethod
-    def normal(self, x: Tensor) -> Tensor:
-        """The input normalised, without scale and shift."""
-
-    @abstractmethod
-    def channels(self, x: Tensor) -> Tensor:
-        """(n, C): the sums over places."""
-
-
-class _LayerNormRule(_NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
-    """The last dimensions are normalised together and hold the channels; all between are places."""
-
-    kinds = (nn.LayerNorm, nn.RMSNorm)
-
-    def rows(self, x: Tensor, b: Tensor) -> Found:
-        """On a device in one kernel, where scale and shift are one leaf."""
-        layer, work = self.layer, rounding.working(x.dtype, b.dtype)
-        whole = list(self.wanted) == [""] and self.wanted[""].bias is not None
-        if whole and b.numel() and isinstance(layer, nn.LayerNorm) and fused.can_sum(b.device, work):
-            shape = (len(b), -1, math.prod(layer.normalized_shape))
-            sums = fused.norm_sums(x.reshape(shape), b.reshape(shape), layer.eps)
-            if sums is not None:
-                return [(self, "", Dense(sums))]
-        return super().rows(x, b)
-
-    def examples(self, x: Tensor) -> Tensor:
-        """Examples in front."""
-        return x.detach().transpose(0, self.dim(x))
-
-    def dim(self, output: Tensor) -> int:
-        """In front, unless there are places."""
-        return self.batch_dim if output.ndim >= 2 + len(self.layer.normalized_shape) else 0
-
-    def normal(self, x: Tensor) -> Tensor:
-        """By mean and variance, or by the mean square alone."""
-        layer, shape = self.layer, list(self.layer.normalized_shape)
-        if isinstance(layer, nn.RMSNorm):
-            return F.rms_norm(x, shape, None, layer.eps)
-        return F.layer_norm(x, shape, None, None, layer.eps)
-
-    def channels(self, x: Tensor) -> Tensor:
-        """The sum over the dimensions between the examples and the normalised ones."""
-        places = x.ndim - len(self.layer.normalized_shape)
-        validate.check(places >= 1, "input.ndim", x.ndim, "keep the examples in a dimension of their own")
-        x = x.flatten(places)
-        return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
-
-
-class _GroupNormRule(_NormalisationRule[nn.GroupNorm | _InstanceNorm]):
-    """Statistics are those of groups of channels of one example, of single channels in an instance norm.
-
-    Examples are always in front; channels come second, places after them.
-    """
-
-    kinds = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
     def check(self) -> None:
         """Running statistics come from other examples and have no per-example gradient or bound."""
@@ -504,25 +404,67 @@ class _GroupNormRule(_NormalisationRule[nn.GroupNorm | _InstanceNorm]):
         mixes = isinstance(self.layer, _InstanceNorm) and self.layer.track_running_stats
         validate.check(not mixes, f"{self.name}.track_running_stats", True, remedy)
 
+    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
+        """Scale and shift as columns."""
+        return LeafBinding(weight, bias, columns=True)
+
     def dim(self, output: Tensor) -> int:
-        """Examples are always in front."""
+        """In front, but for a layer norm with places."""
+        if isinstance(self.layer, (nn.LayerNorm, nn.RMSNorm)) and output.ndim >= 2 + len(self.layer.normalized_shape):
+            return self.batch_dim
         return 0
 
-    def examples(self, x: Tensor) -> Tensor:
-        """An instance norm's inputs without a batch dimension are refused."""
-        dims = next(d for d, kind in enumerate(self.kinds, 2) if isinstance(self.layer, kind))
-        needed = f"give a {type(self.layer).__name__} an input of {dims} dimensions: (n, C, ...)"
-        validate.check(isinstance(self.layer, nn.GroupNorm) or x.ndim == dims, "input.ndim", x.ndim, needed)
-        return x.detach()
+    def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
+        """Scale and shift, or one of them; an input without a dimension for examples is refused."""
+        layer, x = self.layer, self.input(args, kwargs)
+        if isinstance(layer, _InstanceNorm):
+            dims = 1 + layer._get_no_batch_dim()
+            needed = f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)"
+            validate.check(x.ndim == dims, "input.ndim", x.ndim, needed)
+        elif not isinstance(layer, nn.GroupNorm):
+            needed = "keep the examples in a dimension of their own"
+            validate.check(x.ndim > len(layer.normalized_shape), "input.ndim", x.ndim, needed)
+        x = x.detach().transpose(0, self.dim(x))
+        return lambda b: self.rows(x, b)
+
+    def rows(self, x: Tensor, b: Tensor) -> Found:
+        """The rows of the leaves from input and gradient; on a device in one kernel, where they are one leaf."""
+        layer, work = self.layer, rounding.working(x.dtype, b.dtype)
+        whole = list(self.wanted) == [""] and self.wanted[""].bias is not None
+        if whole and b.numel() and isinstance(layer, nn.LayerNorm) and fused.can_sum(b.device, work):
+            shape = (len(b), -1, math.prod(layer.normalized_shape))
+            sums = fused.norm_sums(x.reshape(shape), b.reshape(shape), layer.eps)
+            if sums is not None:
+                return [(self, "", Dense(sums))]
+        parts: dict[str, list[Tensor]] = {suffix: [] for suffix in self.wanted}
+        for lo, hi in row_spans(len(b), 3 * work.itemsize * math.prod(b.shape[1:])) or [(0, 0)]:
+            out = b[lo:hi].to(work)
+            shift = self.channels(out)
+            for suffix, binding in self.wanted.items():
+                values = shift
+                if suffix != "bias":
+                    values = self.channels(out * self.normal(x[lo:hi].to(work)))
+                    if binding.bias is not None:
+                        values = torch.stack([values, shift], 2).flatten(1)
+                parts[suffix].append(values)
+        return [(self, suffix, Dense(torch.cat(pieces))) for suffix, pieces in parts.items()]
 
     def normal(self, x: Tensor) -> Tensor:
-        """By groups of channels, or by channel."""
-        if isinstance(self.layer, nn.GroupNorm):
-            return F.group_norm(x, self.layer.num_groups, None, None, self.layer.eps)
-        return F.instance_norm(x, eps=self.layer.eps)
+        """The input normalised, without scale and shift."""
+        layer = self.layer
+        if isinstance(layer, nn.RMSNorm):
+            return F.rms_norm(x, list(layer.normalized_shape), None, layer.eps)
+        if isinstance(layer, nn.LayerNorm):
+            return F.layer_norm(x, list(layer.normalized_shape), None, None, layer.eps)
+        if isinstance(layer, nn.GroupNorm):
+            return F.group_norm(x, layer.num_groups, None, None, layer.eps)
+        return F.instance_norm(x, eps=layer.eps)
 
     def channels(self, x: Tensor) -> Tensor:
-        """The sum over all dimensions after the second."""
+        """(n, C): the sums over places."""
+        if isinstance(self.layer, (nn.LayerNorm, nn.RMSNorm)):
+            x = x.flatten(x.ndim - len(self.layer.normalized_shape))
+            return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
         return x if x.ndim == 2 else x.flatten(2).sum(2)
 
 
@@ -554,7 +496,7 @@ class _ConvolutionRule(LayerRule[_ConvNd]):
         validate.check(x.ndim == dims, "input.ndim", x.ndim, needed)
 
         def rows_of(b: Tensor) -> Found:
-            b = b.detach().flatten(2)
+            b = b.flatten(2)
             rows: Found = []
             for suffix, binding in self.wanted.items():
                 if suffix == "bias":

@@ -36,6 +36,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -102,9 +103,11 @@ def look(
     if n is None:
         return None
     batch = _Batch.of(args, kwargs, n, layers.batch_dim)
-    if n < 2:  # nobody to meet
+    if n < 2:  # nobody to meet: two copies of a first example show all the same what is read outside its layer
         if n and not known.trusted:
-            _learn(layers, batch, run)
+            # where it cannot be run so, it may as it is in use, and else says itself what is wrong
+            with Dice(layers.anchor.device) as dice, torch.enable_grad(), suppress(Exception):
+                _Trial(layers, run, dice).prepare(batch.take(torch.tensor([0, 0])))
         return None
     shape = way, batch.shape()
     first, before = False, known.trusted.get(shape, frozenset())
@@ -128,15 +131,6 @@ def look(
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
     known.trusted[shape] = before | known.pieces
     return known.trusted[shape]
-
-
-def _learn(layers: Layers, batch: _Batch, run: Run) -> None:
-    """What a trial finds out of the module's own code, where a first batch has one example: from two copies of it."""
-    with Dice(layers.anchor.device) as dice, torch.enable_grad():
-        try:
-            _Trial(layers, run, dice).prepare(batch.take(torch.tensor([0, 0])))
-        except Exception:  # it cannot be run so: as it is in use it may, and else says itself what is wrong
-            return
 
 
 def due(layers: Layers, shape: Hashable, before: set[Hashable]) -> bool:
@@ -709,13 +703,6 @@ class _Step:
     dice: Dice | None = None
     """The random generators as they were before, where it has drawn from them."""
 
-    @property
-    def name(self) -> str:
-        """The part or the operation."""
-        if isinstance(self.what, str):
-            return self.what
-        return str(self.what.__name__)
-
 
 class _Followed(Tensor):
     """A tensor that a part has returned, or that was computed from one."""
@@ -769,13 +756,11 @@ class Between:
             if self.token is not now.token:
                 self.forget()
                 self.token = now.token
-            self._call = _Step(name, self.references(leaves), spec)
+            self._call = _Step(name, tree_map_only(Tensor, self._place, leaves), spec)
             if name:
                 self._check_followed(self._call)
-        if _Followed not in map(type, leaves):
-            return args, kwargs
-        plain: tuple[Args, Kwargs] = tree_map_only(_Followed, _plain, (args, kwargs))
-        return plain
+        args, kwargs = tree_map_only(_Followed, _plain, (args, kwargs))
+        return args, kwargs
 
     def _check_followed(self, part: _Step) -> None:
         """Refuse a part that is given what came of the module by a way that is not written down."""
@@ -816,18 +801,13 @@ class Between:
         if not self.parted or self.token is not self.layers.now.token:
             return
         given = tree_map_only(_Followed, _plain, tuple(self.given.values()))
-        names = tuple(step.name for step in self.tried())
+        names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in self.tried())
         self.token = object()  # what is done again is not written down
         try:
             look(self.layers, given, {}, self.layers.batch, lambda module, args, _: self.again(module, args), names)
         finally:
             self.layers.now.pieces = None
             self.forget()
-
-    def references(self, leaves: list[object]) -> list[object]:
-        """Arguments as they are written down."""
-        references: list[object] = tree_map_only(Tensor, self._place, leaves)
-        return references
 
     def _followed(self, x: Tensor) -> TypeGuard[_Followed]:
         return isinstance(x, _Followed) and x.way is self and x.token is self.token
@@ -848,7 +828,7 @@ class Between:
     def follow(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Do an operation and write it down."""
         leaves, spec = tree_flatten((args, kwargs))
-        references = self.references(leaves)
+        references: list[object] = tree_map_only(Tensor, self._place, leaves)
         with torch._C.DisableTorchFunctionSubclass():
             dice = Dice(next(x for x in leaves if isinstance(x, _Followed)).device)
             result = func(*args, **kwargs)

@@ -81,63 +81,72 @@ def vision(config, **more):
     return config(**{**sizes, **PICTURE, **more})
 
 
+def model(family, head, inputs=masked_words, **settings):
+    return lambda: getattr(hf, family + head)(getattr(hf, f"{family}Config")(**settings)), inputs
+
+
+def seeing(family, head="ForImageClassification", **settings):
+    return lambda: getattr(hf, family + head)(vision(getattr(hf, f"{family}Config"), **settings)), pictures
+
+
+def adapter(kind, **settings):
+    return lambda: tuned(getattr(peft, kind)(**settings)), masked_words
+
+
 LINEAR = ["q_proj", "v_proj"]
 IN_FLOAT32 = 1e-6
 """The tolerance of models that compute in float32 whatever they are told."""
 FAMILIES = {
-    "BERT": (
-        lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, **NO_DROPOUT, max_position_embeddings=16)),
-        masked_words,
-    ),
+    "BERT": model("Bert", "ForMaskedLM", **SMALL, **NO_DROPOUT, max_position_embeddings=16),
     "GPT-2": (lambda: hf.GPT2LMHeadModel(gpt2()), masked_words),
     "Llama": (lambda: hf.LlamaForCausalLM(llama()), masked_words),
-    "Mistral": (lambda: hf.MistralForCausalLM(hf.MistralConfig(**SMALL, num_key_value_heads=1)), masked_words),
-    "Qwen2": (lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**SMALL, num_key_value_heads=1)), masked_words),
-    "Qwen3": (lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SMALL, num_key_value_heads=1, head_dim=4)), masked_words),
-    "Phi": (lambda: hf.PhiForCausalLM(hf.PhiConfig(**SMALL)), masked_words),
-    "Gemma": (lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**SMALL, num_key_value_heads=1, head_dim=4)), masked_words),
+    "Mistral": model("Mistral", "ForCausalLM", **SMALL, num_key_value_heads=1),
+    "Qwen2": model("Qwen2", "ForCausalLM", **SMALL, num_key_value_heads=1),
+    "Qwen3": model("Qwen3", "ForCausalLM", **SMALL, num_key_value_heads=1, head_dim=4),
+    "Phi": model("Phi", "ForCausalLM", **SMALL),
+    "Gemma": model("Gemma", "ForCausalLM", **SMALL, num_key_value_heads=1, head_dim=4),
     "Gemma 3": (
         lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=4)),
         masked_words,
     ),
-    "OPT": (
-        lambda: hf.OPTForCausalLM(
-            hf.OPTConfig(**COMMON, ffn_dim=12, max_position_embeddings=16, word_embed_proj_dim=8, dropout=0.0)
-        ),
-        masked_words,
+    "OPT": model(
+        "OPT", "ForCausalLM", **COMMON, ffn_dim=12, max_position_embeddings=16, word_embed_proj_dim=8, dropout=0.0
     ),
     "Mamba": (
-        lambda: hf.MambaForCausalLM(
-            hf.MambaConfig(vocab_size=WORDS, hidden_size=8, num_hidden_layers=2, state_size=3, time_step_rank=2)
+        *model(
+            "Mamba",
+            "ForCausalLM",
+            words,
+            vocab_size=WORDS,
+            hidden_size=8,
+            num_hidden_layers=2,
+            state_size=3,
+            time_step_rank=2,
         ),
-        words,
         IN_FLOAT32,
     ),
-    "T5": (lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)), pairs),
-    "T5 encoder": (lambda: hf.T5EncoderModel(hf.T5Config(**T5)), masked_words),
-    "BART": (lambda: hf.BartForConditionalGeneration(hf.BartConfig(**BART)), pairs),
-    "DeBERTa": (
-        lambda: hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(**SMALL, **NO_DROPOUT, max_position_embeddings=16)),
-        masked_words,
+    "T5": model("T5", "ForConditionalGeneration", pairs, **T5),
+    "T5 encoder": model("T5", "EncoderModel", **T5),
+    "BART": model("Bart", "ForConditionalGeneration", pairs, **BART),
+    "DeBERTa": model("DebertaV2", "ForMaskedLM", **SMALL, **NO_DROPOUT, max_position_embeddings=16),
+    "DeBERTa, relative positions": model(
+        "DebertaV2",
+        "ForMaskedLM",
+        **SMALL,
+        **NO_DROPOUT,
+        max_position_embeddings=16,
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        position_biased_input=False,
     ),
-    "DeBERTa, relative positions": (
-        lambda: hf.DebertaV2ForMaskedLM(
-            hf.DebertaV2Config(
-                **SMALL,
-                **NO_DROPOUT,
-                max_position_embeddings=16,
-                relative_attention=True,
-                pos_att_type=["c2p", "p2c"],
-                position_biased_input=False,
-            )
-        ),
-        masked_words,
-    ),
-    "Mixtral": (
-        lambda: hf.MixtralForCausalLM(
-            hf.MixtralConfig(**SMALL, num_key_value_heads=1, num_local_experts=3, experts_implementation="eager")
-        ),
+    "Mixtral": model(
+        "Mixtral",
+        "ForCausalLM",
         words,
+        **SMALL,
+        num_key_value_heads=1,
+        num_local_experts=3,
+        experts_implementation="eager",
     ),
     "Mixtral, experts frozen": (
         lambda: frozen(
@@ -148,199 +157,144 @@ FAMILIES = {
         ),
         words,
     ),
-    "ViT": (lambda: hf.ViTForImageClassification(vision(hf.ViTConfig, **NO_DROPOUT)), pictures),
+    "ViT": seeing("ViT", **NO_DROPOUT),
     "DINOv2": (lambda: without(hf.Dinov2ForImageClassification(vision(hf.Dinov2Config)), "mask_token"), pictures),
-    "CLIP vision": (lambda: hf.CLIPVisionModel(vision(hf.CLIPVisionConfig)), pictures),
+    "CLIP vision": seeing("CLIPVision", "Model"),
     "CLIP text": (lambda: hf.CLIPTextModel(clip_text()), masked_words),
-    "Swin": (
-        lambda: hf.SwinForImageClassification(
-            hf.SwinConfig(
-                image_size=8,
-                patch_size=1,
-                embed_dim=4,
-                depths=[2, 1],
-                num_heads=[1, 2],
-                window_size=2,
-                drop_path_rate=0.0,
-            )
-        ),
+    "Swin": model(
+        "Swin",
+        "ForImageClassification",
         pictures,
+        image_size=8,
+        patch_size=1,
+        embed_dim=4,
+        depths=[2, 1],
+        num_heads=[1, 2],
+        window_size=2,
+        drop_path_rate=0.0,
     ),
-    "ConvNeXt": (
-        lambda: hf.ConvNextForImageClassification(
-            hf.ConvNextConfig(num_channels=3, patch_size=2, hidden_sizes=[4, 8], depths=[1, 1], num_stages=2)
-        ),
+    "ConvNeXt": model(
+        "ConvNext",
+        "ForImageClassification",
         pictures,
+        num_channels=3,
+        patch_size=2,
+        hidden_sizes=[4, 8],
+        depths=[1, 1],
+        num_stages=2,
     ),
-    "LoRA": (lambda: tuned(peft.LoraConfig(r=2, target_modules=LINEAR)), masked_words),
-    "DoRA": (lambda: tuned(peft.LoraConfig(r=2, target_modules=LINEAR, use_dora=True)), masked_words),
-    "IA3": (
-        lambda: tuned(peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])),
-        masked_words,
+    "LoRA": adapter("LoraConfig", r=2, target_modules=LINEAR),
+    "DoRA": adapter("LoraConfig", r=2, target_modules=LINEAR, use_dora=True),
+    "IA3": adapter("IA3Config", target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "LoHa": adapter("LoHaConfig", r=2, target_modules=LINEAR),
+    "LoKr": adapter("LoKrConfig", r=2, target_modules=LINEAR),
+    "VeRA": adapter("VeraConfig", r=2, target_modules=["q_proj", "o_proj"]),
+    "prompt tuning": adapter("PromptTuningConfig", task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "prefix tuning": adapter("PrefixTuningConfig", task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "RoBERTa": model("Roberta", "ForMaskedLM", **SMALL, **NO_DROPOUT, max_position_embeddings=16, pad_token_id=1),
+    "DistilBERT": model(
+        "DistilBert",
+        "ForMaskedLM",
+        vocab_size=WORDS,
+        dim=8,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=12,
+        max_position_embeddings=16,
+        dropout=0.0,
+        attention_dropout=0.0,
     ),
-    "LoHa": (lambda: tuned(peft.LoHaConfig(r=2, target_modules=LINEAR)), masked_words),
-    "LoKr": (lambda: tuned(peft.LoKrConfig(r=2, target_modules=LINEAR)), masked_words),
-    "VeRA": (lambda: tuned(peft.VeraConfig(r=2, target_modules=["q_proj", "o_proj"])), masked_words),
-    "prompt tuning": (
-        lambda: tuned(peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
-        masked_words,
+    "ALBERT": model("Albert", "ForMaskedLM", **SMALL, **NO_DROPOUT, embedding_size=6, max_position_embeddings=16),
+    "ELECTRA": model("Electra", "ForMaskedLM", **SMALL, **NO_DROPOUT, embedding_size=6, max_position_embeddings=16),
+    "MPNet": model("MPNet", "ForMaskedLM", **SMALL, **NO_DROPOUT, max_position_embeddings=16),
+    "ModernBERT": model("ModernBert", "ForMaskedLM", **SMALL, pad_token_id=0, global_attn_every_n_layers=2),
+    "GPT-NeoX": model("GPTNeoX", "ForCausalLM", **SMALL, max_position_embeddings=16),
+    "BLOOM": model(
+        "Bloom",
+        "ForCausalLM",
+        vocab_size=WORDS,
+        hidden_size=8,
+        n_layer=2,
+        n_head=2,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
     ),
-    "prefix tuning": (
-        lambda: tuned(peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
-        masked_words,
-    ),
-    "RoBERTa": (
-        lambda: hf.RobertaForMaskedLM(
-            hf.RobertaConfig(**SMALL, **NO_DROPOUT, max_position_embeddings=16, pad_token_id=1)
-        ),
-        masked_words,
-    ),
-    "DistilBERT": (
-        lambda: hf.DistilBertForMaskedLM(
-            hf.DistilBertConfig(
-                vocab_size=WORDS,
-                dim=8,
-                n_layers=2,
-                n_heads=2,
-                hidden_dim=12,
-                max_position_embeddings=16,
-                dropout=0.0,
-                attention_dropout=0.0,
-            )
-        ),
-        masked_words,
-    ),
-    "ALBERT": (
-        lambda: hf.AlbertForMaskedLM(
-            hf.AlbertConfig(**SMALL, **NO_DROPOUT, embedding_size=6, max_position_embeddings=16)
-        ),
-        masked_words,
-    ),
-    "ELECTRA": (
-        lambda: hf.ElectraForMaskedLM(
-            hf.ElectraConfig(**SMALL, **NO_DROPOUT, embedding_size=6, max_position_embeddings=16)
-        ),
-        masked_words,
-    ),
-    "MPNet": (
-        lambda: hf.MPNetForMaskedLM(hf.MPNetConfig(**SMALL, **NO_DROPOUT, max_position_embeddings=16)),
-        masked_words,
-    ),
-    "ModernBERT": (
-        lambda: hf.ModernBertForMaskedLM(hf.ModernBertConfig(**SMALL, pad_token_id=0, global_attn_every_n_layers=2)),
-        masked_words,
-    ),
-    "GPT-NeoX": (
-        lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SMALL, max_position_embeddings=16)),
-        masked_words,
-    ),
-    "BLOOM": (
-        lambda: hf.BloomForCausalLM(
-            hf.BloomConfig(
-                vocab_size=WORDS, hidden_size=8, n_layer=2, n_head=2, hidden_dropout=0.0, attention_dropout=0.0
-            )
-        ),
-        masked_words,
-    ),
-    "Falcon": (
-        lambda: hf.FalconForCausalLM(hf.FalconConfig(**COMMON, ffn_hidden_size=12, hidden_dropout=0.0)),
-        masked_words,
-    ),
-    "Phi-3": (
-        lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**SMALL, num_key_value_heads=1, pad_token_id=0)),
-        masked_words,
-    ),
-    "OLMo 2": (
-        lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**SMALL, num_key_value_heads=1)),
-        masked_words,
-    ),
+    "Falcon": model("Falcon", "ForCausalLM", **COMMON, ffn_hidden_size=12, hidden_dropout=0.0),
+    "Phi-3": model("Phi3", "ForCausalLM", **SMALL, num_key_value_heads=1, pad_token_id=0),
+    "OLMo 2": model("Olmo2", "ForCausalLM", **SMALL, num_key_value_heads=1),
     "Mamba-2": (
-        lambda: hf.Mamba2ForCausalLM(
-            hf.Mamba2Config(
-                vocab_size=WORDS,
-                hidden_size=8,
-                num_hidden_layers=2,
-                state_size=4,
-                head_dim=4,
-                num_heads=4,
-                n_groups=1,
-                chunk_size=4,
-            )
+        *model(
+            "Mamba2",
+            "ForCausalLM",
+            words,
+            vocab_size=WORDS,
+            hidden_size=8,
+            num_hidden_layers=2,
+            state_size=4,
+            head_dim=4,
+            num_heads=4,
+            n_groups=1,
+            chunk_size=4,
         ),
-        words,
         IN_FLOAT32,
     ),
-    "Qwen2 MoE": (
-        lambda: hf.Qwen2MoeForCausalLM(
-            hf.Qwen2MoeConfig(
-                **SMALL,
-                num_key_value_heads=1,
-                num_experts=3,
-                num_experts_per_tok=2,
-                moe_intermediate_size=6,
-                shared_expert_intermediate_size=6,
-                experts_implementation="eager",
-            )
-        ),
+    "Qwen2 MoE": model(
+        "Qwen2Moe",
+        "ForCausalLM",
         words,
+        **SMALL,
+        num_key_value_heads=1,
+        num_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=6,
+        shared_expert_intermediate_size=6,
+        experts_implementation="eager",
     ),
-    "BEiT": (
-        lambda: hf.BeitForImageClassification(
-            vision(hf.BeitConfig, **NO_DROPOUT, use_relative_position_bias=True, drop_path_rate=0.0)
-        ),
+    "BEiT": seeing("Beit", **NO_DROPOUT, use_relative_position_bias=True, drop_path_rate=0.0),
+    "DeiT": seeing("DeiT", **NO_DROPOUT),
+    "Swin v2": model(
+        "Swinv2",
+        "ForImageClassification",
         pictures,
+        image_size=8,
+        patch_size=1,
+        embed_dim=4,
+        depths=[2, 1],
+        num_heads=[1, 2],
+        window_size=2,
+        drop_path_rate=0.0,
     ),
-    "DeiT": (lambda: hf.DeiTForImageClassification(vision(hf.DeiTConfig, **NO_DROPOUT)), pictures),
-    "Swin v2": (
-        lambda: hf.Swinv2ForImageClassification(
-            hf.Swinv2Config(
-                image_size=8,
-                patch_size=1,
-                embed_dim=4,
-                depths=[2, 1],
-                num_heads=[1, 2],
-                window_size=2,
-                drop_path_rate=0.0,
-            )
-        ),
+    "SigLIP vision": seeing("SiglipVision", "Model"),
+    "SegFormer": model(
+        "Segformer",
+        "ForImageClassification",
         pictures,
+        hidden_sizes=[4, 8],
+        depths=[1, 1],
+        num_encoder_blocks=2,
+        num_attention_heads=[1, 2],
+        sr_ratios=[2, 1],
+        patch_sizes=[3, 3],
+        strides=[2, 2],
+        mlp_ratios=[2, 2],
+        drop_path_rate=0.0,
+        classifier_dropout_prob=0.0,
+        **NO_DROPOUT,
     ),
-    "SigLIP vision": (lambda: hf.SiglipVisionModel(vision(hf.SiglipVisionConfig)), pictures),
-    "SegFormer": (
-        lambda: hf.SegformerForImageClassification(
-            hf.SegformerConfig(
-                hidden_sizes=[4, 8],
-                depths=[1, 1],
-                num_encoder_blocks=2,
-                num_attention_heads=[1, 2],
-                sr_ratios=[2, 1],
-                patch_sizes=[3, 3],
-                strides=[2, 2],
-                mlp_ratios=[2, 2],
-                drop_path_rate=0.0,
-                classifier_dropout_prob=0.0,
-                **NO_DROPOUT,
-            )
-        ),
-        pictures,
-    ),
-    "CLIP": (
-        lambda: hf.CLIPModel(
-            hf.CLIPConfig(
-                text_config=clip_text().to_dict(), vision_config=vision(hf.CLIPVisionConfig).to_dict(), projection_dim=6
-            )
-        ),
+    "CLIP": model(
+        "CLIP",
+        "Model",
         lambda: {**words(), **pictures()},
+        text_config=clip_text().to_dict(),
+        vision_config=vision(hf.CLIPVisionConfig).to_dict(),
+        projection_dim=6,
     ),
     "BitFit (biases only)": (
         lambda: only(hf.BertForMaskedLM(hf.BertConfig(**SMALL, **NO_DROPOUT, max_position_embeddings=16)), "bias"),
         masked_words,
     ),
-    "OFT": (lambda: tuned(peft.OFTConfig(oft_block_size=2, r=0, target_modules=LINEAR)), masked_words),
-    "AdaLoRA": (lambda: tuned(peft.AdaLoraConfig(init_r=2, target_modules=LINEAR, total_step=10)), masked_words),
-    "LN tuning": (lambda: tuned(peft.LNTuningConfig(target_modules=["norm"])), masked_words),
-    "P-tuning": (
-        lambda: tuned(peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=6)),
-        masked_words,
-    ),
+    "OFT": adapter("OFTConfig", oft_block_size=2, r=0, target_modules=LINEAR),
+    "AdaLoRA": adapter("AdaLoraConfig", init_r=2, target_modules=LINEAR, total_step=10),
+    "LN tuning": adapter("LNTuningConfig", target_modules=["norm"]),
+    "P-tuning": adapter("PromptEncoderConfig", task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=6),
 }

@@ -15,6 +15,7 @@ from isthmus.core.driver import TorchDriver
 from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.gradients import Dense, Lazy, rounding
 from isthmus.gradients.layers import Layers, operations
+from isthmus.objectives.module import captured
 from isthmus.parts import Shuffle
 
 
@@ -175,7 +176,7 @@ def test_examples_in_the_second_dimension():
 
 
 def test_an_empty_batch_has_no_rows():
-    _, rows = capture(Vision(), squares, torch.zeros(0, 3, 4), torch.zeros(0, 2))
+    rows = captured(Layers(Vision()), squares, torch.zeros(0, 3, 4), torch.zeros(0, 2))
     assert rows.n == 0 and rows.sum().shape == (rows.d,) and not rows.sum().any()
 
 
