@@ -276,7 +276,7 @@ class Layers:
         return self.replace_forward(layer, rule.parameters, run)
 
     def replace_forward(
-        self, layer: nn.Module, parameters: Iterable[Tensor], run: Callable[..., object]
+        self, layer: nn.Module, parameters: Sequence[Tensor], run: Callable[..., object]
     ) -> rules._Replaced:
         """Another forward of this one object while someone listens: else its own, and its parameters are silenced."""
         plain = layer.forward
@@ -284,7 +284,8 @@ class Layers:
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> object:
             if self_ is not layer:  # a copy has its own again
                 return type(self_).forward(self_, *args, **kwargs)
-            if self.listens():
+            listening = self.now.listener is not None and torch.is_grad_enabled()
+            if listening and (parameters or self.known.read):  # a root without either hands nothing out
                 return run(*args, **kwargs)
             with self.silenced(parameters):
                 return plain(*args, **kwargs)
@@ -372,7 +373,8 @@ class Layers:
             else:
                 now.later(rule.name, push, b, inputs)
 
-        return tap(output, self.anchor, arrive)
+        tapped: Tensor = _GradientTap.apply(output, self.anchor, arrive)  # type: ignore[no-untyped-call]
+        return tapped
 
     def _of_examples(self, rule: AnyRule, rows: Rows) -> Rows:
         """Rows as many as there are examples, those of pieces added up; refused where there are others."""

@@ -921,8 +921,6 @@ class _Host:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, its parameters shared tensors."""
-        if not self.rules and not self.layers.known.read:
-            return self.plain(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
         n, cuts = 0, list[int | None]()
         if self.single and not any(isinstance(x, nn.Module) for x in leaves):  # which may have taps
